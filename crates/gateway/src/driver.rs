@@ -8,9 +8,9 @@ mod workers;
 
 use self::workers::ConnectedWorker;
 use super::dashboard::Dashboard;
-use super::facts::{flight_of, readiness_text};
-use super::flights::{FlightEnd, OpenFlights};
+use super::flights::{FlightEnd, FlightTable};
 use super::grants::GrantRelay;
+use super::readiness::readiness_text;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
 use cleave_domain::{
@@ -20,10 +20,12 @@ use cleave_domain::{
 use cleave_fleet::{BrainClock, ScalingStatus, WorkerConnectionEvent, deadline_reached};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
-    CancelReason, DecisionOutcome, OperatorRequest, OutsideQueue, RouterBrain, RouterInput,
-    RouterLimits, RouterNote, RouterOutput, RouterReadiness,
+    CancelReason, OperatorRequest, OutsideQueue, RouterBrain, RouterInput, RouterLimits,
+    RouterNote, RouterOutput, RouterReadiness,
 };
-use cleave_telemetry::{RouterMeters, ScalingSeries, SloMeters, TapeRecorder};
+use cleave_telemetry::{
+    NoteContext, RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -61,7 +63,7 @@ pub(crate) enum RouterEvent {
 
 /// The things that outputs act on.
 pub(crate) struct RouterEffects {
-    pub(crate) flights: Arc<OpenFlights>,
+    pub(crate) flights: Arc<FlightTable>,
     pub(crate) roster: Arc<WorkerRoster>,
     pub(crate) meters: RouterMeters,
     pub(crate) slo: SloMeters,
@@ -72,6 +74,20 @@ pub(crate) struct RouterEffects {
     /// The number of workers wanted, as last decided.
     pub(crate) scaling: watch::Sender<ScalingStatus>,
     pub(crate) scaling_series: ScalingSeries,
+}
+
+impl RouterEffects {
+    /// The receivers of every note, in their order.
+    fn observers(&self) -> [&dyn RouterObserver; 5] {
+        [
+            &self.meters,
+            &self.slo,
+            &*self.roster,
+            &*self.dashboard,
+            // Last, since it stops the clock of the time that the router adds.
+            &*self.flights,
+        ]
+    }
 }
 
 /// Everything that the driver handles; this list is closed.
@@ -187,9 +203,7 @@ impl RouterDriver {
     fn handle_event(&mut self, event: RouterEvent) {
         match event {
             RouterEvent::Submitted { flight, request } => {
-                self.effects
-                    .dashboard
-                    .submitted(flight, request.prompt.len());
+                self.effects.dashboard.submitted();
                 self.handle(RouterInput::Submitted { flight, request });
             }
             RouterEvent::Cancelled { flight, why } => {
@@ -292,12 +306,11 @@ impl RouterDriver {
                     output_tokens,
                     timing,
                 };
-                let final_ending = self.effects.flights.end(flight, end);
-                let verdict = self.effects.slo.ended(flight, final_ending.as_ref());
-                let dashboard = &self.effects.dashboard;
-                let loss = dashboard.ended(flight, final_ending.as_ref(), verdict.as_ref());
-                if let Some(loss) = loss {
-                    self.effects.meters.handoff_lost(loss);
+                if let Some(ended) = self.effects.flights.end(flight, end)
+                    && let Some(judged) = ended.judged
+                    && let Some(verdict) = self.effects.slo.ended(judged, &ended.ending)
+                {
+                    self.effects.dashboard.judged(&verdict);
                 }
             }
             RouterOutput::Drained => {
@@ -363,48 +376,20 @@ impl RouterDriver {
         self.answers.extend(answer);
     }
 
-    fn note(&mut self, note: &RouterNote) {
-        let flights = &self.effects.flights;
-        if let Some(flight) = flight_of(note)
-            && flights.are_recorded()
-        {
-            flights.record_note(flight, note);
-        }
+    fn note(&self, note: &RouterNote) {
         let is_logged =
             tracing::enabled!(Level::DEBUG) || tracing::enabled!(target: "decision", Level::DEBUG);
-        let context = if is_logged {
-            flight_of(note).and_then(|flight| flights.request_context(flight))
-        } else {
-            None
-        };
-        self.effects.meters.count(note, context.as_ref());
-        self.effects.slo.handle_note(note);
-        self.effects.roster.handle_note(note);
+        let flight = note.flight();
+        let request = flight.filter(|_| is_logged);
+        let request = request.and_then(|flight| self.effects.flights.request_context(flight));
         let roster = &self.effects.roster;
-        let loss = self
-            .effects
-            .dashboard
-            .handle_note(note, |worker| roster.name(worker));
-        if let Some(loss) = loss {
-            self.effects.meters.handoff_lost(loss);
-        }
-        match note {
-            RouterNote::Placed { handoff, .. } => flights.placed(handoff.flight),
-            RouterNote::Decided(decision) if decision.outcome == DecisionOutcome::Waits => {
-                flights.queued(decision.flight);
-            }
-            RouterNote::PassedOver { .. }
-            | RouterNote::Stale { .. }
-            | RouterNote::Decided(_)
-            | RouterNote::Judged { .. }
-            | RouterNote::Retried { .. }
-            | RouterNote::Moving { .. }
-            | RouterNote::Moved { .. }
-            | RouterNote::MigrationAborted { .. }
-            | RouterNote::CancelFreed { .. }
-            | RouterNote::WorkerStuck { .. }
-            | RouterNote::PrefixDropped { .. }
-            | RouterNote::Fleet { .. } => {}
+        let context = NoteContext {
+            flight,
+            request: request.as_ref(),
+            worker_name: &|worker| roster.name(worker),
+        };
+        for observer in self.effects.observers() {
+            observer.handle_note(note, context);
         }
     }
 }

@@ -1,23 +1,27 @@
-//! Tokens on their way to clients, past the router's brain.
+//! The flights of one router: everything that it keeps of one is one entry, in parts.
 //!
-//! Owns: the stream of each flight, and the order of its tokens. Connections pass emissions in as
-//! they arrive: a token of the decode worker may overtake one of the prefill worker, and while a
-//! sequence migrates two workers emit; so early tokens wait here.
+//! Owns: the entries, from a flight's submission to its end. Connections emit into them, the driver
+//! adds the brain's notes, fences and ends, and the dashboard counts them.
 //! Never decides how a flight ends, or which attempts are over: the brain's outputs do.
-//! Invariant: a client sees every index once, in order, and then one ending. The tokens that the
-//! brain counts as given are exactly those that the client was given, since nothing of an attempt
-//! below the fence goes out after it. A flight that is reported done while a token is missing ends
-//! as failed, never as a shorter text.
+//! Invariant: a flight that is reported done while a token is missing ends as failed, never as a
+//! shorter text; of one that has ended nothing is left here.
 
+mod progress;
+mod stream;
+
+use self::progress::{FlightProgress, HandoffProgress};
+use self::stream::{ClientTokens, NextToken};
 use super::backlog::{ClientBacklog, ClientReceiver};
-use cleave_api::FlightEvent;
+use cleave_api::FlightStageCounts;
 use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, RequestStageTimes, TokenId, TokenUsage,
+    Capacity, Emission, Ending, Failure, FlightId, HandoffId, Report, Request, RequestStageTimes,
+    TokenId,
 };
 use cleave_fleet::EmissionSink;
-use cleave_router::{RouterNote, TokenStream};
+use cleave_router::{DecisionOutcome, RouterNote};
 use cleave_telemetry::{
-    AttemptChange, FlightOutcome, FlightSpan, RequestContext, RouterMeters, RouterOverhead, Traces,
+    FlightOutcome, FlightSpan, HandoffLoss, NoteContext, RequestContext, RouterMeters,
+    RouterObserver, RouterOverhead, Traces,
 };
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -26,33 +30,28 @@ use std::time::Instant;
 use tracing::error;
 use tracing::field::display;
 
-/// All flights of one router. Shared by the connections, which emit, and the driver, which ends.
+/// All flights of one router. Shared by the connections, which emit, the driver, which ends, and
+/// the HTTP server, which opens.
 #[derive(Debug)]
-pub(crate) struct OpenFlights {
-    open: DashMap<FlightId, OpenFlight>,
+pub(crate) struct FlightTable {
+    open: DashMap<FlightId, FlightEntry>,
     meters: RouterMeters,
     traces: Traces,
 }
 
 #[derive(Debug)]
-struct OpenFlight {
-    client: ClientBacklog,
+struct FlightEntry {
+    tokens: ClientTokens,
+    /// Shared with the client's stream, whose first read ends it: that may be after the flight's
+    /// end.
     overhead: Arc<RouterOverhead>,
-    /// The limit on its tokens; further ones from a worker neither wait nor go out.
-    tokens_max: u32,
-    /// Received tokens, each with the attempt that emitted it.
-    tokens: TokenStream<(u32, Emission)>,
-    /// All output tokens that the client was given.
-    generated: Vec<TokenId>,
-    /// The attempt that emitted the last of them, and when it went out.
-    last: Option<(u32, Instant)>,
-    prompt_tokens: u32,
-    /// As found by the attempt that drew the first token.
-    cached_tokens: u32,
     /// The request's id and trace, as logs and workers have them.
     context: Arc<RequestContext>,
     /// Its span, if its trace is recorded.
     span: Option<Box<FlightSpan>>,
+    progress: FlightProgress,
+    /// The brain's note of its outcome, which comes right before its end.
+    judged: Option<RouterNote>,
 }
 
 /// How a flight ends.
@@ -74,7 +73,16 @@ impl From<Ending> for FlightEnd {
     }
 }
 
-impl OpenFlights {
+/// A flight that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EndedFlight {
+    /// The ending that its client sees.
+    pub(crate) ending: Ending,
+    /// The brain's note of its outcome.
+    pub(crate) judged: Option<RouterNote>,
+}
+
+impl FlightTable {
     pub(crate) fn new(meters: RouterMeters, traces: Traces) -> Self {
         Self {
             open: DashMap::new(),
@@ -88,6 +96,15 @@ impl OpenFlights {
         self.open.len()
     }
 
+    /// Flights that have not ended, by how far they have come.
+    pub(crate) fn stage_counts(&self) -> FlightStageCounts {
+        let mut counts = FlightStageCounts::default();
+        for entry in &self.open {
+            entry.progress.count_into(&mut counts);
+        }
+        counts
+    }
+
     /// Opens a flight's stream, as part of its client's trace.
     pub(crate) fn open(
         &self,
@@ -98,17 +115,13 @@ impl OpenFlights {
         stream: ClientReceiver,
     ) -> (ClientReceiver, Arc<RouterOverhead>) {
         let added = self.meters.start_overhead();
-        let opened = OpenFlight {
-            client,
+        let opened = FlightEntry {
+            tokens: ClientTokens::new(request, client),
             overhead: Arc::clone(&added),
-            tokens_max: request.stop.max_tokens,
-            tokens: TokenStream::default(),
-            generated: Vec::new(),
-            last: None,
-            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
-            cached_tokens: 0,
             span: FlightSpan::begin(&self.traces, &context),
             context: Arc::new(context),
+            progress: FlightProgress::default(),
+            judged: None,
         };
         self.open.insert(flight, opened);
         (stream, added)
@@ -122,39 +135,26 @@ impl OpenFlights {
     /// The request's id, and the span for an order of this attempt.
     pub(crate) fn order_context(&self, handoff: HandoffId) -> Option<Arc<RequestContext>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
-        let OpenFlight { context, span, .. } = &mut *open;
+        let FlightEntry { context, span, .. } = &mut *open;
         Some(match span {
             Some(span) => Arc::new(span.order_context(context, handoff)),
             None => Arc::clone(context),
         })
     }
 
-    /// Whether there is a trace collector.
-    pub(crate) fn are_recorded(&self) -> bool {
-        self.traces.has_collector()
-    }
-
-    /// Adds a note of the brain to the flight's span.
-    pub(crate) fn record_note(&self, flight: FlightId, note: &RouterNote) {
-        if let Some(mut open) = self.open.get_mut(&flight)
-            && let Some(span) = &mut open.span
-        {
-            span.handle_note(note);
-        }
-    }
-
-    /// Both legs of an attempt have a worker: the router's clock stops.
-    pub(crate) fn placed(&self, flight: FlightId) {
-        if let Some(open) = self.open.get(&flight) {
-            open.overhead.pause();
-        }
-    }
-
-    /// The flight waits for a place: the router's clock stops.
-    pub(crate) fn queued(&self, flight: FlightId) {
-        if let Some(open) = self.open.get(&flight) {
-            open.overhead.pause();
-        }
+    /// Handles a worker's report on a hand-off. Gives the KV bytes of one that landed by it, in
+    /// blocks of the receiver's size.
+    pub(crate) fn handle_report(&self, report: &Report, receiver: &Capacity) -> Option<u64> {
+        let (handoff, progress) = HandoffProgress::of(report)?;
+        let mut open = self.open.get_mut(&handoff.flight)?;
+        let landing = open.progress.advance(handoff.attempt, progress)?;
+        let usage = open.tokens.usage();
+        // The token drawn last has no KV yet.
+        let tokens =
+            u64::from(usage.prompt_tokens) + u64::from(usage.output_tokens.saturating_sub(1));
+        let blocks = tokens.div_ceil(u64::from(receiver.block_tokens.max(1)));
+        let sent = blocks.saturating_sub(u64::from(landing.blocks_present));
+        Some(sent * u64::from(receiver.block_bytes))
     }
 
     /// Adds the time since a worker's report was read, once everything that follows from it is
@@ -170,42 +170,39 @@ impl OpenFlights {
     pub(crate) fn fence(&self, handoff: HandoffId) -> Option<Arc<[TokenId]>> {
         let mut open = self.open.get_mut(&handoff.flight)?;
         open.tokens.fence(handoff.attempt);
-        Some(open.generated.as_slice().into())
+        Some(open.tokens.given())
     }
 
     /// The tokens that the client was given so far.
     pub(crate) fn tokens_given(&self, flight: FlightId) -> Option<Arc<[TokenId]>> {
-        let open = self.open.get(&flight)?;
-        Some(open.generated.as_slice().into())
+        self.open.get(&flight).map(|open| open.tokens.given())
     }
 
-    /// The number of tokens that the client was given.
-    pub(crate) fn tokens_given_count(&self, flight: FlightId) -> u32 {
-        let open = self.open.get(&flight);
-        open.map_or(0, |open| open.tokens.count())
-    }
-
-    /// Ends a flight, after the last token. Gives the ending that its client sees.
-    pub(crate) fn end(&self, flight: FlightId, end: FlightEnd) -> Option<Ending> {
-        let (_, mut open) = self.open.remove(&flight)?;
+    /// Ends a flight, after the last token.
+    pub(crate) fn end(&self, flight: FlightId, end: FlightEnd) -> Option<EndedFlight> {
+        let (_, open) = self.open.remove(&flight)?;
         let FlightEnd {
             ending,
             output_tokens,
             timing,
         } = end;
-        let (ending, usage) = open.final_ending(flight, ending, output_tokens);
+        let ending = open.final_ending(flight, ending, output_tokens);
         // Before its client is notified, so that the request's span outlasts the flight's.
-        if let Some(span) = open.span.take() {
+        if let Some(span) = open.span {
             let outcome = FlightOutcome {
                 ending: &ending,
-                usage,
+                usage: open.tokens.usage(),
                 timing,
             };
             span.send_spans(&self.traces, &outcome);
         }
-        open.send_end(ending.clone(), usage, timing);
+        open.tokens.send_end(ending.clone(), timing);
         self.meters.ended(&ending);
-        Some(ending)
+        if let Some(loss) = open.progress.loss_at_end(&ending) {
+            self.meters.handoff_lost(loss);
+        }
+        let judged = open.judged;
+        Some(EndedFlight { ending, judged })
     }
 
     /// Ends all flights that are left.
@@ -217,9 +214,17 @@ impl OpenFlights {
     }
 }
 
-impl EmissionSink for OpenFlights {
-    /// Takes a token from a worker. Tokens of fenced attempts, duplicates, and tokens of ended
-    /// flights are dropped: two attempts draw equal tokens, and the first one that goes out counts.
+impl RouterObserver for FlightTable {
+    fn handle_note(&self, note: &RouterNote, context: NoteContext<'_>) {
+        let open = context.flight.and_then(|flight| self.open.get_mut(&flight));
+        if let Some(loss) = open.and_then(|mut open| open.handle_note(note)) {
+            self.meters.handoff_lost(loss);
+        }
+    }
+}
+
+impl EmissionSink for FlightTable {
+    /// Takes a token from a worker; one of a flight that has ended is dropped.
     fn emit(&self, handoff: HandoffId, emission: Emission) {
         if let Entry::Occupied(mut entry) = self.open.entry(handoff.flight) {
             entry
@@ -229,88 +234,59 @@ impl EmissionSink for OpenFlights {
     }
 }
 
-impl OpenFlight {
+impl FlightEntry {
     fn accept(&mut self, attempt: u32, emission: Emission, meters: &RouterMeters) {
-        let index = emission.index;
-        if index >= self.tokens_max {
+        if self.tokens.is_beyond_limit(&emission) {
             meters.token_beyond_limit();
             return;
         }
-        self.tokens.accept(attempt, index, (attempt, emission));
-        while let Some((_, (attempt, mut emission))) = self.tokens.poll() {
-            // Every attempt runs the prompt; only the facts that come with the first token count.
-            match &emission.prompt {
-                Some(facts) if emission.index == 0 => self.cached_tokens = facts.cached_tokens,
-                _ => emission.prompt = None,
+        self.tokens.accept(attempt, emission);
+        while let Some(NextToken { emission, pause }) = self.tokens.poll() {
+            if let Some(span) = &mut self.span {
+                span.token_sent();
             }
-            self.generated.push(emission.sampled.token);
-            self.record_attempt_change(attempt, meters);
-            // A client that has left is cancelled by its stream's drop.
+            if let Some(pause) = pause {
+                meters.paused(pause.change, pause.took);
+                if let Some(span) = &mut self.span {
+                    span.attempt_changed(pause.change, pause.attempt, pause.tokens, pause.took);
+                }
+            }
             if emission.index == 0 {
                 self.overhead.resume();
             }
-            self.client.send(FlightEvent::Token(emission));
+            self.tokens.send(emission);
         }
     }
 
-    /// Records that a token of this attempt goes out. If the one before came from another attempt,
-    /// the gap between them is a pause that the client saw.
-    fn record_attempt_change(&mut self, attempt: u32, meters: &RouterMeters) {
-        let now = Instant::now();
+    /// Adds a note of the brain. Gives the outcome of a hand-off that this ends without a landing.
+    fn handle_note(&mut self, note: &RouterNote) -> Option<HandoffLoss> {
         if let Some(span) = &mut self.span {
-            span.token_sent();
+            span.handle_note(note);
         }
-        let Some((before, at)) = self.last.replace((attempt, now)) else {
-            return;
-        };
-        if before != attempt {
-            let turn = if self.tokens.is_fenced(before) {
-                AttemptChange::Resumed
-            } else {
-                AttemptChange::Migrated
-            };
-            let pause = now - at;
-            meters.paused(turn, pause);
-            let tokens = self.generated.len() - 1;
-            if let Some(span) = &mut self.span {
-                span.attempt_changed(turn, attempt, tokens, pause);
+        match note {
+            // Both legs of an attempt have a worker.
+            RouterNote::Placed { .. } => self.overhead.pause(),
+            RouterNote::Decided(decision) if decision.outcome == DecisionOutcome::Waits => {
+                self.overhead.pause();
             }
+            RouterNote::Judged { .. } => self.judged = Some(note.clone()),
+            _ => {}
         }
+        self.progress.handle_note(note)
     }
 
     /// The ending that the client gets.
-    fn final_ending(
-        &self,
-        flight: FlightId,
-        ending: Ending,
-        output_tokens: Option<u32>,
-    ) -> (Ending, TokenUsage) {
-        let passed = self.tokens.count();
-        let lacks = self.tokens.has_gap() || output_tokens.is_some_and(|drawn| passed < drawn);
-        let ending = match ending {
-            Ending::Done { .. } if lacks => {
+    fn final_ending(&self, flight: FlightId, ending: Ending, drawn: Option<u32>) -> Ending {
+        match ending {
+            Ending::Done { .. } if self.tokens.lacks_tokens(drawn) => {
                 let request_id = &*self.context.request_id;
                 let trace_id = self.context.trace.map(display);
-                error!(request_id, trace_id, %flight, passed, drawn = output_tokens, "a flight was reported done and lacks a token: it ends as failed");
+                let passed = self.tokens.usage().output_tokens;
+                error!(request_id, trace_id, %flight, passed, drawn, "a flight was reported done and lacks a token: it ends as failed");
                 Ending::Failed(Failure::WorkerLost)
             }
             ending => ending,
-        };
-        let usage = TokenUsage {
-            prompt_tokens: self.prompt_tokens,
-            output_tokens: self.tokens.count(),
-            cached_tokens: self.cached_tokens,
-        };
-        (ending, usage)
-    }
-
-    fn send_end(self, ending: Ending, usage: TokenUsage, timing: RequestStageTimes) {
-        let event = FlightEvent::Ended {
-            ending,
-            usage,
-            timing,
-        };
-        self.client.send(event);
+        }
     }
 }
 
@@ -318,47 +294,48 @@ impl OpenFlight {
 mod tests {
     use super::*;
     use crate::backlog;
+    use cleave_api::FlightEvent;
     use cleave_domain::{
         FinishReason, PrefillTiming, PromptFacts, RequestSlo, SampledToken, SamplingParams,
-        StopRules,
+        StopRules, TokenUsage, WorkerId, WorkerRef,
     };
+    use cleave_router::MoveReason;
     use cleave_telemetry::Telemetry;
+    use std::time::Duration;
     use tokio::sync::mpsc;
 
     const FLIGHT: FlightId = FlightId(7);
 
-    struct OpenFlightsFixture {
-        flights: OpenFlights,
+    struct FlightTableFixture {
+        flights: FlightTable,
         stream: ClientReceiver,
         telemetry: Telemetry,
     }
 
-    fn open_flight() -> OpenFlightsFixture {
+    fn open_flight() -> FlightTableFixture {
+        open_flight_of(&request(3, 9))
+    }
+
+    fn open_flight_of(request: &Request) -> FlightTableFixture {
         let telemetry = Telemetry::default();
-        let flights = OpenFlights::new(RouterMeters::new(&telemetry.router), Traces::default());
+        let flights = FlightTable::new(RouterMeters::new(&telemetry.router), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
         let (client, stream) = backlog::client_channel(FLIGHT, u32::MAX, driver);
-        let (stream, _) = flights.open(
-            FLIGHT,
-            RequestContext::default(),
-            &request(),
-            client,
-            stream,
-        );
-        OpenFlightsFixture {
+        let (stream, _) = flights.open(FLIGHT, RequestContext::default(), request, client, stream);
+        FlightTableFixture {
             flights,
             stream,
             telemetry,
         }
     }
 
-    fn request() -> Request {
+    fn request(prompt_tokens: u32, max_tokens: u32) -> Request {
         Request {
-            prompt: [1, 2, 3].into(),
+            prompt: (1..=prompt_tokens).collect(),
             generated: [].into(),
             sampling: SamplingParams::greedy(),
             stop: StopRules {
-                max_tokens: 9,
+                max_tokens,
                 min_tokens: 0,
                 stop_tokens: [].into(),
             },
@@ -395,7 +372,16 @@ mod tests {
         }
     }
 
-    fn given(flights: &OpenFlights) -> Vec<u32> {
+    fn handle_note(flights: &FlightTable, note: &RouterNote) {
+        let context = NoteContext {
+            flight: note.flight(),
+            request: None,
+            worker_name: &|worker| worker.to_string(),
+        };
+        flights.handle_note(note, context);
+    }
+
+    fn given(flights: &FlightTable) -> Vec<u32> {
         flights.tokens_given(FLIGHT).unwrap().to_vec()
     }
 
@@ -431,7 +417,7 @@ mod tests {
     // Invariant: I12.
     #[test]
     fn a_decode_token_that_overtakes_the_first_one_waits() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights, stream, ..
         } = open_flight();
         for index in [2, 1, 0, 1, 3] {
@@ -454,7 +440,7 @@ mod tests {
     // Invariant: I12.
     #[test]
     fn a_retry_repeats_no_token_and_fences_past_attempts() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights, stream, ..
         } = open_flight();
         flights.emit(attempt(0), emission(0));
@@ -477,7 +463,7 @@ mod tests {
 
     #[test]
     fn both_workers_of_a_migration_may_emit() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights,
             stream,
             telemetry,
@@ -501,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_retry_before_the_first_token_is_no_pause() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights,
             stream,
             telemetry,
@@ -518,7 +504,7 @@ mod tests {
 
     #[test]
     fn tokens_beyond_max_tokens_are_dropped_and_counted() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights,
             stream,
             telemetry,
@@ -526,7 +512,7 @@ mod tests {
         for index in [0, 9, 10, 1 << 20] {
             flights.emit(attempt(0), emission(index));
         }
-        let waits = flights.open.get(&FLIGHT).unwrap().tokens.has_gap();
+        let waits = flights.open.get(&FLIGHT).unwrap().tokens.lacks_tokens(None);
         assert!(!waits, "nine tokens were asked for");
         flights.end(FLIGHT, drawn(1));
         assert_eq!(received(stream).0, [100]);
@@ -539,7 +525,7 @@ mod tests {
 
     #[test]
     fn a_flight_cut_by_a_drain_reports_its_tokens() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights, stream, ..
         } = open_flight();
         // The token behind the gap was not given.
@@ -553,10 +539,141 @@ mod tests {
         assert_eq!(usage.output_tokens, 3);
     }
 
+    #[test]
+    fn a_flight_has_one_stage_and_landings_count_once() {
+        let FlightTableFixture {
+            flights,
+            stream: _stream,
+            telemetry,
+        } = open_flight_of(&request(100, 99));
+        let worker = |number| WorkerRef {
+            worker: WorkerId(number),
+            ..WorkerRef::default()
+        };
+        let placed = |number, prefill, decode| {
+            let placed = RouterNote::Placed {
+                handoff: attempt(number),
+                prefill: worker(prefill),
+                decode: worker(decode),
+                cached_tokens: 0,
+                waited: Duration::ZERO,
+            };
+            handle_note(&flights, &placed);
+        };
+        let receiver = Capacity {
+            block_tokens: 16,
+            block_bytes: 1_000,
+            blocks_count: 100,
+            slots_count: 1,
+            step_tokens_max: 16,
+            context_tokens_max: 1_000,
+        };
+        let handle_report = |report: &Report| flights.handle_report(report, &receiver);
+        let reserved = |number, present| {
+            handle_report(&Report::Reserved {
+                handoff: attempt(number),
+                present,
+                blocks: Vec::new(),
+            })
+        };
+        let prefilled = |number| {
+            handle_report(&Report::Prefilled {
+                handoff: attempt(number),
+                timing: PrefillTiming::default(),
+            })
+        };
+        let landed = |number| {
+            handle_report(&Report::Landed {
+                handoff: attempt(number),
+            })
+        };
+        let stages = || {
+            let now = flights.stage_counts();
+            let before_landing = [now.reserved, now.prefill, now.transfer];
+            (now.queued, before_landing, now.decode)
+        };
+        assert_eq!(stages(), (1, [0, 0, 0], 0));
+        placed(0, 1, 2);
+        assert_eq!(stages(), (0, [1, 0, 0], 0));
+        assert_eq!(reserved(0, 2), None);
+        assert_eq!(stages(), (0, [0, 1, 0], 0));
+        flights.emit(attempt(0), emission(0));
+        assert_eq!(prefilled(0), None);
+        assert_eq!(stages(), (0, [0, 0, 1], 0));
+        assert_eq!(landed(0), Some(5_000), "seven blocks, two were there");
+        assert_eq!(stages(), (0, [0, 0, 0], 1));
+        // Its worker is lost, and the tokens it had are computed again, on one worker.
+        let retried = RouterNote::Retried {
+            handoff: attempt(0),
+            failure: Failure::WorkerLost,
+            generated_tokens: 1,
+        };
+        handle_note(&flights, &retried);
+        assert_eq!(stages(), (1, [0, 0, 0], 0));
+        placed(1, 3, 3);
+        assert_eq!(reserved(1, 0), None);
+        assert_eq!(landed(0), None, "a late report of the attempt before");
+        assert_eq!(prefilled(1), None);
+        assert_eq!(stages(), (0, [0, 0, 0], 1));
+        // It moves: ten blocks for a hundred tokens and sixty more, and the last one drawn.
+        for index in 1..=60 {
+            flights.emit(attempt(1), emission(index));
+        }
+        let moving = RouterNote::Moving {
+            handoff: attempt(2),
+            from: worker(3),
+            to: worker(4),
+            why: MoveReason::Drain,
+        };
+        handle_note(&flights, &moving);
+        assert_eq!((reserved(2, 0), prefilled(2)), (None, None));
+        assert_eq!(stages(), (0, [0, 0, 0], 1));
+        assert_eq!(flights.stage_counts().moving, 1);
+        assert_eq!((landed(2), landed(2)), (Some(10_000), None));
+        assert_eq!(flights.stage_counts().moving, 0);
+        flights.end(FLIGHT, DONE.into());
+        assert_eq!(stages(), (0, [0, 0, 0], 0));
+        let text = telemetry.text();
+        let lost = "cleave_router_handoffs_total{outcome=\"lost\"} 0";
+        assert!(text.contains(lost), "{text}");
+    }
+
+    #[test]
+    fn a_failure_during_a_hand_off_is_a_lost_hand_off() {
+        let FlightTableFixture {
+            flights,
+            stream: _stream,
+            telemetry,
+        } = open_flight();
+        let placed = RouterNote::Placed {
+            handoff: attempt(0),
+            prefill: WorkerRef::default(),
+            decode: WorkerRef {
+                worker: WorkerId(2),
+                ..WorkerRef::default()
+            },
+            cached_tokens: 0,
+            waited: Duration::ZERO,
+        };
+        let passed_over = RouterNote::PassedOver {
+            handoff: attempt(0),
+            worker: WorkerRef::default(),
+            refusal: None,
+        };
+        for note in [&placed, &passed_over, &placed] {
+            handle_note(&flights, note);
+        }
+        let ended = flights.end(FLIGHT, Ending::Failed(Failure::WorkerLost).into());
+        assert_eq!(ended.unwrap().judged, None);
+        let text = telemetry.text();
+        let lost = "cleave_router_handoffs_total{outcome=\"lost\"} 2";
+        assert!(text.contains(lost), "{text}");
+    }
+
     // Lesson: 16.
     #[test]
     fn a_missing_last_token_fails_the_flight() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights, stream, ..
         } = open_flight();
         flights.emit(attempt(0), emission(0));
@@ -570,7 +687,7 @@ mod tests {
     // Lesson: 16.
     #[test]
     fn a_gap_at_the_end_fails_the_flight() {
-        let OpenFlightsFixture {
+        let FlightTableFixture {
             flights, stream, ..
         } = open_flight();
         flights.emit(attempt(0), emission(1));

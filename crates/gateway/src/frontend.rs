@@ -8,7 +8,7 @@ use super::backlog::{self, ClientReceiver};
 use super::dashboard::dashboard_scaling;
 use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
 use super::driver::RouterEvent;
-use super::flights::OpenFlights;
+use super::flights::FlightTable;
 use super::roster::WorkerRoster;
 use cleave_api::{
     ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
@@ -39,7 +39,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 #[derive(Debug)]
 pub(crate) struct RouterFrontend {
     pub(crate) router: RouterId,
-    pub(crate) flights: Arc<OpenFlights>,
+    pub(crate) flights: Arc<FlightTable>,
     pub(crate) roster: Arc<WorkerRoster>,
     pub(crate) dashboard: Arc<Dashboard>,
     /// Events that one client may be given before it takes one; with more it counts as a slow
@@ -78,7 +78,7 @@ impl Frontend for RouterFrontend {
             let full = Refusal::QueueFull { retry_after };
             let slo_telemetry = &self.telemetry.slo;
             let verdict = slo_telemetry.turned_away(&request.slo.class, &full);
-            self.dashboard.turned_away(&verdict);
+            self.dashboard.judged(&verdict);
             return ended(Ending::Refused(full));
         };
         let number = self.flights_submitted.fetch_add(1, Ordering::Relaxed);
@@ -147,7 +147,6 @@ impl Frontend for RouterFrontend {
         }
         let DashboardSnapshot {
             uptime,
-            flights,
             stages,
             classes,
             handoffs,
@@ -161,7 +160,7 @@ impl Frontend for RouterFrontend {
         Some(FleetSnapshot {
             uptime,
             workers,
-            flights,
+            flights: self.flights.stage_counts(),
             stages,
             classes: class_rows(&self.policy(), classes, &goodput),
             devices,
@@ -359,7 +358,7 @@ mod tests {
     fn an_unread_stream_counts_until_it_is_dropped() {
         let telemetry = Telemetry::default();
         let meters = RouterMeters::new(&telemetry.router);
-        let flights = Arc::new(OpenFlights::new(meters, Traces::default()));
+        let flights = Arc::new(FlightTable::new(meters, Traces::default()));
         let (driver, _submissions) = mpsc::unbounded_channel();
         let frontend = RouterFrontend {
             router: RouterId(7),

@@ -12,6 +12,8 @@ use cleave_domain::{HandoffId, Order, Report, WorkerRef};
 use cleave_transfer::{GrantStore, WriteGrant};
 use std::collections::BTreeMap;
 
+/// Kept by issuer, and not with their flights: a grant ends with the issuer's leg or connection,
+/// before the flight or after it.
 #[derive(Debug, Default)]
 pub(super) struct GrantRelay {
     grants: BTreeMap<WorkerRef, GrantStore>,

@@ -7,7 +7,6 @@
 mod backlog;
 mod dashboard;
 mod driver;
-mod facts;
 mod flights;
 mod frontend;
 mod grants;
@@ -15,6 +14,7 @@ mod join_warnings;
 mod model_registry;
 mod orders;
 mod peer_routers;
+mod readiness;
 mod roster;
 mod standby;
 
@@ -33,7 +33,7 @@ use cleave_telemetry::{
 };
 use dashboard::Dashboard;
 use driver::{RouterDriver, RouterEffects, RouterEvent, RouterInbox};
-use flights::OpenFlights;
+use flights::FlightTable;
 use frontend::RouterFrontend;
 use parking_lot::Mutex;
 use peer_routers::watch_peer_routers;
@@ -69,7 +69,7 @@ pub struct GatewayOptions {
 #[derive(Debug)]
 pub struct RouterBody {
     pub acceptor: RouterAcceptor,
-    flights: Arc<OpenFlights>,
+    flights: Arc<FlightTable>,
     frontend: Arc<RouterFrontend>,
     driver: mpsc::UnboundedSender<RouterEvent>,
     readiness: watch::Receiver<ServingReadiness>,
@@ -140,7 +140,7 @@ impl RouterBody {
         let slo_meters = SloMeters::new(&telemetry.slo, &limits.policy);
         let (policy_sender, policy) = watch::channel(Arc::clone(&limits.policy));
         let traces = telemetry.traces.clone();
-        let flights = Arc::new(OpenFlights::new(meters.clone(), traces.clone()));
+        let flights = Arc::new(FlightTable::new(meters.clone(), traces.clone()));
         let roster = Arc::new(WorkerRoster::default());
         let dashboard = Arc::new(Dashboard::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);

@@ -12,7 +12,7 @@
 //! connected and no flight is open: a flight's tokens mean something in its own vocabulary only.
 //! Until then its workers are turned away with the reason, and dial again by themselves.
 
-use super::flights::OpenFlights;
+use super::flights::FlightTable;
 use cleave_api::App;
 use cleave_fleet::{ModelAdmission, files_digest};
 use cleave_text::{ModelFiles, ModelText};
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 #[derive(Clone)]
 pub struct ModelRegistry {
     app: App,
-    flights: Arc<OpenFlights>,
+    flights: Arc<FlightTable>,
     present: Arc<Mutex<ConnectedModels>>,
     /// Held while a tokenizer is read: a fleet that dials a new router brings one file many times,
     /// and reading takes many times its memory. `present` is never held across a wait.
@@ -37,7 +37,7 @@ pub struct ModelRegistry {
 pub struct ModelMembership(u64);
 
 impl ModelRegistry {
-    pub(crate) fn new(app: App, flights: Arc<OpenFlights>) -> Self {
+    pub(crate) fn new(app: App, flights: Arc<FlightTable>) -> Self {
         Self {
             app,
             flights,

@@ -10,6 +10,7 @@ use cleave_domain::{Report, StepProgress, WorkerId, WorkerRef};
 use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
 use cleave_fleet::{LinkState, Registration, WorkerActivity};
 use cleave_router::RouterNote;
+use cleave_telemetry::{NoteContext, RouterObserver};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -137,43 +138,6 @@ impl WorkerRoster {
         }
     }
 
-    /// Counts placements and migrations from the brain's notes.
-    pub(crate) fn handle_note(&self, note: &RouterNote) {
-        let mut workers = self.lock();
-        let mut at = |worker: &WorkerRef, count: fn(&mut WorkerCounts) -> &mut u64| {
-            if let Some(entry) = workers.get_mut(&worker.worker) {
-                *count(&mut entry.counts) += 1;
-            }
-        };
-        match note {
-            RouterNote::Placed {
-                prefill, decode, ..
-            } => {
-                at(prefill, |counts| &mut counts.prefills);
-                at(decode, |counts| &mut counts.decodes);
-            }
-            RouterNote::Moving { from, to, .. } => {
-                at(from, |counts| &mut counts.moves_out);
-                at(to, |counts| &mut counts.moves_in);
-            }
-            RouterNote::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
-            RouterNote::PrefixDropped { worker, .. } => {
-                if let Some(entry) = workers.get_mut(&worker.worker) {
-                    entry.warn_of_dropped_prefixes();
-                }
-            }
-            RouterNote::Stale { .. }
-            | RouterNote::Decided(_)
-            | RouterNote::Judged { .. }
-            | RouterNote::Retried { .. }
-            | RouterNote::Moved { .. }
-            | RouterNote::MigrationAborted { .. }
-            | RouterNote::CancelFreed { .. }
-            | RouterNote::WorkerStuck { .. }
-            | RouterNote::Fleet { .. } => {}
-        }
-    }
-
     /// All of them, by name.
     pub(crate) fn views(&self) -> Vec<WorkerView> {
         let workers = self.lock();
@@ -229,6 +193,37 @@ impl WorkerRoster {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<WorkerId, RosterEntry>> {
         self.workers.lock()
+    }
+}
+
+impl RouterObserver for WorkerRoster {
+    /// Counts placements and migrations from the brain's notes.
+    fn handle_note(&self, note: &RouterNote, _context: NoteContext<'_>) {
+        let mut workers = self.lock();
+        let mut at = |worker: &WorkerRef, count: fn(&mut WorkerCounts) -> &mut u64| {
+            if let Some(entry) = workers.get_mut(&worker.worker) {
+                *count(&mut entry.counts) += 1;
+            }
+        };
+        match note {
+            RouterNote::Placed {
+                prefill, decode, ..
+            } => {
+                at(prefill, |counts| &mut counts.prefills);
+                at(decode, |counts| &mut counts.decodes);
+            }
+            RouterNote::Moving { from, to, .. } => {
+                at(from, |counts| &mut counts.moves_out);
+                at(to, |counts| &mut counts.moves_in);
+            }
+            RouterNote::PassedOver { worker, .. } => at(worker, |counts| &mut counts.passed_over),
+            RouterNote::PrefixDropped { worker, .. } => {
+                if let Some(entry) = workers.get_mut(&worker.worker) {
+                    entry.warn_of_dropped_prefixes();
+                }
+            }
+            _ => {}
+        }
     }
 }
 

@@ -435,6 +435,26 @@ pub enum RouterNote {
     },
 }
 
+impl RouterNote {
+    /// The flight that it is about, if any.
+    pub fn flight(&self) -> Option<FlightId> {
+        match self {
+            Self::Decided(decision) => Some(decision.flight),
+            Self::Judged { flight, .. } | Self::CancelFreed { flight, .. } => Some(*flight),
+            Self::Placed { handoff, .. }
+            | Self::PassedOver { handoff, .. }
+            | Self::Retried { handoff, .. }
+            | Self::Moving { handoff, .. }
+            | Self::Moved { handoff, .. }
+            | Self::MigrationAborted { handoff, .. } => Some(handoff.flight),
+            Self::Stale { .. }
+            | Self::WorkerStuck { .. }
+            | Self::PrefixDropped { .. }
+            | Self::Fleet { .. } => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MoveReason {
     Drain,

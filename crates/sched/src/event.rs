@@ -459,3 +459,32 @@ pub enum WorkerNote {
         blocks_swapped: u32,
     },
 }
+
+impl WorkerNote {
+    /// The hand-off that it is about, if any.
+    pub fn handoff(&self) -> Option<HandoffId> {
+        match self {
+            Self::Sealed { handoff, .. }
+            | Self::Landed { handoff, .. }
+            | Self::Joined { handoff }
+            | Self::HandoffFailed { handoff, .. }
+            | Self::Repeated { handoff }
+            | Self::FrameDiscarded { handoff }
+            | Self::Preempted { handoff, .. }
+            | Self::SwappedOut { handoff, .. }
+            | Self::SwappedIn { handoff, .. }
+            | Self::Fetched { handoff, .. }
+            | Self::MigratedOut { handoff, .. }
+            | Self::MigrationAborted { handoff, .. } => Some(*handoff),
+            Self::Stepped { .. }
+            | Self::Drafted { .. }
+            | Self::PrefixLookedUp { .. }
+            | Self::PrefillStarted { .. }
+            | Self::Stuck { .. }
+            | Self::CancelFreed { .. }
+            | Self::Offloaded { .. }
+            | Self::Tiers { .. }
+            | Self::Pool { .. } => None,
+        }
+    }
+}

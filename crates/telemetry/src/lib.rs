@@ -5,6 +5,7 @@
 //! notes. Never knows a connection, a driver or a server. Invariant: base units; every series of
 //! the hand-off exists from the start, so that a zero is a zero and not an absence.
 
+mod observer;
 mod outcome;
 mod overhead;
 mod page;
@@ -19,6 +20,7 @@ mod tape;
 mod trace;
 mod worker;
 
+pub use observer::{NoteContext, RouterObserver, WorkerObserver};
 pub use outcome::{HandoffLoss, RequestVerdict, failure_name, refusal_name};
 pub use overhead::RouterOverhead;
 pub use page::metrics_page;

@@ -4,9 +4,10 @@
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
 use super::{HistogramFamily, histograms, seconds, submillisecond_seconds};
+use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{HandoffLoss, failure_name, refusal_name};
 use crate::overhead::RouterOverhead;
-use crate::trace::{AttemptChange, RequestContext, log_ids};
+use crate::trace::{AttemptChange, log_ids};
 use cleave_api::MetricRegistry;
 use cleave_domain::{Ending, Role};
 use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
@@ -360,88 +361,6 @@ impl RouterMeters {
         self.series.exceeded.inc();
     }
 
-    /// Counts a note of the brain, and logs it with the id of its request.
-    pub fn count(&self, note: &RouterNote, context: Option<&Arc<RequestContext>>) {
-        let (request_id, trace) = log_ids(context);
-        let trace_id = trace.map(display);
-        match note {
-            // As JSON, for operators who ask why a request was placed as it was.
-            RouterNote::Decided(decision) => {
-                debug!(target: "decision", request_id, trace_id, record = %DecisionJson(decision));
-            }
-            note => debug!(request_id, trace_id, ?note),
-        }
-        let series = &self.series;
-        match note {
-            RouterNote::Placed {
-                handoff: _,
-                prefill,
-                decode,
-                cached_tokens,
-                waited,
-            } => {
-                let kind = if prefill == decode {
-                    "aggregated"
-                } else {
-                    "disaggregated"
-                };
-                series
-                    .placed
-                    .get_or_create(&RouterKindLabels { kind })
-                    .inc();
-                series.cached_tokens.inc_by(u64::from(*cached_tokens));
-                series.placement_wait.observe(waited.as_secs_f64());
-            }
-            RouterNote::PassedOver {
-                handoff: _,
-                worker: _,
-                refusal,
-            } => {
-                let kind = refusal.as_ref().map_or("silent", refusal_name);
-                series
-                    .passed_over
-                    .get_or_create(&RouterKindLabels { kind })
-                    .inc();
-            }
-            RouterNote::Stale { .. } => drop(series.stale.inc()),
-            RouterNote::Decided(_) | RouterNote::Judged { .. } => {}
-            RouterNote::Retried { .. }
-            | RouterNote::Moving { .. }
-            | RouterNote::Moved { .. }
-            | RouterNote::MigrationAborted { .. } => self.count_attempt_change(note),
-            RouterNote::CancelFreed {
-                flight: _,
-                took,
-                stage,
-            } => {
-                let stage = cancel_stage_name(*stage);
-                let spans = series
-                    .cancel_seconds
-                    .get_or_create(&CancelStageLabels { stage });
-                spans.observe(took.as_secs_f64());
-            }
-            RouterNote::WorkerStuck { worker } => {
-                warn!(%worker, "a worker makes no progress and gets no new work");
-                series.stuck.inc();
-            }
-            RouterNote::PrefixDropped {
-                worker: _,
-                dropped_count,
-            } => {
-                series.prefix_dropped.inc_by(*dropped_count as u64);
-            }
-            RouterNote::Fleet {
-                workers,
-                flights,
-                flights_waiting,
-            } => {
-                self.workers(*workers);
-                series.flights.set(i64::from(*flights));
-                series.flights_waiting.set(i64::from(*flights_waiting));
-            }
-        }
-    }
-
     /// Counts the takeover of a stream by another attempt, or one that was given up.
     fn count_attempt_change(&self, note: &RouterNote) {
         let series = &self.series;
@@ -522,6 +441,90 @@ impl RouterMeters {
             .ended
             .get_or_create(&RouterKindLabels { kind })
             .inc();
+    }
+}
+
+impl RouterObserver for RouterMeters {
+    /// Counts a note of the brain, and logs it with the id of its request.
+    fn handle_note(&self, note: &RouterNote, context: NoteContext<'_>) {
+        let (request_id, trace) = log_ids(context.request);
+        let trace_id = trace.map(display);
+        match note {
+            // As JSON, for operators who ask why a request was placed as it was.
+            RouterNote::Decided(decision) => {
+                debug!(target: "decision", request_id, trace_id, record = %DecisionJson(decision));
+            }
+            note => debug!(request_id, trace_id, ?note),
+        }
+        let series = &self.series;
+        match note {
+            RouterNote::Placed {
+                handoff: _,
+                prefill,
+                decode,
+                cached_tokens,
+                waited,
+            } => {
+                let kind = if prefill == decode {
+                    "aggregated"
+                } else {
+                    "disaggregated"
+                };
+                series
+                    .placed
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
+                series.cached_tokens.inc_by(u64::from(*cached_tokens));
+                series.placement_wait.observe(waited.as_secs_f64());
+            }
+            RouterNote::PassedOver {
+                handoff: _,
+                worker: _,
+                refusal,
+            } => {
+                let kind = refusal.as_ref().map_or("silent", refusal_name);
+                series
+                    .passed_over
+                    .get_or_create(&RouterKindLabels { kind })
+                    .inc();
+            }
+            RouterNote::Stale { .. } => drop(series.stale.inc()),
+            RouterNote::Decided(_) | RouterNote::Judged { .. } => {}
+            RouterNote::Retried { .. }
+            | RouterNote::Moving { .. }
+            | RouterNote::Moved { .. }
+            | RouterNote::MigrationAborted { .. } => self.count_attempt_change(note),
+            RouterNote::CancelFreed {
+                flight: _,
+                took,
+                stage,
+            } => {
+                let stage = cancel_stage_name(*stage);
+                let spans = series
+                    .cancel_seconds
+                    .get_or_create(&CancelStageLabels { stage });
+                spans.observe(took.as_secs_f64());
+            }
+            RouterNote::WorkerStuck { worker } => {
+                warn!(%worker, "a worker makes no progress and gets no new work");
+                series.stuck.inc();
+            }
+            RouterNote::PrefixDropped {
+                worker: _,
+                dropped_count,
+            } => {
+                series.prefix_dropped.inc_by(*dropped_count as u64);
+            }
+            RouterNote::Fleet {
+                workers,
+                flights,
+                flights_waiting,
+            } => {
+                self.workers(*workers);
+                series.flights.set(i64::from(*flights));
+                series.flights_waiting.set(i64::from(*flights_waiting));
+            }
+        }
     }
 }
 

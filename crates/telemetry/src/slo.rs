@@ -8,10 +8,11 @@
 use super::{
     FloatGauge, HistogramFamily, first_token_seconds, gap_seconds, histograms, ratio_histograms,
 };
+use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{RequestVerdict, failure_name, refusal_name};
 use cleave_api::MetricRegistry;
 use cleave_domain::{
-    Ending, FlightId, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
+    Ending, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
 };
 use cleave_router::{
     DecisionOutcome, PlacementDecision, PlacementReason, RequestForecast, RouterNote,
@@ -244,15 +245,12 @@ impl RecentGoodput {
 #[derive(Debug)]
 pub struct SloMeters {
     series: SloSeries,
-    /// Judged flights whose end is about to be reported.
-    judged: BTreeMap<FlightId, RouterNote>,
 }
 
 impl SloMeters {
     pub fn new(series: &SloSeries, policy: &SloPolicy) -> Self {
         let meters = Self {
             series: series.clone(),
-            judged: BTreeMap::new(),
         };
         for reason in REASONS {
             let reason = place_reason(reason);
@@ -286,16 +284,6 @@ impl SloMeters {
         }
     }
 
-    /// Counts a note of the brain.
-    pub fn handle_note(&mut self, note: &RouterNote) {
-        match note {
-            RouterNote::Judged { flight, .. } => drop(self.judged.insert(*flight, note.clone())),
-            RouterNote::Decided(decision) => self.decided(decision),
-            RouterNote::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
-            _ => {}
-        }
-    }
-
     fn decided(&self, decision: &PlacementDecision) {
         match &decision.outcome {
             DecisionOutcome::Placed(reason) => {
@@ -316,12 +304,10 @@ impl SloMeters {
         }
     }
 
-    /// Counts a flight's ending as its client saw it; `None` if it was ended from outside. Gives
-    /// what was counted.
-    pub fn ended(&mut self, flight: FlightId, ending: Option<&Ending>) -> Option<RequestVerdict> {
-        let judged = self.judged.remove(&flight);
-        let ending = ending?;
-        let Some(RouterNote::Judged {
+    /// Counts a flight by the brain's note of its outcome, and its ending as its client saw it.
+    /// Gives what was counted; `None` if the note is another one.
+    pub fn ended(&self, judged: RouterNote, ending: &Ending) -> Option<RequestVerdict> {
+        let RouterNote::Judged {
             flight: _,
             class,
             tenant: _,
@@ -329,7 +315,7 @@ impl SloMeters {
             timing,
             output_tokens,
             forecast,
-        }) = judged
+        } = judged
         else {
             return None;
         };
@@ -361,6 +347,16 @@ impl SloMeters {
             timing,
             output_tokens,
         })
+    }
+}
+
+impl RouterObserver for SloMeters {
+    fn handle_note(&self, note: &RouterNote, _context: NoteContext<'_>) {
+        match note {
+            RouterNote::Decided(decision) => self.decided(decision),
+            RouterNote::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
+            _ => {}
+        }
     }
 }
 
@@ -477,7 +473,7 @@ fn place_reason(reason: PlacementReason) -> &'static str {
 mod tests {
     use super::*;
     use crate::Telemetry;
-    use cleave_domain::{Failure, FinishReason, Refusal, SloClass, WorkerRef};
+    use cleave_domain::{Failure, FinishReason, FlightId, Refusal, SloClass, WorkerRef};
     use cleave_router::RoleCounts;
 
     const DONE: Ending = Ending::Done {
@@ -514,25 +510,27 @@ mod tests {
     struct SloMetersFixture {
         telemetry: Telemetry,
         meters: SloMeters,
-        flights: u64,
     }
 
     impl SloMetersFixture {
         fn new(names: &[&str]) -> Self {
             let telemetry = Telemetry::default();
             let meters = SloMeters::new(&telemetry.slo, &policy(names));
-            Self {
-                telemetry,
-                meters,
-                flights: 0,
-            }
+            Self { telemetry, meters }
         }
 
-        fn end_flight(&mut self, class: &str, verdict: SloVerdict, ending: &Ending) {
-            self.flights += 1;
-            let flight = FlightId(self.flights);
-            self.meters.handle_note(&RouterNote::Judged {
-                flight,
+        fn handle_note(&self, note: &RouterNote) {
+            let context = NoteContext {
+                flight: note.flight(),
+                request: None,
+                worker_name: &|worker| worker.to_string(),
+            };
+            self.meters.handle_note(note, context);
+        }
+
+        fn end_flight(&self, class: &str, verdict: SloVerdict, ending: &Ending) {
+            let judged = RouterNote::Judged {
+                flight: FlightId(7),
                 class: class.to_owned(),
                 tenant: String::new(),
                 verdict,
@@ -547,8 +545,9 @@ mod tests {
                     e2e: Duration::ZERO,
                     output_tokens: 12,
                 })),
-            });
-            self.meters.ended(flight, Some(ending));
+            };
+            let counted = self.meters.ended(judged, ending);
+            assert!(counted.is_some());
         }
 
         #[track_caller]
@@ -565,7 +564,7 @@ mod tests {
     // Lesson: 25.
     #[tokio::test(start_paused = true)]
     async fn refused_and_failed_requests_count_as_misses() {
-        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        let fixture = SloMetersFixture::new(&["fast", "slow"]);
         fixture.assert_shown(&[
             "cleave_slo_requests_total{class=\"fast\",verdict=\"good\",reason=\"met\"} 0",
         ]);
@@ -616,7 +615,7 @@ mod tests {
     // Lesson: 23.
     #[tokio::test(start_paused = true)]
     async fn stage_times_add_up_to_ttft_and_e2e() {
-        let mut fixture = SloMetersFixture::new(&["fast"]);
+        let fixture = SloMetersFixture::new(&["fast"]);
         fixture.end_flight("fast", SloVerdict::Good, &DONE);
         fixture.end_flight("fast", SloVerdict::Good, &DONE);
         fixture.end_flight(
@@ -646,8 +645,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn goodput_covers_the_last_minute_and_each_device() {
-        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
-        fixture.meters.handle_note(&RouterNote::Fleet {
+        let fixture = SloMetersFixture::new(&["fast", "slow"]);
+        fixture.handle_note(&RouterNote::Fleet {
             workers: RoleCounts {
                 prefill: 1,
                 decode: 3,
@@ -682,7 +681,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn client_class_names_create_no_metric_series() {
-        let mut fixture = SloMetersFixture::new(&["fast"]);
+        let fixture = SloMetersFixture::new(&["fast"]);
         for class in 0..100 {
             fixture.end_flight(&format!("made up {class}"), SloVerdict::Good, &DONE);
         }
@@ -703,7 +702,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn goodput_of_a_removed_class_disappears() {
-        let mut fixture = SloMetersFixture::new(&["old"]);
+        let fixture = SloMetersFixture::new(&["old"]);
         let other = "made up by a client";
         fixture.end_flight(other, SloVerdict::Good, &DONE);
         fixture.assert_shown(&["cleave_goodput_requests_per_second{class=\"other\"} 1.0"]);
@@ -738,7 +737,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn placement_reasons_and_downgrades_are_counted() {
-        let mut fixture = SloMetersFixture::new(&["fast", "slow"]);
+        let fixture = SloMetersFixture::new(&["fast", "slow"]);
         let decided = |outcome| {
             RouterNote::Decided(Box::new(PlacementDecision {
                 flight: FlightId(1),
@@ -756,22 +755,15 @@ mod tests {
             PlacementReason::OnDecode,
             PlacementReason::Split,
         ] {
-            fixture
-                .meters
-                .handle_note(&decided(DecisionOutcome::Placed(reason)));
+            fixture.handle_note(&decided(DecisionOutcome::Placed(reason)));
         }
         let class = "slow".to_owned();
-        fixture
-            .meters
-            .handle_note(&decided(DecisionOutcome::Downgraded { class }));
+        fixture.handle_note(&decided(DecisionOutcome::Downgraded { class }));
         fixture.assert_shown(&[
             "cleave_placement_reasons_total{reason=\"split\"} 2",
             "cleave_placement_reasons_total{reason=\"on_decode\"} 1",
             "cleave_placement_reasons_total{reason=\"turn\"} 0",
             "cleave_slo_downgrades_total{class=\"slow\"} 1",
         ]);
-        // A flight that was ended from outside leaves nothing behind.
-        fixture.meters.ended(FlightId(9), None);
-        assert!(fixture.meters.judged.is_empty());
     }
 }

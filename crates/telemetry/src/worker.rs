@@ -11,6 +11,7 @@ mod utilisation;
 pub use series::WorkerSeries;
 pub use utilisation::DeviceCeilings;
 
+use crate::observer::WorkerObserver;
 use crate::{FloatGauge, HistogramFamily};
 use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
 use cleave_sched::{DraftOutcome, WorkerNote};
@@ -200,10 +201,10 @@ impl WorkerMeters {
         self.worker.role = role;
         self.create_at_zero();
         if let Some(pool) = self.pool.take() {
-            self.count(&pool);
+            self.handle_note(&pool);
         }
         if let Some(tiers) = self.tiers.take() {
-            self.count(&tiers);
+            self.handle_note(&tiers);
         }
         self.load_changed(self.load);
     }
@@ -276,33 +277,6 @@ impl WorkerMeters {
         let model = self.model_labels();
         set(&self.series.vllm_running, &model, load.sequences_running);
         set(&self.series.vllm_waiting, &model, load.sequences_waiting);
-    }
-
-    /// Counts a note of the brain.
-    pub fn count(&mut self, note: &WorkerNote) {
-        match note {
-            WorkerNote::Sealed { .. }
-            | WorkerNote::Landed { .. }
-            | WorkerNote::Joined { .. }
-            | WorkerNote::HandoffFailed { .. }
-            | WorkerNote::FrameDiscarded { .. }
-            | WorkerNote::MigratedOut { .. }
-            | WorkerNote::MigrationAborted { .. } => self.count_handoff(note),
-            WorkerNote::Stepped { .. }
-            | WorkerNote::Drafted { .. }
-            | WorkerNote::PrefixLookedUp { .. }
-            | WorkerNote::PrefillStarted { .. }
-            | WorkerNote::Repeated { .. }
-            | WorkerNote::CancelFreed { .. }
-            | WorkerNote::Stuck { .. } => self.count_work(note),
-            WorkerNote::Offloaded { .. }
-            | WorkerNote::Fetched { .. }
-            | WorkerNote::Tiers { .. } => self.count_tier(note),
-            WorkerNote::Preempted { .. }
-            | WorkerNote::SwappedOut { .. }
-            | WorkerNote::SwappedIn { .. }
-            | WorkerNote::Pool { .. } => self.count_blocks(note),
-        }
     }
 
     fn count_handoff(&self, note: &WorkerNote) {
@@ -529,7 +503,35 @@ impl WorkerMeters {
     }
 }
 
-/// Only [`WorkerMeters::count`] sorts notes.
+impl WorkerObserver for WorkerMeters {
+    fn handle_note(&mut self, note: &WorkerNote) {
+        match note {
+            WorkerNote::Sealed { .. }
+            | WorkerNote::Landed { .. }
+            | WorkerNote::Joined { .. }
+            | WorkerNote::HandoffFailed { .. }
+            | WorkerNote::FrameDiscarded { .. }
+            | WorkerNote::MigratedOut { .. }
+            | WorkerNote::MigrationAborted { .. } => self.count_handoff(note),
+            WorkerNote::Stepped { .. }
+            | WorkerNote::Drafted { .. }
+            | WorkerNote::PrefixLookedUp { .. }
+            | WorkerNote::PrefillStarted { .. }
+            | WorkerNote::Repeated { .. }
+            | WorkerNote::CancelFreed { .. }
+            | WorkerNote::Stuck { .. } => self.count_work(note),
+            WorkerNote::Offloaded { .. }
+            | WorkerNote::Fetched { .. }
+            | WorkerNote::Tiers { .. } => self.count_tier(note),
+            WorkerNote::Preempted { .. }
+            | WorkerNote::SwappedOut { .. }
+            | WorkerNote::SwappedIn { .. }
+            | WorkerNote::Pool { .. } => self.count_blocks(note),
+        }
+    }
+}
+
+/// Only [`WorkerMeters::handle_note`] sorts notes.
 fn assert_not_counted_here(note: &WorkerNote) {
     debug_assert!(false, "counted elsewhere: {note:?}");
 }
@@ -573,14 +575,14 @@ mod tests {
             ),
             "{zero}"
         );
-        meters.count(&WorkerNote::Landed {
+        meters.handle_note(&WorkerNote::Landed {
             handoff: HandoffId::default(),
             bytes: 4096,
             blocks: 2,
             took: Duration::from_millis(3),
             exposed: Duration::from_millis(1),
         });
-        meters.count(&WorkerNote::Pool {
+        meters.handle_note(&WorkerNote::Pool {
             blocks_held: 25,
             blocks_free: 75,
             blocks_cached: 10,

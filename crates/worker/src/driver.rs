@@ -11,7 +11,6 @@ use super::admin::WorkerAdmin;
 use super::directory::PeerDirectory;
 use super::engine::{BlockImport, EngineHost, EngineWork};
 use super::exports::ExportQueue;
-use super::facts::handoff_of;
 use super::stops::PendingStops;
 use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
@@ -24,7 +23,7 @@ use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
-use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerSpans, log_ids};
+use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans, log_ids};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -64,6 +63,13 @@ pub(crate) struct WorkerEffects {
     pub(crate) recorder: TapeRecorder,
     pub(crate) admin: Arc<WorkerAdmin>,
     pub(crate) drained: watch::Sender<bool>,
+}
+
+impl WorkerEffects {
+    /// The receivers of every note, in their order.
+    fn observers(&mut self) -> [&mut dyn WorkerObserver; 2] {
+        [&mut self.spans, &mut self.meters]
+    }
 }
 
 /// The source of link prices.
@@ -411,7 +417,8 @@ impl WorkerDriver {
             spans: legs, name, ..
         } = &self.effects;
         if tracing::enabled!(Level::DEBUG) {
-            let context = handoff_of(note).and_then(|handoff| legs.request_context(handoff));
+            let handoff = note.handoff();
+            let context = handoff.and_then(|handoff| legs.request_context(handoff));
             let (request_id, trace) = log_ids(context);
             debug!(
                 worker = name,
@@ -420,8 +427,9 @@ impl WorkerDriver {
                 ?note
             );
         }
-        self.effects.spans.handle_note(note);
-        self.effects.meters.count(note);
+        for observer in self.effects.observers() {
+            observer.handle_note(note);
+        }
     }
 
     fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, direction: SwapDirection) {

@@ -3,7 +3,7 @@
 use cleave_domain::{HandoffId, LinkPrice, WorkerRef};
 use cleave_fleet::nanos;
 use cleave_kv::Packet;
-use cleave_sched::{PayloadCondition, WorkerInput, WorkerNote};
+use cleave_sched::{PayloadCondition, WorkerInput};
 use cleave_transfer::LinkSpeed;
 
 /// Half the shortest round trip, and the bandwidth measured in one direction.
@@ -12,33 +12,6 @@ pub(super) fn price_of(speed: LinkSpeed) -> LinkPrice {
     LinkPrice {
         latency_nanos: nanos(speed.latency / 2),
         byte_picos: PICOS / speed.bytes_per_second.max(1),
-    }
-}
-
-/// The hand-off that a note is about, if any.
-pub(super) fn handoff_of(note: &WorkerNote) -> Option<HandoffId> {
-    match note {
-        WorkerNote::Sealed { handoff, .. }
-        | WorkerNote::Landed { handoff, .. }
-        | WorkerNote::Joined { handoff }
-        | WorkerNote::HandoffFailed { handoff, .. }
-        | WorkerNote::Repeated { handoff }
-        | WorkerNote::FrameDiscarded { handoff }
-        | WorkerNote::Preempted { handoff, .. }
-        | WorkerNote::SwappedOut { handoff, .. }
-        | WorkerNote::SwappedIn { handoff, .. }
-        | WorkerNote::Fetched { handoff, .. }
-        | WorkerNote::MigratedOut { handoff, .. }
-        | WorkerNote::MigrationAborted { handoff, .. } => Some(*handoff),
-        WorkerNote::Stepped { .. }
-        | WorkerNote::Drafted { .. }
-        | WorkerNote::PrefixLookedUp { .. }
-        | WorkerNote::PrefillStarted { .. }
-        | WorkerNote::Stuck { .. }
-        | WorkerNote::CancelFreed { .. }
-        | WorkerNote::Offloaded { .. }
-        | WorkerNote::Tiers { .. }
-        | WorkerNote::Pool { .. } => None,
     }
 }
 

@@ -3,7 +3,6 @@
 //! Invariant: each incarnation of a worker joins and is lost in turn.
 
 use super::RouterDriver;
-use crate::dashboard::BlockSize;
 use crate::join_warnings::warn_of_mismatch;
 use crate::orders;
 use cleave_api::WorkerState;
@@ -125,19 +124,14 @@ impl RouterDriver {
         current.is_some_and(|current| current.connection.serial == serial)
     }
 
-    /// Updates the dashboard with a worker's report on a hand-off.
+    /// Updates a flight with a worker's report on a hand-off, and counts one that landed.
     pub(super) fn track_handoff(&self, worker: WorkerRef, report: &Report) {
         let Some(connected) = self.workers.get(&worker.worker) else {
             return;
         };
-        let capacity = connected.connection.registration.description.capacity;
-        let blocks = BlockSize {
-            tokens: capacity.block_tokens,
-            bytes: capacity.block_bytes,
-        };
-        let flights = &self.effects.flights;
-        let given = |flight| flights.tokens_given_count(flight);
-        if let Some(bytes) = self.effects.dashboard.handle_report(report, blocks, given) {
+        let receiver = &connected.connection.registration.description.capacity;
+        if let Some(bytes) = self.effects.flights.handle_report(report, receiver) {
+            self.effects.dashboard.handoff_landed(bytes);
             self.effects.meters.handoff_landed(bytes);
         }
     }

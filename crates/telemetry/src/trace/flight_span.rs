@@ -144,13 +144,7 @@ impl FlightSpan {
             RouterNote::MigrationAborted { handoff, failure } => {
                 self.attempt(*handoff).fail(failure)
             }
-            RouterNote::Decided(_)
-            | RouterNote::Judged { .. }
-            | RouterNote::Stale { .. }
-            | RouterNote::CancelFreed { .. }
-            | RouterNote::WorkerStuck { .. }
-            | RouterNote::PrefixDropped { .. }
-            | RouterNote::Fleet { .. } => {}
+            _ => {}
         }
     }
 

@@ -77,11 +77,6 @@ impl Traces {
         })
     }
 
-    /// Whether there is a collector.
-    pub fn has_collector(&self) -> bool {
-        self.queue.is_some()
-    }
-
     /// Whether spans of this trace are built here.
     pub fn records(&self, trace: Option<TraceParent>) -> bool {
         self.queue.is_some() && trace.is_some_and(|trace| trace.is_recorded())

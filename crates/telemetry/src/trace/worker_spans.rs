@@ -5,6 +5,7 @@
 //! is removed at its `Released`, at its refusal, or at the loss of its router.
 
 use super::{RequestContext, SpanBuilder, Traces};
+use crate::observer::WorkerObserver;
 use crate::outcome::{failure_name, refusal_name};
 use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerRef};
 use cleave_sched::WorkerNote;
@@ -176,66 +177,6 @@ impl WorkerSpans {
         }
     }
 
-    /// Adds a note of the brain.
-    pub fn handle_note(&mut self, note: &WorkerNote) {
-        if self.open.is_empty() {
-            return;
-        }
-        match note {
-            WorkerNote::Sealed {
-                handoff,
-                bytes,
-                blocks,
-                took,
-            } => self.add_transfer(*handoff, "transfer.send", (*bytes, *blocks, *took)),
-            WorkerNote::Landed {
-                handoff,
-                bytes,
-                blocks,
-                took,
-                exposed,
-            } => {
-                self.add_transfer(*handoff, "transfer.receive", (*bytes, *blocks, *took));
-                if let Some(builder) = self.decode(*handoff) {
-                    let exposed = exposed.as_secs_f64();
-                    builder.set("cleave.transfer.exposed_seconds", exposed);
-                }
-            }
-            WorkerNote::MigratedOut {
-                handoff,
-                bytes,
-                blocks,
-                took,
-                still: _,
-            } => self.add_transfer(*handoff, "transfer.send", (*bytes, *blocks, *took)),
-            WorkerNote::Preempted {
-                handoff,
-                recomputed_tokens,
-            } => {
-                let tokens = i64::from(*recomputed_tokens);
-                self.add_event(*handoff, "preempted", ("cleave.tokens", tokens));
-            }
-            WorkerNote::Fetched { handoff, came, .. } => {
-                self.add_event(*handoff, "fetched", ("cleave.blocks", i64::from(*came)));
-            }
-            WorkerNote::SwappedOut {
-                handoff, blocks, ..
-            } => self.add_event(
-                *handoff,
-                "swapped_out",
-                ("cleave.blocks", i64::from(*blocks)),
-            ),
-            WorkerNote::SwappedIn {
-                handoff, blocks, ..
-            } => self.add_event(
-                *handoff,
-                "swapped_in",
-                ("cleave.blocks", i64::from(*blocks)),
-            ),
-            _ => {}
-        }
-    }
-
     /// Ends the spans of a lost router's requests.
     pub fn router_lost(&mut self, router: RouterId) {
         let gone = self.open.keys().filter(|one| one.flight.router() == router);
@@ -348,6 +289,67 @@ impl WorkerSpans {
         }
         for builder in spans.transfers {
             self.traces.send(builder);
+        }
+    }
+}
+
+impl WorkerObserver for WorkerSpans {
+    fn handle_note(&mut self, note: &WorkerNote) {
+        if self.open.is_empty() {
+            return;
+        }
+        match note {
+            WorkerNote::Sealed {
+                handoff,
+                bytes,
+                blocks,
+                took,
+            } => self.add_transfer(*handoff, "transfer.send", (*bytes, *blocks, *took)),
+            WorkerNote::Landed {
+                handoff,
+                bytes,
+                blocks,
+                took,
+                exposed,
+            } => {
+                self.add_transfer(*handoff, "transfer.receive", (*bytes, *blocks, *took));
+                if let Some(builder) = self.decode(*handoff) {
+                    let exposed = exposed.as_secs_f64();
+                    builder.set("cleave.transfer.exposed_seconds", exposed);
+                }
+            }
+            WorkerNote::MigratedOut {
+                handoff,
+                bytes,
+                blocks,
+                took,
+                still: _,
+            } => self.add_transfer(*handoff, "transfer.send", (*bytes, *blocks, *took)),
+            WorkerNote::Preempted {
+                handoff,
+                recomputed_tokens,
+            } => {
+                let tokens = i64::from(*recomputed_tokens);
+                self.add_event(*handoff, "preempted", ("cleave.tokens", tokens));
+            }
+            WorkerNote::Fetched { handoff, came, .. } => {
+                self.add_event(*handoff, "fetched", ("cleave.blocks", i64::from(*came)));
+            }
+            WorkerNote::SwappedOut {
+                handoff, blocks, ..
+            } => self.add_event(
+                *handoff,
+                "swapped_out",
+                ("cleave.blocks", i64::from(*blocks)),
+            ),
+            WorkerNote::SwappedIn {
+                handoff, blocks, ..
+            } => self.add_event(
+                *handoff,
+                "swapped_in",
+                ("cleave.blocks", i64::from(*blocks)),
+            ),
+            _ => {}
         }
     }
 }

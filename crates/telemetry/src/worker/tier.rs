@@ -121,7 +121,7 @@ impl WorkerMeters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Telemetry;
+    use crate::{Telemetry, WorkerObserver};
     use cleave_domain::{Capacity, HandoffId, Role};
     use std::time::Duration;
 
@@ -138,12 +138,12 @@ mod tests {
             context_tokens_max: 32,
         });
         let took = Duration::from_millis(2);
-        meters.count(&WorkerNote::Tiers {
+        meters.handle_note(&WorkerNote::Tiers {
             host_blocks: 3,
             disk_blocks: 7,
         });
         for (outcome, came) in [(FetchOutcome::Copied, 4), (FetchOutcome::Corrupt, 1)] {
-            meters.count(&WorkerNote::Fetched {
+            meters.handle_note(&WorkerNote::Fetched {
                 handoff: HandoffId::default(),
                 asked: 4,
                 came,
@@ -153,7 +153,7 @@ mod tests {
         }
         for outcome in [OffloadOutcome::Copied, OffloadOutcome::Broken] {
             let place = TierLevel::Disk;
-            meters.count(&WorkerNote::Offloaded {
+            meters.handle_note(&WorkerNote::Offloaded {
                 place,
                 outcome,
                 took,
