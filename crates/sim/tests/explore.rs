@@ -34,7 +34,7 @@ fn small_worlds_break_no_property() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(&explore_all);
+            scope.spawn(explore_all);
         }
     });
     let states = states.into_inner();
