@@ -6,10 +6,11 @@
 //! Format: <https://www.w3.org/TR/trace-context/>, version 00; of later versions the common part.
 
 use axum::http::HeaderMap;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A span of a trace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceParent {
     /// Trace id; not zero.
     pub trace: u128,

@@ -9,6 +9,7 @@ use cleave_domain::{
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
 use cleave_transfer::WriteGrant;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -61,7 +62,7 @@ pub enum FromWorker {
 }
 
 /// A link to another worker, as it was measured at its start.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkState {
     pub peer: WorkerRef,
     /// The transport's name, for display.
@@ -71,7 +72,7 @@ pub struct LinkState {
 }
 
 /// A worker's registration at a router.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Registration {
     pub worker: WorkerRef,
     /// Shown in logs and metrics.

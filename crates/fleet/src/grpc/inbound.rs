@@ -12,7 +12,7 @@ use std::time::Duration;
 use tonic::Streaming;
 
 /// A message of one direction, as it arrives.
-pub(super) trait InboundMessage: Sized + Send {
+pub(crate) trait InboundMessage: Sized + Send {
     /// As a session handles it.
     type Content: Send;
 
@@ -24,7 +24,7 @@ pub(super) trait InboundMessage: Sized + Send {
 }
 
 /// A message, or several.
-pub(super) enum MessageFraming<M> {
+pub(crate) enum MessageFraming<M> {
     Beat(proto::Beat),
     Batch(Vec<M>),
     One(M),

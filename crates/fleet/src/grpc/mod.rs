@@ -15,6 +15,8 @@ mod window;
 pub use resolve::{local_address, watch_names};
 pub use service::{ModelAdmission, fleet_routes};
 pub use uplink::Uplink;
+#[cfg(test)]
+pub(crate) use {inbound::InboundMessage, window::OutboundMessage};
 
 use crate::wire::{EMISSIONS_BYTES_MAX, HELLO_BYTES_MAX, ORDER_BYTES_MAX};
 use service::StreamError;

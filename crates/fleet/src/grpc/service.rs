@@ -11,11 +11,12 @@ use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, heartbeat_interval, w
 use crate::acceptor::{DriverStopped, RouterAcceptor, WorkerSession};
 use crate::connection::{FromWorker, Registration};
 use crate::wire::proto::fleet_server::{Fleet, FleetServer};
-use crate::wire::{FleetWireError, PROTOCOL, nanos, proto};
+use crate::wire::{FleetWireError, PROTOCOL, decode, nanos, proto};
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::middleware::map_request;
 use cleave_text::ModelFiles;
+use cleave_transfer::WriteGrant;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +88,7 @@ impl<A: ModelAdmission> Fleet for FleetService<A> {
 
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StreamError {
+pub(crate) enum StreamError {
     #[error("the other side closed it")]
     Closed,
     #[error("nothing was heard for {0:?}")]
@@ -189,23 +190,22 @@ impl<A: ModelAdmission> WorkerStream<A> {
         let Some(Kind::Hello(hello)) = first.ok_or(StreamError::Closed)?.kind else {
             return Err(StreamError::Unexpected("message in place of a hello"));
         };
-        if hello.protocol != PROTOCOL {
+        let proto::Hello {
+            protocol,
+            version,
+            name,
+            registration,
+        } = hello;
+        if protocol != PROTOCOL {
             return Err(StreamError::Rejected(format!(
-                "worker {} {} speaks protocol {}, this router {} speaks {PROTOCOL}",
-                hello.name,
-                hello.version,
-                hello.protocol,
+                "worker {name} {version} speaks protocol {protocol}, this router {} speaks {PROTOCOL}",
                 env!("CARGO_PKG_VERSION"),
             )));
         }
-        self.name.clone_from(&hello.name);
-        info!(
-            name = hello.name,
-            version = hello.version,
-            "a worker says hello"
-        );
-        let registration = hello.try_into();
-        registration.map_err(|error: FleetWireError| StreamError::Rejected(error.to_string()))
+        info!(name, version, "a worker says hello");
+        self.name = name;
+        let registration = decode("hello.registration", &registration);
+        registration.map_err(|error| StreamError::Rejected(error.to_string()))
     }
 
     /// Sends the worker the reason why its stream ends, if there is room: it cannot see damage to
@@ -256,16 +256,16 @@ impl InboundMessage for proto::Upward {
     fn content(self) -> Result<FromWorker, StreamError> {
         use proto::upward::Kind;
         match self.kind {
-            Some(Kind::Report(report)) => Ok(FromWorker::Report(report.try_into()?)),
-            Some(Kind::Emissions(proto::Emissions { tokens })) => {
-                let tokens = tokens.into_iter().map(TryInto::try_into);
-                Ok(FromWorker::Emissions(tokens.collect::<Result<_, _>>()?))
+            Some(Kind::Report(report)) => Ok(FromWorker::Report(decode("report", &report)?)),
+            Some(Kind::Emissions(tokens)) => {
+                Ok(FromWorker::Emissions(decode("emissions", &tokens)?))
             }
-            Some(Kind::Pass(grant)) => {
-                let (handoff, grant) = grant.try_into()?;
+            Some(Kind::Pass(pass)) => {
+                let (handoff, grant) = decode("pass", &pass)?;
+                let grant = WriteGrant(grant);
                 Ok(FromWorker::Grant { handoff, grant })
             }
-            Some(Kind::Link(link)) => Ok(FromWorker::Link(link.try_into()?)),
+            Some(Kind::Link(link)) => Ok(FromWorker::Link(decode("link", &link)?)),
             Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
             Some(Kind::Beat(_) | Kind::Batch(_)) => {
                 Err(StreamError::Unexpected("beat or batch within a batch"))

@@ -16,11 +16,11 @@ use super::{
 use crate::acceptor::{RouterSession, WorkerAcceptor};
 use crate::connection::ToWorker;
 use crate::wire::proto::fleet_client::FleetClient;
-use crate::wire::{FleetWireError, PROTOCOL, nanos, proto, within};
+use crate::wire::{FleetWireError, PROTOCOL, decode, nanos, proto, within};
 use cleave_domain::RouterId;
 use cleave_tls::tokio_rustls::client::TlsStream;
 use cleave_tls::{ExplainedStream, PeerProtocol, PeerTls};
-use cleave_transfer::{DataAddresses, Transport};
+use cleave_transfer::{DataAddresses, Transport, WriteGrant};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -295,7 +295,7 @@ async fn send_hello(
         let addresses = addresses.with(Transport::Tcp, data.to_string());
         registration.data_address = addresses.to_string();
     }
-    let hello = proto::upward::Kind::Hello(registration.into());
+    let hello = proto::upward::Kind::Hello(proto::Hello::from(&registration));
     Ok(send(out, hello).await?)
 }
 
@@ -374,33 +374,28 @@ impl InboundMessage for proto::Downward {
     fn content(self) -> Result<ToWorker, StreamError> {
         use proto::downward::Kind;
         match self.kind {
-            Some(Kind::Order(mut order)) => {
-                let context = order.mark.take();
-                Ok(ToWorker::Order {
-                    order: order.try_into()?,
-                    context: context.map(|context| Arc::new(context.into())),
-                })
+            Some(Kind::Order(order)) => {
+                let (order, context) = decode("order", &order)?;
+                Ok(ToWorker::Order { order, context })
             }
-            Some(Kind::Peer(proto::Peer {
-                worker,
-                data_address,
-            })) => {
-                let worker = worker.ok_or(FleetWireError::Missing("peer.worker"))?.into();
+            Some(Kind::Peer(peer)) => {
+                let (worker, data_address) = decode("peer", &peer)?;
                 Ok(ToWorker::Peer {
                     worker,
                     data_address,
                 })
             }
-            Some(Kind::Pass(grant)) => {
-                let (handoff, grant) = grant.try_into()?;
+            Some(Kind::Pass(pass)) => {
+                let (handoff, grant) = decode("pass", &pass)?;
+                let grant = WriteGrant(grant);
                 Ok(ToWorker::Grant { handoff, grant })
             }
             Some(Kind::PeerGone(worker)) => Ok(ToWorker::PeerGone {
-                worker: worker.into(),
+                worker: decode("peer_gone", &worker)?,
             }),
-            Some(Kind::NameTaken(proto::NameTaken { data_address })) => {
-                Ok(ToWorker::NameTaken { data_address })
-            }
+            Some(Kind::NameTaken(data_address)) => Ok(ToWorker::NameTaken {
+                data_address: decode("name_taken", &data_address)?,
+            }),
             Some(Kind::Greeting(_) | Kind::Welcome(_) | Kind::Rejection(_)) => {
                 Err(StreamError::Unexpected("greeting in mid-stream"))
             }

@@ -12,7 +12,7 @@
 
 use super::service::StreamError;
 use crate::connection::{FromWorker, ToWorker};
-use crate::wire::{BATCH_BYTES_MAX, proto};
+use crate::wire::{BATCH_BYTES_MAX, encode, proto};
 use prost::Message;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -58,7 +58,7 @@ impl MessageWindow {
 }
 
 /// A message of one direction, as it travels.
-pub(super) trait OutboundMessage: Message + Sized {
+pub(crate) trait OutboundMessage: Message + Sized {
     /// As the line has it.
     type Word;
     /// As the stream takes it.
@@ -164,12 +164,10 @@ impl OutboundMessage for proto::Upward {
     fn of(message: FromWorker) -> Self {
         use proto::upward::Kind;
         let kind = match message {
-            FromWorker::Report(report) => Kind::Report(report.into()),
-            FromWorker::Emissions(tokens) => Kind::Emissions(proto::Emissions {
-                tokens: tokens.into_iter().map(Into::into).collect(),
-            }),
-            FromWorker::Grant { handoff, grant } => Kind::Pass((handoff, grant).into()),
-            FromWorker::Link(link) => Kind::Link(link.into()),
+            FromWorker::Report(report) => Kind::Report(encode(&report)),
+            FromWorker::Emissions(tokens) => Kind::Emissions(encode(&tokens)),
+            FromWorker::Grant { handoff, grant } => Kind::Pass(encode(&(handoff, grant.0))),
+            FromWorker::Link(link) => Kind::Link(encode(&link)),
         };
         Self { kind: Some(kind) }
     }
@@ -199,22 +197,14 @@ impl OutboundMessage for proto::Downward {
     fn of(message: ToWorker) -> Self {
         use proto::downward::Kind;
         let kind = match message {
-            ToWorker::Order { order, context } => Kind::Order(proto::Order {
-                mark: context.map(|context| context.as_ref().into()),
-                ..order.into()
-            }),
+            ToWorker::Order { order, context } => Kind::Order(encode(&(order, context))),
             ToWorker::Peer {
                 worker,
                 data_address,
-            } => Kind::Peer(proto::Peer {
-                worker: Some(worker.into()),
-                data_address,
-            }),
-            ToWorker::Grant { handoff, grant } => Kind::Pass((handoff, grant).into()),
-            ToWorker::PeerGone { worker } => Kind::PeerGone(worker.into()),
-            ToWorker::NameTaken { data_address } => {
-                Kind::NameTaken(proto::NameTaken { data_address })
-            }
+            } => Kind::Peer(encode(&(worker, data_address))),
+            ToWorker::Grant { handoff, grant } => Kind::Pass(encode(&(handoff, grant.0))),
+            ToWorker::PeerGone { worker } => Kind::PeerGone(encode(&worker)),
+            ToWorker::NameTaken { data_address } => Kind::NameTaken(encode(&data_address)),
         };
         Self { kind: Some(kind) }
     }
@@ -240,6 +230,7 @@ impl OutboundMessage for proto::Downward {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::decode;
     use cleave_domain::{Emission, FlightId, HandoffId, SampledToken};
     use proto::upward::Kind;
 
@@ -265,8 +256,8 @@ mod tests {
     fn indices(message: proto::Upward) -> Vec<u32> {
         match message.kind.unwrap() {
             Kind::Emissions(tokens) => {
-                let tokens = tokens.tokens.into_iter();
-                tokens.map(|token| token.index).collect()
+                let tokens: Vec<(HandoffId, Emission)> = decode("emissions", &tokens).unwrap();
+                tokens.iter().map(|(_, emission)| emission.index).collect()
             }
             Kind::Batch(batch) => batch.messages.into_iter().flat_map(indices).collect(),
             Kind::Beat(_) => Vec::new(),

@@ -1,4 +1,4 @@
-//! The codec between router and worker: protobuf closed by a checksum.
+//! The codec between router and worker: a frame of protobuf closed by a checksum.
 //!
 //! Owns: the nine bytes after every message: the key of a protobuf field that no message has
 //! ([`CHECK_KEY`]: number 15, eight bytes), then XXH3-64 of everything before that key. Never
@@ -71,11 +71,27 @@ impl From<MessageCheckError> for Status {
 pub(crate) struct MessageKind {
     /// The name of the kind, for errors.
     name: &'static str,
+    content: MessageContent,
     bytes_max: usize,
 }
 
-const fn kind(name: &'static str, bytes_max: usize) -> MessageKind {
-    MessageKind { name, bytes_max }
+/// The form of the one field of a message.
+#[derive(Clone, Copy, Debug)]
+enum MessageContent {
+    /// A protobuf message.
+    Fields,
+    /// One encoded value.
+    Value,
+    /// An encoded list, which begins with the number of its items.
+    List,
+}
+
+const fn kind(name: &'static str, content: MessageContent, bytes_max: usize) -> MessageKind {
+    MessageKind {
+        name,
+        content,
+        bytes_max,
+    }
 }
 
 /// A message of one of the two directions: one field, whose number is its kind.
@@ -86,14 +102,15 @@ pub(crate) trait FleetMessage: Message + Default {
 
 impl FleetMessage for proto::Upward {
     fn kind(field: u32) -> Option<MessageKind> {
+        use MessageContent::{Fields, List, Value};
         Some(match field {
-            1 => kind("hello", HELLO_BYTES_MAX),
-            2 => kind("report", OTHER_BYTES_MAX),
-            3 => kind("emissions", EMISSIONS_BYTES_MAX),
-            4 => kind("beat", OTHER_BYTES_MAX),
-            5 => kind("link", OTHER_BYTES_MAX),
-            6 => kind("pass", OTHER_BYTES_MAX),
-            7 => kind("batch", BATCH_READ_MAX),
+            1 => kind("hello", Fields, HELLO_BYTES_MAX),
+            2 => kind("report", Value, OTHER_BYTES_MAX),
+            3 => kind("emissions", List, EMISSIONS_BYTES_MAX),
+            4 => kind("beat", Fields, OTHER_BYTES_MAX),
+            5 => kind("link", Value, OTHER_BYTES_MAX),
+            6 => kind("pass", Value, OTHER_BYTES_MAX),
+            7 => kind("batch", Fields, BATCH_READ_MAX),
             _ => return None,
         })
     }
@@ -101,17 +118,18 @@ impl FleetMessage for proto::Upward {
 
 impl FleetMessage for proto::Downward {
     fn kind(field: u32) -> Option<MessageKind> {
+        use MessageContent::{Fields, Value};
         Some(match field {
-            1 => kind("greeting", OTHER_BYTES_MAX),
-            2 => kind("welcome", OTHER_BYTES_MAX),
-            3 => kind("rejection", OTHER_BYTES_MAX),
-            4 => kind("order", ORDER_BYTES_MAX),
-            5 => kind("peer", OTHER_BYTES_MAX),
-            6 => kind("beat", OTHER_BYTES_MAX),
-            7 => kind("peer gone", OTHER_BYTES_MAX),
-            8 => kind("name taken", OTHER_BYTES_MAX),
-            9 => kind("pass", OTHER_BYTES_MAX),
-            10 => kind("batch", BATCH_READ_MAX),
+            1 => kind("greeting", Fields, OTHER_BYTES_MAX),
+            2 => kind("welcome", Fields, OTHER_BYTES_MAX),
+            3 => kind("rejection", Fields, OTHER_BYTES_MAX),
+            4 => kind("order", Value, ORDER_BYTES_MAX),
+            5 => kind("peer", Value, OTHER_BYTES_MAX),
+            6 => kind("beat", Fields, OTHER_BYTES_MAX),
+            7 => kind("peer gone", Value, OTHER_BYTES_MAX),
+            8 => kind("name taken", Value, OTHER_BYTES_MAX),
+            9 => kind("pass", Value, OTHER_BYTES_MAX),
+            10 => kind("batch", Fields, BATCH_READ_MAX),
             _ => return None,
         })
     }
@@ -123,9 +141,9 @@ fn first_kind<M: FleetMessage>(message: &[u8]) -> Option<MessageKind> {
     M::kind(u32::from(key >> 3))
 }
 
-/// Counts the fields of the one message inside `message`. A second field beside it would be read
-/// and dropped; no sender writes one.
-fn count_items(mut message: &[u8]) -> Option<usize> {
+/// Counts the items of the one field of `message`. A second field beside it would be read and
+/// dropped; no sender writes one.
+fn count_items(content: MessageContent, mut message: &[u8]) -> Option<usize> {
     if message.is_empty() {
         return Some(0);
     }
@@ -134,13 +152,19 @@ fn count_items(mut message: &[u8]) -> Option<usize> {
     if wire != WireType::LengthDelimited || length != message.len() as u64 {
         return None;
     }
-    let mut count = 0;
-    while !message.is_empty() {
-        let (field, wire) = decode_key(&mut message).ok()?;
-        skip_field(wire, field, &mut message, DecodeContext::default()).ok()?;
-        count += 1;
+    match content {
+        MessageContent::Fields => {
+            let mut count = 0;
+            while !message.is_empty() {
+                let (field, wire) = decode_key(&mut message).ok()?;
+                skip_field(wire, field, &mut message, DecodeContext::default()).ok()?;
+                count += 1;
+            }
+            Some(count)
+        }
+        MessageContent::Value => Some(1),
+        MessageContent::List => usize::try_from(decode_varint(&mut message).ok()?).ok(),
     }
-    Some(count)
 }
 
 /// Appends a message and its checksum.
@@ -170,7 +194,8 @@ pub(crate) fn decode_checked<M: FleetMessage>(bytes: &[u8]) -> Result<M, Message
     if message.len() > bytes_max {
         return Err(MessageCheckError::TooLong(name, message.len(), bytes_max));
     }
-    match count_items(message) {
+    let content = kind.map_or(MessageContent::Fields, |kind| kind.content);
+    match count_items(content, message) {
         Some(count) if count <= ITEMS_MAX => {}
         Some(_) => return Err(MessageCheckError::TooMany(name)),
         None => return Err(MessageCheckError::Unreadable),
@@ -235,100 +260,11 @@ impl<U: FleetMessage> Decoder for CheckedDecoder<U> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::strategies::{
-        emission, handoff, link_state, order, registration, report, worker,
-    };
-    use cleave_domain::{Order, Report, WorkerRef};
-    use cleave_transfer::WriteGrant;
+    use crate::wire::encode;
+    use crate::wire::strategies::{downward, upward};
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use proptest::strategy::Union;
     use std::fmt::Debug;
-
-    // Boxed: the strategies together would not fit a test's stack.
-    fn upward() -> impl Strategy<Value = proto::Upward> {
-        use proto::upward::Kind;
-        let tokens = (handoff(), emission()).prop_map(proto::Tokens::from);
-        let pass = (handoff(), any::<[u8; 32]>().prop_map(WriteGrant));
-        let kinds: [BoxedStrategy<Kind>; 7] = [
-            registration()
-                .prop_map(|hello| Kind::Hello(hello.into()))
-                .boxed(),
-            report()
-                .prop_map(|report| Kind::Report(report.into()))
-                .boxed(),
-            vec(tokens, 0..3)
-                .prop_map(|tokens| Kind::Emissions(proto::Emissions { tokens }))
-                .boxed(),
-            any::<u64>()
-                .prop_map(|received| Kind::Beat(proto::Beat { received }))
-                .boxed(),
-            link_state()
-                .prop_map(|link| Kind::Link(link.into()))
-                .boxed(),
-            pass.prop_map(|pass| Kind::Pass(pass.into())).boxed(),
-            vec(report(), 0..3)
-                .prop_map(|reports| {
-                    let message = |report: Report| proto::Upward {
-                        kind: Some(Kind::Report(report.into())),
-                    };
-                    let messages = reports.into_iter().map(message).collect();
-                    Kind::Batch(proto::UpwardBatch { messages })
-                })
-                .boxed(),
-        ];
-        Union::new(kinds).prop_map(|kind| proto::Upward { kind: Some(kind) })
-    }
-
-    fn downward() -> impl Strategy<Value = proto::Downward> {
-        use proto::downward::Kind;
-        let pass = (handoff(), any::<[u8; 32]>().prop_map(WriteGrant));
-        let greeting = (any::<u32>(), any::<u64>(), any::<u64>());
-        let address = || "[a-z0-9:.]{0,20}";
-        let greet = |(protocol, router, silence_nanos)| {
-            Kind::Greeting(proto::Greeting {
-                protocol,
-                router,
-                silence_nanos,
-            })
-        };
-        let peer = |(worker, data_address): (WorkerRef, String)| {
-            let worker = Some(worker.into());
-            Kind::Peer(proto::Peer {
-                worker,
-                data_address,
-            })
-        };
-        let kinds: [BoxedStrategy<Kind>; 10] = [
-            greeting.prop_map(greet).boxed(),
-            Just(Kind::Welcome(proto::Welcome {})).boxed(),
-            ".{0,40}"
-                .prop_map(|reason| Kind::Rejection(proto::Rejection { reason }))
-                .boxed(),
-            order().prop_map(|order| Kind::Order(order.into())).boxed(),
-            (worker(), address()).prop_map(peer).boxed(),
-            any::<u64>()
-                .prop_map(|received| Kind::Beat(proto::Beat { received }))
-                .boxed(),
-            worker()
-                .prop_map(|worker| Kind::PeerGone(worker.into()))
-                .boxed(),
-            address()
-                .prop_map(|data_address| Kind::NameTaken(proto::NameTaken { data_address }))
-                .boxed(),
-            pass.prop_map(|pass| Kind::Pass(pass.into())).boxed(),
-            vec(order(), 0..3)
-                .prop_map(|orders| {
-                    let message = |order: Order| proto::Downward {
-                        kind: Some(Kind::Order(order.into())),
-                    };
-                    let messages = orders.into_iter().map(message).collect();
-                    Kind::Batch(proto::DownwardBatch { messages })
-                })
-                .boxed(),
-        ];
-        Union::new(kinds).prop_map(|kind| proto::Downward { kind: Some(kind) })
-    }
 
     /// Flips every bit of an encoded message, one at a time. Very long ones are tried in every
     /// byte.
@@ -379,12 +315,9 @@ mod tests {
             matches!(error, MessageCheckError::TooLong("batch", _, _)),
             "{error}"
         );
-        let tokens = vec![proto::Tokens::default(); ITEMS_MAX];
-        let most = proto::Emissions { tokens };
-        assert!(decode_checked::<proto::Upward>(&up(Kind::Emissions(most.clone()))).is_ok());
-        let mut more = most;
-        more.tokens.push(proto::Tokens::default());
-        let error = decode_checked::<proto::Upward>(&up(Kind::Emissions(more))).unwrap_err();
+        let tokens = |count| up(Kind::Emissions(encode(&vec![0_u8; count])));
+        assert!(decode_checked::<proto::Upward>(&tokens(ITEMS_MAX)).is_ok());
+        let error = decode_checked::<proto::Upward>(&tokens(ITEMS_MAX + 1)).unwrap_err();
         assert_eq!(error, MessageCheckError::TooMany("emissions"));
     }
 

@@ -1,10 +1,13 @@
-//! Strategies that draw domain types for property tests: any value that can be sent.
+//! Strategies that draw messages for property tests: any value that can be sent.
 //!
 //! Owns: how each type is drawn. Never encodes a value, or says what a receiver does with it.
 //! Invariant: each variant and each field is drawn, within what its type promises, so that a field
 //! forgotten on the wire does not come back equal.
 
-use crate::connection::{LinkState, Registration};
+use super::proto;
+use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
+use crate::grpc::OutboundMessage;
+use cleave_api::TraceParent;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
     Fingerprint, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId,
@@ -14,10 +17,13 @@ use cleave_domain::{
     ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StepProgress, StopRules,
     TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
+use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
+use cleave_transfer::WriteGrant;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use proptest::strategy::Union;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +41,7 @@ pub(super) fn worker() -> impl Strategy<Value = WorkerRef> {
     })
 }
 
-pub(super) fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
+fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
     let block = (any::<u32>(), any::<u32>()).prop_map(|(block, generation)| BlockRef {
         block: BlockIndex(block),
         generation: Generation(generation),
@@ -43,11 +49,11 @@ pub(super) fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
     vec(block, 0..5)
 }
 
-pub(super) fn span() -> impl Strategy<Value = Duration> {
+fn span() -> impl Strategy<Value = Duration> {
     any::<u64>().prop_map(Duration::from_nanos)
 }
 
-pub(super) fn number() -> impl Strategy<Value = f32> {
+fn number() -> impl Strategy<Value = f32> {
     prop_oneof![
         Just(0.0f32),
         Just(-0.0),
@@ -56,7 +62,7 @@ pub(super) fn number() -> impl Strategy<Value = f32> {
     ]
 }
 
-pub(super) fn sampling() -> impl Strategy<Value = SamplingParams> {
+fn sampling() -> impl Strategy<Value = SamplingParams> {
     let numbers = (number(), number(), number(), number(), number(), number());
     let rest = (
         any::<u32>(),
@@ -84,7 +90,7 @@ pub(super) fn sampling() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-pub(super) fn request() -> impl Strategy<Value = Arc<Request>> {
+fn request() -> impl Strategy<Value = Arc<Request>> {
     let stop = (any::<u32>(), any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(
         |(max_tokens, min_tokens, stop_tokens)| StopRules {
             max_tokens,
@@ -119,7 +125,7 @@ pub(super) fn request() -> impl Strategy<Value = Arc<Request>> {
     )
 }
 
-pub(super) fn due() -> impl Strategy<Value = Option<Deadline>> {
+fn due() -> impl Strategy<Value = Option<Deadline>> {
     let unmet = prop_oneof![Just(OnDeadlineMiss::Refuse), Just(OnDeadlineMiss::Serve)];
     option::of((span(), unmet).prop_map(|(left, unmet)| Deadline { left, unmet }))
 }
@@ -178,7 +184,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
     ]
 }
 
-pub(super) fn flow() -> impl Strategy<Value = RequestFlow> {
+fn flow() -> impl Strategy<Value = RequestFlow> {
     any::<[u64; 7]>().prop_map(|drawn| RequestFlow {
         arrivals: drawn[0],
         prompt_tokens: drawn[1],
@@ -190,7 +196,7 @@ pub(super) fn flow() -> impl Strategy<Value = RequestFlow> {
     })
 }
 
-pub(super) fn slo_outcomes() -> impl Strategy<Value = SloOutcomes> {
+fn slo_outcomes() -> impl Strategy<Value = SloOutcomes> {
     any::<[u64; 4]>().prop_map(|drawn| SloOutcomes {
         arrivals: drawn[0],
         judged: drawn[1],
@@ -199,7 +205,7 @@ pub(super) fn slo_outcomes() -> impl Strategy<Value = SloOutcomes> {
     })
 }
 
-pub(super) fn pool_counts() -> impl Strategy<Value = PoolCounts> {
+fn pool_counts() -> impl Strategy<Value = PoolCounts> {
     any::<[u32; 3]>().prop_map(|[prefill, decode, both]| PoolCounts {
         prefill,
         decode,
@@ -207,7 +213,7 @@ pub(super) fn pool_counts() -> impl Strategy<Value = PoolCounts> {
     })
 }
 
-pub(super) fn fleet_target() -> impl Strategy<Value = FleetTarget> {
+fn fleet_target() -> impl Strategy<Value = FleetTarget> {
     let reason = || (0..ScalingReason::ALL.len()).prop_map(|place| ScalingReason::ALL[place]);
     let reasons =
         (reason(), reason(), reason()).prop_map(|(prefill, decode, both)| ScalingReasons {
@@ -223,7 +229,7 @@ pub(super) fn fleet_target() -> impl Strategy<Value = FleetTarget> {
 }
 
 /// The scaling data that one router sends to the others.
-pub(super) fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
+fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
     let demand = (
         flow(),
         flow(),
@@ -252,11 +258,11 @@ pub(super) fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
     )
 }
 
-pub(super) fn role() -> impl Strategy<Value = Role> {
+fn role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)]
 }
 
-pub(super) fn failure() -> impl Strategy<Value = Failure> {
+fn failure() -> impl Strategy<Value = Failure> {
     let plain = prop_oneof![
         Just(Failure::WorkerLost),
         Just(Failure::WorkerStuck),
@@ -274,7 +280,7 @@ pub(super) fn failure() -> impl Strategy<Value = Failure> {
     })
 }
 
-pub(super) fn refusal() -> impl Strategy<Value = Refusal> {
+fn refusal() -> impl Strategy<Value = Refusal> {
     prop_oneof![
         span().prop_map(|retry_after| Refusal::QueueFull { retry_after }),
         span().prop_map(|retry_after| Refusal::NoBlocks { retry_after }),
@@ -291,7 +297,7 @@ pub(super) fn refusal() -> impl Strategy<Value = Refusal> {
     ]
 }
 
-pub(super) fn aim() -> impl Strategy<Value = SloMetric> {
+fn aim() -> impl Strategy<Value = SloMetric> {
     prop_oneof![
         Just(SloMetric::Ttft),
         Just(SloMetric::Tpot),
@@ -299,11 +305,11 @@ pub(super) fn aim() -> impl Strategy<Value = SloMetric> {
     ]
 }
 
-pub(super) fn prefill_timing() -> impl Strategy<Value = PrefillTiming> {
+fn prefill_timing() -> impl Strategy<Value = PrefillTiming> {
     (span(), span()).prop_map(|(wait, run)| PrefillTiming { wait, run })
 }
 
-pub(super) fn prices() -> impl Strategy<Value = Prices> {
+fn prices() -> impl Strategy<Value = Prices> {
     let link = || {
         any::<(u64, u64)>().prop_map(|(latency_nanos, byte_picos)| LinkPrice {
             latency_nanos,
@@ -329,7 +335,7 @@ pub(super) fn prices() -> impl Strategy<Value = Prices> {
     })
 }
 
-pub(super) fn load() -> impl Strategy<Value = WorkerLoad> {
+fn load() -> impl Strategy<Value = WorkerLoad> {
     let progress = prop_oneof![Just(StepProgress::Moving), Just(StepProgress::Stuck)];
     let counts = any::<(u64, u32, u32, u32, (u64, u32))>();
     let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
@@ -354,7 +360,7 @@ pub(super) fn load() -> impl Strategy<Value = WorkerLoad> {
     })
 }
 
-pub(super) fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
+fn hashes() -> impl Strategy<Value = Vec<BlockHash>> {
     vec(any::<[u8; 16]>().prop_map(BlockHash), 0..4)
 }
 
@@ -404,7 +410,7 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
     ]
 }
 
-pub(super) fn sampled() -> impl Strategy<Value = SampledToken> {
+fn sampled() -> impl Strategy<Value = SampledToken> {
     let scores = (number(), number(), vec((any::<u32>(), number()), 0..4)).prop_map(
         |(normalizer, chosen, top)| TokenScores {
             normalizer,
@@ -499,4 +505,90 @@ pub(super) fn link_state() -> impl Strategy<Value = LinkState> {
             latency,
         },
     )
+}
+
+/// The id and the trace of an order's request.
+pub(super) fn context() -> impl Strategy<Value = Option<Arc<RequestContext>>> {
+    let trace = (1..=u128::MAX, 1..=u64::MAX, 0..=1_u8);
+    let trace = trace.prop_map(|(trace, span, flags)| TraceParent { trace, span, flags });
+    let context = (".{0,9}", option::of(trace)).prop_map(|(request_id, trace)| {
+        Arc::new(RequestContext {
+            request_id: request_id.into(),
+            trace,
+        })
+    });
+    option::of(context)
+}
+
+pub(super) fn from_worker() -> impl Strategy<Value = FromWorker> {
+    prop_oneof![
+        report().prop_map(FromWorker::Report),
+        vec((handoff(), emission()), 0..3).prop_map(FromWorker::Emissions),
+        grant().prop_map(|(handoff, grant)| FromWorker::Grant { handoff, grant }),
+        link_state().prop_map(FromWorker::Link),
+    ]
+}
+
+pub(super) fn to_worker() -> impl Strategy<Value = ToWorker> {
+    let address = || "[a-z0-9:.]{0,20}";
+    prop_oneof![
+        (order(), context()).prop_map(|(order, context)| ToWorker::Order { order, context }),
+        (worker(), address()).prop_map(|(worker, data_address)| ToWorker::Peer {
+            worker,
+            data_address,
+        }),
+        worker().prop_map(|worker| ToWorker::PeerGone { worker }),
+        address().prop_map(|data_address| ToWorker::NameTaken { data_address }),
+        grant().prop_map(|(handoff, grant)| ToWorker::Grant { handoff, grant }),
+    ]
+}
+
+fn grant() -> impl Strategy<Value = (HandoffId, WriteGrant)> {
+    (handoff(), any::<[u8; 32]>().prop_map(WriteGrant))
+}
+
+// Boxed: the strategies together would not fit a test's stack.
+pub(super) fn upward() -> impl Strategy<Value = proto::Upward> {
+    use proto::upward::Kind;
+    let of_kind = |kind| proto::Upward { kind: Some(kind) };
+    let kinds: [BoxedStrategy<proto::Upward>; 4] = [
+        registration()
+            .prop_map(move |sent| of_kind(Kind::Hello(proto::Hello::from(&sent))))
+            .boxed(),
+        any::<u64>()
+            .prop_map(|received| proto::Upward::beat(proto::Beat { received }))
+            .boxed(),
+        from_worker().prop_map(proto::Upward::of).boxed(),
+        vec(from_worker().prop_map(proto::Upward::of), 0..3)
+            .prop_map(proto::Upward::batch)
+            .boxed(),
+    ];
+    Union::new(kinds)
+}
+
+pub(super) fn downward() -> impl Strategy<Value = proto::Downward> {
+    use proto::downward::Kind;
+    let of_kind = |kind| proto::Downward { kind: Some(kind) };
+    let greet = |(protocol, router, silence_nanos)| proto::Greeting {
+        protocol,
+        router,
+        silence_nanos,
+    };
+    let kinds: [BoxedStrategy<proto::Downward>; 6] = [
+        any::<(u32, u64, u64)>()
+            .prop_map(move |drawn| of_kind(Kind::Greeting(greet(drawn))))
+            .boxed(),
+        Just(of_kind(Kind::Welcome(proto::Welcome {}))).boxed(),
+        ".{0,40}"
+            .prop_map(move |reason| of_kind(Kind::Rejection(proto::Rejection { reason })))
+            .boxed(),
+        any::<u64>()
+            .prop_map(|received| proto::Downward::beat(proto::Beat { received }))
+            .boxed(),
+        to_worker().prop_map(proto::Downward::of).boxed(),
+        vec(to_worker().prop_map(proto::Downward::of), 0..3)
+            .prop_map(proto::Downward::batch)
+            .boxed(),
+    ];
+    Union::new(kinds)
 }

@@ -4,10 +4,11 @@
 //! about, so that a worker has it before any work for the request.
 
 use cleave_api::TraceParent;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A request as log lines and spans name it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestContext {
     /// The id from the client, or from the HTTP server.
     pub request_id: Arc<str>,

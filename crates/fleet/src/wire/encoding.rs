@@ -1,0 +1,85 @@
+//! The encoding of everything that router and worker tell each other once they know to be of one
+//! protocol: postcard, of the types themselves.
+//!
+//! Owns: values to bytes and back. Never knows a type: each derives its own form. Invariant: a
+//! value that is decoded used every byte and is within its bounds; decoding takes memory in
+//! proportion to the bytes that are there, and a bounded part of the stack.
+
+use super::FleetWireError;
+use super::bounds::Bounded;
+use postcard::Deserializer;
+use postcard::de_flavors::{Flavor, Slice};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Stack that decoding may take; sound messages take a tenth of it, and a thread has eight times as
+/// much.
+const STACK_BYTES_MAX: usize = 256 << 10;
+
+pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("a vector grows as it is filled")
+}
+
+/// Decodes a value of this kind, which errors name.
+///
+/// # Errors
+/// If the bytes are another value's, or more, or the value is out of its bounds.
+pub(crate) fn decode<T>(kind: &'static str, bytes: &[u8]) -> Result<T, FleetWireError>
+where
+    T: DeserializeOwned + Bounded,
+{
+    let mut decoder = Deserializer::from_flavor(StackBoundedBytes {
+        bytes: Slice::new(bytes),
+        stack_start: stack_address(),
+    });
+    let value = T::deserialize(&mut decoder);
+    match (value, decoder.finalize()) {
+        (Ok(mut value), Ok([])) => {
+            value.bound()?;
+            Ok(value)
+        }
+        _ => Err(FleetWireError::Unreadable(kind)),
+    }
+}
+
+/// Encoded bytes that give out once decoding is too deep in the stack: a failure holds another one,
+/// and so on, at a byte each.
+struct StackBoundedBytes<'a> {
+    bytes: Slice<'a>,
+    stack_start: usize,
+}
+
+impl<'a> Flavor<'a> for StackBoundedBytes<'a> {
+    type Remainder = &'a [u8];
+    type Source = &'a [u8];
+
+    #[inline]
+    fn pop(&mut self) -> postcard::Result<u8> {
+        if stack_address().abs_diff(self.stack_start) > STACK_BYTES_MAX {
+            return Err(postcard::Error::DeserializeBadEncoding);
+        }
+        self.bytes.pop()
+    }
+
+    #[inline]
+    fn try_take_n(&mut self, count: usize) -> postcard::Result<&'a [u8]> {
+        self.bytes.try_take_n(count)
+    }
+
+    /// With it no list reserves room for more items than there are bytes.
+    #[inline]
+    fn size_hint(&self) -> Option<usize> {
+        self.bytes.size_hint()
+    }
+
+    fn finalize(self) -> postcard::Result<&'a [u8]> {
+        self.bytes.finalize()
+    }
+}
+
+/// The address of a variable of the calling function, roughly.
+#[inline]
+fn stack_address() -> usize {
+    let here = 0_u8;
+    std::ptr::from_ref(&here).addr()
+}
