@@ -147,13 +147,13 @@ impl FlightTable {
     pub(crate) fn handle_report(&self, report: &Report, receiver: &Capacity) -> Option<u64> {
         let (handoff, progress) = HandoffProgress::of(report)?;
         let mut open = self.open.get_mut(&handoff.flight)?;
-        let landing = open.progress.advance(handoff.attempt, progress)?;
+        let blocks_present = open.progress.advance(handoff.attempt, progress)?;
         let usage = open.tokens.usage();
         // The token drawn last has no KV yet.
         let tokens =
             u64::from(usage.prompt_tokens) + u64::from(usage.output_tokens.saturating_sub(1));
         let blocks = tokens.div_ceil(u64::from(receiver.block_tokens.max(1)));
-        let sent = blocks.saturating_sub(u64::from(landing.blocks_present));
+        let sent = blocks.saturating_sub(u64::from(blocks_present));
         Some(sent * u64::from(receiver.block_bytes))
     }
 

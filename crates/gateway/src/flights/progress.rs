@@ -40,13 +40,6 @@ pub(super) enum HandoffProgress {
     Landed,
 }
 
-/// Blocks of one worker landed at another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HandoffLanding {
-    /// Leading blocks that the receiver had already.
-    pub(super) blocks_present: u32,
-}
-
 impl HandoffProgress {
     /// The hand-off of a report, and its progress, if the report means any.
     pub(super) fn of(report: &Report) -> Option<(HandoffId, Self)> {
@@ -123,12 +116,9 @@ impl FlightProgress {
     }
 
     /// Advances the flight by a report on this attempt; one on an attempt that is over changes
-    /// nothing. Gives the landing of another worker's blocks.
-    pub(super) fn advance(
-        &mut self,
-        attempt: u32,
-        progress: HandoffProgress,
-    ) -> Option<HandoffLanding> {
+    /// nothing. If blocks of another worker have landed, gives how many leading ones the receiver
+    /// had already.
+    pub(super) fn advance(&mut self, attempt: u32, progress: HandoffProgress) -> Option<u32> {
         if attempt != self.attempt {
             return None;
         }
@@ -153,9 +143,7 @@ impl FlightProgress {
             }
             HandoffProgress::Landed => {
                 (self.stage, self.moving) = (FlightStage::Decode, false);
-                was_handing_over.then_some(HandoffLanding {
-                    blocks_present: self.blocks_present,
-                })
+                was_handing_over.then_some(self.blocks_present)
             }
         }
     }
