@@ -5,7 +5,7 @@
 //! counts.
 
 use cleave_router::{RouterBrain, RouterInput};
-use cleave_sim::goodput::RouterObserver;
+use cleave_sim::goodput::RouterBrainTimer;
 use serde_json::{Value, json};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ impl RouterCostMeter {
     }
 }
 
-impl RouterObserver for RouterCostMeter {
+impl RouterBrainTimer for RouterCostMeter {
     fn input_begins(&mut self, input: &RouterInput) {
         self.is_submission = matches!(input, RouterInput::Submitted { .. });
         self.since = Some(Instant::now());

@@ -78,9 +78,9 @@ pub(crate) struct MessageKind {
 /// The form of the one field of a message.
 #[derive(Clone, Copy, Debug)]
 enum MessageContent {
-    /// A protobuf message.
+    /// The fields of a protobuf message.
     Fields,
-    /// One encoded value.
+    /// One value in the encoding of its type.
     Value,
     /// An encoded list, which begins with the number of its items.
     List,

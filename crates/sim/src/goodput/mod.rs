@@ -35,7 +35,7 @@ pub use workload::{SyntheticWorkload, slo_of_class, thinned_by_curve};
 use cleave_router::RouterNote;
 
 /// Measures a router's brain from outside, with a clock; the simulator has none.
-pub trait RouterObserver {
+pub trait RouterBrainTimer {
     /// A router's brain is about to handle this input.
     fn input_begins(&mut self, input: &cleave_router::RouterInput);
 
@@ -52,7 +52,7 @@ pub fn run(scenario: &Scenario) -> GoodputOutcome {
 }
 
 /// Runs a scenario to its end, with an observer.
-pub fn run_observed(scenario: &Scenario, observer: &mut dyn RouterObserver) -> GoodputOutcome {
+pub fn run_observed(scenario: &Scenario, observer: &mut dyn RouterBrainTimer) -> GoodputOutcome {
     let mut world = run::GoodputWorld::new(scenario);
     world.observe(observer);
     world.run()

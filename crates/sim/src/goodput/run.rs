@@ -12,7 +12,7 @@ use super::orchestrator::OrchestratorState;
 use super::score::{ClientResults, GoodputOutcome};
 pub(crate) use super::worker::WorkerPhase;
 use super::worker::{self, GoodputWorker};
-use super::{Orchestrator, RouterObserver, Scenario, WorkerDevice};
+use super::{Orchestrator, RouterBrainTimer, Scenario, WorkerDevice};
 use cleave_domain::{
     FlightId, HandoffId, Order, Report, RouterId, StepResult, Time, WorkerId, WorkerRef,
 };
@@ -115,7 +115,7 @@ pub(crate) struct GoodputWorld<'a> {
     pub(crate) clients: ClientResults<'a>,
     arrivals_submitted: usize,
     events: u64,
-    observer: Option<&'a mut dyn RouterObserver>,
+    observer: Option<&'a mut dyn RouterBrainTimer>,
     decisions: Option<Vec<RouterNote>>,
     pub(crate) ends_at: Option<Time>,
 }
@@ -169,7 +169,7 @@ impl<'a> GoodputWorld<'a> {
         self.decisions = Some(Vec::new());
     }
 
-    pub(crate) fn observe(&mut self, observer: &'a mut dyn RouterObserver) {
+    pub(crate) fn observe(&mut self, observer: &'a mut dyn RouterBrainTimer) {
         self.observer = Some(observer);
     }
 
