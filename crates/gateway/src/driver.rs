@@ -377,8 +377,8 @@ impl RouterDriver {
     }
 
     fn note(&self, note: &RouterNote) {
-        let is_logged =
-            tracing::enabled!(Level::DEBUG) || tracing::enabled!(target: "decision", Level::DEBUG);
+        let is_logged = tracing::enabled!(target: "note", Level::DEBUG)
+            || tracing::enabled!(target: "decision", Level::DEBUG);
         let flight = note.flight();
         let request = flight.filter(|_| is_logged);
         let request = request.and_then(|flight| self.effects.flights.request_context(flight));

@@ -325,8 +325,8 @@ impl DataListeners {
             addresses,
             failures,
         } = opened;
-        for (_, error) in failures {
-            warn!(%error, "cannot offer shared memory to workers of this host: their blocks come over TCP");
+        for (transport, error) in failures {
+            warn!(%transport, %error, "cannot listen for links of this transport: blocks of peers come by another one");
         }
         (listeners, addresses.to_string())
     }

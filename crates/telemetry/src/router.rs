@@ -454,7 +454,7 @@ impl RouterObserver for RouterMeters {
             RouterNote::Decided(decision) => {
                 debug!(target: "decision", request_id, trace_id, record = %DecisionJson(decision));
             }
-            note => debug!(request_id, trace_id, ?note),
+            note => debug!(target: "note", request_id, trace_id, ?note),
         }
         let series = &self.series;
         match note {

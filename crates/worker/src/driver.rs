@@ -416,11 +416,12 @@ impl WorkerDriver {
         let WorkerEffects {
             spans: legs, name, ..
         } = &self.effects;
-        if tracing::enabled!(Level::DEBUG) {
+        if tracing::enabled!(target: "note", Level::DEBUG) {
             let handoff = note.handoff();
             let context = handoff.and_then(|handoff| legs.request_context(handoff));
             let (request_id, trace) = log_ids(context);
             debug!(
+                target: "note",
                 worker = name,
                 request_id,
                 trace_id = trace.map(display),

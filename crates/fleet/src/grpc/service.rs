@@ -202,10 +202,15 @@ impl<A: ModelAdmission> WorkerStream<A> {
                 env!("CARGO_PKG_VERSION"),
             )));
         }
+        let registration: Registration = decode("hello.registration", &registration)
+            .map_err(|error| StreamError::Rejected(error.to_string()))?;
+        if registration.name != name {
+            let reason = "the names of the hello and of its registration differ";
+            return Err(StreamError::Rejected(reason.to_owned()));
+        }
         info!(name, version, "a worker says hello");
         self.name = name;
-        let registration = decode("hello.registration", &registration);
-        registration.map_err(|error| StreamError::Rejected(error.to_string()))
+        Ok(registration)
     }
 
     /// Sends the worker the reason why its stream ends, if there is room: it cannot see damage to

@@ -10,9 +10,9 @@ use super::{FleetWireError, nanos, within};
 use crate::connection::{LinkState, Registration, invalid_name_reason};
 use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
-    Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, HandoffId, Order, PrefillOrder,
-    PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder,
-    ScalingGossip, WorkerDescription, WorkerLoad, WorkerRef,
+    Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand, HandoffId,
+    MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
+    Request, RequestSlo, ReserveOrder, ScalingGossip, WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;
@@ -36,6 +36,8 @@ const ID_BYTES_MAX: usize = 256;
 const CLASSES_MAX: u64 = 1024;
 /// Far more rows than any worker measures.
 const ROWS_MAX: usize = 1024;
+/// A router wraps the last failure once. Tapes are JSON, whose readers stop at 128 levels.
+pub(super) const FAILURES_NESTED_MAX: u64 = 16;
 /// Far more links than a worker has peers.
 const LINKS_MAX: usize = 1 << 16;
 
@@ -59,7 +61,7 @@ macro_rules! unbounded {
     )*};
 }
 
-unbounded!(Failure, HandoffId, String, WorkerRef, [u8; 32]);
+unbounded!(HandoffId, String, WorkerRef, [u8; 32]);
 
 impl<A: Bounded, B: Bounded> Bounded for (A, B) {
     fn bound(&mut self) -> Result<(), FleetWireError> {
@@ -87,6 +89,16 @@ impl<T: Bounded + Clone> Bounded for Arc<T> {
     }
 }
 
+impl Bounded for Failure {
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let (mut depth, mut failure) = (0, &*self);
+        while let Self::RetriesSpent(last) = failure {
+            (depth, failure) = (depth + 1, last);
+        }
+        within("failure.retries_spent", depth, 0..=FAILURES_NESTED_MAX)
+    }
+}
+
 impl Bounded for Duration {
     fn bound(&mut self) -> Result<(), FleetWireError> {
         *self = SPAN_LONGEST.min(*self);
@@ -100,8 +112,8 @@ impl Bounded for Order {
             Self::Reserve(reserve) => reserve.bound(),
             Self::Prefill(prefill) => prefill.bound(),
             Self::Relay(gossip) => gossip.bound(),
-            Self::Migrate(_)
-            | Self::Renew { handoffs: _ }
+            Self::Migrate(migrate) => migrate.bound(),
+            Self::Renew { handoffs: _ }
             | Self::Cancel { handoff: _ }
             | Self::Drain
             | Self::Serve { role: _ } => Ok(()),
@@ -123,6 +135,18 @@ impl Bounded for ReserveOrder {
         request.bound()?;
         waited.bound()?;
         due.bound()
+    }
+}
+
+impl Bounded for MigrateOrder {
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let Self {
+            handoff: _,
+            of: _,
+            target: _,
+            tokens: _,
+        } = self;
+        Ok(())
     }
 }
 
@@ -203,8 +227,15 @@ impl Bounded for ScalingGossip {
             demand,
             wanted: _,
         } = self;
-        let classes = demand.classes.len() as u64;
-        within("demand.classes", classes, 0..=CLASSES_MAX)
+        let FleetDemand {
+            slow: _,
+            quick: _,
+            classes,
+            waiting: _,
+            waiting_tokens: _,
+            open: _,
+        } = demand;
+        within("demand.classes", classes.len() as u64, 0..=CLASSES_MAX)
     }
 }
 

@@ -135,9 +135,10 @@ impl FleetMessage for proto::Downward {
     }
 }
 
-/// The kind that the first key names; damaged bytes may name none.
+/// The kind that the first key names; damaged bytes may name none. A key of more than one byte is
+/// none of ours: all numbers are below 15.
 fn first_kind<M: FleetMessage>(message: &[u8]) -> Option<MessageKind> {
-    let key = *message.first()?;
+    let key = message.first().filter(|key| key.is_ascii())?;
     M::kind(u32::from(key >> 3))
 }
 
@@ -190,12 +191,17 @@ pub(crate) fn decode_checked<M: FleetMessage>(bytes: &[u8]) -> Result<M, Message
     if checksum(message) != check {
         return Err(MessageCheckError::Damaged(name));
     }
-    let bytes_max = kind.map_or(OTHER_BYTES_MAX, |kind| kind.bytes_max);
+    let Some(kind) = kind else {
+        return match message {
+            [] => Ok(M::default()),
+            _ => Err(MessageCheckError::Unreadable),
+        };
+    };
+    let bytes_max = kind.bytes_max;
     if message.len() > bytes_max {
         return Err(MessageCheckError::TooLong(name, message.len(), bytes_max));
     }
-    let content = kind.map_or(MessageContent::Fields, |kind| kind.content);
-    match count_items(content, message) {
+    match count_items(kind.content, message) {
         Some(count) if count <= ITEMS_MAX => {}
         Some(_) => return Err(MessageCheckError::TooMany(name)),
         None => return Err(MessageCheckError::Unreadable),
@@ -319,6 +325,23 @@ mod tests {
         assert!(decode_checked::<proto::Upward>(&tokens(ITEMS_MAX)).is_ok());
         let error = decode_checked::<proto::Upward>(&tokens(ITEMS_MAX + 1)).unwrap_err();
         assert_eq!(error, MessageCheckError::TooMany("emissions"));
+    }
+
+    /// Otherwise a longer key would hide the kind, and with it the limits.
+    #[test]
+    fn a_key_of_two_bytes_is_refused() {
+        let list = proto::Upward {
+            kind: Some(proto::upward::Kind::Emissions(encode(&Vec::<u8>::new()))),
+        };
+        let message = list.encode_to_vec();
+        let key = [message[0] | 0x80, 0];
+        let mut bytes = [&key[..], &message[1..]].concat();
+        assert_eq!(proto::Upward::decode(&bytes[..]).as_ref(), Ok(&list));
+        let check = checksum(&bytes);
+        bytes.push(CHECK_KEY);
+        bytes.put_u64_le(check);
+        let error = decode_checked::<proto::Upward>(&bytes).unwrap_err();
+        assert_eq!(error, MessageCheckError::Unreadable);
     }
 
     #[test]

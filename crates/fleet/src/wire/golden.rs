@@ -34,6 +34,14 @@ fn assert_bytes(value: &impl Serialize, expected: &str) {
     assert_eq!(bytes, expected, "other bytes need a higher PROTOCOL");
 }
 
+/// Variants are numbered in their order: a new one comes last.
+#[test]
+fn variants_keep_their_numbers() {
+    let metrics = [SloMetric::Ttft, SloMetric::Tpot, SloMetric::EndToEnd];
+    assert_bytes(&metrics, "000102");
+    assert_bytes(&ScalingReason::ALL, "00010203040506070809");
+}
+
 fn handoff() -> HandoffId {
     HandoffId {
         flight: FlightId(1),

@@ -1,5 +1,6 @@
 //! Values that travel arrive equal; bytes from elsewhere are errors, or values within bounds.
 
+use super::bounds::FAILURES_NESTED_MAX;
 use super::checked::{decode_checked, encode_checked};
 use super::strategies::{
     context, emission, from_worker, handoff, link_state, order, registration, report, to_worker,
@@ -109,6 +110,19 @@ fn nested_failure(depth: usize) -> Vec<u8> {
 fn failures_nest_a_little_and_never_end_the_stack() {
     let nested: Failure = decode("failure", &nested_failure(5)).unwrap();
     assert_eq!(encode(&nested), nested_failure(5));
+    let most = FAILURES_NESTED_MAX as usize;
+    assert!(decode::<Failure>("failure", &nested_failure(most)).is_ok());
+    let error = decode::<Failure>("failure", &nested_failure(most + 1)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            FleetWireError::Bounds {
+                field: "failure.retries_spent",
+                ..
+            }
+        ),
+        "{error}"
+    );
     let error = decode::<Failure>("failure", &nested_failure(8 << 20)).unwrap_err();
     assert_eq!(error, FleetWireError::Unreadable("failure"));
 }

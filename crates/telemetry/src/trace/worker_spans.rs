@@ -54,7 +54,7 @@ impl WorkerSpans {
             return;
         };
         let recorded = self.traces.records(context.trace);
-        if !recorded && !tracing::enabled!(Level::DEBUG) {
+        if !recorded && !tracing::enabled!(target: "note", Level::DEBUG) {
             return;
         }
         let (handoff, name, with) = match order {
