@@ -2,10 +2,10 @@
 
 usage: request_bodies.py --cleave BIN --model FOLDER [--mib N] [--at-once N]
 
-Checks the bounds of docs/design/threat-model.md (`--body-memory`, `--template-memory`); docs/benchmarks has no table of
-it. Bodies of N MiB (7.9), N of them at once (4), by kind: nested arrays under a key that is not read, tiny chat
-messages, one long message, a prompt of token ids. Prints Markdown: resident memory before, at its peak and five seconds
-after, and the statuses of the answers. Standard library only.
+Checks the bounds of docs/design/threat-model.md (`--body-memory`, `--template-memory`); its table is in
+docs/benchmarks/request-bodies.md. Bodies of N MiB (7.9), N of them at once (4), by kind: nested arrays under a key that
+is not read, tiny chat messages, one long message, a prompt of token ids. Prints Markdown: resident memory before, at
+its peak and five seconds after, and the statuses of the answers. Standard library only.
 """
 
 import argparse
