@@ -47,9 +47,6 @@ pub struct ApiOptions {
     /// Memory for all chat templates that are rendered at the same time and for texts in the
     /// `tokenizers` library, in bytes. One rendering of the largest body always fits.
     pub template_memory_bytes: usize,
-    /// Hook that runs after long bodies, on a thread that may block, and returns freed memory to
-    /// the system. `None` leaves freed memory to the allocator.
-    pub release_memory: Option<ReleaseMemory>,
     /// Time limit for the arrival of a whole body.
     pub body_wait_max: Duration,
     /// Silence after which a stream gets a comment; `None` sends no comments.
@@ -59,18 +56,6 @@ pub struct ApiOptions {
     /// Whether the bodies of completion requests are logged.
     pub prompts: PromptLog,
 }
-
-/// A function that returns freed memory to the system.
-#[derive(Clone, Copy, Debug)]
-pub struct ReleaseMemory(pub fn());
-
-impl PartialEq for ReleaseMemory {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.0, other.0)
-    }
-}
-
-impl Eq for ReleaseMemory {}
 
 /// Whether prompts appear in logs; see [`ApiOptions::prompts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +74,6 @@ impl Default for ApiOptions {
             body_bytes_max: 8 * 1024 * 1024,
             body_memory_bytes: 64 * 1024 * 1024,
             template_memory_bytes: 256 * 1024 * 1024,
-            release_memory: None,
             body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
@@ -133,11 +117,7 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = AppState {
             frontend,
-            bodies: BodyMemory::new(
-                options.body_memory_bytes,
-                options.body_bytes_max,
-                options.release_memory.map(|ReleaseMemory(hook)| hook),
-            ),
+            bodies: BodyMemory::new(options.body_memory_bytes, options.body_bytes_max),
             templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
             grace_ends: Instant::now() + options.startup_grace,
             options,

@@ -10,7 +10,7 @@ use crate::gpu;
 use crate::source::EngineSource;
 use crate::values::SecondsArg;
 use anyhow::{Context, anyhow, bail};
-use cleave_api::{ApiOptions, ReleaseMemory};
+use cleave_api::ApiOptions;
 use cleave_domain::{DeviceId, Role};
 use cleave_engine::Engine;
 use cleave_node::{
@@ -298,7 +298,6 @@ fn router_options(
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
             template_memory_bytes: face.template_memory,
-            release_memory: Some(ReleaseMemory(cleave_cpu::trim_allocator)),
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
