@@ -10,7 +10,7 @@ mod peer_process;
 
 pub(crate) use peer_process::PeerProcess;
 
-use super::{DialChoice, LinkTransport, TransportFuture, TransportReach, shm};
+use super::{DialChoice, LinkTransport, TransportFuture, shm};
 use crate::address::{DataAddresses, PeerRoute};
 use crate::config::LinksConfig;
 use crate::incoming::LinkStream;
@@ -28,18 +28,6 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 pub(crate) struct CudaIpcTransport;
 
 impl LinkTransport for CudaIpcTransport {
-    fn name(&self) -> &'static str {
-        "cuda-ipc"
-    }
-
-    fn label(&self) -> &'static str {
-        "the peer's pool"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     /// It is never dialled apart: a link over shared memory becomes one of this transport.
     fn dial_choice<'a>(&self, _config: &LinksConfig, _route: &'a PeerRoute) -> DialChoice<'a> {
         DialChoice::Unusable

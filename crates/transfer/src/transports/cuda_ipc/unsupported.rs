@@ -1,7 +1,7 @@
 //! The stand-in on systems without sockets between processes of one host: no link can become one
 //! from device to device.
 
-use super::{DialChoice, LinkTransport, TransportFuture, TransportReach, shm};
+use super::{DialChoice, LinkTransport, TransportFuture, shm};
 use crate::address::PeerRoute;
 use crate::config::LinksConfig;
 use crate::outgoing::{EstablishedLink, OutboundLink};
@@ -11,14 +11,6 @@ use crate::socket::LinkError;
 pub(crate) struct CudaIpcTransport;
 
 impl LinkTransport for CudaIpcTransport {
-    fn name(&self) -> &'static str {
-        "cuda-ipc"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     fn dial_choice<'a>(&self, _config: &LinksConfig, _route: &'a PeerRoute) -> DialChoice<'a> {
         DialChoice::Unusable
     }

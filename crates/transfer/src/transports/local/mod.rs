@@ -14,9 +14,7 @@ use crate::outgoing::{EstablishedLink, OutboundLink};
 use crate::payload::{PayloadLocation, ReceivedPayload};
 use crate::pools::{self, DirectCopy, PeerPool, PoolAccessList};
 use crate::socket::LinkError;
-use crate::transports::{
-    DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, TransportReach,
-};
+use crate::transports::{DialChoice, DialTurn, LinkTransport, Transport, TransportFuture};
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use parking_lot::{Mutex, MutexGuard};
@@ -58,14 +56,6 @@ pub(crate) struct LocalAttachment {
 pub(crate) struct LocalTransport;
 
 impl LinkTransport for LocalTransport {
-    fn name(&self) -> &'static str {
-        "local"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Process
-    }
-
     fn dial_choice<'a>(&self, _config: &LinksConfig, route: &'a PeerRoute) -> DialChoice<'a> {
         match route {
             // Workers of a process find each other by name.

@@ -11,7 +11,7 @@ use crate::outgoing::{EstablishedLink, OutboundLink, measure_link};
 use crate::socket::{LinkError, write_message};
 use crate::transports::{
     DialChoice, DialTurn, LinkTransport, PortReceiver, PortRequest, Transport, TransportFuture,
-    TransportReach, dial_within,
+    dial_within,
 };
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
@@ -25,21 +25,8 @@ use tracing::warn;
 pub(crate) struct NixlTransport;
 
 impl LinkTransport for NixlTransport {
-    fn name(&self) -> &'static str {
-        "nixl"
-    }
-
-    fn label(&self) -> &'static str {
-        "NIXL"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Network
-    }
-
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "nixl",
             is_addition: true,
             is_valid: |_| true,
         })

@@ -19,9 +19,7 @@ pub(crate) use ring::{
 };
 
 use super::cuda_ipc::{self, PoolReply};
-use super::{
-    DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, TransportReach, dial_within,
-};
+use super::{DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, dial_within};
 use crate::address::{AddressScheme, DataAddresses, PeerRoute};
 use crate::config::LinksConfig;
 use crate::handshake::{DialledLink, LinkTerms, RequestedLink, perform_handshake};
@@ -52,21 +50,8 @@ pub(crate) struct PayloadChannel {
 }
 
 impl LinkTransport for SharedMemoryTransport {
-    fn name(&self) -> &'static str {
-        "shm"
-    }
-
-    fn label(&self) -> &'static str {
-        "shared memory"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "shm",
             is_addition: false,
             is_valid: |part| HostAddress::parse(part).is_some(),
         })

@@ -1,7 +1,7 @@
 //! The stand-in on systems without shared memory between processes: nothing listens, no address
 //! belongs to this host, and no ring can be created.
 
-use super::{DialChoice, LinkTransport, Transport, TransportFuture, TransportReach};
+use super::{DialChoice, LinkTransport, Transport, TransportFuture};
 use crate::address::{AddressScheme, PeerRoute};
 use crate::config::LinksConfig;
 use crate::listeners::{ListenOptions, TransportOffer};
@@ -15,22 +15,9 @@ use std::sync::Arc;
 pub(crate) struct SharedMemoryTransport;
 
 impl LinkTransport for SharedMemoryTransport {
-    fn name(&self) -> &'static str {
-        "shm"
-    }
-
-    fn label(&self) -> &'static str {
-        "shared memory"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     /// Peers on other systems announce it.
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "shm",
             is_addition: false,
             is_valid: |part| part.contains('/'),
         })
