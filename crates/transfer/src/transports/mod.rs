@@ -158,6 +158,9 @@ pub enum TransportReach {
 /// The future of a dial or of an incoming link, boxed once for each.
 pub(crate) type TransportFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// The future of a dial.
+pub(crate) type DialFuture<'a> = TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>>;
+
 /// A transport: its offer to peers, its use of theirs, and the two ends of its links.
 pub(crate) trait LinkTransport: Sync {
     /// The form of its part of a data address, if it has one.
@@ -178,11 +181,7 @@ pub(crate) trait LinkTransport: Sync {
 
     /// Dials a peer at the address of the choice, within the time limit of the transport. If an
     /// error is returned the next transport is tried.
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>>;
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a>;
 
     /// Whether it is tried only after a growing delay at a peer where it failed, while another
     /// transport is left.

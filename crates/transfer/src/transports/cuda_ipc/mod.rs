@@ -10,12 +10,12 @@ mod peer_process;
 
 pub(crate) use peer_process::PeerProcess;
 
-use super::{DialChoice, LinkTransport, TransportFuture, shm};
+use super::{DialChoice, DialFuture, LinkTransport, shm};
 use crate::address::{DataAddresses, PeerRoute};
 use crate::config::LinksConfig;
 use crate::incoming::LinkStream;
 use crate::incoming_links::IncomingLinks;
-use crate::outgoing::{EstablishedLink, OutboundLink};
+use crate::outgoing::OutboundLink;
 use crate::pools::PeerPool;
 use crate::socket::{LinkError, write_message};
 use crate::wire::LinkMessage;
@@ -33,11 +33,7 @@ impl LinkTransport for CudaIpcTransport {
         DialChoice::Unusable
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         shm::SharedMemoryTransport.dial(link, address)
     }
 

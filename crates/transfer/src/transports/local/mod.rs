@@ -14,7 +14,9 @@ use crate::outgoing::{EstablishedLink, OutboundLink};
 use crate::payload::{PayloadLocation, ReceivedPayload};
 use crate::pools::{self, DirectCopy, PeerPool, PoolAccessList};
 use crate::socket::LinkError;
-use crate::transports::{DialChoice, DialTurn, LinkTransport, Transport, TransportFuture};
+use crate::transports::{
+    DialChoice, DialFuture, DialTurn, LinkTransport, Transport, TransportFuture,
+};
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
 use parking_lot::{Mutex, MutexGuard};
@@ -64,11 +66,7 @@ impl LinkTransport for LocalTransport {
         }
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        _address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, _address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let link = dial(link.local, link.peer).await?;
             Ok(Box::new(link) as Box<dyn EstablishedLink>)

@@ -10,8 +10,8 @@ use crate::listeners::{ListenOptions, TransportOffer};
 use crate::outgoing::{EstablishedLink, OutboundLink, measure_link};
 use crate::socket::{LinkError, write_message};
 use crate::transports::{
-    DialChoice, DialTurn, LinkTransport, PortReceiver, PortRequest, Transport, TransportFuture,
-    dial_within,
+    DialChoice, DialFuture, DialTurn, LinkTransport, PortReceiver, PortRequest, Transport,
+    TransportFuture, dial_within,
 };
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
@@ -71,11 +71,7 @@ impl LinkTransport for NixlTransport {
 
     /// Writes may fail although both agents were created. So the link counts as established only
     /// after it was measured.
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let OutboundLink { config, peer, .. } = link;
             let nixl = library(config).expect("links over NIXL are dialled with the library");

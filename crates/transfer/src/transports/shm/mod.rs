@@ -19,7 +19,7 @@ pub(crate) use ring::{
 };
 
 use super::cuda_ipc::{self, PoolReply};
-use super::{DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, dial_within};
+use super::{DialChoice, DialFuture, DialTurn, LinkTransport, Transport, dial_within};
 use crate::address::{AddressScheme, DataAddresses, PeerRoute};
 use crate::config::LinksConfig;
 use crate::handshake::{DialledLink, LinkTerms, RequestedLink, perform_handshake};
@@ -79,11 +79,7 @@ impl LinkTransport for SharedMemoryTransport {
         }
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let established = dial_within(link.config.connect_timeout, establish(link, address));
             Ok(Box::new(established.await?) as Box<dyn EstablishedLink>)

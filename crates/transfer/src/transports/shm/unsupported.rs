@@ -1,11 +1,11 @@
 //! The stand-in on systems without shared memory between processes: nothing listens, no address
 //! belongs to this host, and no ring can be created.
 
-use super::{DialChoice, LinkTransport, Transport, TransportFuture};
+use super::{DialChoice, DialFuture, LinkTransport, Transport};
 use crate::address::{AddressScheme, PeerRoute};
 use crate::config::LinksConfig;
 use crate::listeners::{ListenOptions, TransportOffer};
-use crate::outgoing::{EstablishedLink, OutboundLink};
+use crate::outgoing::OutboundLink;
 use crate::socket::LinkError;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -35,11 +35,7 @@ impl LinkTransport for SharedMemoryTransport {
         DialChoice::Unusable
     }
 
-    fn dial<'a>(
-        &'a self,
-        _link: OutboundLink<'a>,
-        _address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, _link: OutboundLink<'a>, _address: &'a str) -> DialFuture<'a> {
         let reason = io::Error::from(io::ErrorKind::Unsupported).to_string();
         Box::pin(async { Err(LinkError::Transport(Transport::SharedMemory, reason)) })
     }

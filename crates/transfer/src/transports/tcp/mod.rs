@@ -10,7 +10,7 @@ mod stream;
 pub(crate) use stream::{TcpLinkStream, TcpReader, TcpWriter, connect};
 
 use super::{
-    DialChoice, DialTurn, LinkTransport, PortReceiver, Transport, TransportFuture, dial_within,
+    DialChoice, DialFuture, DialTurn, LinkTransport, PortReceiver, Transport, dial_within,
 };
 use crate::address::{AddressScheme, PeerRoute};
 use crate::buffer::BufferPool;
@@ -62,11 +62,7 @@ impl LinkTransport for TcpTransport {
         }
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let OutboundLink { config, peer, .. } = link;
             let dialled = dial(config, peer, address);
