@@ -455,6 +455,12 @@ impl AttentionCase {
         outs
     }
 
+    /// A step that computes all sequences whole.
+    fn whole(&self) -> Vec<(usize, usize, usize)> {
+        let lengths = self.lengths.iter().enumerate();
+        lengths.map(|(sequence, len)| (sequence, 0, *len)).collect()
+    }
+
     fn batch(&self, step: &[(usize, usize, usize)]) -> (Batch, Vec<f32>) {
         let mut batch = Batch::default();
         let mut values = Vec::new();
@@ -564,12 +570,7 @@ fn attention_follows_its_formula_on_every_isa() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
-                let whole: Vec<_> = case
-                    .lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &n)| (i, 0, n))
-                    .collect();
+                let whole = case.whole();
                 let options = CpuOptions {
                     kv,
                     ..options(precision, isa, 2)
@@ -598,12 +599,7 @@ fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
-                let whole: Vec<_> = case
-                    .lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &n)| (i, 0, n))
-                    .collect();
+                let whole = case.whole();
                 let options = |threads| CpuOptions {
                     kv,
                     ..options(precision, isa, threads)
@@ -645,8 +641,7 @@ fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
 fn attention_is_bit_equal_on_isas_of_one_arithmetic() {
     for (precision, kv) in FORMATS {
         for case in sequences() {
-            let lengths = case.lengths.iter().enumerate();
-            let whole: Vec<_> = lengths.map(|(i, &n)| (i, 0, n)).collect();
+            let whole = case.whole();
             let mut outs_by_arithmetic: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
             for isa in available() {
                 let options = CpuOptions {
