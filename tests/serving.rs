@@ -5,20 +5,12 @@ use serde_json::{Value, json};
 
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
 fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {
-    let mut arguments = vec![
-        "serve",
-        "--port",
-        "0",
-        "--threads",
-        "2",
-        "--kv-cache",
-        "64MiB",
-    ];
+    let mut arguments = Vec::new();
     if !more.contains(&"--both") {
         arguments.extend(["--prefill", "1", "--decode", "1"]);
     }
     arguments.extend(more);
-    let mut process = CleaveProcess::start(&arguments);
+    let mut process = harness::serve(&arguments);
     let client = HttpClient::new(&process.address());
     (process, client)
 }

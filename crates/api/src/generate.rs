@@ -140,7 +140,7 @@ async fn prepare(
 }
 
 async fn collect_answer(
-    surface: &dyn Surface,
+    surface: &'static dyn Surface,
     head: AnswerHead,
     mut flights: AnswerFlights,
     first: (usize, OutputPieces),

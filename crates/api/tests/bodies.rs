@@ -392,8 +392,20 @@ fn app_with(model: &str, template: Option<&str>) -> App {
     app
 }
 
-/// Returns the most memory allocated above the initial amount.
-fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bool) -> usize {
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().build().unwrap()
+}
+
+/// Returns the most bytes allocated above the initial amount, and those that are left.
+fn peak_of(
+    runtime: &Runtime,
+    app: &App,
+    path: &str,
+    body: &Bytes,
+    announced: bool,
+) -> (usize, usize) {
+    let start = ALLOCATED.load(Ordering::SeqCst);
     let router = app.client_router();
     let pieces: Vec<_> = (0..body.len().div_ceil(64 << 10))
         .map(|piece| {
@@ -416,22 +428,18 @@ fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bo
         );
         response.into_body().collect().await.unwrap();
     });
-    PEAK.load(Ordering::SeqCst) - before
+    let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(start);
+    (PEAK.load(Ordering::SeqCst) - before, left)
 }
 
 #[test]
 fn hostile_templates_stay_within_the_memory_limit() {
     let _alone = ONE_AT_A_TIME.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let body = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
     for (ended, template) in HOSTILE {
         let app = app_with("qwen3", Some(template));
-        let before = ALLOCATED.load(Ordering::SeqCst);
-        let peak = peak_of(&runtime, &app, CHAT, &body, true);
-        let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+        let (peak, left) = peak_of(&runtime, &app, CHAT, &body, true);
         println!("{peak} bytes, {left} left, {ended:?}: {template}");
         assert!(peak < HOSTILE_BYTES && left < OVERHEAD_BYTES, "{template}");
     }
@@ -501,10 +509,7 @@ fn printed_bodies() -> Vec<PrintedBody> {
 #[test]
 fn printed_documents_and_variables_keep_the_limits() {
     let _alone = ONE_AT_A_TIME.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let mut dear = Vec::new();
     for case in printed_bodies() {
         let PrintedBody {
@@ -517,9 +522,7 @@ fn printed_documents_and_variables_keep_the_limits() {
         let small = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
         peak_of(&runtime, &app, CHAT, &small, true);
         let body = Bytes::from(body);
-        let before = ALLOCATED.load(Ordering::SeqCst);
-        let peak = peak_of(&runtime, &app, CHAT, &body, true);
-        let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+        let (peak, left) = peak_of(&runtime, &app, CHAT, &body, true);
         let factor = peak as f64 / body.len() as f64;
         println!("{name:24} {factor:.2} bytes a byte, {left} left: {template}");
         let factor_max = if grows {
@@ -541,10 +544,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 #[test]
 fn a_body_costs_at_most_four_times_its_bytes() {
     let _alone = ONE_AT_A_TIME.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let mut dear = Vec::new();
     // Models with different templates and tokenizers; announced bodies and others.
     for (model, announced) in [("qwen3", true), ("llama3", true), ("llama2", false)] {
@@ -558,9 +558,7 @@ fn a_body_costs_at_most_four_times_its_bytes() {
         for (name, path, body) in bodies() {
             let body = Bytes::from(body);
             {
-                let before = ALLOCATED.load(Ordering::SeqCst);
-                let peak = peak_of(&runtime, &app, path, &body, announced);
-                let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+                let (peak, left) = peak_of(&runtime, &app, path, &body, announced);
                 println!(
                     "{model:8} {name:24} {:.2} bytes a byte, {left} left",
                     peak as f64 / body.len() as f64

@@ -181,11 +181,6 @@ fn write_rates(out: &mut String, report: &BenchReport) {
         let interval = tried.attainment_interval;
         (tried.rate, tried.attainment, interval.low, interval.high)
     });
-    let series = |name: &str, colour, mark| PlotSeries {
-        name: name.to_owned(),
-        colour,
-        mark,
-    };
     let attainment = Plot {
         title: "Attainment against rate",
         x: PlotAxis::from_zero_or_log("offered requests per second", rate()),
@@ -223,6 +218,14 @@ fn write_rates(out: &mut String, report: &BenchReport) {
         ),
     );
     write_rate_table(out, &tries);
+}
+
+fn series(name: &str, colour: usize, mark: PlotMark) -> PlotSeries {
+    PlotSeries {
+        name: name.to_owned(),
+        colour,
+        mark,
+    }
 }
 
 fn write_rate_table(out: &mut String, tries: &[&RateResult]) {
@@ -365,11 +368,6 @@ fn timeline(run: &RunReport) -> String {
     };
     let most = bins.iter().map(|bin| f64::from(bin.due.max(bin.in_flight)));
     let end = bins.iter().map(|bin| bin.from_s + width);
-    let series = |name: &str, colour, mark| PlotSeries {
-        name: name.to_owned(),
-        colour,
-        mark,
-    };
     let plot = Plot {
         title: "Timeline",
         x: PlotAxis::from_zero("seconds", end),

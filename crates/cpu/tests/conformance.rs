@@ -1,6 +1,7 @@
 //! The whole forward pass on every instruction set that this processor has, compared with the
 //! reference's goldens, and with itself on every path.
 
+use crate::harness::{available, options};
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
@@ -39,18 +40,6 @@ fn engine(
     let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
     let engine = ModelEngine::new(ops, weights, limits).map_err(|error| error.to_string())?;
     Ok(Box::new(engine))
-}
-
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
-
-fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
-    CpuOptions {
-        isa: Some(isa),
-        threads,
-        ..CpuOptions::new(precision)
-    }
 }
 
 // Invariant: I17.

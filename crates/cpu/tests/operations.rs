@@ -1,6 +1,10 @@
 //! Each operation compared with its formula in f64 on every instruction set that this processor
 //! has, and with itself: rows alone and together, other thread counts, other divisions.
 
+use crate::harness::{
+    assert_close, assert_independent, assert_rows_alone, available, filled, multiply, numbers,
+    options, same_bits,
+};
 use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
@@ -21,31 +25,6 @@ const FORMATS: [(Precision, KvType); 6] = [
     (Precision::F32, KvType::Int8PerTokenHead),
     (Precision::Bf16, KvType::Int8PerTokenHead),
 ];
-
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
-
-fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
-    CpuOptions {
-        isa: Some(isa),
-        threads,
-        ..CpuOptions::new(precision)
-    }
-}
-
-/// Numbers in −1..1, the same for the same seed.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
     values
@@ -79,25 +58,6 @@ fn scale_of(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most: f32, v| most.max(v.abs())) / 127.0
 }
 
-fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
-    let mut buffer = ops
-        .rows(rows, values.len() / rows.max(1), BufferRole::Activations)
-        .unwrap();
-    buffer.values_mut().copy_from_slice(values);
-    buffer
-}
-
-fn assert_close(found: &[f32], expected: &[f64], bound: f64, label: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
-        let error = (f64::from(found) - expected).abs();
-        assert!(
-            error <= bound * (1.0 + expected.abs()),
-            "{label}: element {i} is {found}, should be {expected}"
-        );
-    }
-}
-
 /// `x · weightᵀ + bias` on one instruction set.
 struct ProductCase {
     width: usize,
@@ -124,13 +84,7 @@ impl ProductCase {
         let matrix = CpuWeightLoader::new(options)
             .matrix(&[weights.into()], self.bias().as_deref())
             .unwrap();
-        let mut ops = CpuOps::new(options).unwrap();
-        let x = filled(&ops, rows, x);
-        let mut out = ops
-            .rows(rows, self.columns, BufferRole::Activations)
-            .unwrap();
-        ops.matmul(&matrix, rows, &x, &mut out).unwrap();
-        out.values().to_vec()
+        multiply(options, &matrix, self.columns, x, rows)
     }
 
     fn expected(&self, precision: Precision) -> Vec<f64> {
@@ -220,18 +174,10 @@ fn rows_are_bit_equal_in_any_batch_and_thread_count() {
                 rows: 61,
                 bias: true,
             };
-            let left = case.left();
-            let together = case.run(&options(precision, isa, 1), case.rows, &left);
-            for threads in [2, 5] {
-                let again = case.run(&options(precision, isa, threads), case.rows, &left);
-                assert!(same_bits(&together, &again), "{isa} {threads} threads");
-            }
-            for row in [0, 1, 30, 60] {
-                let x = &left[row * case.width..(row + 1) * case.width];
-                let alone = case.run(&options(precision, isa, 2), 1, x);
-                let among = &together[row * case.columns..(row + 1) * case.columns];
-                assert!(same_bits(&alone, among), "{isa} {precision:?} row {row}");
-            }
+            let label = format!("{isa} {precision:?}");
+            assert_independent(&case.left(), case.rows, &label, |threads, x, rows| {
+                case.run(&options(precision, isa, threads), rows, x)
+            });
         }
     }
 }
@@ -252,12 +198,15 @@ fn rows_of_a_large_product_equal_those_computed_alone() {
         let options = options(Precision::Bf16, isa, 1);
         let together = case.run(&options, case.rows, &left);
         assert_close(&together, &case.expected(Precision::Bf16), 5e-5, isa.name());
-        for row in [0, 511, 529] {
-            let x = &left[row * case.width..(row + 1) * case.width];
-            let alone = case.run(&options, 1, x);
-            let among = &together[row * case.columns..(row + 1) * case.columns];
-            assert!(same_bits(&alone, among), "{isa} row {row}");
-        }
+        let alone = |x: &[f32]| case.run(&options, 1, x);
+        assert_rows_alone(
+            &together,
+            &left,
+            case.rows,
+            &[0, 511, 529],
+            isa.name(),
+            alone,
+        );
     }
 }
 
@@ -306,10 +255,6 @@ fn exactly_stored_weights_pack_alike_from_every_type() {
         }
         assert!(same_bits(&results[0], &results[1]));
     }
-}
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 #[test]
@@ -510,6 +455,12 @@ impl AttentionCase {
         outs
     }
 
+    /// A step that computes all sequences whole.
+    fn whole(&self) -> Vec<(usize, usize, usize)> {
+        let lengths = self.lengths.iter().enumerate();
+        lengths.map(|(sequence, len)| (sequence, 0, *len)).collect()
+    }
+
     fn batch(&self, step: &[(usize, usize, usize)]) -> (Batch, Vec<f32>) {
         let mut batch = Batch::default();
         let mut values = Vec::new();
@@ -619,12 +570,7 @@ fn attention_follows_its_formula_on_every_isa() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
-                let whole: Vec<_> = case
-                    .lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &n)| (i, 0, n))
-                    .collect();
+                let whole = case.whole();
                 let options = CpuOptions {
                     kv,
                     ..options(precision, isa, 2)
@@ -653,12 +599,7 @@ fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
-                let whole: Vec<_> = case
-                    .lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &n)| (i, 0, n))
-                    .collect();
+                let whole = case.whole();
                 let options = |threads| CpuOptions {
                     kv,
                     ..options(precision, isa, threads)
@@ -700,8 +641,7 @@ fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
 fn attention_is_bit_equal_on_isas_of_one_arithmetic() {
     for (precision, kv) in FORMATS {
         for case in sequences() {
-            let lengths = case.lengths.iter().enumerate();
-            let whole: Vec<_> = lengths.map(|(i, &n)| (i, 0, n)).collect();
+            let whole = case.whole();
             let mut outs_by_arithmetic: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
             for isa in available() {
                 let options = CpuOptions {

@@ -53,7 +53,7 @@ pub(crate) enum LinkError {
     CreditExceeded,
     #[error("hand-off {0}: {1}")]
     InvalidGrant(HandoffId, WriteGrantError),
-    #[error("{label}: {1}", label = .0.implementation().label())]
+    #[error("{label}: {1}", label = .0.facts().label)]
     Transport(Transport, String),
     #[error("the link that the stream was to join is gone")]
     NoSuchLink,

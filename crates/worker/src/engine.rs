@@ -599,4 +599,4 @@ pub(super) fn range(part: BlockPart) -> std::ops::Range<usize> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -450,9 +450,10 @@ impl<T> CopyQueue<T> {
 pub(super) mod tests {
     use super::*;
     use crate::engine::BlockImport;
-    use cleave_domain::{BlockRef, FlightId, WorkerId, WorkerRef};
+    use crate::engine::tests::{EngineLinkPair, handoff, worker};
+    use cleave_domain::BlockRef;
     use cleave_engine::PeerBlocks;
-    use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute, checksum};
+    use cleave_transfer::checksum;
     use std::time::Duration;
 
     pub(crate) const BLOCK: usize = 64;
@@ -511,20 +512,6 @@ pub(super) mod tests {
         }
     }
 
-    fn worker(worker: u64) -> WorkerRef {
-        WorkerRef {
-            worker: WorkerId(worker),
-            ..WorkerRef::default()
-        }
-    }
-
-    fn handoff(flight: u64) -> HandoffId {
-        HandoffId {
-            flight: FlightId(flight),
-            attempt: 0,
-        }
-    }
-
     fn export(flight: u64, from: u32) -> BlockExport {
         BlockExport {
             handoff: handoff(flight),
@@ -541,22 +528,11 @@ pub(super) mod tests {
         blocks: Arc<HostMemoryBlocks>,
         monitor: Arc<HealthMonitor>,
         answers: mpsc::UnboundedReceiver<WorkerInput>,
-        sender: Links,
-        granted: mpsc::Receiver<LinkEvent>,
-        arrived: mpsc::Receiver<LinkEvent>,
-        _receiver: Links,
+        links: EngineLinkPair,
     }
 
     impl KvCopierFixture {
         fn new(host_blocks: HostMemoryBlocks) -> Self {
-            let net = LocalNet::default();
-            let links = |me| {
-                let (events, link_events) = mpsc::channel(64);
-                let config = LinksConfig::new(me, Default::default(), BLOCK as u32);
-                (Links::new(config, events, net.clone()), link_events)
-            };
-            let ((sender, granted), (receiver, arrived)) = (links(worker(1)), links(worker(2)));
-            sender.add_peer(worker(2), PeerRoute::Local);
             let (answer_sender, answers) = mpsc::unbounded_channel();
             let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
             let host_blocks = Arc::new(host_blocks);
@@ -567,42 +543,24 @@ pub(super) mod tests {
                 blocks: host_blocks,
                 monitor,
                 answers,
-                sender,
-                granted,
-                arrived,
-                _receiver: receiver,
-            }
-        }
-
-        async fn permit(&mut self) -> SendPermit {
-            loop {
-                let link = self.sender.link(worker(2)).unwrap();
-                match link.reserve(handoff(9), BLOCK as u32) {
-                    Some(permit) => return permit,
-                    None => drop(self.granted.recv().await.unwrap()),
-                }
+                links: EngineLinkPair::new(),
             }
         }
 
         /// The next frame at the other end, to be written here.
         async fn import(&mut self, to: u32) -> BlockImport {
-            loop {
-                let event = self.arrived.recv().await.unwrap();
-                if let LinkEvent::Arrived { payload, .. } = event {
-                    return BlockImport {
-                        handoff: handoff(9),
-                        part: BlockPart {
-                            ordinal: to,
-                            offset: 0,
-                            len: BLOCK as u32,
-                        },
-                        block: BlockRef {
-                            block: BlockIndex(to),
-                            ..BlockRef::default()
-                        },
-                        payload: payload.unwrap(),
-                    };
-                }
+            BlockImport {
+                handoff: handoff(9),
+                part: BlockPart {
+                    ordinal: to,
+                    offset: 0,
+                    len: BLOCK as u32,
+                },
+                block: BlockRef {
+                    block: BlockIndex(to),
+                    ..BlockRef::default()
+                },
+                payload: self.links.arrived_payload().await,
             }
         }
     }
@@ -617,7 +575,7 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_copied_block_is_answered_at_both_ends() {
         let mut fixture = KvCopierFixture::new(numbered_blocks(false));
-        let permit = fixture.permit().await;
+        let permit = fixture.links.permit().await;
         fixture.copier.read(export(1, 4), permit);
         let sent = fixture.answers.recv().await.unwrap();
         let mut digest = HandoffDigest::default();
@@ -643,7 +601,7 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_panicked_copy_answers_its_blocks_and_loses_the_engine() {
         let mut fixture = KvCopierFixture::new(numbered_blocks(true));
-        let permit = fixture.permit().await;
+        let permit = fixture.links.permit().await;
         fixture.copier.read(export(1, 0), permit);
         let broken = export(1, 0).answer(ExportOutcome::Broken);
         assert_eq!(fixture.answers.recv().await, Some(broken));
@@ -661,9 +619,9 @@ pub(super) mod tests {
         let mut fixture = KvCopierFixture::new(numbered_blocks(false));
         let host_blocks = Arc::clone(&fixture.blocks);
         let (first, second, third) = (
-            fixture.permit().await,
-            fixture.permit().await,
-            fixture.permit().await,
+            fixture.links.permit().await,
+            fixture.links.permit().await,
+            fixture.links.permit().await,
         );
         let answers = {
             // Copies that have begun wait for the lock.

@@ -190,14 +190,7 @@ impl EngineThread {
     fn copy_out(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
         let buffer = self.swap_pool.new_buffer(self.limits.block_bytes as usize);
         let mut bytes = buffer.ok_or("host memory for swapping is used up")?;
-        let blocks = self.blocks.clone();
-        let read = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks
-                .read(&mut [(whole_block(block, bytes.len()), &mut bytes[..])])
-                .map(drop),
-            None => engine.read_block(block, 0, &mut bytes),
-        });
-        read?.map_err(|error| self.note_error(&error))?;
+        self.read_whole_block(block, &mut bytes)?;
         self.swap_pool.keep(handoff, bytes);
         Ok(())
     }
@@ -205,10 +198,35 @@ impl EngineThread {
     fn copy_in(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
         let swapped = self.swap_pool.take_first(handoff);
         let bytes = swapped.ok_or("a swapped block is not in host memory")?;
+        self.write_whole_block(block, &bytes)
+    }
+
+    /// Copies a block of the pool to host memory, past the engine where the device allows it.
+    pub(crate) fn read_whole_block(
+        &mut self,
+        block: BlockIndex,
+        bytes: &mut [u8],
+    ) -> Result<(), String> {
+        let span = whole_block(block, bytes.len());
+        let blocks = self.blocks.clone();
+        let read = self.catch_engine_panic(|engine| match blocks {
+            Some(blocks) => blocks.read(&mut [(span, bytes)]).map(drop),
+            None => engine.read_block(block, 0, bytes),
+        });
+        read?.map_err(|error| self.note_error(&error))
+    }
+
+    /// Copies a block from host memory into the pool, past the engine where the device allows it.
+    pub(crate) fn write_whole_block(
+        &mut self,
+        block: BlockIndex,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let span = whole_block(block, bytes.len());
         let blocks = self.blocks.clone();
         let written = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), &bytes[..])]),
-            None => engine.write_block(block, 0, &bytes),
+            Some(blocks) => blocks.write(&[(span, bytes)]),
+            None => engine.write_block(block, 0, bytes),
         });
         written?.map_err(|error| self.note_error(&error))
     }

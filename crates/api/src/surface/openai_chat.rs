@@ -7,12 +7,11 @@
 
 mod message;
 
-use super::openai::{OpenAiEvents, OpenAiShape, token_text, whole, write_json};
-use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use super::openai::{OpenAiSurface, token_text, write_json};
 use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
-use crate::output_piece::{OutputPieces, TokenScore};
+use crate::output_piece::TokenScore;
 use crate::request::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling};
 use crate::request::{
     self, GenerateRequest, OutputWanted, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
@@ -30,9 +29,11 @@ const TOOLS_WARNING: RequestWarning = RequestWarning {
 };
 
 /// Chat completions, a conversation with roles.
-pub(super) struct OpenAiChat;
-
-static SHAPE: OpenAiShape = OpenAiShape {
+pub(super) static CHAT: OpenAiSurface = OpenAiSurface {
+    route: "/v1/chat/completions",
+    operation: "chat",
+    body_work: BodyWork::RenderTemplate,
+    parse: chat,
     id_prefix: "chatcmpl",
     whole_object: "chat.completion",
     chunk_object: "chat.completion.chunk",
@@ -41,36 +42,6 @@ static SHAPE: OpenAiShape = OpenAiShape {
     write_text: write_delta,
     scores,
 };
-
-impl Surface for OpenAiChat {
-    fn route(&self) -> &'static str {
-        "/v1/chat/completions"
-    }
-
-    fn operation(&self) -> &'static str {
-        "chat"
-    }
-
-    fn body_work(&self) -> BodyWork {
-        BodyWork::RenderTemplate
-    }
-
-    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
-        chat(body, model)
-    }
-
-    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
-        whole(&SHAPE, head, choices, end)
-    }
-
-    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer> {
-        Box::new(OpenAiEvents::new(&SHAPE, head))
-    }
-
-    fn error(&self, error: &ApiError) -> Value {
-        error.object()
-    }
-}
 
 /// The choice of the first chunk, which names the role.
 fn role_choice(index: usize) -> Value {

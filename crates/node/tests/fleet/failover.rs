@@ -2,8 +2,8 @@
 
 use crate::fleet::hash_chain::{StepGate, expected};
 use crate::fleet::{
-    DONE, TEST_WAIT_MAX, check, collect, files, health_of, http, metric, prompt, request, router,
-    router_with, until, worker, worker_node,
+    DONE, TEST_WAIT_MAX, check, collect, end, files, health_of, http, metric, prompt, request,
+    router, router_with, until, worker, worker_node,
 };
 use crate::proxy::{FaultProxy, LinkCondition};
 use cleave_api::{FlightEvent, FlightStream, WorkerCommand, WorkerState};
@@ -166,8 +166,7 @@ async fn a_stream_resumes_when_its_decode_worker_dies() {
 async fn a_stream_survives_a_prefill_worker_lost_at_any_step() {
     // The prompt runs in three chunks; after the last one its blocks are still leaving.
     for steps in 0..4 {
-        let router = router("127.0.0.1:0").await;
-        let address = router.address().to_string();
+        let (router, address) = router().await;
         let (first, gate) = worker("p0", Role::Prefill, &address).await;
         let (decode, _) = worker("d0", Role::Decode, &address).await;
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
@@ -179,9 +178,7 @@ async fn a_stream_survives_a_prefill_worker_lost_at_any_step() {
         first.stop().await;
         gate.open();
         check_rest(stream, Vec::new(), &prompt).await;
-        second.drain(TEST_WAIT_MAX).await;
-        decode.drain(TEST_WAIT_MAX).await;
-        router.drain(TEST_WAIT_MAX).await;
+        end(router, [second, decode]).await;
     }
 }
 
@@ -278,8 +275,7 @@ async fn a_drain_at_the_workers_own_port_ends_the_worker() {
 // Lesson: 12.
 #[tokio::test]
 async fn streams_of_a_stuck_worker_resume_on_another() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let mut decoders = Vec::new();
     for name in ["d0", "d1"] {
@@ -396,15 +392,12 @@ async fn a_flipped_bit_between_router_and_worker_changes_no_token() {
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     }
     check(&frontend, &prompt, 20).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 #[tokio::test]
 async fn a_faulty_network_between_workers_changes_no_token() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let data = FaultProxy::start().await;
     let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.data_address = Some(data.address.clone());
@@ -427,9 +420,7 @@ async fn a_faulty_network_between_workers_changes_no_token() {
         data.flip(3);
         check(&router.frontend(), &prompt(salt + 30, 40), 9).await;
     }
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 // Lesson: 16.
@@ -523,9 +514,7 @@ async fn a_short_pool_loses_no_stream() {
         let kind = format!("kind=\"{kind}\"");
         until(|| metric(&decode.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
     }
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 // Lesson: 17.
@@ -558,8 +547,7 @@ async fn every_hand_off_is_used_and_none_is_recomputed() {
 // Lesson: 19.
 #[tokio::test]
 async fn a_worker_of_another_model_is_refused() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.files = files();

@@ -8,14 +8,14 @@ use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 
 const BLOCK: u32 = 64;
 
-fn handoff(flight: u64) -> HandoffId {
+pub(crate) fn handoff(flight: u64) -> HandoffId {
     HandoffId {
         flight: FlightId(flight),
         attempt: 0,
     }
 }
 
-fn worker(worker: u64) -> WorkerRef {
+pub(crate) fn worker(worker: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(worker),
         ..WorkerRef::default()
@@ -23,7 +23,7 @@ fn worker(worker: u64) -> WorkerRef {
 }
 
 /// Two linked workers, since only links make payloads and permits.
-struct EngineLinkPair {
+pub(crate) struct EngineLinkPair {
     sender: Links,
     granted: mpsc::Receiver<LinkEvent>,
     arrived: mpsc::Receiver<LinkEvent>,
@@ -31,7 +31,7 @@ struct EngineLinkPair {
 }
 
 impl EngineLinkPair {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let net = LocalNet::default();
         let links = |me| {
             let (events, link_events) = mpsc::channel(64);
@@ -49,13 +49,22 @@ impl EngineLinkPair {
         }
     }
 
-    async fn permit(&mut self) -> SendPermit {
+    pub(crate) async fn permit(&mut self) -> SendPermit {
         loop {
             let link = self.sender.link(worker(2)).unwrap();
             match link.reserve(handoff(9), BLOCK) {
                 Some(permit) => return permit,
                 None => self.granted.recv().await.unwrap(),
             };
+        }
+    }
+
+    /// The next payload at the other end.
+    pub(crate) async fn arrived_payload(&mut self) -> ReceivedPayload {
+        loop {
+            if let LinkEvent::Arrived { payload, .. } = self.arrived.recv().await.unwrap() {
+                return payload.unwrap();
+            }
         }
     }
 
@@ -73,16 +82,11 @@ impl EngineLinkPair {
             part,
         };
         permit.send(frame).unwrap();
-        let payload = loop {
-            if let LinkEvent::Arrived { payload, .. } = self.arrived.recv().await.unwrap() {
-                break payload;
-            }
-        };
         EngineWork::Write(BlockImport {
             handoff: handoff(flight),
             part,
             block: BlockRef::default(),
-            payload: payload.unwrap(),
+            payload: self.arrived_payload().await,
         })
     }
 }
