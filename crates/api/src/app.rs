@@ -42,7 +42,8 @@ pub struct ApiOptions {
     /// Limit of one body, in bytes.
     pub body_bytes_max: usize,
     /// Memory for all bodies that are read at the same time, in bytes. A body takes four times its
-    /// length; one body of the maximum length always fits.
+    /// length. A quarter is for bodies of at most 64 KiB; longer ones share the rest, in which one
+    /// body of the maximum length always fits.
     pub body_memory_bytes: usize,
     /// Memory for all chat templates that are rendered at the same time and for texts in the
     /// `tokenizers` library, in bytes. One rendering of the largest body always fits.

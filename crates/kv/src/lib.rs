@@ -2,7 +2,8 @@
 //!
 //! Owns: the chained hash that defines "same content", the pool of blocks with their generations,
 //! the prefix indexes, the index of the tiers below the pool, and the hand-off machine (both ends).
-//! Never: touches a byte of KV; bodies move the bytes that this crate names.
+//! Never: moves or keeps a byte of KV; bodies move the bytes that this crate names, and hand them
+//! in for their checksum only.
 //! Invariant: every block has exactly one state, and a write is accepted only by the generation it
 //! was reserved for.
 
