@@ -141,9 +141,12 @@ impl<O: Ops> ModelEngine<O> {
             return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
         }
         let vocab_size = weights.spec().vocab_size;
-        let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize, ops.kv_type());
-        let block_bytes = u32::try_from(shape.block_bytes())
-            .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
+        let kv = ops.kv_type();
+        let spec = weights.kv_spec(block_tokens, kv);
+        spec.check()
+            .map_err(|error| EngineError::Plan(error.to_string()))?;
+        let block_bytes = u32::try_from(spec.blocks.bytes).expect("the layout was checked");
+        let shape = weights.pool_shape(block_tokens, blocks_count as usize, kv);
         let rows_max = step_tokens_max as usize;
         let logit_rows_max = if ops.can_draw() {
             // All slots at once: the device's buffers stay on the device and have room.
@@ -465,13 +468,8 @@ fn fingerprint<P: crate::ops::WeightLoader>(
     shape: &KvPoolShape,
     arithmetic: &str,
 ) -> Fingerprint {
-    let KvPoolShape {
-        blocks_count: _,
-        layers_count,
-        heads,
-        block_tokens,
-        kv,
-    } = shape;
+    let (layers_count, heads) = (shape.layers_count(), shape.uniform_heads());
+    let (block_tokens, kv) = (shape.block_tokens, shape.kv);
     let form = match weights.weight_form {
         "" => String::new(),
         form => format!("-{form}"),
