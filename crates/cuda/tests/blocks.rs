@@ -94,11 +94,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn span(block: u32, offset: usize, len: usize) -> BlockSpan {
-    BlockSpan {
-        block: BlockIndex(block),
-        offset,
-        len,
-    }
+    BlockSpan::of_block(BlockIndex(block), offset, len)
 }
 
 /// Returns whole blocks, pieces that kernels take, and pieces that no kernel takes.
@@ -125,7 +121,13 @@ fn reads_return_the_pools_bytes_and_checksums() {
         let spans = spans(pool.shape.block_bytes());
         let (buffers, sums) = pool.read(&spans);
         let again = pool.blocks.checksums(&spans).unwrap();
-        for (i, BlockSpan { block, offset, len }) in spans.iter().enumerate() {
+        for (
+            i,
+            BlockSpan {
+                block, offset, len, ..
+            },
+        ) in spans.iter().enumerate()
+        {
             let expected = &contents[block.0 as usize][*offset..offset + len];
             assert!(buffers[i] == expected, "{:?} of {layers} layers", spans[i]);
             let sum = xxhash_rust::xxh3::xxh3_64(expected);

@@ -3,12 +3,16 @@
 //! Layers whose KV lives equally long share a plane: in a block or slot of it, each has its own
 //! bytes. A second plane exists only for KV that lives differently.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A kind of KV memory, by the lifetime of its content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub enum KvPlane {
     /// Keys and values of every token: a block for each `block_tokens` tokens of a sequence.
+    #[default]
     Blocks,
     /// A state that every token replaces: one slot for each sequence.
     State,
@@ -20,6 +24,33 @@ impl fmt::Display for KvPlane {
             Self::Blocks => "blocks",
             Self::State => "state",
         })
+    }
+}
+
+/// A part of a sequence's KV that is exported at once: a block, or a piece of its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct KvUnit {
+    /// The plane that it lies in.
+    pub plane: KvPlane,
+    /// The index of the block in the sequence, counted from its start (skipped blocks included), or
+    /// of the piece in the state.
+    pub ordinal: u32,
+}
+
+impl KvUnit {
+    /// A block of a sequence.
+    pub fn block(ordinal: u32) -> Self {
+        let plane = KvPlane::Blocks;
+        Self { plane, ordinal }
+    }
+}
+
+impl fmt::Display for KvUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.plane {
+            KvPlane::Blocks => write!(f, "{}", self.ordinal),
+            KvPlane::State => write!(f, "s{}", self.ordinal),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
-pub use kv::{KvPlane, KvSpec, KvSpecError, LayerSpan, PlaneLayout};
+pub use kv::{KvPlane, KvSpec, KvSpecError, KvUnit, LayerSpan, PlaneLayout};
 pub use message::{
     AbandonCause, Deadline, Emission, Ending, Failure, FinishReason, HandoffTarget, MigrateOrder,
     OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, TokenUsage,

@@ -18,6 +18,6 @@ pub use checksum::{Checksum, checksum};
 pub use handoff::PoolWriter;
 pub use hash::{block_hash, block_hashes, extend_hashes};
 pub use packet::{BlockPart, Packet, PayloadCondition, Seal};
-pub use pool::{BlockPool, BlockReservation, PrefixChanges, PrefixHits, ReadPin};
+pub use pool::{BlockReservation, PlanePool, PrefixChanges, PrefixHits, ReadPin};
 pub use prefix::FleetPrefixIndex;
 pub use tier::{EvictableContents, NoTierRoom, TierIndex, TierLevel};

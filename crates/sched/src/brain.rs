@@ -19,10 +19,10 @@ use crate::speculate::DraftAcceptance;
 use crate::tier::OffloadTiers;
 use crate::{DraftOutcome, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    HandoffId, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork, Time,
-    TokenId, WorkerLoad,
+    HandoffId, KvUnit, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork,
+    Time, TokenId, WorkerLoad,
 };
-use cleave_kv::{BlockPool, Packet};
+use cleave_kv::{Packet, PlanePool};
 use cleave_planner::PriceLearner;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const PREFIXES_MAX: usize = 16 * 1024;
 pub struct WorkerBrain {
     pub(crate) limits: WorkerLimits,
     pub(crate) now: Time,
-    pub(crate) pool: BlockPool,
+    pub(crate) pool: PlanePool,
     /// Every hand-off accepted and not released.
     pub(crate) sequences: BTreeMap<HandoffId, WorkerSequence>,
     /// Hand-offs that ended lately, to recognise repeated orders and late packets.
@@ -140,7 +140,7 @@ impl WorkerBrain {
         let slots = capacity.slots_count.min(capacity.step_tokens_max);
         Self {
             now: Time::ZERO,
-            pool: BlockPool::new(capacity.blocks_count),
+            pool: PlanePool::new(capacity.blocks_count),
             sequences: BTreeMap::new(),
             recently_ended: RecentlyEnded::default(),
             moves: BTreeMap::new(),
@@ -216,9 +216,10 @@ impl WorkerBrain {
             WorkerInput::LinkMeasured { peer, price } => self.link_measured(peer, price),
             WorkerInput::Exported {
                 handoff,
+                plane,
                 ordinal,
                 outcome,
-            } => self.exported(handoff, ordinal, outcome),
+            } => self.exported(handoff, KvUnit { plane, ordinal }, outcome),
             WorkerInput::Imported {
                 handoff,
                 part,
@@ -412,7 +413,7 @@ impl WorkerBrain {
         &self.limits
     }
 
-    pub fn pool(&self) -> &BlockPool {
+    pub fn pool(&self) -> &PlanePool {
         &self.pool
     }
 

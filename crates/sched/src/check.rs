@@ -5,7 +5,7 @@
 
 use crate::WorkerBrain;
 use crate::sequence::{SequenceStage, WorkerSequence};
-use cleave_domain::HandoffId;
+use cleave_domain::{HandoffId, KvUnit};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl WorkerBrain {
@@ -210,7 +210,8 @@ impl WorkerBrain {
         let mut senders = moves
             .map(|outbound| &outbound.sender)
             .chain(&sequence.outgoing);
-        let read = senders.any(|sender| (first..end).any(|ordinal| sender.is_reading(ordinal)));
+        let read = senders
+            .any(|sender| (first..end).any(|ordinal| sender.is_reading(KvUnit::block(ordinal))));
         assert!(
             !read,
             "a step writes to a block that is being read: {sequence:?}"

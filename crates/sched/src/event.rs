@@ -7,8 +7,9 @@
 use crate::LookupLimits;
 use crate::outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
-    Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult, StepWork, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, KvPlane, KvUnit,
+    LinkPrice, Order, Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult,
+    StepWork, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, PoolWriter, TierLevel};
 use serde::{Deserialize, Serialize};
@@ -138,7 +139,10 @@ pub enum WorkerInput {
     /// Answers `Export`, once, also after `Forget` or `LinkLost`: the block is no longer read.
     Exported {
         handoff: HandoffId,
-        /// Index of the block in the sequence.
+        /// Plane of the block, or of the piece of a state.
+        #[serde(default)]
+        plane: KvPlane,
+        /// Its index, as in [`KvUnit::ordinal`].
         ordinal: u32,
         outcome: ExportOutcome,
     },
@@ -188,7 +192,7 @@ pub enum WorkerOutput {
         handoff: HandoffId,
         emission: Emission,
     },
-    /// Copy a block out of the pool and send it, as one frame or several; answered by `Exported`.
+    /// Copy a block, or a piece of a state, out of the pool and send it, as one frame or several; answered by `Exported`.
     Export(BlockExport),
     /// Send this packet to another worker, at once: frames of exports that are not answered yet may
     /// follow.
@@ -258,17 +262,31 @@ pub enum WorkerOutput {
 pub struct BlockExport {
     pub handoff: HandoffId,
     pub to: WorkerRef,
+    /// Plane of the block, or of the piece of a state.
+    #[serde(default)]
+    pub plane: KvPlane,
+    /// Block or slot of this pool.
     pub from: BlockIndex,
-    /// Index of the block in the sequence.
+    /// Its index, as in [`KvUnit::ordinal`].
     pub ordinal: u32,
+    /// Block or slot of the receiver's pool.
     pub block: BlockRef,
 }
 
 impl BlockExport {
+    /// The block, or the piece of a state, that is exported.
+    pub fn unit(&self) -> KvUnit {
+        KvUnit {
+            plane: self.plane,
+            ordinal: self.ordinal,
+        }
+    }
+
     /// The input that answers it.
     pub fn answer(&self, outcome: ExportOutcome) -> WorkerInput {
         WorkerInput::Exported {
             handoff: self.handoff,
+            plane: self.plane,
             ordinal: self.ordinal,
             outcome,
         }

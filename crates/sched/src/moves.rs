@@ -13,7 +13,7 @@ use crate::sequence::{SequenceStage, WorkerSequence};
 use crate::settle::ReadyBlocks;
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    AbandonCause, Failure, HandoffId, MigrateOrder, PrefillTiming, Report, RouterId, Time,
+    AbandonCause, Failure, HandoffId, KvUnit, MigrateOrder, PrefillTiming, Report, RouterId, Time,
     WorkerRef,
 };
 use cleave_kv::block_hash;
@@ -145,7 +145,8 @@ impl WorkerBrain {
         let table = &sequence.table[new.start as usize..new.end as usize];
         let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
         for (ordinal, from) in blocks {
-            self.send(handoff, sender::SenderInput::Computed { ordinal, from });
+            let unit = KvUnit::block(ordinal);
+            self.send(handoff, sender::SenderInput::Computed { unit, from });
         }
     }
 
@@ -371,10 +372,10 @@ impl WorkerBrain {
 
     /// Whether the block that the sequence writes to next is being read for a move that is over.
     pub(crate) fn last_block_is_read(&self, sequence: &WorkerSequence) -> bool {
-        let ordinal = sequence.computed / self.limits.capacity.block_tokens;
+        let unit = KvUnit::block(sequence.computed / self.limits.capacity.block_tokens);
         let mut moves = self.moves.values();
         moves.any(|outbound| {
-            outbound.order.of == sequence.rank.handoff && outbound.sender.is_reading(ordinal)
+            outbound.order.of == sequence.rank.handoff && outbound.sender.is_reading(unit)
         })
     }
 

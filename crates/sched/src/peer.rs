@@ -16,7 +16,7 @@ use crate::{
     BlockExport, ExportOutcome, ImportOutcome, PayloadCondition, WorkerBrain, WorkerNote,
     WorkerOutput,
 };
-use cleave_domain::{AbandonCause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
+use cleave_domain::{AbandonCause, Failure, HandoffId, KvUnit, Report, Time, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
 use cleave_planner::Predict;
@@ -132,13 +132,13 @@ impl WorkerBrain {
         self.emit_output(WorkerOutput::Send { to: from, packet });
     }
 
-    pub(crate) fn exported(&mut self, handoff: HandoffId, ordinal: u32, outcome: ExportOutcome) {
+    pub(crate) fn exported(&mut self, handoff: HandoffId, unit: KvUnit, outcome: ExportOutcome) {
         let outcome = match outcome {
             ExportOutcome::Sent { digest, bytes } => Ok((digest, bytes)),
             ExportOutcome::Dropped => Err(Failure::LinkLost),
             ExportOutcome::Broken => Err(Failure::Engine("a block could not be read".into())),
         };
-        self.send(handoff, sender::SenderInput::Exported { ordinal, outcome });
+        self.send(handoff, sender::SenderInput::Exported { unit, outcome });
         match self.moves.get(&handoff).map(|outbound| outbound.order.of) {
             // The export may have been the last full block.
             Some(of) => self.advance_move(of),
@@ -245,19 +245,16 @@ impl WorkerBrain {
             let to = sender.receiver();
             let (bytes, blocks) = (sender.bytes(), sender.blocks_count());
             match output {
-                sender::SenderOutput::Export {
-                    from,
-                    ordinal,
-                    block,
-                } => {
+                sender::SenderOutput::Export { from, unit, block } => {
                     if let Some(sequence) = self.sequences.get_mut(&handoff) {
                         sequence.times.sending.get_or_insert(now);
                     }
                     self.emit_output(WorkerOutput::Export(BlockExport {
                         handoff,
                         to,
+                        plane: unit.plane,
                         from,
-                        ordinal,
+                        ordinal: unit.ordinal,
                         block,
                     }));
                 }

@@ -14,7 +14,7 @@ use cleave_domain::{
     PrefillTiming, Request, RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,
 };
 use cleave_kv::handoff::{receiver::HandoffReceiver, sender::HandoffSender};
-use cleave_kv::{BlockPool, BlockReservation, extend_hashes};
+use cleave_kv::{BlockReservation, PlanePool, extend_hashes};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -355,7 +355,7 @@ impl WorkerSequence {
 
     /// Returns every block and reservation to the pool, the last blocks first, so that a cached
     /// prefix is evicted from its end.
-    pub(crate) fn release_blocks(&mut self, pool: &mut BlockPool) {
+    pub(crate) fn release_blocks(&mut self, pool: &mut PlanePool) {
         for slot in self.table.drain(..).rev() {
             pool.release(slot);
         }

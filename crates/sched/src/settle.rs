@@ -9,8 +9,8 @@ use crate::close::CloseReason;
 use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    Emission, Failure, HandoffId, PromptFacts, Report, SampledToken, SlotIndex, StepId, StepResult,
-    TokenId,
+    Emission, Failure, HandoffId, KvUnit, PromptFacts, Report, SampledToken, SlotIndex, StepId,
+    StepResult, TokenId,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::sender;
@@ -295,7 +295,8 @@ impl WorkerBrain {
         let table = &sequence.table[new.start as usize..new.end as usize];
         let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
         for (ordinal, from) in blocks {
-            self.send(handoff, sender::SenderInput::Computed { ordinal, from });
+            let unit = KvUnit::block(ordinal);
+            self.send(handoff, sender::SenderInput::Computed { unit, from });
         }
     }
 

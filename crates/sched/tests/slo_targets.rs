@@ -4,10 +4,10 @@
 //! always caused by a choice of the brain.
 
 use cleave_domain::{
-    Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, LinkPrice, OnDeadlineMiss,
-    Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role,
-    RouterId, RowPrice, SampledToken, SamplingParams, SloMetric, StepPlan, StepResult, StepWork,
-    StopRules, Time, WorkerId, WorkerLoad, WorkerRef,
+    Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, KvPlane, LinkPrice,
+    OnDeadlineMiss, Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo,
+    ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams, SloMetric, StepPlan,
+    StepResult, StepWork, StopRules, Time, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_planner::{Predict, quantum};
@@ -536,6 +536,7 @@ fn an_import_at_its_due_time_delays_no_step_ahead() {
     harness.handle(WorkerInput::Imported {
         handoff: handoff(9),
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: 1024,

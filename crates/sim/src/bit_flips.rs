@@ -152,12 +152,13 @@ fn flip_bit(bytes: &mut [u8], bit: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId};
+    use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId, KvPlane};
     use cleave_kv::BlockPart;
 
     fn packets() -> Vec<Packet> {
         let handoff = HandoffId::default();
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 1,
             offset: 2,
             len: 300,

@@ -231,7 +231,7 @@ impl ChaosRun<'_> {
                 words
             }
             EngineOpResult::Send(export, payload) => {
-                let words = format!("read {} block {}", export.handoff, export.ordinal);
+                let words = format!("read {} block {}", export.handoff, export.unit());
                 match self.world.writer {
                     PoolWriter::Receiver => {
                         self.send_block(worker, &export, &payload);

@@ -14,7 +14,7 @@ use crate::transports::Transport;
 use crate::transports::shm::{self, HostAddress, HostListener, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
 use crate::{LocalNet, PeerRoute, checksum};
-use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
+use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, KvPlane, WorkerId, WorkerRef};
 use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,6 +139,7 @@ fn head(bytes: &[u8]) -> FrameHead {
         handoff: HandoffId::default(),
         block: Default::default(),
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: bytes.len() as u32,

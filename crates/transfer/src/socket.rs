@@ -16,7 +16,7 @@ use crate::wire::{
     PROBE,
 };
 use bytes::{Buf, BytesMut};
-use cleave_domain::HandoffId;
+use cleave_domain::{HandoffId, KvPlane};
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -217,6 +217,7 @@ mod tests {
             handoff: HandoffId::default(),
             block: Default::default(),
             part: BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal: 3,
                 offset: 16,
                 len: payload.len() as u32,

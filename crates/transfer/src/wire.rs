@@ -14,7 +14,7 @@ mod fields;
 
 use crate::grant::WriteGrant;
 use bytes::{BufMut, BytesMut};
-use cleave_domain::{AbandonCause, BlockHash, BlockRef, HandoffId, WorkerRef};
+use cleave_domain::{AbandonCause, BlockHash, BlockRef, HandoffId, KvPlane, WorkerRef};
 use cleave_kv::{BlockPart, Seal};
 use fields::{
     MessageFields, put_cause, put_frame_head, put_handoff, put_hello, put_preamble, put_text,
@@ -652,6 +652,7 @@ mod tests {
                     generation: Generation(generation),
                 },
                 part: BlockPart {
+                    plane: KvPlane::Blocks,
                     ordinal,
                     offset,
                     len,

@@ -193,9 +193,9 @@ impl EngineThread {
         let blocks = self.blocks.clone();
         let read = self.catch_engine_panic(|engine| match blocks {
             Some(blocks) => blocks
-                .read(&mut [(whole_block(block, bytes.len()), &mut bytes[..])])
+                .read(&mut [(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes[..])])
                 .map(drop),
-            None => engine.read_block(block, 0, &mut bytes),
+            None => engine.read_block(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes),
         });
         read?.map_err(|error| self.note_error(&error))?;
         self.swap_pool.keep(handoff, bytes);
@@ -207,18 +207,12 @@ impl EngineThread {
         let bytes = swapped.ok_or("a swapped block is not in host memory")?;
         let blocks = self.blocks.clone();
         let written = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), &bytes[..])]),
-            None => engine.write_block(block, 0, &bytes),
+            Some(blocks) => {
+                blocks.write(&[(BlockSpan::of_block(block, 0, bytes.len()), &bytes[..])])
+            }
+            None => engine.write_block(BlockSpan::of_block(block, 0, bytes.len()), &bytes),
         });
         written?.map_err(|error| self.note_error(&error))
-    }
-}
-
-fn whole_block(block: BlockIndex, len: usize) -> BlockSpan {
-    BlockSpan {
-        block,
-        offset: 0,
-        len,
     }
 }
 
@@ -228,7 +222,7 @@ mod tests {
     use crate::StepTime;
     use crate::engine::EngineHostLimits;
     use crate::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf};
-    use cleave_domain::{FlightId, StepPlan, StepResult};
+    use cleave_domain::{FlightId, KvPlane, StepPlan, StepResult};
     use cleave_engine::{DeviceBlocks, Engine, EngineDescription, EngineError};
     use cleave_fleet::HealthMonitor;
     use std::sync::Arc;
@@ -248,18 +242,22 @@ mod tests {
             unreachable!("a shelf takes no steps")
         }
 
-        fn read_block(&self, at: BlockIndex, _: usize, out: &mut [u8]) -> Result<(), EngineError> {
-            let found = self.blocks.get(at.0 as usize);
+        fn read_block(&self, at: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+            let found = self.blocks.get(at.block.0 as usize);
             out.copy_from_slice(found.ok_or(EngineError::Plan("no such block".into()))?);
             Ok(())
         }
 
-        fn write_block(&mut self, at: BlockIndex, _: usize, b: &[u8]) -> Result<(), EngineError> {
-            self.blocks[at.0 as usize].copy_from_slice(b);
+        fn write_block(&mut self, at: BlockSpan, b: &[u8]) -> Result<(), EngineError> {
+            self.blocks[at.block.0 as usize].copy_from_slice(b);
             Ok(())
         }
 
-        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        fn copy_blocks(
+            &mut self,
+            _: KvPlane,
+            _: &[(BlockIndex, BlockIndex)],
+        ) -> Result<(), EngineError> {
             unreachable!("nobody copies here")
         }
     }
@@ -346,8 +344,9 @@ mod tests {
             3
         );
         let mut bytes = [0; BLOCK];
-        let read = engine_thread
-            .catch_engine_panic(|engine| engine.read_block(BlockIndex(5), 0, &mut bytes));
+        let read = engine_thread.catch_engine_panic(|engine| {
+            engine.read_block(BlockSpan::of_block(BlockIndex(5), 0, BLOCK), &mut bytes)
+        });
         read.unwrap().unwrap();
         assert_eq!(bytes, [0; BLOCK], "the first is where it was put");
         // All memory is free again; and one block is copied whatever the limit.
@@ -384,8 +383,9 @@ mod tests {
         assert_eq!(outcome(back), SwapOutcome::Copied);
         for (block, content) in [(0, 5), (1, 2), (5, 5)] {
             let mut bytes = [0; BLOCK];
-            let read = engine_thread
-                .catch_engine_panic(|engine| engine.read_block(BlockIndex(block), 0, &mut bytes));
+            let read = engine_thread.catch_engine_panic(|engine| {
+                engine.read_block(BlockSpan::of_block(BlockIndex(block), 0, BLOCK), &mut bytes)
+            });
             read.unwrap().unwrap();
             assert_eq!(bytes, [content; BLOCK]);
         }

@@ -6,7 +6,7 @@
 //! detects mistakes, not an adversary on the link.
 
 use crate::BlockPart;
-use cleave_domain::{BlockHash, HandoffId, TokenId};
+use cleave_domain::{BlockHash, HandoffId, KvPlane, TokenId};
 
 /// The digest of a set of frames; equal sets have equal digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -76,6 +76,7 @@ mod tests {
     fn part(ordinal: u32, offset: u32) -> BlockPart {
         let len = 8;
         BlockPart {
+            plane: KvPlane::Blocks,
             ordinal,
             offset,
             len,

@@ -10,7 +10,9 @@
 
 use super::{HandoffDigest, PoolWriter};
 use crate::{BlockPart, Packet, Seal};
-use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId, TokenId, WorkerRef};
+use cleave_domain::{
+    AbandonCause, BlockHash, BlockRef, Failure, HandoffId, KvPlane, TokenId, WorkerRef,
+};
 use std::collections::{BTreeSet, VecDeque};
 
 /// The reservation that a hand-off fills.
@@ -288,6 +290,7 @@ impl HandoffReceiver {
         }
         // Accepted frames do not overlap, so only the neighbours can overlap this one.
         let here = |len| BlockPart {
+            plane: KvPlane::Blocks,
             ordinal,
             offset,
             len,

@@ -10,8 +10,8 @@
 use super::HandoffDigest;
 use crate::{Packet, Seal};
 use cleave_domain::{
-    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, TokenId,
-    WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, KvUnit,
+    TokenId, WorkerRef,
 };
 use std::collections::{BTreeSet, VecDeque};
 
@@ -20,15 +20,15 @@ use std::collections::{BTreeSet, VecDeque};
 pub enum SenderInput {
     /// A block of the sequence is final. Reported in order, once for each block.
     Computed {
-        /// The index of the block in the sequence.
-        ordinal: u32,
+        /// The block of the sequence.
+        unit: KvUnit,
         /// The block in the pool.
         from: BlockIndex,
     },
     /// The export of a block has ended.
     Exported {
-        /// The index of the block in the sequence.
-        ordinal: u32,
+        /// The block of the sequence.
+        unit: KvUnit,
         /// The digest and the number of bytes of its frames, or the failure.
         outcome: Result<(u64, u64), Failure>,
     },
@@ -70,8 +70,8 @@ pub enum SenderOutput {
     Export {
         /// The block of this pool.
         from: BlockIndex,
-        /// The index of the block in the sequence.
-        ordinal: u32,
+        /// The block of the sequence.
+        unit: KvUnit,
         /// The block of the receiver's pool.
         block: BlockRef,
     },
@@ -90,7 +90,7 @@ pub struct HandoffSender {
     target: HandoffTarget,
     state: SenderState,
     /// The blocks whose export has not ended.
-    exporting: BTreeSet<u32>,
+    exporting: BTreeSet<KvUnit>,
     /// The number of blocks given to export so far.
     blocks_count: u32,
     bytes: u64,
@@ -159,15 +159,15 @@ impl HandoffSender {
     }
 
     /// Whether this block of the sequence is being read.
-    pub fn is_reading(&self, ordinal: u32) -> bool {
-        self.exporting.contains(&ordinal)
+    pub fn is_reading(&self, unit: KvUnit) -> bool {
+        self.exporting.contains(&unit)
     }
 
     pub fn handle(&mut self, input: SenderInput) {
         let receiver = self.target.worker;
         match input {
-            SenderInput::Computed { ordinal, from } => self.handle_computed(ordinal, from),
-            SenderInput::Exported { ordinal, outcome } => self.handle_exported(ordinal, outcome),
+            SenderInput::Computed { unit, from } => self.handle_computed(unit, from),
+            SenderInput::Exported { unit, outcome } => self.handle_exported(unit, outcome),
             SenderInput::Sampled { content, output } => {
                 if self.state == SenderState::Computing {
                     self.state = SenderState::Exporting { content, output };
@@ -201,15 +201,16 @@ impl HandoffSender {
             assert!(self.is_settled(), "sealed with blocks unsent");
         }
         let target = self.target.present..self.target.present + self.blocks_count;
-        assert!(self.exporting.iter().all(|i| target.contains(i)));
+        let expected = |unit: &KvUnit| target.contains(&unit.ordinal);
+        assert!(self.exporting.iter().all(expected));
         assert!(self.blocks_count as usize <= self.target.blocks.len());
         if self.stop_requested {
             assert!(!self.is_open() && !self.is_settled(), "an answer is due");
         }
     }
 
-    fn handle_computed(&mut self, ordinal: u32, from: BlockIndex) {
-        let Some(i) = ordinal.checked_sub(self.target.present) else {
+    fn handle_computed(&mut self, unit: KvUnit, from: BlockIndex) {
+        let Some(i) = unit.ordinal.checked_sub(self.target.present) else {
             return;
         };
         if !self.is_open() || i < self.blocks_count {
@@ -218,10 +219,10 @@ impl HandoffSender {
         match self.target.blocks.get(i as usize) {
             Some(block) if i == self.blocks_count => {
                 self.blocks_count += 1;
-                self.exporting.insert(ordinal);
+                self.exporting.insert(unit);
                 self.outputs.push_back(SenderOutput::Export {
                     from,
-                    ordinal,
+                    unit,
                     block: *block,
                 });
             }
@@ -230,8 +231,8 @@ impl HandoffSender {
         }
     }
 
-    fn handle_exported(&mut self, ordinal: u32, outcome: Result<(u64, u64), Failure>) {
-        if !self.exporting.remove(&ordinal) {
+    fn handle_exported(&mut self, unit: KvUnit, outcome: Result<(u64, u64), Failure>) {
+        if !self.exporting.remove(&unit) {
             return;
         }
         match outcome {

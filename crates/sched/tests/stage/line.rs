@@ -3,8 +3,8 @@
 //! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Report, StepPlan, StepProgress, StepResult,
-    WorkerRef,
+    BlockHash, BlockIndex, BlockRef, HandoffId, KvUnit, Order, Report, StepPlan, StepProgress,
+    StepResult, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{BlockExport, PayloadCondition, WorkerInput, WorkerNote, WorkerOutput};
@@ -112,12 +112,15 @@ pub fn input(input: &WorkerInput) -> String {
         WorkerInput::LinkLost { peer } => format!("link lost to {}", worker(*peer)),
         WorkerInput::Exported {
             handoff,
+            plane,
             ordinal,
             outcome,
         } => {
+            let (plane, ordinal) = (*plane, *ordinal);
+            let unit = KvUnit { plane, ordinal };
             let outcome = format!("{outcome:?}");
             let outcome = outcome.split(' ').next().unwrap_or_default();
-            format!("exported {} {ordinal} {outcome}", id(*handoff))
+            format!("exported {} {unit} {outcome}", id(*handoff))
         }
         WorkerInput::Imported {
             handoff,
@@ -206,13 +209,16 @@ pub fn output(output: &WorkerOutput) -> String {
             }
             line
         }
-        WorkerOutput::Export(BlockExport {
-            handoff,
-            from,
-            ordinal,
-            block: to,
-            ..
-        }) => format!("export {} {ordinal} {from} to {}", id(*handoff), block(*to)),
+        WorkerOutput::Export(export) => {
+            let BlockExport {
+                handoff,
+                from,
+                block: to,
+                ..
+            } = export;
+            let unit = export.unit();
+            format!("export {} {unit} {from} to {}", id(*handoff), block(*to))
+        }
         WorkerOutput::Send { packet: of, .. } => format!("send {}", packet(of)),
         WorkerOutput::Import {
             handoff,

@@ -13,8 +13,8 @@ pub mod script;
 mod tier;
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role,
-    RouterId, SlotIndex, StepPlan, Time, WorkerId, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, KvPlane, Order, Report,
+    Role, RouterId, SlotIndex, StepPlan, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
@@ -149,6 +149,7 @@ pub struct StageWorld {
 /// All bytes of a block.
 fn whole(ordinal: u32) -> BlockPart {
     BlockPart {
+        plane: KvPlane::Blocks,
         ordinal,
         offset: 0,
         len: BLOCK_TOKENS * 8,
@@ -350,6 +351,7 @@ impl StageWorld {
         let BlockExport {
             handoff,
             to,
+            plane: _,
             from,
             ordinal,
             block,
@@ -522,6 +524,7 @@ impl StageWorld {
                 at,
                 WorkerInput::Exported {
                     handoff,
+                    plane: KvPlane::Blocks,
                     ordinal,
                     outcome,
                 },
@@ -530,6 +533,7 @@ impl StageWorld {
         let mut digest = HandoffDigest::default();
         for (offset, len) in [(0, 24), (24, 8)] {
             let part = BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal,
                 offset,
                 len,
@@ -551,6 +555,7 @@ impl StageWorld {
         };
         let input = WorkerInput::Exported {
             handoff,
+            plane: KvPlane::Blocks,
             ordinal,
             outcome,
         };

@@ -100,7 +100,7 @@ impl SimWorker {
                 EngineOpResult::Answer(WorkerInput::Stepped { result, took })
             }
             EngineOp::Export(export) if breaks => {
-                self.exporting.remove(&(export.handoff, export.ordinal));
+                self.exporting.remove(&(export.handoff, export.unit()));
                 EngineOpResult::Answer(export.answer(ExportOutcome::Broken))
             }
             EngineOp::Export(export) => {

@@ -16,7 +16,7 @@ pub(crate) use tier::{FetchSource, TierContents};
 use crate::engine::{KvCell, SimEngine};
 use crate::tape::{self, AnyTapeLine};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, Order, StepId, StepPlan, Tape,
+    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, KvUnit, Order, StepId, StepPlan, Tape,
     TapeRecord, Time, WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
@@ -70,7 +70,7 @@ impl EngineOp {
                 plan.opens.iter().for_each(|open| open.output.hash(print));
             }
             Self::Export(export) => {
-                (export.handoff, export.to, export.ordinal).hash(print);
+                (export.handoff, export.to, export.unit()).hash(print);
                 (export.from, export.block).hash(print);
             }
             Self::Import {
@@ -131,7 +131,7 @@ pub(crate) struct SimWorker {
     /// The frame that arrived and is not yet imported or discarded.
     pub(crate) arriving: Option<(HandoffId, BlockPart, FrameCells)>,
     /// Exports that the brain has no answer to yet, with their receivers.
-    pub(crate) exporting: BTreeMap<(HandoffId, u32), WorkerRef>,
+    pub(crate) exporting: BTreeMap<(HandoffId, KvUnit), WorkerRef>,
     /// Reserved blocks that wait for their content, by this worker's own reports.
     block_owners: BTreeMap<BlockIndex, (HandoffId, Generation)>,
     /// Hand-offs whose legs both run here: their own steps fill the reserved blocks.
@@ -283,7 +283,7 @@ impl SimWorker {
     }
 
     pub(crate) fn export(&mut self, export: BlockExport) -> Result<(), String> {
-        let key = (export.handoff, export.ordinal);
+        let key = (export.handoff, export.unit());
         if self.exporting.insert(key, export.to).is_some() {
             return Err(format!("{} exports {key:?} twice at once", self.worker));
         }
@@ -338,7 +338,7 @@ impl SimWorker {
         for op in self.ops.drain(..) {
             match op {
                 EngineOp::Export(export) if export.handoff == handoff => {
-                    self.exporting.remove(&(handoff, export.ordinal));
+                    self.exporting.remove(&(handoff, export.unit()));
                     answers.push(export.answer(ExportOutcome::Dropped));
                 }
                 EngineOp::Import {
@@ -359,32 +359,33 @@ impl SimWorker {
     /// read or not.
     pub(crate) fn drop_exports(&mut self, peer: WorkerRef) -> Vec<WorkerInput> {
         let begun = match &self.busy {
-            Some((EngineOp::Export(e), _)) => Some((e.handoff, e.ordinal)),
+            Some((EngineOp::Export(e), _)) => Some((e.handoff, e.unit())),
             _ => None,
         };
         // A one-sided write that has begun ends only when it lands, so it is not dropped.
-        let queued = |key: &(HandoffId, u32)| {
+        let queued = |key: &(HandoffId, KvUnit)| {
             let is_it =
-                |op: &EngineOp| matches!(op, EngineOp::Export(e) if (e.handoff, e.ordinal) == *key);
+                |op: &EngineOp| matches!(op, EngineOp::Export(e) if (e.handoff, e.unit()) == *key);
             self.ops.iter().any(is_it)
         };
         let stops =
-            |key: &(HandoffId, u32)| self.limits.writer == PoolWriter::Receiver || queued(key);
-        let lost: Vec<(HandoffId, u32)> = self
+            |key: &(HandoffId, KvUnit)| self.limits.writer == PoolWriter::Receiver || queued(key);
+        let lost: Vec<(HandoffId, KvUnit)> = self
             .exporting
             .iter()
             .filter(|(key, to)| **to == peer && Some(**key) != begun && stops(key))
             .map(|(key, _)| *key)
             .collect();
         self.ops.retain(|op| match op {
-            EngineOp::Export(e) => !lost.contains(&(e.handoff, e.ordinal)),
+            EngineOp::Export(e) => !lost.contains(&(e.handoff, e.unit())),
             _ => true,
         });
-        let answer = |(handoff, ordinal)| {
-            self.exporting.remove(&(handoff, ordinal));
+        let answer = |(handoff, unit): (HandoffId, KvUnit)| {
+            self.exporting.remove(&(handoff, unit));
             WorkerInput::Exported {
                 handoff,
-                ordinal,
+                plane: unit.plane,
+                ordinal: unit.ordinal,
                 outcome: ExportOutcome::Dropped,
             }
         };

@@ -14,7 +14,7 @@ use crate::engine::EngineCosts;
 use crate::rng::SimRng;
 use crate::run::worker_index;
 use crate::worker_effects::checksum;
-use cleave_domain::WorkerRef;
+use cleave_domain::{KvPlane, WorkerRef};
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet, PoolWriter};
 use cleave_sched::{
@@ -190,6 +190,7 @@ impl SmallWorldState {
         payload: FrameCells,
     ) -> PropertyCheck {
         let part = BlockPart {
+            plane: export.plane,
             ordinal: export.ordinal,
             offset: 0,
             len: payload.len() as u32 * 8,
@@ -216,7 +217,7 @@ impl SmallWorldState {
         let Some(body) = &mut self.worker_mut(worker_index(me)).body else {
             return Ok(());
         };
-        body.exporting.remove(&(export.handoff, export.ordinal));
+        body.exporting.remove(&(export.handoff, export.unit()));
         let mut digest = HandoffDigest::default();
         digest.add_frame(part, checksum);
         let answer = export.answer(if nowhere {

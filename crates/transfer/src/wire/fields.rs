@@ -9,7 +9,7 @@ use super::{
 use bytes::{BufMut, BytesMut};
 use cleave_domain::{
     AbandonCause, BlockIndex, BlockRef, Failure, FlightId, Generation, HandoffId, Incarnation,
-    WorkerId, WorkerRef,
+    KvPlane, WorkerId, WorkerRef,
 };
 use cleave_kv::BlockPart;
 
@@ -193,6 +193,7 @@ impl MessageFields<'_> {
                 generation: Generation(self.u32()?),
             },
             part: BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal: self.u32()?,
                 offset: self.u32()?,
                 len: self.u32()?,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::queue::EngineQueueState;
 use crate::swap::SwapDirection;
-use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
+use cleave_domain::{FlightId, KvPlane, StepId, WorkerId, WorkerRef};
 use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 
 const BLOCK: u32 = 64;
@@ -61,6 +61,7 @@ impl EngineLinkPair {
 
     async fn import(&mut self, flight: u64) -> EngineWork {
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: BLOCK,
@@ -98,6 +99,7 @@ fn export(flight: u64) -> BlockExport {
     BlockExport {
         handoff: handoff(flight),
         to: worker(2),
+        plane: KvPlane::Blocks,
         from: Default::default(),
         ordinal: 0,
         block: BlockRef::default(),

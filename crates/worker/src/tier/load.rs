@@ -184,9 +184,9 @@ impl EngineThread {
         let blocks = self.blocks.clone();
         let read = self.catch_engine_panic(|engine| match blocks {
             Some(blocks) => blocks
-                .read(&mut [(whole_block(block, bytes.len()), &mut bytes[..])])
+                .read(&mut [(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes[..])])
                 .map(drop),
-            None => engine.read_block(block, 0, &mut bytes),
+            None => engine.read_block(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes),
         });
         read?.map_err(|error| self.note_error(&error))?;
         tier_store.keep(content, bytes);
@@ -235,17 +235,9 @@ impl EngineThread {
         let blocks = self.blocks.clone();
         let bytes = &copy.bytes[..];
         let written = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), bytes)]),
-            None => engine.write_block(block, 0, bytes),
+            Some(blocks) => blocks.write(&[(BlockSpan::of_block(block, 0, bytes.len()), bytes)]),
+            None => engine.write_block(BlockSpan::of_block(block, 0, bytes.len()), bytes),
         });
         written?.map_err(|error| self.note_error(&error))
-    }
-}
-
-fn whole_block(block: BlockIndex, len: usize) -> BlockSpan {
-    BlockSpan {
-        block,
-        offset: 0,
-        len,
     }
 }

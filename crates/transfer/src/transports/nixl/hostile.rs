@@ -19,7 +19,7 @@ use crate::transports::shm::{ReceiverRing, RingShape, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
 use crate::{DataAddresses, Links, ListenOptions, Listeners, LocalNet, PeerRoute, Transport};
 use bytes::BytesMut;
-use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
+use cleave_domain::{Fingerprint, HandoffId, Incarnation, KvPlane, WorkerId, WorkerRef};
 use cleave_kv::BlockPart;
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
@@ -288,6 +288,7 @@ fn head() -> FrameHead {
         handoff: HandoffId::default(),
         block: Default::default(),
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: BLOCK,
