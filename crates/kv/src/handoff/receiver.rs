@@ -270,6 +270,7 @@ impl HandoffReceiver {
 
     fn placement(&self, block: BlockRef, part: BlockPart) -> FramePlacement {
         let BlockPart {
+            plane,
             ordinal,
             offset,
             len,
@@ -279,7 +280,8 @@ impl HandoffReceiver {
             return FramePlacement::Invalid;
         };
         let end = offset.checked_add(len);
-        if self.expected.blocks.get(i) != Some(&block)
+        if plane != KvPlane::Blocks
+            || self.expected.blocks.get(i) != Some(&block)
             || len == 0
             || end.is_none_or(|end| end > self.expected.block_bytes)
         {
@@ -290,7 +292,7 @@ impl HandoffReceiver {
         }
         // Accepted frames do not overlap, so only the neighbours can overlap this one.
         let here = |len| BlockPart {
-            plane: KvPlane::Blocks,
+            plane,
             ordinal,
             offset,
             len,
