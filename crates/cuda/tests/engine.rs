@@ -110,6 +110,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
                 blocks: (0..8).map(BlockIndex).collect(),
                 logits: LogitsWanted::No,
                 drafts: Vec::new(),
+                state: None,
             };
             let plan = StepPlan {
                 step: StepId(u64::from(chunk)),

@@ -132,6 +132,7 @@ fn plan(drawn_count: u32) -> StepPlan {
         blocks: (slot * TABLE..(slot + 1) * TABLE).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     };
     StepPlan {
         opens: match drawn_count {

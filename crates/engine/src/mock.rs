@@ -286,6 +286,7 @@ mod tests {
             slots_count: 2,
             step_tokens_max: 16,
             context_tokens_max: 24,
+            states: None,
         };
         MockEngine::new(EngineDescription {
             model: "mock".into(),
@@ -330,6 +331,7 @@ mod tests {
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
                 drafts: Vec::new(),
+                state: None,
             }],
             opens,
         })
@@ -363,6 +365,7 @@ mod tests {
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
                 drafts: Vec::new(),
+                state: None,
             }],
             opens: vec![],
         }

@@ -167,6 +167,7 @@ impl<O: Ops> ModelEngine<O> {
                 slots_count,
                 step_tokens_max,
                 context_tokens_max: weights.context_tokens_max() as u32,
+                states: None,
             },
             vocab_size: vocab_size as u32,
         };

@@ -40,6 +40,7 @@ fn segment(slot: u32, position: u32, len: u32, blocks: &[u32]) -> Segment {
         blocks: blocks.iter().copied().map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     }
 }
 

@@ -79,7 +79,7 @@ pub struct Seal {
     pub handoff: HandoffId,
     /// The number of blocks sent (skipped blocks not counted).
     pub blocks_count: u32,
-    /// The digest over every frame, in any order, and every other field of this seal
+    /// The digest over every frame of a block, in any order, and every other field of this seal
     /// ([`crate::handoff::HandoffDigest::seal_digest`]); both ends compute it.
     pub digest: u64,
     /// The hash of the tokens, prompt and output, that were sent to the receiver with its
@@ -89,6 +89,9 @@ pub struct Seal {
     /// Output tokens drawn since the reservation, `[tokens >= 1]`, already emitted by the sender.
     /// The last of them has no KV yet: the KV covers everything before it.
     pub output: Vec<TokenId>,
+    /// The digest over every frame of the state, in any order; `None` if the sequence has no state.
+    #[serde(default)]
+    pub state: Option<u64>,
 }
 
 /// Whether the payload of a packet arrived intact, as checked by the receiver.

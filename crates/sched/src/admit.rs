@@ -127,6 +127,7 @@ impl WorkerBrain {
             handoff,
             present,
             blocks,
+            state: None,
         })
     }
 

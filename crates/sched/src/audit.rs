@@ -62,6 +62,7 @@ pub(crate) mod tests {
                 slots_count: 1,
                 step_tokens_max: 4,
                 context_tokens_max: 8,
+                states: None,
             },
             vocab_size: 10,
             queue_max: 1,

@@ -121,6 +121,7 @@ fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
         sequences_waiting,
         sequences_running,
         blocks_free,
+        states_free,
         progress,
         context_tokens,
         streams,
@@ -131,6 +132,7 @@ fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
     } = load;
     let waiting = (sequences_waiting, sequences_running);
     (queue_tokens, waiting, blocks_free, progress).hash(hasher);
+    states_free.hash(hasher);
     (context_tokens, streams, backlog, tpot_least).hash(hasher);
     (step_left, orders_received).hash(hasher);
 }

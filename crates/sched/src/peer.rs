@@ -511,6 +511,7 @@ mod tests {
             digest: 0,
             content: BlockHash([0; 16]),
             output: vec![1],
+            state: None,
         });
         let condition = PayloadCondition::Intact;
         let input = WorkerInput::Arrived {

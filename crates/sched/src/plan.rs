@@ -514,6 +514,7 @@ impl WorkerBrain {
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(tokens),
             drafts: Vec::new(),
+            state: None,
         });
         draft.segments.push(SegmentInFlight {
             handoff,

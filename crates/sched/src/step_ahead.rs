@@ -141,6 +141,7 @@ impl WorkerBrain {
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(1),
             drafts: Vec::new(),
+            state: None,
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

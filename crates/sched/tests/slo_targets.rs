@@ -98,6 +98,7 @@ impl PricedWorkerHarness {
                     slots_count: 256,
                     step_tokens_max: 512,
                     context_tokens_max: 200_000,
+                    states: None,
                 },
                 vocab_size: 1000,
                 queue_max: 1000,
@@ -139,6 +140,7 @@ impl PricedWorkerHarness {
                         handoff,
                         present,
                         blocks,
+                        state: _,
                     } => reserved.push((handoff, present, blocks)),
                     Report::Refused { handoff, refusal } => {
                         self.of(handoff).refused = Some(refusal);
@@ -169,6 +171,7 @@ impl PricedWorkerHarness {
                 worker: ME,
                 present,
                 blocks,
+                state: None,
             };
             self.handle(WorkerInput::Ordered {
                 router: ROUTER,

@@ -176,6 +176,7 @@ mod tests {
                 digest: 77,
                 content: BlockHash([3; 16]),
                 output: vec![1, 2, 3],
+                state: None,
             }),
             Packet::Landed { handoff },
             Packet::Abandoned {

@@ -25,6 +25,7 @@ pub(crate) fn report(report: &Report) -> String {
             handoff,
             present,
             blocks,
+            state: _,
         } => format!("reserved {handoff} {present}+{}", blocks.len()),
         Report::Refused { handoff, refusal } => {
             truncated(&format!("refused {handoff} {refusal:?}"))

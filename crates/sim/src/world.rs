@@ -282,6 +282,7 @@ fn draw_capacity(rng: &mut SimRng) -> Capacity {
         slots_count: rng.count(1, 8),
         step_tokens_max: rng.count(8, 64),
         context_tokens_max,
+        states: None,
     }
 }
 

@@ -253,6 +253,7 @@ fn seal(handoff: HandoffId, blocks_count: u32) -> Packet {
         digest: 0,
         content: Default::default(),
         output: vec![0],
+        state: None,
     })
 }
 

@@ -262,6 +262,7 @@ async fn a_damaged_message_ends_the_link_and_is_named() {
         digest: 2,
         content: BlockHash::default(),
         output: vec![7],
+        state: None,
     });
     let bytes = [7; BLOCK as usize];
     let (frame, slot_frame) = (head(&bytes), LinkMessage::SlotFrame(head(&bytes), 0));

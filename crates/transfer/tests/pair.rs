@@ -233,5 +233,6 @@ pub fn seal(flight: u64) -> Packet {
         digest: 5,
         content: BlockHash([8; 16]),
         output: vec![6, 7],
+        state: None,
     })
 }

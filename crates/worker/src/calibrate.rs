@@ -120,6 +120,7 @@ impl<'a> StepTimer<'a> {
                 blocks: (first..next).map(BlockIndex).collect(),
                 logits: part.logits,
                 drafts: Vec::new(),
+                state: None,
             }
         });
         let plan = StepPlan {
@@ -399,6 +400,7 @@ mod tests {
                 slots_count: 64,
                 step_tokens_max: 512,
                 context_tokens_max: 4096,
+                states: None,
             },
             vocab_size: 1000,
             model: String::new(),

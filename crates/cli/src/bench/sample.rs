@@ -241,6 +241,7 @@ impl EngineBench {
             blocks: (slot * table..(slot + 1) * table).map(BlockIndex).collect(),
             logits,
             drafts: Vec::new(),
+            state: None,
         }
     }
 

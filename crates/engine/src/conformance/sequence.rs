@@ -79,6 +79,7 @@ impl DrivenSequence {
             } else {
                 LogitsWanted::No
             },
+            state: None,
         });
         self.done = end;
     }

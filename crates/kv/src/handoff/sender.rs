@@ -291,6 +291,7 @@ impl HandoffSender {
                     .seal_digest(handoff, blocks_count, content, &output),
                 content,
                 output,
+                state: None,
             };
             self.state = SenderState::Sealed(seal.clone());
             self.outputs

@@ -45,6 +45,7 @@ fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
         worker: worker(2, 1),
         present: 1,
         blocks: blocks.clone(),
+        state: None,
     };
     let expected = ExpectedHandoff {
         handoff: HANDOFF,
@@ -359,6 +360,7 @@ fn blocks_reserved_for_growth_may_be_unused() {
                 worker: worker(2, 1),
                 present,
                 blocks: blocks.clone(),
+                state: None,
             };
             let mut sender = HandoffSender::new(HANDOFF, target);
             let mut receiver = HandoffReceiver::new(ExpectedHandoff {

@@ -141,6 +141,7 @@ impl HashChainEngine {
             slots_count: 8,
             step_tokens_max: 16,
             context_tokens_max: BLOCKS * BLOCK_TOKENS as u32,
+            states: None,
         };
         Self {
             description: EngineDescription {

@@ -271,6 +271,7 @@ impl PairWorld {
                 worker: self.world.me(moving.target),
                 present,
                 blocks,
+                state: None,
             },
             tokens: moving.tokens,
         });
@@ -377,6 +378,7 @@ impl PairWorld {
                 handoff,
                 present,
                 blocks,
+                state: _,
             } => {
                 assert!(self.router.open.insert(key(handoff)), "reserved twice");
                 if let Some(flight) = self.current(handoff) {
@@ -497,6 +499,7 @@ impl PairWorld {
                 worker: self.world.me(of.decode),
                 present,
                 blocks,
+                state: None,
             },
             waited: Duration::ZERO,
             due: self.due(flight),

@@ -256,6 +256,7 @@ fn report(report: &Report) -> String {
             handoff,
             present,
             blocks: list,
+            state: _,
         } => format!(
             "reserved {} present {present} [{}]",
             id(*handoff),

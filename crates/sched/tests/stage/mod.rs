@@ -170,6 +170,7 @@ pub fn limits(worker: u64, role: Role) -> WorkerLimits {
             slots_count: 4,
             step_tokens_max: 8,
             context_tokens_max: 64,
+            states: None,
         },
         vocab_size: u32::MAX,
         queue_max: 4,

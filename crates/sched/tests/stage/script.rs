@@ -332,6 +332,7 @@ impl ScriptPlayer {
                 worker: self.world.me(to),
                 present,
                 blocks,
+                state: None,
             },
             waited: Duration::ZERO,
             due: None,
@@ -346,6 +347,7 @@ impl ScriptPlayer {
                 handoff,
                 present,
                 blocks,
+                state: _,
             }) if *handoff == of => Some((*present, blocks.clone())),
             _ => None,
         });
@@ -367,6 +369,7 @@ impl ScriptPlayer {
                 worker: self.world.me(to),
                 present,
                 blocks,
+                state: None,
             },
             tokens: words.number("told", u32::try_from(tokens_sent).expect("small")),
         });

@@ -16,6 +16,7 @@ impl SimWorker {
                 handoff,
                 present,
                 blocks,
+                state: _,
             } if !self.local_handoffs.contains(handoff) => {
                 for (ordinal, block) in (*present..).zip(blocks) {
                     self.reserved_blocks.insert((*handoff, ordinal), *block);

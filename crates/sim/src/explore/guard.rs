@@ -87,6 +87,7 @@ impl SmallWorldState {
                     handoff: reserve.handoff,
                     present: 0,
                     blocks: (0..tokens.div_ceil(2) as u32).map(block).collect(),
+                    state: None,
                 };
                 self.send_to_router(worker, SmallWorldMessage::Report(report));
                 None

@@ -331,4 +331,5 @@ const CAPACITY: Capacity = Capacity {
     slots_count: 2,
     step_tokens_max: 4,
     context_tokens_max: 12,
+    states: None,
 };
