@@ -10,13 +10,14 @@ use crate::client_timing::prompt_due;
 use crate::policy::{self, ServiceRank};
 use crate::recently_ended::EndedHandoff;
 use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::state::SequenceState;
 use crate::{WorkerBrain, WorkerNote};
 use cleave_domain::{
     Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId,
 };
-use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
 use cleave_kv::handoff::sender::HandoffSender;
+use cleave_kv::{PrefixNeed, SecuredKv, block_hash};
 use std::time::Duration;
 
 /// How much of a sequence may come from the prefix cache.
@@ -100,7 +101,7 @@ impl WorkerBrain {
         self.hold(&mut sequence, reach, growth)?;
         let present = sequence.published;
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence.table.push(block.expect("reserved just now"));
         }
         let blocks = sequence.table[present as usize..].to_vec();
@@ -321,8 +322,8 @@ impl WorkerBrain {
         Err(Refusal::NoBlocks { retry_after })
     }
 
-    /// Holds the cached blocks of `sequence`, and reserves the rest of its blocks and `growth`
-    /// more; all or none.
+    /// Holds the cached prefix of `sequence` and takes its state slot, and reserves the rest of its
+    /// blocks and `growth` more; all or none.
     pub(crate) fn secure(
         &mut self,
         sequence: &mut WorkerSequence,
@@ -336,25 +337,27 @@ impl WorkerBrain {
         } else {
             CacheReuse::NoBlock
         };
-        let hashes = match reach {
-            CacheReuse::NoBlock => &[],
-            CacheReuse::AllButLastToken => sequence.reusable(size),
+        let (hashes, need) = match reach {
+            CacheReuse::NoBlock => (&[][..], PrefixNeed::EveryPlane),
+            CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
             CacheReuse::EveryFullBlock => {
                 sequence.extend_hashes(size);
-                &sequence.hashes[..]
+                (&sequence.hashes[..], PrefixNeed::Blocks)
             }
         };
-        let hits = self.pool.prefix_hits(hashes);
-        if hits.cached + blocks - hits.blocks > self.pool.blocks_available() {
+        let Some(secured) = self.pools.secure(hashes, need, blocks) else {
             return false;
-        }
-        let held = hashes[..hits.blocks as usize].iter();
-        let held = held.map(|hash| self.pool.hold(*hash).expect("room was counted"));
-        sequence.table = held.collect();
-        sequence.published = hits.blocks;
-        sequence.computed = hits.blocks * size;
-        let reservation = self.pool.reserve(blocks - hits.blocks);
-        sequence.reservation = reservation.expect("room was counted");
+        };
+        let SecuredKv {
+            table,
+            reservation,
+            state,
+        } = secured;
+        sequence.published = u32::try_from(table.len()).expect("a table fits the pool");
+        sequence.computed = sequence.published * size;
+        sequence.table = table;
+        sequence.reservation = reservation;
+        sequence.state = state.map(SequenceState::new);
         true
     }
 

@@ -22,7 +22,7 @@ use cleave_domain::{
     HandoffId, KvUnit, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork,
     Time, TokenId, WorkerLoad,
 };
-use cleave_kv::{Packet, PlanePool};
+use cleave_kv::{KvPools, Packet, PlanePool};
 use cleave_planner::PriceLearner;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const PREFIXES_MAX: usize = 16 * 1024;
 pub struct WorkerBrain {
     pub(crate) limits: WorkerLimits,
     pub(crate) now: Time,
-    pub(crate) pool: PlanePool,
+    pub(crate) pools: KvPools,
     /// Every hand-off accepted and not released.
     pub(crate) sequences: BTreeMap<HandoffId, WorkerSequence>,
     /// Hand-offs that ended lately, to recognise repeated orders and late packets.
@@ -140,7 +140,7 @@ impl WorkerBrain {
         let slots = capacity.slots_count.min(capacity.step_tokens_max);
         Self {
             now: Time::ZERO,
-            pool: PlanePool::new(capacity.blocks_count),
+            pools: KvPools::new(capacity),
             sequences: BTreeMap::new(),
             recently_ended: RecentlyEnded::default(),
             moves: BTreeMap::new(),
@@ -174,6 +174,7 @@ impl WorkerBrain {
             dirty: false,
             load_reported: WorkerLoad {
                 blocks_free: capacity.blocks_count,
+                states_free: capacity.states.map_or(0, |states| states.count),
                 ..WorkerLoad::default()
             },
             pool_noted: None,
@@ -413,8 +414,14 @@ impl WorkerBrain {
         &self.limits
     }
 
+    /// The pool of blocks.
     pub fn pool(&self) -> &PlanePool {
-        &self.pool
+        &self.pools.blocks
+    }
+
+    /// The pool of state slots, if the model has states.
+    pub fn states(&self) -> Option<&PlanePool> {
+        self.pools.states.as_ref()
     }
 
     /// Whether there is no sequence, no step under way and no block being copied out.

@@ -475,6 +475,15 @@ pub enum WorkerNote {
         /// Held without an owner that the audit can name; anything but 0 is a defect.
         blocks_leaked: u32,
         blocks_swapped: u32,
+        /// State slots held by sequences: their states and the snapshots that they use.
+        #[serde(default)]
+        states_held: u32,
+        /// Snapshots that no sequence uses.
+        #[serde(default)]
+        states_cached: u32,
+        /// State slots held without an owner; anything but 0 is a defect.
+        #[serde(default)]
+        states_leaked: u32,
     },
 }
 

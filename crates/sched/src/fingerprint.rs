@@ -26,7 +26,7 @@ impl WorkerBrain {
         let Self {
             limits,
             now,
-            pool,
+            pools,
             sequences,
             recently_ended,
             moves,
@@ -62,8 +62,8 @@ impl WorkerBrain {
             "poll every output before taking a fingerprint"
         );
         (limits.me, limits.role, draining).hash(hasher);
-        pool.fingerprint(hasher);
-        tiers.fingerprint(*now, |touched| pool.count_older(touched), hasher);
+        pools.fingerprint(hasher);
+        tiers.fingerprint(*now, |touched| pools.blocks.count_older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
         for (handoff, outbound) in moves {
@@ -156,6 +156,7 @@ impl WorkerSequence {
             computed,
             table,
             reservation,
+            state,
             // Derived from the tokens.
             hashes: _,
             published,
@@ -196,6 +197,7 @@ impl WorkerSequence {
             computed,
             table,
             reservation,
+            state,
         )
             .hash(hasher);
         (published, exported, slot, opened, steps_count).hash(hasher);

@@ -215,8 +215,8 @@ impl WorkerBrain {
                 break;
             }
             // Its own reservation first, then any free or cached block.
-            let block = self.pool.take_reserved(&mut sequence.reservation);
-            if let Some(block) = block.or_else(|| self.pool.take()) {
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
+            if let Some(block) = block.or_else(|| self.pools.blocks.take()) {
                 sequence.table.push(block);
                 continue;
             }
@@ -383,18 +383,24 @@ impl WorkerBrain {
         let published = sequence.published as usize;
         let hashes = sequence.reusable(size).to_vec();
         for (i, hash) in hashes.into_iter().enumerate().skip(published) {
-            if self.pool.prefix_hits(&[hash]).blocks == 0 {
+            if self.pools.blocks.prefix_hits(&[hash]).blocks == 0 {
                 return;
             }
             // The released block, or the reservation of one, pays for the adopted block.
             match sequence.table.get(i).copied() {
-                Some(own) => self.pool.release(own),
+                Some(own) => self.pools.blocks.release(own),
                 None => assert!(
-                    self.pool.release_reservation(&mut sequence.reservation),
+                    self.pools
+                        .blocks
+                        .release_reservation(&mut sequence.reservation),
                     "a block that is neither held nor reserved"
                 ),
             }
-            let block = self.pool.hold(hash).expect("a block was released for it");
+            let block = self
+                .pools
+                .blocks
+                .hold(hash)
+                .expect("a block was released for it");
             match sequence.table.get_mut(i) {
                 Some(own) => *own = block,
                 None => sequence.table.push(block),
@@ -434,7 +440,7 @@ impl WorkerBrain {
         self.last_chunk_at = Some(self.now);
         let blocks = (sequence.computed + chunk.tokens()).div_ceil(size);
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence
                 .table
                 .push(block.expect("a secured sequence has its blocks"));

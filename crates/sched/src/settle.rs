@@ -275,7 +275,9 @@ impl WorkerBrain {
         sequence.extend_hashes(size);
         while sequence.published < sequence.computed / size {
             let i = sequence.published as usize;
-            self.pool.set_content(sequence.table[i], sequence.hashes[i]);
+            self.pools
+                .blocks
+                .set_content(sequence.table[i], sequence.hashes[i]);
             sequence.published += 1;
         }
     }

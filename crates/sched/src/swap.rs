@@ -81,7 +81,7 @@ impl WorkerBrain {
         };
         let recomputed_tokens = sequence.computed;
         sequence.swap = None;
-        sequence.release_blocks(&mut self.pool);
+        sequence.release_blocks(&mut self.pools);
         sequence.prompt_scores.clear();
         sequence.free_slot(&mut self.slots_free);
         self.note(WorkerNote::Preempted {
@@ -122,7 +122,7 @@ impl WorkerBrain {
             ..swap
         });
         if let Some(sequence) = self.sequences.get_mut(&handoff) {
-            sequence.release_blocks(&mut self.pool);
+            sequence.release_blocks(&mut self.pools);
         }
         self.swap_prices.swapped_out(swap.blocks, took);
         self.note(WorkerNote::SwappedOut {
@@ -141,14 +141,14 @@ impl WorkerBrain {
         };
         // One block more than it needs now, or it would be the next victim.
         let size = self.limits.capacity.block_tokens;
-        let whole = sequence.len().div_ceil(size) == self.pool.blocks_count();
+        let whole = sequence.len().div_ceil(size) == self.pools.blocks.blocks_count();
         let growth = u32::from(!whole);
         let secured = self.secure(&mut sequence, CacheReuse::NoBlock, growth);
         let mut blocks = Vec::new();
         if let Some(swap) = sequence.swap.as_mut().filter(|_| secured) {
             swap.stage = SwapStage::In;
             for _ in 0..swap.blocks {
-                let held = self.pool.take_reserved(&mut sequence.reservation);
+                let held = self.pools.blocks.take_reserved(&mut sequence.reservation);
                 let held = held.expect("reserved just now");
                 blocks.push(held.block);
                 sequence.table.push(held);

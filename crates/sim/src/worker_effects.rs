@@ -134,8 +134,14 @@ impl ChaosRun<'_> {
                 }
             }
             WorkerOutput::Drained => self.drained(worker)?,
-            WorkerOutput::Note(WorkerNote::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
-                return Err(format!("{me} reports {blocks_leaked} leaked blocks"));
+            WorkerOutput::Note(WorkerNote::Pool {
+                blocks_leaked,
+                states_leaked,
+                ..
+            }) if blocks_leaked + states_leaked > 0 => {
+                return Err(format!(
+                    "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
+                ));
             }
             WorkerOutput::Note(note) => {
                 if let WorkerNote::Pool {

@@ -336,8 +336,15 @@ impl StageWorld {
             WorkerOutput::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
             WorkerOutput::FetchStop { handoff } => self.stop_fetch(at, handoff),
             WorkerOutput::TierDrop { content, place } => self.drop_from_tier(at, content, place),
-            WorkerOutput::Note(pool @ WorkerNote::Pool { blocks_leaked, .. }) => {
+            WorkerOutput::Note(
+                pool @ WorkerNote::Pool {
+                    blocks_leaked,
+                    states_leaked,
+                    ..
+                },
+            ) => {
                 assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
+                assert_eq!(states_leaked, 0, "the audit counts leaked state slots");
                 self.machines[at].pool = Some(pool);
             }
             WorkerOutput::Note(WorkerNote::Repeated { handoff }) => {

@@ -129,8 +129,14 @@ impl SmallWorldState {
                 return Err("a small world has no tiers below its pool".to_owned());
             }
             WorkerOutput::Drained => body.exiting = true,
-            WorkerOutput::Note(WorkerNote::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
-                return Err(format!("{me} reports {blocks_leaked} leaked blocks"));
+            WorkerOutput::Note(WorkerNote::Pool {
+                blocks_leaked,
+                states_leaked,
+                ..
+            }) if blocks_leaked + states_leaked > 0 => {
+                return Err(format!(
+                    "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
+                ));
             }
             WorkerOutput::Note(_) => {}
         }
