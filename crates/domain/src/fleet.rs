@@ -68,7 +68,7 @@ pub struct WorkerDescription {
 }
 
 /// The limits of an engine; the same numbers for engine, scheduler and router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Capacity {
     /// Tokens whose KV one block holds.
     pub block_tokens: u32,
@@ -88,7 +88,7 @@ pub struct Capacity {
 }
 
 /// The slots of a state plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StateCapacity {
     /// Bytes of one slot, at least 1.
     pub bytes: u32,

@@ -114,8 +114,8 @@ impl WorkerBrain {
                 sender,
                 present,
                 blocks: blocks.clone(),
-                block_bytes: self.limits.capacity.block_bytes,
-                block_tokens: size,
+                state: None,
+                capacity: self.limits.capacity,
                 vocab_size: self.limits.vocab_size,
                 tokens,
                 content,
@@ -238,7 +238,7 @@ impl WorkerBrain {
         self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        sequence.outgoing = Some(HandoffSender::new(handoff, target));
+        sequence.outgoing = Some(HandoffSender::new(handoff, target, 0));
         sequence.stage = SequenceStage::Active;
         self.active.insert(rank);
         self.sequences.insert(handoff, sequence);

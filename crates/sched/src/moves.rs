@@ -104,7 +104,7 @@ impl WorkerBrain {
         if let Some(sequence) = self.sequences.get_mut(&of) {
             sequence.moving = Some(handoff);
         }
-        let sender = HandoffSender::new(handoff, order.target.clone());
+        let sender = HandoffSender::new(handoff, order.target.clone(), 0);
         let started = OutboundMigration {
             order,
             sender,

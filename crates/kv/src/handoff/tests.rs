@@ -1,12 +1,13 @@
 //! Tests of both ends against each other, over a link that the test simulates.
 
 mod seals;
+mod states;
 
 use super::{HandoffDigest, PoolWriter, receiver, sender};
 use crate::{BlockPart, Packet, Seal};
 use cleave_domain::{
-    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, FlightId, Generation, HandoffId,
-    HandoffTarget, Incarnation, KvPlane, KvUnit, WorkerId, WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Capacity, Failure, FlightId, Generation,
+    HandoffId, HandoffTarget, Incarnation, KvPlane, KvUnit, StateCapacity, WorkerId, WorkerRef,
 };
 use receiver::{ExpectedHandoff, HandoffReceiver};
 use sender::HandoffSender;
@@ -33,6 +34,19 @@ fn block(block: u32, generation: u32) -> BlockRef {
     }
 }
 
+/// Blocks of four tokens and eight bytes, and slots of these bytes.
+fn capacity(state_bytes: Option<u32>) -> Capacity {
+    Capacity {
+        block_tokens: 4,
+        block_bytes: 8,
+        blocks_count: 10,
+        slots_count: 1,
+        step_tokens_max: 4,
+        context_tokens_max: 40,
+        states: state_bytes.map(|bytes| StateCapacity { bytes, count: 10 }),
+    }
+}
+
 /// Ten tokens in blocks of four; block 0 is present, blocks 1 and 2 are to be sent, block 3 is
 /// reserved for growth.
 fn pair() -> (HandoffSender, HandoffReceiver) {
@@ -52,15 +66,15 @@ fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
         sender: worker(1, 1),
         present: 1,
         blocks,
-        block_bytes: 8,
-        block_tokens: 4,
+        state: None,
+        capacity: capacity(None),
         vocab_size: VOCAB_SIZE,
         tokens: 10,
         content: CONTENT,
         writer,
     };
     (
-        HandoffSender::new(HANDOFF, target),
+        HandoffSender::new(HANDOFF, target, 0),
         HandoffReceiver::new(expected),
     )
 }
@@ -362,14 +376,14 @@ fn blocks_reserved_for_growth_may_be_unused() {
                 blocks: blocks.clone(),
                 state: None,
             };
-            let mut sender = HandoffSender::new(HANDOFF, target);
+            let mut sender = HandoffSender::new(HANDOFF, target, 0);
             let mut receiver = HandoffReceiver::new(ExpectedHandoff {
                 handoff: HANDOFF,
                 sender: worker(1, 1),
                 present,
                 blocks,
-                block_bytes: 8,
-                block_tokens: 4,
+                state: None,
+                capacity: capacity(None),
                 vocab_size: VOCAB_SIZE,
                 tokens: 10,
                 content: CONTENT,

@@ -64,11 +64,13 @@ fn flipped(seal: &Seal) -> Vec<Seal> {
     for place in 0..seal.output.len() {
         flip(32, &move |seal, bit| seal.output[place] ^= 1 << bit);
     }
+    let mut with_state = seal.clone();
+    with_state.state = Some(0);
     let mut shorter = seal.clone();
     shorter.output.pop();
     let mut longer = seal.clone();
     longer.output.push(0);
-    all.extend([shorter, longer]);
+    all.extend([shorter, longer, with_state]);
     all
 }
 
