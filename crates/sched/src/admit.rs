@@ -105,6 +105,7 @@ impl WorkerBrain {
             sequence.table.push(block.expect("reserved just now"));
         }
         let blocks = sequence.table[present as usize..].to_vec();
+        let state = sequence.state.map(|state| state.live);
         if sender != self.limits.me {
             let salt = sequence.request.cache_salt;
             let content = block_hash(salt, None, &sequence.tokens);
@@ -114,7 +115,7 @@ impl WorkerBrain {
                 sender,
                 present,
                 blocks: blocks.clone(),
-                state: None,
+                state,
                 capacity: self.limits.capacity,
                 vocab_size: self.limits.vocab_size,
                 tokens,
@@ -128,7 +129,7 @@ impl WorkerBrain {
             handoff,
             present,
             blocks,
-            state: None,
+            state,
         })
     }
 
@@ -186,6 +187,7 @@ impl WorkerBrain {
                     && sequence.router == router
                     && sequence.published == target.present
                     && sequence.table[target.present as usize..] == target.blocks
+                    && sequence.state.map(|state| state.live) == target.state
             })
             .ok_or(Refusal::WrongWorker)?;
         sequence.stage = SequenceStage::Active;
@@ -205,6 +207,7 @@ impl WorkerBrain {
             || target.worker.worker == self.limits.me.worker
             || blocks_reserved < blocks
             || target.present as usize > blocks
+            || target.state.is_some() != self.pools.states.is_some()
         {
             return Err(Refusal::WrongWorker);
         }
@@ -238,7 +241,8 @@ impl WorkerBrain {
         self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        sequence.outgoing = Some(HandoffSender::new(handoff, target, 0));
+        let pieces = self.limits.capacity.state_pieces();
+        sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
         sequence.stage = SequenceStage::Active;
         self.active.insert(rank);
         self.sequences.insert(handoff, sequence);

@@ -189,8 +189,11 @@ impl WorkerBrain {
                     .values()
                     .any(|outbound| !outbound.sender.is_settled())
                 || self.tiers.offloading().len() > 0;
+            let waits = |s: &WorkerSequence| {
+                s.starved() || s.lacks_state() && self.blocks_are_read(s.rank.handoff)
+            };
             assert!(
-                copied || active.all(WorkerSequence::starved),
+                copied || active.all(waits),
                 "the engine is idle although an active sequence could run"
             );
         }
@@ -223,8 +226,8 @@ impl WorkerBrain {
         let read = senders
             .any(|sender| (first..end).any(|ordinal| sender.is_reading(KvUnit::block(ordinal))));
         assert!(
-            !read,
-            "a step writes to a block that is being read: {sequence:?}"
+            !read && !self.state_is_read(sequence),
+            "a step writes to a block or state that is being read: {sequence:?}"
         );
     }
 }

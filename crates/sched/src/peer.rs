@@ -314,6 +314,7 @@ impl WorkerBrain {
         let blocks = sequence.len().saturating_sub(1);
         let blocks = blocks.div_ceil(self.limits.capacity.block_tokens) - present;
         let ended = sequence.finish_reason(context);
+        self.state_reached(handoff);
         self.publish(handoff);
         self.dirty = true;
         self.emit_output(WorkerOutput::Forget { handoff });

@@ -29,7 +29,7 @@ pub(crate) struct StepBuilder {
     /// Work in the step, with the targets of its streams.
     pub(crate) held: batch::BatchLoad,
     /// Sequences that must wait for a copy to end.
-    waiting: Vec<HandoffId>,
+    pub(crate) waiting: Vec<HandoffId>,
     /// Sequences deferred to a later step.
     deferred: Vec<HandoffId>,
     /// Blocks being freed that sequences of `waiting` will take.
@@ -75,6 +75,7 @@ impl WorkerBrain {
             blocks_awaited: 0,
             late_prompt_placed: false,
         };
+        self.recompute_lost_states(&mut draft);
         // Decodes first: a stream that draws late is noticed at every token. Chunks then fill the
         // rows and the time that the streams leave, and drafts take only what remains.
         self.place_decodes(&mut draft);
@@ -113,7 +114,7 @@ impl WorkerBrain {
     }
 
     /// Ranks of the active sequences for which `pick` holds, the most important first.
-    fn active_where(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
+    pub(crate) fn active_where(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
         let picked = |rank: &&ServiceRank| pick(&self.sequences[&rank.handoff]);
         self.active.iter().filter(picked).copied().collect()
     }
@@ -199,7 +200,8 @@ impl WorkerBrain {
             if sequence.slot.is_none() {
                 return;
             }
-            // A block that a move still reads must not be written: the sequence waits for the copy.
+            // A block or state that a move still reads must not be written: the sequence waits for
+            // the copy.
             if self.last_block_is_read(&self.sequences[&handoff]) {
                 return draft.waiting.push(handoff);
             }
@@ -377,7 +379,9 @@ impl WorkerBrain {
     /// meanwhile.
     fn adopt(&mut self, sequence: &mut WorkerSequence) {
         let size = self.limits.capacity.block_tokens;
-        if !self.limits.prefix_cache || sequence.computed != sequence.published * size {
+        // A block alone does not bring the state after it.
+        let able = self.limits.prefix_cache && sequence.state.is_none();
+        if !able || sequence.computed != sequence.published * size {
             return;
         }
         let published = sequence.published as usize;
@@ -520,7 +524,7 @@ impl WorkerBrain {
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(tokens),
             drafts: Vec::new(),
-            state: None,
+            state: sequence.state.map(|state| state.segment(sequence.computed)),
         });
         draft.segments.push(SegmentInFlight {
             handoff,

@@ -141,7 +141,9 @@ impl WorkerBrain {
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(1),
             drafts: Vec::new(),
-            state: None,
+            state: sequence
+                .state
+                .map(|state| state.segment(sequence.computed + 1)),
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

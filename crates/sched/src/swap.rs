@@ -61,7 +61,7 @@ impl WorkerBrain {
             .div_ceil(self.limits.capacity.block_tokens);
         let fits_host =
             self.blocks_swapped() + u64::from(blocks) <= u64::from(self.limits.swap_blocks);
-        let able = sequence.decodes_next() && blocks > 0 && fits_host;
+        let able = sequence.decodes_next() && sequence.state.is_none() && blocks > 0 && fits_host;
         if able
             && policy::preemption_method(&self.swap_prices, blocks, sequence.computed)
                 == PreemptionMethod::Swap
@@ -75,7 +75,7 @@ impl WorkerBrain {
 
     /// Takes everything from a sequence; it will compute its tokens again, and continue drawing
     /// where it stopped.
-    fn preempt(&mut self, handoff: HandoffId) {
+    pub(crate) fn preempt(&mut self, handoff: HandoffId) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };

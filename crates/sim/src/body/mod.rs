@@ -16,8 +16,8 @@ pub(crate) use tier::{FetchSource, TierContents};
 use crate::engine::{KvCell, SimEngine};
 use crate::tape::{self, AnyTapeLine};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, KvUnit, Order, StepId, StepPlan, Tape,
-    TapeRecord, Time, WorkerDescription, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, KvPlane, KvUnit, Order, StepId,
+    StepPlan, Tape, TapeRecord, Time, WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_sched::{
@@ -66,6 +66,9 @@ impl EngineOp {
                 for segment in &plan.segments {
                     (segment.slot, segment.position, segment.len).hash(print);
                     segment.blocks.hash(print);
+                    if let Some(state) = segment.state {
+                        state.hash(print);
+                    }
                 }
                 plan.opens.iter().for_each(|open| open.output.hash(print));
             }
@@ -133,13 +136,13 @@ pub(crate) struct SimWorker {
     /// Exports that the brain has no answer to yet, with their receivers.
     pub(crate) exporting: BTreeMap<(HandoffId, KvUnit), WorkerRef>,
     /// Reserved blocks that wait for their content, by this worker's own reports.
-    block_owners: BTreeMap<BlockIndex, (HandoffId, Generation)>,
+    block_owners: BTreeMap<(KvPlane, BlockIndex), (HandoffId, Generation)>,
     /// Hand-offs whose legs both run here: their own steps fill the reserved blocks.
     local_handoffs: BTreeSet<HandoffId>,
     /// The sender of each reservation, from the `Reserve` order.
     senders: BTreeMap<HandoffId, WorkerRef>,
-    /// The block that is reserved for each ordinal of a hand-off.
-    reserved_blocks: BTreeMap<(HandoffId, u32), BlockRef>,
+    /// The block or slot that is reserved for each block and piece of a hand-off.
+    reserved_blocks: BTreeMap<(HandoffId, KvUnit), BlockRef>,
     /// The receivers of seals.
     pub(crate) sealed: BTreeMap<HandoffId, WorkerRef>,
     /// Hand-offs that were dropped while their blocks were being copied to host memory.
@@ -154,11 +157,10 @@ pub(crate) struct SimWorker {
 
 impl SimWorker {
     pub(crate) fn new(limits: WorkerLimits, about: WorkerDescription, taping: TapeMode) -> Self {
-        let capacity = limits.capacity;
         let mut body = Self {
             worker: limits.me,
             brain: cleave_sched::WorkerBrain::new(limits.clone()),
-            engine: SimEngine::new(capacity.blocks_count, capacity.block_tokens, 0),
+            engine: SimEngine::new(&limits.capacity, 0),
             limits: limits.clone(),
             description: about,
             draining: false,
@@ -264,14 +266,15 @@ impl SimWorker {
         })
     }
 
-    /// Checks that no step in flight writes these blocks: a device may run a copy before the steps
+    /// Checks that no step in flight writes these blocks or slots: a device may run a copy before the steps
     /// in flight or after them.
     pub(super) fn check_no_step_writes(
         &self,
-        blocks: impl Iterator<Item = BlockIndex>,
+        blocks: impl Iterator<Item = (KvPlane, BlockIndex)>,
     ) -> Result<(), String> {
-        for block in blocks {
-            let writes = |plan: &&StepPlan| self.engine.blocks_written(plan).contains(&block);
+        for (plane, block) in blocks {
+            let written = |plan| self.engine.blocks_written(plan);
+            let writes = |plan: &&StepPlan| written(*plan).contains(&(plane, block));
             if let Some(plan) = self.steps().find(writes) {
                 return Err(format!(
                     "{} copies {block} while {} writes it",
@@ -287,7 +290,7 @@ impl SimWorker {
         if self.exporting.insert(key, export.to).is_some() {
             return Err(format!("{} exports {key:?} twice at once", self.worker));
         }
-        self.check_no_step_writes(std::iter::once(export.from))?;
+        self.check_no_step_writes(std::iter::once((export.plane, export.from)))?;
         self.ops.push_back(EngineOp::Export(export));
         Ok(())
     }
@@ -299,14 +302,14 @@ impl SimWorker {
         block: BlockRef,
     ) -> Result<(), String> {
         let payload = self.take_arrived_frame(handoff, part)?;
-        let owner = self.block_owners.get(&block.block);
+        let owner = self.block_owners.get(&(part.plane, block.block));
         if owner != Some(&(handoff, block.generation)) {
             return Err(format!(
                 "{} writes {handoff} into {}/{}, which is held for {owner:?}",
                 self.worker, block.block, block.generation
             ));
         }
-        self.check_no_step_writes(std::iter::once(block.block))?;
+        self.check_no_step_writes(std::iter::once((part.plane, block.block)))?;
         self.ops.push_back(EngineOp::Import {
             handoff,
             part,

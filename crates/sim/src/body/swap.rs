@@ -4,14 +4,15 @@
 //! world gives it. Invariant: every copy that the brain asks for is answered once.
 
 use super::{DeviceFaults, EngineOp, SimWorker};
-use cleave_domain::{BlockIndex, HandoffId};
+use cleave_domain::{BlockIndex, HandoffId, KvPlane};
 use cleave_sched::{SwapOutcome, WorkerInput};
 use std::time::Duration;
 
 impl SimWorker {
     pub(crate) fn swap(&mut self, op: EngineOp) -> Result<(), String> {
         if let EngineOp::SwapOut { blocks, .. } | EngineOp::SwapIn { blocks, .. } = &op {
-            self.check_no_step_writes(blocks.iter().copied())?;
+            let blocks = blocks.iter().map(|block| (KvPlane::Blocks, *block));
+            self.check_no_step_writes(blocks)?;
         }
         self.ops.push_back(op);
         Ok(())

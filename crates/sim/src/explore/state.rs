@@ -9,7 +9,7 @@ use super::hasher::StateHasher;
 use super::worlds::SmallWorld;
 use crate::body::{FrameCells, SimWorker};
 use cleave_domain::{
-    BlockRef, Emission, HandoffId, KvUnit, Order, Report, Time, TokenId, WorkerRef,
+    BlockRef, Emission, HandoffId, KvPlane, KvUnit, Order, Report, Time, TokenId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_sched::{BlockExport, PayloadCondition};
@@ -92,7 +92,7 @@ pub(super) struct SmallWorldPacket {
     pub(super) payload: FrameCells,
     pub(super) condition: PayloadCondition,
     /// The true writer and block of a frame, whatever its header says.
-    pub(super) written_for: Option<(WorkerRef, BlockRef)>,
+    pub(super) written_for: Option<(WorkerRef, KvPlane, BlockRef)>,
 }
 
 /// A packet with its sort key.

@@ -214,7 +214,7 @@ impl SmallWorldState {
             packet,
             payload,
             condition: PayloadCondition::Intact,
-            written_for: Some((me, export.block)),
+            written_for: Some((me, export.plane, export.block)),
         };
         let nowhere = self.send_envelope(envelope) == MessageFate::Lost;
         if nowhere && small.writer == PoolWriter::Receiver {
@@ -243,9 +243,7 @@ impl SmallWorldState {
             return Ok(());
         }
         let body = self.worker_mut(worker_index(export.to)).body.as_mut();
-        body.map_or(Ok(()), |body| {
-            body.written_into(export.handoff, export.block, payload)
-        })
+        body.map_or(Ok(()), |body| body.written_into(export, payload))
     }
 
     pub(super) fn land_late(&mut self, index: usize) -> PropertyCheck {
@@ -315,11 +313,11 @@ impl SmallWorldState {
             return Ok(());
         };
         // The import is judged by the true writer and block, whatever the frame's header says.
-        if let (Some((writer, block)), Packet::Frame { handoff, .. }) =
+        if let (Some((writer, plane, block)), Packet::Frame { handoff, .. }) =
             (envelope.written_for, &envelope.packet)
             && body.imports() > before
         {
-            let meant = body.reserved_for(block.block) == Some((*handoff, block.generation));
+            let meant = body.reserved_for(plane, block.block) == Some((*handoff, block.generation));
             if !meant || body.sender_of(*handoff) != Some(writer) {
                 return Err(format!(
                     "S2: {} imports into {handoff} a frame that {writer} wrote for {}/{}",
@@ -350,10 +348,23 @@ impl SmallWorldState {
                     block.block.0 = (block.block.0 + 1) % 3;
                 }
             }
+            PacketFault::Plane => {
+                if let Packet::Frame { part, .. } = &mut envelope.packet {
+                    part.plane = other_plane(part.plane);
+                }
+            }
         }
-        if let Packet::Frame { block, .. } = &envelope.packet {
-            envelope.written_for = Some((envelope.from, *block));
+        if let Packet::Frame { block, part, .. } = &envelope.packet {
+            envelope.written_for = Some((envelope.from, part.plane, *block));
         }
         self.add_packet(envelope);
+    }
+}
+
+/// The plane that a frame is not of.
+pub(super) fn other_plane(plane: KvPlane) -> KvPlane {
+    match plane {
+        KvPlane::Blocks => KvPlane::State,
+        KvPlane::State => KvPlane::Blocks,
     }
 }

@@ -82,7 +82,7 @@ impl ChaosRun<'_> {
         let content = damaged.as_ref().unwrap_or(&payload);
         let receiver = self.workers[worker_index(to)].body.as_mut();
         if let Some(body) = receiver.filter(|body| body.worker == to) {
-            body.written_into(export.handoff, export.block, content)?;
+            body.written_into(&export, content)?;
         }
         self.count("one-sided writes");
         let words = format!("-> landed      {to} {} {}", export.handoff, export.unit());
