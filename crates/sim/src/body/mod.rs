@@ -42,11 +42,11 @@ pub(crate) enum EngineOp {
     },
     SwapOut {
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(KvUnit, BlockIndex)>,
     },
     SwapIn {
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(KvUnit, BlockIndex)>,
     },
     Offload {
         content: BlockHash,
@@ -82,8 +82,8 @@ impl EngineOp {
                 block,
                 payload,
             } => (handoff, part, block, payload).hash(print),
-            Self::SwapOut { handoff, blocks } => ("out", handoff, blocks).hash(print),
-            Self::SwapIn { handoff, blocks } => ("in", handoff, blocks).hash(print),
+            Self::SwapOut { handoff, units } => ("out", handoff, units).hash(print),
+            Self::SwapIn { handoff, units } => ("in", handoff, units).hash(print),
             Self::Offload { content, block } => ("shelve", content, block).hash(print),
             Self::Fetch { handoff, blocks } => ("fetch", handoff, blocks).hash(print),
         }
