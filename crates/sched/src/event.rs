@@ -42,7 +42,7 @@ pub struct WorkerLimits {
     /// piece of a state counts as a block.
     pub swap_blocks: u32,
     /// Blocks of host memory for prefix-cache blocks that would be evicted; 0 for none, and then
-    /// none on disk either.
+    /// none on disk either. None if the model has states.
     #[serde(default)]
     pub host_blocks: u32,
     /// Blocks on disk for the same purpose.
@@ -56,9 +56,25 @@ pub struct WorkerLimits {
     #[serde(default = "one_step")]
     pub steps_in_flight: u32,
     /// Limits of prompt-lookup speculation, further bounded by what the engine takes for each
-    /// sequence; `None` for none.
+    /// sequence; `None` for none. None if the model has states.
     #[serde(default)]
     pub speculation: Option<LookupLimits>,
+}
+
+impl WorkerLimits {
+    /// The limits without what a model with states cannot have: a wrong draft cannot be taken back
+    /// from a state, and a block kept below the pool is of no use without the state after it.
+    pub(crate) fn possible(self) -> Self {
+        if self.capacity.states.is_none() {
+            return self;
+        }
+        Self {
+            host_blocks: 0,
+            disk_blocks: 0,
+            speculation: None,
+            ..self
+        }
+    }
 }
 
 /// Default for tapes written before the field existed.

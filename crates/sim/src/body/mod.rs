@@ -273,8 +273,8 @@ impl SimWorker {
         blocks: impl Iterator<Item = (KvPlane, BlockIndex)>,
     ) -> Result<(), String> {
         for (plane, block) in blocks {
-            let written = |plan| self.engine.blocks_written(plan);
-            let writes = |plan: &&StepPlan| written(*plan).contains(&(plane, block));
+            let written = (plane, block);
+            let writes = |plan: &&StepPlan| self.engine.blocks_written(plan).contains(&written);
             if let Some(plan) = self.steps().find(writes) {
                 return Err(format!(
                     "{} copies {block} while {} writes it",
