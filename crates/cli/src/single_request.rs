@@ -126,6 +126,7 @@ impl SingleRequest<'_> {
                     worker: ME,
                     present,
                     blocks,
+                    state: None,
                 },
                 waited: Duration::ZERO,
                 due: None,

@@ -337,7 +337,11 @@ impl Ops for CpuOps {
         heads: HeadShape,
         pool: PoolLayer<'_, CpuPool>,
     ) -> Result<(), EngineError> {
-        assert_eq!(pool.pool.shape.heads, heads, "a pool of other heads");
+        assert_eq!(
+            pool.pool.shape.layer(pool.layer).heads,
+            heads,
+            "a pool of other heads"
+        );
         let rows = attention::RowsToStore {
             batch,
             rotary,

@@ -66,6 +66,7 @@ fn segment(position: usize, len: usize, logits: LogitsWanted) -> Segment {
         blocks: (0..TOKENS as u32 / 16 + 2).map(BlockIndex).collect(),
         logits,
         drafts: Vec::new(),
+        state: None,
     }
 }
 

@@ -146,6 +146,7 @@ fn plan(step: u32, each: u32, sampling: &Arc<SamplingParams>) -> StepPlan {
             LogitsWanted::Sample
         },
         drafts: Vec::new(),
+        state: None,
     });
     StepPlan {
         step: StepId(u64::from(step)),

@@ -366,13 +366,13 @@ const LAYERS: usize = 2;
 impl AttentionCase {
     fn shape(&self, kv: KvType) -> KvPoolShape {
         let blocks = self.lengths.iter().map(|n| n.div_ceil(self.block_tokens));
-        KvPoolShape {
-            blocks_count: blocks.sum::<usize>() + 1,
-            layers_count: LAYERS,
-            heads: self.heads,
-            block_tokens: self.block_tokens,
+        KvPoolShape::uniform(
+            self.heads,
+            LAYERS,
+            self.block_tokens,
+            blocks.sum::<usize>() + 1,
             kv,
-        }
+        )
     }
 
     /// Rows of one sequence, `(tokens, q | k | v)`.
@@ -407,7 +407,7 @@ impl AttentionCase {
     fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
         let mut ops = CpuOps::new(options).unwrap();
         let shape = self.shape(options.kv);
-        let mut pool = ops.pool(shape).unwrap();
+        let mut pool = ops.pool(shape.clone()).unwrap();
         // Earlier contents of a block are NaN in every format.
         let left = vec![0xff; shape.block_bytes()];
         for block in 0..shape.blocks_count as u32 {
@@ -679,14 +679,8 @@ fn stored_block_bytes(
         ..options(precision, Isa::detect(), 1)
     };
     let mut ops = CpuOps::new(&options).unwrap();
-    let shape = KvPoolShape {
-        blocks_count: 1,
-        layers_count: 1,
-        heads,
-        block_tokens: 16,
-        kv: options.kv,
-    };
-    let mut pool = ops.pool(shape).unwrap();
+    let shape = KvPoolShape::uniform(heads, 1, 16, 1, options.kv);
+    let mut pool = ops.pool(shape.clone()).unwrap();
     let left = vec![0xff; shape.block_bytes()];
     ops.write_block(&mut pool, BlockIndex(0), 0, &left).unwrap();
     let half = heads.head_dim / 2;
@@ -788,14 +782,8 @@ fn int8_codes_and_scale_depend_only_on_token_and_head() {
 #[test]
 fn blocks_are_read_written_and_copied_as_bytes() {
     let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
-    let shape = KvPoolShape {
-        blocks_count: 3,
-        layers_count: 1,
-        heads: heads(1, 1, 16),
-        block_tokens: 2,
-        kv: KvType::Bf16,
-    };
-    let mut pool = ops.pool(shape).unwrap();
+    let shape = KvPoolShape::uniform(heads(1, 1, 16), 1, 2, 3, KvType::Bf16);
+    let mut pool = ops.pool(shape.clone()).unwrap();
     let bytes: Vec<u8> = (0..shape.block_bytes()).map(|i| i as u8).collect();
     ops.write_block(&mut pool, BlockIndex(1), 5, &bytes[5..])
         .unwrap();

@@ -184,14 +184,14 @@ impl GpuBench {
         let heads = sizes.heads;
         let blocks_each = context.div_ceil(BLOCK_TOKENS);
         let layer_bytes = sequences * blocks_each * BLOCK_TOKENS * heads.kv_width() * 4;
-        let shape = KvPoolShape {
-            blocks_count: sequences * blocks_each,
-            layers_count: (TURNS_BYTES / layer_bytes).clamp(1, 32),
+        let shape = KvPoolShape::uniform(
             heads,
-            block_tokens: BLOCK_TOKENS,
-            kv: KvType::Bf16,
-        };
-        let mut pool = ops.pool(shape).unwrap();
+            (TURNS_BYTES / layer_bytes).clamp(1, 32),
+            BLOCK_TOKENS,
+            sequences * blocks_each,
+            KvType::Bf16,
+        );
+        let mut pool = ops.pool(shape.clone()).unwrap();
         let noise: Vec<u8> = noise(1, shape.block_bytes() / 2)
             .iter()
             .flat_map(|x| x.to_le_bytes())
@@ -215,7 +215,7 @@ impl GpuBench {
         ops.begin(&batch, PassPurpose::Unspecified).unwrap();
         self.time(|turn| {
             let attention = Attention {
-                layer: turn % shape.layers_count,
+                layer: turn % shape.layers_count(),
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 window: None,
             };

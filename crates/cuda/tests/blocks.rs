@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 /// Returns a shape whose blocks have `2 × layers × 2 × 16 × 8` elements of f32.
 fn shape(layers_count: usize, blocks_count: usize) -> KvPoolShape {
-    KvPoolShape {
-        blocks_count,
-        layers_count,
-        heads: HeadShape {
+    KvPoolShape::uniform(
+        HeadShape {
             query_heads: 2,
             kv_heads: 2,
             head_dim: 8,
         },
-        block_tokens: 16,
-        kv: KvType::F32,
-    }
+        layers_count,
+        16,
+        blocks_count,
+        KvType::F32,
+    )
 }
 
 /// A pool with both accesses to its blocks: the engine's, and the one beside it.
@@ -38,7 +38,7 @@ impl TestPool {
 
     fn on(device: &Arc<CudaDevice>, shape: KvPoolShape) -> Self {
         let ops = CudaOps::new(device, &CudaOptions::new(Precision::F32)).unwrap();
-        let pool = ops.pool(shape).unwrap();
+        let pool = ops.pool(shape.clone()).unwrap();
         let blocks = ops.blocks(&pool).unwrap();
         Self {
             ops,
@@ -94,11 +94,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn span(block: u32, offset: usize, len: usize) -> BlockSpan {
-    BlockSpan {
-        block: BlockIndex(block),
-        offset,
-        len,
-    }
+    BlockSpan::of_block(BlockIndex(block), offset, len)
 }
 
 /// Returns whole blocks, pieces that kernels take, and pieces that no kernel takes.
@@ -125,7 +121,13 @@ fn reads_return_the_pools_bytes_and_checksums() {
         let spans = spans(pool.shape.block_bytes());
         let (buffers, sums) = pool.read(&spans);
         let again = pool.blocks.checksums(&spans).unwrap();
-        for (i, BlockSpan { block, offset, len }) in spans.iter().enumerate() {
+        for (
+            i,
+            BlockSpan {
+                block, offset, len, ..
+            },
+        ) in spans.iter().enumerate()
+        {
             let expected = &contents[block.0 as usize][*offset..offset + len];
             assert!(buffers[i] == expected, "{:?} of {layers} layers", spans[i]);
             let sum = xxhash_rust::xxh3::xxh3_64(expected);

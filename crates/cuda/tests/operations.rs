@@ -35,7 +35,7 @@ impl BufferAccess for CpuOps {
     }
     /// The CPU backend stores f32 keys as `[dim][token]` where both are multiples of a vector.
     fn in_rows(shape: &KvPoolShape, block: Vec<f32>) -> Vec<f32> {
-        let (tokens, dim) = (shape.block_tokens, shape.heads.head_dim);
+        let (tokens, dim) = (shape.block_tokens, shape.uniform_heads().head_dim);
         if !tokens.is_multiple_of(16) || !dim.is_multiple_of(16) {
             return block;
         }
@@ -45,7 +45,7 @@ impl BufferAccess for CpuOps {
             .zip(block.chunks_exact(tokens * dim))
             .enumerate()
         {
-            if (head / shape.heads.kv_heads).is_multiple_of(2) {
+            if (head / shape.uniform_heads().kv_heads).is_multiple_of(2) {
                 for (at, element) in rows.iter_mut().enumerate() {
                     *element = block[at % dim * tokens + at / dim];
                 }
@@ -285,14 +285,14 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         } = case;
         let width = heads.qkv_width();
         let tables = case.tables();
-        let shape = KvPoolShape {
-            blocks_count: tables.iter().map(Vec::len).sum::<usize>() + 1,
-            layers_count: 2,
-            heads: *heads,
-            block_tokens: *block_tokens,
-            kv: self.pool,
-        };
-        let mut pool = self.ops.pool(shape).unwrap();
+        let shape = KvPoolShape::uniform(
+            *heads,
+            2,
+            *block_tokens,
+            tables.iter().map(Vec::len).sum::<usize>() + 1,
+            self.pool,
+        );
+        let mut pool = self.ops.pool(shape.clone()).unwrap();
         let longest = segments
             .iter()
             .map(|(position, rows)| position + rows)
@@ -808,21 +808,15 @@ fn recorded_decode_steps_fill_the_device() {
     let stand_in = harness::stand_in().expect("it has settings");
     for group in [4, 32] {
         let mut gpu = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
-        let shape = KvPoolShape {
-            blocks_count: 80,
-            layers_count: 1,
-            heads: heads(group, 1, 64),
-            block_tokens: 16,
-            kv: KvType::Bf16,
-        };
-        let pool = gpu.ops.pool(shape).unwrap();
+        let shape = KvPoolShape::uniform(heads(group, 1, 64), 1, 16, 80, KvType::Bf16);
+        let pool = gpu.ops.pool(shape.clone()).unwrap();
         let head = StoredTensor::from_f32("head", 8, group * 64, &numbers(3, 8 * group * 64));
         let head = gpu.pack.matrix(&[head.into()], None).unwrap();
         gpu.pack.finish().unwrap();
         let activations =
             |ops: &CudaOps, width| ops.rows(1, width, BufferRole::Activations).unwrap();
-        let qkv = activations(&gpu.ops, shape.heads.qkv_width());
-        let mut out = activations(&gpu.ops, shape.heads.query_width());
+        let qkv = activations(&gpu.ops, shape.uniform_heads().qkv_width());
+        let mut out = activations(&gpu.ops, shape.uniform_heads().query_width());
         let attention = Attention {
             layer: 0,
             window: None,

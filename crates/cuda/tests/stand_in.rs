@@ -132,6 +132,7 @@ fn plan(drawn_count: u32) -> StepPlan {
         blocks: (slot * TABLE..(slot + 1) * TABLE).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     };
     StepPlan {
         opens: match drawn_count {
@@ -214,14 +215,8 @@ fn copies_work_after_a_pass_fails_while_recorded() {
         kv_heads: 1,
         head_dim: 64,
     };
-    let shape = KvPoolShape {
-        blocks_count: 2,
-        layers_count: 1,
-        heads,
-        block_tokens: 16,
-        kv: KvType::Bf16,
-    };
-    let mut pool = ops.pool(shape).unwrap();
+    let shape = KvPoolShape::uniform(heads, 1, 16, 2, KvType::Bf16);
+    let mut pool = ops.pool(shape.clone()).unwrap();
     let batch = Batch {
         tokens: vec![1],
         positions: vec![0],

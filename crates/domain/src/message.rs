@@ -132,6 +132,10 @@ pub struct HandoffTarget {
     /// The reserved blocks for the others, in order: block `present + i` of the sequence goes to
     /// `blocks[i]`. May be more than the prompt fills; the rest is for growth.
     pub blocks: Vec<BlockRef>,
+    /// The reserved state slot, where the model has states. A sequence's state is final only when
+    /// it is sealed, so it is always sent.
+    #[serde(default)]
+    pub state: Option<BlockRef>,
 }
 
 /// A message from a worker to the router whose order it answers.
@@ -145,6 +149,9 @@ pub enum Report {
         present: u32,
         /// The reserved blocks, as in [`HandoffTarget::blocks`].
         blocks: Vec<BlockRef>,
+        /// The reserved state slot, as in [`HandoffTarget::state`].
+        #[serde(default)]
+        state: Option<BlockRef>,
     },
     /// Answers `ReserveOrder` or `PrefillOrder`: refused; the order changed nothing. (A worker that
     /// holds the reservation and refuses the prefill keeps the reservation.) An order that names a

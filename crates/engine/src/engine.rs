@@ -1,7 +1,9 @@
 //! The interface between a worker and a model, on any device.
 
-use crate::blocks::DeviceBlocks;
-use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, SlotIndex, StepPlan, StepResult};
+use crate::blocks::{BlockSpan, DeviceBlocks};
+use cleave_domain::{
+    BlockIndex, Capacity, DeviceId, Fingerprint, KvPlane, SlotIndex, StepPlan, StepResult,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,21 +52,19 @@ pub trait Engine: Send {
         None
     }
 
-    /// Copies `out.len()` bytes out of a block, from byte `offset`.
+    /// Copies a range out of a block or slot, `[span.len]`.
     ///
     /// # Errors
-    /// `Plan` if the range is outside the block or the pool.
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError>;
+    /// `Plan` if the range is outside the block or slot, or the pool has no such block or plane.
+    ///
+    /// # Panics
+    /// If `out` is not as long as the range.
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError>;
 
-    /// A block's bytes in place, `[block_bytes]`, if it exists and the host can read it there; it
+    /// The bytes of a whole block or slot in place, if it exists and the host can read it there; it
     /// saves the caller one copy.
-    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
-        let _ = block;
+    fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
+        let _ = (plane, block);
         None
     }
 
@@ -74,22 +74,24 @@ pub trait Engine: Send {
         None
     }
 
-    /// Copies bytes into a block.
+    /// Copies bytes into a range of a block or slot, `[span.len]`.
     ///
     /// # Errors
     /// As [`Engine::read_block`].
-    fn write_block(
-        &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Result<(), EngineError>;
+    ///
+    /// # Panics
+    /// As [`Engine::read_block`].
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Copies whole blocks, `(from, to)`, in order.
+    /// Copies whole blocks or slots of a plane, `(from, to)`, in order.
     ///
     /// # Errors
     /// As [`Engine::read_block`].
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError>;
+    fn copy_blocks(
+        &mut self,
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError>;
 }
 
 /// An engine whose device accepts a step while it runs the one before, so that the device never

@@ -6,10 +6,10 @@
 //! Invariant: a token is a function of the sequence's seed and the token's position, so that every
 //! path through a fleet gives the same tokens; all tokens are equally likely, and have that score.
 
-use crate::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
+use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan, StepResult,
-    TokenId, TokenScores,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan,
+    StepResult, TokenId, TokenScores,
 };
 use std::collections::VecDeque;
 
@@ -121,21 +121,29 @@ impl MockEngine {
     }
 
     /// Byte range of a part of a block in the pool.
-    fn span(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        len: usize,
-    ) -> Result<std::ops::Range<usize>, EngineError> {
+    fn range(&self, span: BlockSpan) -> Result<std::ops::Range<usize>, EngineError> {
         let size = self.description.capacity.block_bytes as usize;
-        let start = block.0 as usize * size + offset;
-        if offset + len <= size && start + len <= self.pool.len() {
-            Ok(start..start + len)
+        let start = span.block.0 as usize * size + span.offset;
+        let inside = span.offset + span.len <= size && start + span.len <= self.pool.len();
+        if span.plane == KvPlane::Blocks && inside {
+            Ok(start..start + span.len)
         } else {
-            Err(EngineError::Plan(format!(
-                "{len} bytes from {offset} of {block}: outside the pool"
-            )))
+            Err(EngineError::Plan(format!("{span:?} is outside the pool")))
         }
+    }
+
+    /// Byte range of a whole block in the pool.
+    fn whole(
+        &self,
+        plane: KvPlane,
+        block: BlockIndex,
+    ) -> Result<std::ops::Range<usize>, EngineError> {
+        self.range(BlockSpan {
+            plane,
+            block,
+            offset: 0,
+            len: self.description.capacity.block_bytes as usize,
+        })
     }
 }
 
@@ -171,38 +179,30 @@ impl Engine for MockEngine {
         Ok(result)
     }
 
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        let span = self.span(block, offset, out.len())?;
-        out.copy_from_slice(&self.pool[span]);
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        let range = self.range(span)?;
+        out.copy_from_slice(&self.pool[range]);
         Ok(())
     }
 
-    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
-        let size = self.description.capacity.block_bytes as usize;
-        Some(&self.pool[self.span(block, 0, size).ok()?])
+    fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
+        Some(&self.pool[self.whole(plane, block).ok()?])
     }
 
-    fn write_block(
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        let range = self.range(span)?;
+        self.pool[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy_blocks(
         &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
     ) -> Result<(), EngineError> {
-        let span = self.span(block, offset, bytes.len())?;
-        self.pool[span].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
-        let size = self.description.capacity.block_bytes as usize;
         for (from, to) in pairs {
-            let from = self.span(*from, 0, size)?;
-            let to = self.span(*to, 0, size)?;
+            let from = self.whole(plane, *from)?;
+            let to = self.whole(plane, *to)?;
             self.pool.copy_within(from, to.start);
         }
         Ok(())
@@ -286,6 +286,7 @@ mod tests {
             slots_count: 2,
             step_tokens_max: 16,
             context_tokens_max: 24,
+            states: None,
         };
         MockEngine::new(EngineDescription {
             model: "mock".into(),
@@ -330,6 +331,7 @@ mod tests {
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
                 drafts: Vec::new(),
+                state: None,
             }],
             opens,
         })
@@ -363,6 +365,7 @@ mod tests {
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
                 drafts: Vec::new(),
+                state: None,
             }],
             opens: vec![],
         }
@@ -425,12 +428,16 @@ mod tests {
         let mut engine = engine();
         assert!(step(&mut engine, vec![open(0, &[])], 0, 6).is_err());
         assert!(step(&mut engine, vec![open(9, &[])], 0, 5).is_err());
-        engine.write_block(BlockIndex(5), 4, &[1, 2, 3, 4]).unwrap();
+        let last = |offset| BlockSpan::of_block(BlockIndex(5), offset, 4);
+        engine.write_block(last(4), &[1, 2, 3, 4]).unwrap();
+        let plane = KvPlane::Blocks;
         engine
-            .copy_blocks(&[(BlockIndex(5), BlockIndex(0))])
+            .copy_blocks(plane, &[(BlockIndex(5), BlockIndex(0))])
             .unwrap();
-        assert_eq!(engine.host_block(BlockIndex(0)).unwrap()[4..], [1, 2, 3, 4]);
-        assert!(engine.write_block(BlockIndex(5), 5, &[0; 4]).is_err());
-        assert!(engine.host_block(BlockIndex(6)).is_none());
+        let copied = engine.host_block(plane, BlockIndex(0)).unwrap();
+        assert_eq!(copied[4..], [1, 2, 3, 4]);
+        assert!(engine.write_block(last(5), &[0; 4]).is_err());
+        assert!(engine.host_block(plane, BlockIndex(6)).is_none());
+        assert!(engine.host_block(KvPlane::State, BlockIndex(0)).is_none());
     }
 }

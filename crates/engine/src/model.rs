@@ -6,7 +6,7 @@
 
 mod in_flight;
 
-use crate::blocks::DeviceBlocks;
+use crate::blocks::{BlockSpan, DeviceBlocks};
 use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
@@ -16,8 +16,8 @@ use crate::sampling::{NotFinite, SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, Fingerprint, LogitsWanted, SampledToken, Segment, SlotIndex, StepPlan,
-    StepResult, TokenId,
+    BlockIndex, Capacity, Fingerprint, KvPlane, LogitsWanted, SampledToken, Segment, SlotIndex,
+    StepPlan, StepResult, TokenId,
 };
 use in_flight::UncollectedStep;
 use std::collections::VecDeque;
@@ -141,9 +141,12 @@ impl<O: Ops> ModelEngine<O> {
             return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
         }
         let vocab_size = weights.spec().vocab_size;
-        let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize, ops.kv_type());
-        let block_bytes = u32::try_from(shape.block_bytes())
-            .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
+        let kv = ops.kv_type();
+        let spec = weights.kv_spec(block_tokens, kv);
+        spec.check()
+            .map_err(|error| EngineError::Plan(error.to_string()))?;
+        let block_bytes = u32::try_from(spec.blocks.bytes).expect("the layout was checked");
+        let shape = weights.pool_shape(block_tokens, blocks_count as usize, kv);
         let rows_max = step_tokens_max as usize;
         let logit_rows_max = if ops.can_draw() {
             // All slots at once: the device's buffers stay on the device and have room.
@@ -164,6 +167,7 @@ impl<O: Ops> ModelEngine<O> {
                 slots_count,
                 step_tokens_max,
                 context_tokens_max: weights.context_tokens_max() as u32,
+                states: None,
             },
             vocab_size: vocab_size as u32,
         };
@@ -411,7 +415,18 @@ impl<O: Ops> ModelEngine<O> {
         Ok(())
     }
 
-    fn check_range(&self, block: BlockIndex, offset: usize, len: usize) -> Result<(), EngineError> {
+    /// Checks that a range lies in a block of the pool, which has one plane.
+    fn check_span(&self, span: &BlockSpan) -> Result<(), EngineError> {
+        let BlockSpan {
+            plane,
+            block,
+            offset,
+            len,
+        } = *span;
+        if plane != KvPlane::Blocks {
+            let problem = format!("the pool has no plane {plane}");
+            return Err(EngineError::Plan(problem));
+        }
         if block.0 >= self.description.capacity.blocks_count {
             return Err(EngineError::Plan(block_out_of_range(
                 &self.description,
@@ -465,13 +480,8 @@ fn fingerprint<P: crate::ops::WeightLoader>(
     shape: &KvPoolShape,
     arithmetic: &str,
 ) -> Fingerprint {
-    let KvPoolShape {
-        blocks_count: _,
-        layers_count,
-        heads,
-        block_tokens,
-        kv,
-    } = shape;
+    let (layers_count, heads) = (shape.layers_count(), shape.uniform_heads());
+    let (block_tokens, kv) = (shape.block_tokens, shape.kv);
     let form = match weights.weight_form {
         "" => String::new(),
         form => format!("-{form}"),
@@ -519,18 +529,15 @@ impl<O: Ops> Engine for ModelEngine<O> {
         }
     }
 
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        self.check_range(block, offset, out.len())?;
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        assert_eq!(span.len, out.len(), "a buffer is as long as its range");
+        self.check_span(&span)?;
+        let BlockSpan { block, offset, .. } = span;
         self.ops.read_block(&self.pool, block, offset, out)
     }
 
-    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
-        self.check_range(block, 0, 0).ok()?;
+    fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
+        self.check_span(&empty_span(plane, block)).ok()?;
         self.ops.host_block(&self.pool, block)
     }
 
@@ -538,20 +545,21 @@ impl<O: Ops> Engine for ModelEngine<O> {
         self.ops.blocks(&self.pool)
     }
 
-    fn write_block(
-        &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Result<(), EngineError> {
-        self.check_range(block, offset, bytes.len())?;
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        assert_eq!(span.len, bytes.len(), "a buffer is as long as its range");
+        self.check_span(&span)?;
+        let BlockSpan { block, offset, .. } = span;
         self.ops.write_block(&mut self.pool, block, offset, bytes)
     }
 
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+    fn copy_blocks(
+        &mut self,
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError> {
         for (from, to) in pairs {
-            self.check_range(*from, 0, 0)?;
-            self.check_range(*to, 0, 0)?;
+            self.check_span(&empty_span(plane, *from))?;
+            self.check_span(&empty_span(plane, *to))?;
         }
         for (from, to) in pairs {
             if from != to {
@@ -559,5 +567,15 @@ impl<O: Ops> Engine for ModelEngine<O> {
             }
         }
         Ok(())
+    }
+}
+
+/// The start of a block, which is a range of it if it exists.
+fn empty_span(plane: KvPlane, block: BlockIndex) -> BlockSpan {
+    BlockSpan {
+        plane,
+        block,
+        offset: 0,
+        len: 0,
     }
 }

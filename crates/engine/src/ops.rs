@@ -22,7 +22,7 @@ mod supports;
 pub use cleave_models::HeadShape;
 pub use draw::{DrawRule, LogitChange, LogitEdit};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
-pub use shapes::{KvPoolShape, KvType, Precision};
+pub use shapes::{KvPoolShape, KvType, PoolLayerShape, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;

@@ -8,9 +8,8 @@ use crate::EngineError;
 use crate::ops::{KvPoolShape, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, Revision, StoredMatrix};
-use cleave_models::{
-    AttentionSpec, HeadShape, Mixer, Mlp, ModelSpec, Projection, TensorRole, Unsupported,
-};
+use cleave_domain::KvSpec;
+use cleave_models::{AttentionSpec, Mixer, Mlp, ModelSpec, Projection, TensorRole, Unsupported};
 
 /// Errors of loading weights, one variant for each remedy.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +25,6 @@ pub enum LoadError {
 /// A model's weights in a device's own layout.
 pub struct Weights<P: WeightLoader> {
     pub(crate) spec: ModelSpec,
-    /// Heads of every layer.
-    heads: HeadShape,
     pub(crate) revision: Revision,
     /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub(crate) name: String,
@@ -139,7 +136,6 @@ impl<P: WeightLoader> Weights<P> {
             context_tokens_max: context,
             precision: pack.precision(),
             spec,
-            heads,
             table,
             layers,
             norm,
@@ -164,14 +160,17 @@ impl<P: WeightLoader> Weights<P> {
     }
 
     /// Shape of the KV pool of an engine with these weights; known before an engine is built.
-    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize, kv: KvType) -> KvPoolShape {
-        KvPoolShape {
-            blocks_count,
-            layers_count: self.spec.layers.len(),
-            heads: self.heads,
-            block_tokens,
-            kv,
-        }
+    pub fn pool_shape(&self, block_tokens: u32, blocks_count: usize, kv: KvType) -> KvPoolShape {
+        let spec = self.kv_spec(block_tokens, kv);
+        let heads = self.spec.attention().map(|attention| attention.heads);
+        KvPoolShape::new(&spec, heads, blocks_count, kv)
+    }
+
+    /// Layout of the KV of a sequence.
+    pub fn kv_spec(&self, block_tokens: u32, kv: KvType) -> KvSpec {
+        let (element, scale) = (kv.element_bytes(), kv.scale_bytes());
+        self.spec
+            .kv_spec(block_tokens, element as u64, scale as u64)
     }
 
     /// Longest sequence in tokens.

@@ -57,6 +57,7 @@ fn segment(slot: u32, position: u32, len: u32) -> Segment {
         blocks: (slot * 4..slot * 4 + 4).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     }
 }
 

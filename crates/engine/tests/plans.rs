@@ -2,9 +2,10 @@
 
 use crate::reference;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId,
+    StepPlan,
 };
-use cleave_engine::{Engine, EngineError, EngineLimits};
+use cleave_engine::{BlockSpan, Engine, EngineError, EngineLimits};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,6 +40,7 @@ fn segment(slot: u32, position: u32, len: u32, blocks: &[u32]) -> Segment {
         blocks: blocks.iter().copied().map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     }
 }
 
@@ -192,17 +194,22 @@ fn a_byte_range_outside_a_block_is_refused() {
     let mut engine = engine();
     let bytes = engine.describe().capacity.block_bytes as usize;
     let mut buffer = vec![0; bytes];
-    assert!(engine.read_block(BlockIndex(7), 0, &mut buffer).is_ok());
-    assert!(engine.write_block(BlockIndex(7), bytes, &[]).is_ok());
+    let span = |block, offset, len| BlockSpan::of_block(BlockIndex(block), offset, len);
+    assert!(engine.read_block(span(7, 0, bytes), &mut buffer).is_ok());
+    assert!(engine.write_block(span(7, bytes, 0), &[]).is_ok());
     let outside = [
-        engine.read_block(BlockIndex(8), 0, &mut buffer),
-        engine.read_block(BlockIndex(0), 1, &mut buffer),
-        engine.write_block(BlockIndex(0), bytes - 1, &[0, 0]),
-        engine.write_block(BlockIndex(0), usize::MAX, &[0, 0]),
-        engine.copy_blocks(&[
-            (BlockIndex(0), BlockIndex(1)),
-            (BlockIndex(0), BlockIndex(8)),
-        ]),
+        engine.read_block(span(8, 0, bytes), &mut buffer),
+        engine.read_block(span(0, 1, bytes), &mut buffer),
+        engine.write_block(span(0, bytes - 1, 2), &[0, 0]),
+        engine.write_block(span(0, usize::MAX, 2), &[0, 0]),
+        engine.copy_blocks(
+            KvPlane::Blocks,
+            &[
+                (BlockIndex(0), BlockIndex(1)),
+                (BlockIndex(0), BlockIndex(8)),
+            ],
+        ),
+        engine.copy_blocks(KvPlane::State, &[(BlockIndex(0), BlockIndex(1))]),
     ];
     for refused in outside {
         assert!(matches!(refused, Err(EngineError::Plan(_))), "{refused:?}");

@@ -133,13 +133,14 @@ impl Pool {
     /// Index of the first element of a token's key.
     fn key(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
         block.0 as usize * self.shape.block_elements()
-            + self.shape.key_offset(layer, kv_head)
-            + token * self.shape.heads.head_dim
+            + self.shape.layer(layer).key_offset(kv_head)
+            + token * self.shape.layer(layer).heads.head_dim
     }
 
     fn value(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
-        self.key(block, layer, kv_head, token) + self.shape.value_offset(layer, kv_head)
-            - self.shape.key_offset(layer, kv_head)
+        let shape = self.shape.layer(layer);
+        self.key(block, layer, kv_head, token) + shape.value_offset(kv_head)
+            - shape.key_offset(kv_head)
     }
 }
 
@@ -244,8 +245,8 @@ impl Ops for PlainOps {
 
     fn pool(&self, shape: KvPoolShape) -> Result<Pool, EngineError> {
         Ok(Pool {
-            shape,
             values: vec![0.0; shape.blocks_count * shape.block_elements()],
+            shape,
         })
     }
 
@@ -342,7 +343,7 @@ impl Ops for PlainOps {
         pool: PoolLayer<'_, Pool>,
     ) -> Result<(), EngineError> {
         let PoolLayer { pool, layer } = pool;
-        let heads = pool.shape.heads;
+        let heads = pool.shape.layer(layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
             for row in segment.rows.clone() {
@@ -372,7 +373,7 @@ impl Ops for PlainOps {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
-        let heads = pool.shape.heads;
+        let heads = pool.shape.layer(attention.layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
             let table = batch.table(segment);

@@ -44,6 +44,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
             blocks: (0..8).map(BlockIndex).collect(),
             logits: LogitsWanted::Sample,
             drafts: Vec::new(),
+            state: None,
         };
         let plan = StepPlan {
             opens: std::mem::take(&mut opens),

@@ -509,6 +509,7 @@ mod tests {
             slots_count: 1,
             step_tokens_max: 16,
             context_tokens_max: 64,
+            states: None,
         };
         let description = WorkerDescription {
             role: Role::Both,

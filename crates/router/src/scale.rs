@@ -319,6 +319,7 @@ mod tests {
                     slots_count: 4,
                     step_tokens_max: 16,
                     context_tokens_max: 100,
+                    states: None,
                 },
                 queue_max: 3,
                 device: None,

@@ -10,13 +10,14 @@ use crate::client_timing::prompt_due;
 use crate::policy::{self, ServiceRank};
 use crate::recently_ended::EndedHandoff;
 use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::state::SequenceState;
 use crate::{WorkerBrain, WorkerNote};
 use cleave_domain::{
     Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId,
 };
-use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
 use cleave_kv::handoff::sender::HandoffSender;
+use cleave_kv::{PrefixNeed, SecuredKv, block_hash};
 use std::time::Duration;
 
 /// How much of a sequence may come from the prefix cache.
@@ -100,10 +101,11 @@ impl WorkerBrain {
         self.hold(&mut sequence, reach, growth)?;
         let present = sequence.published;
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence.table.push(block.expect("reserved just now"));
         }
         let blocks = sequence.table[present as usize..].to_vec();
+        let state = sequence.state.map(|state| state.live);
         if sender != self.limits.me {
             let salt = sequence.request.cache_salt;
             let content = block_hash(salt, None, &sequence.tokens);
@@ -113,8 +115,8 @@ impl WorkerBrain {
                 sender,
                 present,
                 blocks: blocks.clone(),
-                block_bytes: self.limits.capacity.block_bytes,
-                block_tokens: size,
+                state,
+                capacity: self.limits.capacity,
                 vocab_size: self.limits.vocab_size,
                 tokens,
                 content,
@@ -127,6 +129,7 @@ impl WorkerBrain {
             handoff,
             present,
             blocks,
+            state,
         })
     }
 
@@ -184,6 +187,7 @@ impl WorkerBrain {
                     && sequence.router == router
                     && sequence.published == target.present
                     && sequence.table[target.present as usize..] == target.blocks
+                    && sequence.state.map(|state| state.live) == target.state
             })
             .ok_or(Refusal::WrongWorker)?;
         sequence.stage = SequenceStage::Active;
@@ -203,6 +207,7 @@ impl WorkerBrain {
             || target.worker.worker == self.limits.me.worker
             || blocks_reserved < blocks
             || target.present as usize > blocks
+            || target.state.is_some() != self.pools.states.is_some()
         {
             return Err(Refusal::WrongWorker);
         }
@@ -236,7 +241,8 @@ impl WorkerBrain {
         self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        sequence.outgoing = Some(HandoffSender::new(handoff, target));
+        let pieces = self.limits.capacity.state_pieces();
+        sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
         sequence.stage = SequenceStage::Active;
         self.active.insert(rank);
         self.sequences.insert(handoff, sequence);
@@ -320,8 +326,8 @@ impl WorkerBrain {
         Err(Refusal::NoBlocks { retry_after })
     }
 
-    /// Holds the cached blocks of `sequence`, and reserves the rest of its blocks and `growth`
-    /// more; all or none.
+    /// Holds the cached prefix of `sequence` and takes its state slot, and reserves the rest of its
+    /// blocks and `growth` more; all or none.
     pub(crate) fn secure(
         &mut self,
         sequence: &mut WorkerSequence,
@@ -335,25 +341,33 @@ impl WorkerBrain {
         } else {
             CacheReuse::NoBlock
         };
-        let hashes = match reach {
-            CacheReuse::NoBlock => &[],
-            CacheReuse::AllButLastToken => sequence.reusable(size),
+        let (hashes, need) = match reach {
+            CacheReuse::NoBlock => (&[][..], PrefixNeed::EveryPlane),
+            CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
             CacheReuse::EveryFullBlock => {
                 sequence.extend_hashes(size);
-                &sequence.hashes[..]
+                (&sequence.hashes[..], PrefixNeed::Blocks)
             }
         };
-        let hits = self.pool.prefix_hits(hashes);
-        if hits.cached + blocks - hits.blocks > self.pool.blocks_available() {
+        let Some(secured) = self.pools.secure(hashes, need, blocks) else {
             return false;
-        }
-        let held = hashes[..hits.blocks as usize].iter();
-        let held = held.map(|hash| self.pool.hold(*hash).expect("room was counted"));
-        sequence.table = held.collect();
-        sequence.published = hits.blocks;
-        sequence.computed = hits.blocks * size;
-        let reservation = self.pool.reserve(blocks - hits.blocks);
-        sequence.reservation = reservation.expect("room was counted");
+        };
+        let SecuredKv {
+            table,
+            reservation,
+            state,
+        } = secured;
+        sequence.published = u32::try_from(table.len()).expect("a table fits the pool");
+        sequence.computed = sequence.published * size;
+        sequence.table = table;
+        sequence.reservation = reservation;
+        // A snapshot serves only prompts that are run here.
+        let points = |known_blocks| match (reach, need) {
+            (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
+            _ => sequence.snapshot_points(known_blocks, size),
+        };
+        let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
+        sequence.state = state;
         true
     }
 

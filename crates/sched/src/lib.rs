@@ -37,6 +37,7 @@ mod resend;
 mod sequence;
 mod settle;
 mod speculate;
+mod state;
 mod step_ahead;
 mod swap;
 mod tier;

@@ -46,6 +46,7 @@ fn only_the_owning_router_moves_a_sequence() {
             worker: me,
             present: 0,
             blocks: blocks(0)[..3].to_vec(),
+            state: None,
         },
         waited: Duration::ZERO,
         due: None,
@@ -62,6 +63,7 @@ fn only_the_owning_router_moves_a_sequence() {
             },
             present: 0,
             blocks: blocks(10),
+            state: None,
         },
         tokens: 10,
     });

@@ -223,6 +223,7 @@ impl SpeculationHarness {
                     worker: me,
                     present,
                     blocks,
+                    state: None,
                 });
             }
         }

@@ -396,6 +396,9 @@ impl WorkerMeters {
                 blocks_quarantined,
                 blocks_leaked,
                 blocks_swapped,
+                states_held: _,
+                states_cached: _,
+                states_leaked: _,
             } => {
                 self.pool([
                     *blocks_held,
@@ -593,6 +596,9 @@ mod tests {
             blocks_quarantined: 7,
             blocks_leaked: 0,
             blocks_swapped: 8,
+            states_held: 0,
+            states_cached: 0,
+            states_leaked: 0,
         });
         meters.load_changed(WorkerLoad {
             sequences_running: 3,

@@ -14,7 +14,7 @@ use crate::transports::Transport;
 use crate::transports::shm::{self, HostAddress, HostListener, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
 use crate::{LocalNet, PeerRoute, checksum};
-use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
+use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, KvPlane, WorkerId, WorkerRef};
 use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,6 +178,7 @@ pub(crate) fn head(bytes: &[u8]) -> FrameHead {
         handoff: HandoffId::default(),
         block: Default::default(),
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: bytes.len() as u32,
@@ -284,6 +285,7 @@ async fn a_damaged_message_ends_the_link_and_is_named() {
         digest: 2,
         content: BlockHash::default(),
         output: vec![7],
+        state: None,
     });
     let bytes = [7; BLOCK as usize];
     let (frame, slot_frame) = (head(&bytes), LinkMessage::SlotFrame(head(&bytes), 0));

@@ -210,6 +210,7 @@ pub(crate) async fn write_message<W: AsyncWrite + Unpin>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_domain::KvPlane;
     use cleave_kv::BlockPart;
 
     fn frame(payload: &[u8]) -> LinkMessage {
@@ -217,6 +218,7 @@ mod tests {
             handoff: HandoffId::default(),
             block: Default::default(),
             part: BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal: 3,
                 offset: 16,
                 len: payload.len() as u32,

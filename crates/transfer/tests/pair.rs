@@ -3,7 +3,7 @@
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Fingerprint, FlightId, Generation, HandoffId, Incarnation,
-    WorkerId, WorkerRef,
+    KvPlane, WorkerId, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, Seal};
 use cleave_transfer::{
@@ -261,6 +261,7 @@ pub fn frame(flight: u64, ordinal: u32) -> Frame {
             generation: Generation(1),
         },
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal,
             offset: 0,
             len: BLOCK,
@@ -275,5 +276,6 @@ pub fn seal(flight: u64) -> Packet {
         digest: 5,
         content: BlockHash([8; 16]),
         output: vec![6, 7],
+        state: None,
     })
 }

@@ -31,7 +31,7 @@ use super::queue::EngineQueue;
 use super::swap::{HostSwapPool, SwapJob, SwapProgress};
 use super::tier::{self, LoadedBlock, OffloadJob, PendingLoad, PendingLoads, TierIo};
 use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
-use cleave_engine::{DeviceBlocks, Engine, EngineError};
+use cleave_engine::{BlockSpan, DeviceBlocks, Engine, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::{BlockPart, handoff::HandoffDigest};
 use cleave_sched::{
@@ -446,6 +446,7 @@ impl EngineThread {
         while offset < block_bytes {
             let len = permit.frame_bytes_max().min(block_bytes - offset);
             let part = BlockPart {
+                plane: export.plane,
                 ordinal: export.ordinal,
                 offset,
                 len,
@@ -552,13 +553,13 @@ fn send(
         block: export.block,
         part,
     };
-    if let Some(block) = engine.host_block(export.from) {
+    if let Some(block) = engine.host_block(export.plane, export.from) {
         return permit
             .send_copy(frame, &block[range(part)])
             .map_err(|_| BlockSendError::LinkBroken);
     }
     let buffer = permit.buffer(part.len);
-    let read = engine.read_block(export.from, part.offset as usize, buffer);
+    let read = engine.read_block(part_span(export.from, part), buffer);
     read.map_err(BlockSendError::Engine)?;
     permit.send(frame).map_err(|_| BlockSendError::LinkBroken)
 }
@@ -584,17 +585,28 @@ impl PayloadDestination for PoolDestination<'_> {
     type Error = EngineError;
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
-        let offset = self.part.offset as usize;
-        self.engine.write_block(self.block, offset, bytes)
+        self.engine
+            .write_block(part_span(self.block, self.part), bytes)
     }
 
     fn written(&self) -> Option<&[u8]> {
-        Some(&self.engine.host_block(self.block)?[range(self.part)])
+        let block = self.engine.host_block(self.part.plane, self.block)?;
+        Some(&block[range(self.part)])
+    }
+}
+
+/// The range of a part in a block of the pool.
+pub(super) fn part_span(block: BlockIndex, part: BlockPart) -> BlockSpan {
+    BlockSpan {
+        plane: part.plane,
+        block,
+        offset: range(part).start,
+        len: range(part).len(),
     }
 }
 
 /// The byte range of a part within its block.
-pub(super) fn range(part: BlockPart) -> std::ops::Range<usize> {
+fn range(part: BlockPart) -> std::ops::Range<usize> {
     part.offset as usize..part.offset as usize + part.len as usize
 }
 

@@ -7,8 +7,8 @@
 //! written straight into a peer's pool is answered only when nothing of it is being written there
 //! any more.
 
-use super::engine::{BlockImport, range};
-use cleave_domain::{BlockIndex, HandoffId};
+use super::engine::{BlockImport, part_span};
+use cleave_domain::HandoffId;
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::BlockPart;
@@ -177,7 +177,9 @@ impl KvCopyThread {
         }
         let mut parts: Vec<(BlockSpan, &mut [u8])> = buffers
             .iter_mut()
-            .map(|(number, frame, buffer)| (span(batch[*number].0.from, frame.part), &mut **buffer))
+            .map(|(number, frame, buffer)| {
+                (part_span(batch[*number].0.from, frame.part), &mut **buffer)
+            })
             .collect();
         let sums = self.catch_copy_panic(|blocks| blocks.read(&mut parts))?;
         let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
@@ -223,6 +225,7 @@ impl KvCopyThread {
         let BlockExport {
             handoff,
             block,
+            plane,
             ordinal,
             ..
         } = *export;
@@ -231,6 +234,7 @@ impl KvCopyThread {
             handoff,
             block,
             part: BlockPart {
+                plane,
                 ordinal,
                 offset,
                 len: most.min(block_bytes - offset),
@@ -357,16 +361,8 @@ impl ExportOutcomes {
     }
 }
 
-fn span(block: BlockIndex, part: BlockPart) -> BlockSpan {
-    BlockSpan {
-        block,
-        offset: range(part).start,
-        len: range(part).len(),
-    }
-}
-
 fn import_span(import: &BlockImport) -> BlockSpan {
-    span(import.block.block, import.part)
+    part_span(import.block.block, import.part)
 }
 
 /// Copies to be made, in order.
@@ -451,7 +447,7 @@ pub(super) mod tests {
     use super::*;
     use crate::engine::BlockImport;
     use crate::engine::tests::{EngineLinkPair, handoff, worker};
-    use cleave_domain::BlockRef;
+    use cleave_domain::{BlockIndex, BlockRef, KvPlane};
     use cleave_engine::PeerBlocks;
     use cleave_transfer::checksum;
     use std::time::Duration;
@@ -516,6 +512,7 @@ pub(super) mod tests {
         BlockExport {
             handoff: handoff(flight),
             to: worker(2),
+            plane: KvPlane::Blocks,
             from: BlockIndex(from),
             ordinal: from,
             block: BlockRef::default(),
@@ -552,6 +549,7 @@ pub(super) mod tests {
             BlockImport {
                 handoff: handoff(9),
                 part: BlockPart {
+                    plane: KvPlane::Blocks,
                     ordinal: to,
                     offset: 0,
                     len: BLOCK as u32,
@@ -580,6 +578,7 @@ pub(super) mod tests {
         let sent = fixture.answers.recv().await.unwrap();
         let mut digest = HandoffDigest::default();
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 4,
             offset: 0,
             len: BLOCK as u32,

@@ -327,8 +327,8 @@ fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
 mod tests {
     use super::*;
     use cleave_api::{Operator, WorkerState};
-    use cleave_domain::{BlockIndex, Capacity, Role, RouterId, StepPlan, StepResult};
-    use cleave_engine::EngineError;
+    use cleave_domain::{BlockIndex, Capacity, KvPlane, Role, RouterId, StepPlan, StepResult};
+    use cleave_engine::{BlockSpan, EngineError};
     use cleave_fleet::LinkState;
 
     /// An engine that is never used.
@@ -343,15 +343,19 @@ mod tests {
             unreachable!("nothing runs here")
         }
 
-        fn read_block(&self, _: BlockIndex, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
+        fn read_block(&self, _: BlockSpan, _: &mut [u8]) -> Result<(), EngineError> {
             unreachable!("nothing leaves")
         }
 
-        fn write_block(&mut self, _: BlockIndex, _: usize, _: &[u8]) -> Result<(), EngineError> {
+        fn write_block(&mut self, _: BlockSpan, _: &[u8]) -> Result<(), EngineError> {
             unreachable!("nothing comes")
         }
 
-        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        fn copy_blocks(
+            &mut self,
+            _: KvPlane,
+            _: &[(BlockIndex, BlockIndex)],
+        ) -> Result<(), EngineError> {
             unreachable!("nothing is copied")
         }
     }

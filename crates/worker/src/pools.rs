@@ -3,8 +3,8 @@
 //! Owns: the translation of types between them. Never copies on a thread that drives tasks: links
 //! measure elsewhere, and `kv_copier` has threads of its own.
 
-use super::engine::range;
-use cleave_engine::{BlockSpan, DeviceBlocks, PeerBlocks};
+use super::engine::part_span;
+use cleave_engine::{DeviceBlocks, PeerBlocks};
 use cleave_transfer::{DirectCopy, PeerPool, PoolSharing};
 use std::sync::Arc;
 
@@ -28,12 +28,7 @@ impl PoolSharing for DevicePools {
 impl PeerPool for OpenedPeerPool {
     fn write(&self, parts: &[DirectCopy]) -> Result<Vec<u64>, String> {
         let part = |direct: &DirectCopy| {
-            let of = range(direct.part);
-            let span = BlockSpan {
-                block: direct.from,
-                offset: of.start,
-                len: of.len(),
-            };
+            let span = part_span(direct.from, direct.part);
             (span, direct.to)
         };
         let parts: Vec<_> = parts.iter().map(part).collect();

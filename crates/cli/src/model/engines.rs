@@ -203,6 +203,7 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         blocks: vec![BlockIndex(0)],
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     };
     engine.step(&StepPlan {
         step: StepId(0),

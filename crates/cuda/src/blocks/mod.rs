@@ -15,6 +15,8 @@ mod peer;
 mod secret;
 mod slices;
 
+use cleave_domain::KvPlane;
+
 use crate::buffers::CudaPool;
 use crate::driver::CudaDevice;
 use crate::error::CudaError;
@@ -96,13 +98,17 @@ impl PoolLanes {
         let shape = &self.pool.shape;
         let block_bytes = shape.block_bytes();
         let range = |span: &BlockSpan| {
-            let BlockSpan { block, offset, len } = *span;
-            let inside = offset
-                .checked_add(len)
-                .is_some_and(|end| end <= block_bytes);
+            let BlockSpan {
+                plane,
+                block,
+                offset,
+                len,
+            } = *span;
+            let end = offset.checked_add(len);
+            let inside = plane == KvPlane::Blocks && end.is_some_and(|end| end <= block_bytes);
             if block.0 as usize >= shape.blocks_count || !inside {
                 return Err(EngineError::Plan(format!(
-                    "{len} bytes from {offset} of {block}: there are {} blocks of {block_bytes} bytes",
+                    "{len} bytes from {offset} of {block} of the plane {plane}: there are {} blocks of {block_bytes} bytes",
                     shape.blocks_count
                 )));
             }

@@ -62,7 +62,8 @@ pub struct CudaOps {
     step: StepAddresses,
     /// Pinned memory for copies besides a step's own messages.
     staging: RefCell<PinnedMemory>,
-    pool_shape: RefCell<Option<KvPoolShape>>,
+    /// Tokens of a block of the pool, once there is one.
+    block_tokens: Cell<Option<usize>>,
     /// Rows of the smallest buffer: recordings launch no more.
     rows_max: Cell<usize>,
 }
@@ -98,7 +99,7 @@ impl CudaOps {
             recordings: StepRecordings::default(),
             step: StepAddresses::default(),
             staging: RefCell::new(PinnedMemory::new(device, HOST_COPY_BYTES)?),
-            pool_shape: RefCell::new(None),
+            block_tokens: Cell::new(None),
             rows_max: Cell::new(usize::MAX),
             stream,
         })
@@ -233,7 +234,7 @@ impl Ops for CudaOps {
         self.stream.synchronize()?;
         let attending = CudaAttention::new(&self.images, &self.stream, &shape)?;
         self.attention.replace(Some(attending));
-        self.pool_shape.replace(Some(shape));
+        self.block_tokens.set(Some(shape.block_tokens));
         let memory = Arc::new(memory);
         Ok(CudaPool { memory, shape })
     }
@@ -353,7 +354,7 @@ impl Ops for CudaOps {
         pool: PoolLayer<'_, CudaPool>,
     ) -> Result<(), EngineError> {
         let PoolLayer { pool, layer } = pool;
-        let shape = &pool.shape;
+        let shape = pool.shape.layer(layer);
         let heads = shape.heads;
         assert_eq!(
             (qkv.width, qkv.stored),
@@ -369,9 +370,9 @@ impl Ops for CudaOps {
             positions: self.step.positions,
             row_slots: self.step.row_slots,
             pool: pool.memory.at(0),
-            block_elements: shape.block_elements() as u64,
-            key_offset: shape.key_offset(layer, 0) as u64,
-            value_offset: shape.value_offset(layer, 0) as u64,
+            block_elements: shape.block_elements as u64,
+            key_offset: shape.key_offset(0) as u64,
+            value_offset: shape.value_offset(0) as u64,
             query_heads: heads.query_heads as u32,
             kv_heads: heads.kv_heads as u32,
             head_dim: heads.head_dim as u32,
@@ -392,7 +393,7 @@ impl Ops for CudaOps {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
-        let heads = pool.shape.heads;
+        let heads = pool.shape.layer(attention.layer).heads;
         assert_eq!(
             (qkv.width, qkv.stored),
             (heads.qkv_width(), self.options.precision)

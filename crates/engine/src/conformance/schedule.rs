@@ -261,6 +261,7 @@ impl RandomScheduler {
                 (true, false) => LogitsWanted::Score,
                 (true, true) => LogitsWanted::ScoreAndSample,
             },
+            state: None,
         })
     }
 

@@ -14,8 +14,8 @@ use cleave_domain::{
     HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts,
     PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
     RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams,
-    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StepProgress, StopRules,
-    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity,
+    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -47,6 +47,15 @@ fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
         generation: Generation(generation),
     });
     vec(block, 0..5)
+}
+
+fn state() -> impl Strategy<Value = Option<BlockRef>> {
+    option::of(
+        any::<(u32, u32)>().prop_map(|(block, generation)| BlockRef {
+            block: BlockIndex(block),
+            generation: Generation(generation),
+        }),
+    )
 }
 
 fn span() -> impl Strategy<Value = Duration> {
@@ -146,10 +155,13 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         },
     );
     let target = || {
-        (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| HandoffTarget {
-            worker,
-            present,
-            blocks,
+        (worker(), any::<u32>(), blocks(), state()).prop_map(|(worker, present, blocks, state)| {
+            HandoffTarget {
+                worker,
+                present,
+                blocks,
+                state,
+            }
         })
     };
     let prefill = (handoff(), request(), target(), waits()).prop_map(
@@ -337,18 +349,20 @@ fn prices() -> impl Strategy<Value = Prices> {
 
 fn load() -> impl Strategy<Value = WorkerLoad> {
     let progress = prop_oneof![Just(StepProgress::Moving), Just(StepProgress::Stuck)];
-    let counts = any::<(u64, u32, u32, u32, (u64, u32))>();
+    let counts = any::<(u64, u32, u32, [u32; 2], (u64, u32))>();
     let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
     let step = (span(), any::<u64>());
     (counts, progress, work, step).prop_map(|(counts, progress, (micros, tpot_least), step)| {
         let (step_left, orders_received) = step;
-        let (queue_tokens, sequences_waiting, sequences_running, blocks_free, decode) = counts;
+        let (queue_tokens, sequences_waiting, sequences_running, free, decode) = counts;
+        let [blocks_free, states_free] = free;
         let (context_tokens, streams) = decode;
         WorkerLoad {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
+            states_free,
             progress,
             context_tokens,
             streams,
@@ -368,13 +382,16 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
     let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
     let decode = (span(), span()).prop_map(|(wait, first)| DecodeTiming { wait, first });
     prop_oneof![
-        (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
-            Report::Reserved {
-                handoff,
-                present,
-                blocks,
+        (handoff(), any::<u32>(), blocks(), state()).prop_map(
+            |(handoff, present, blocks, state)| {
+                Report::Reserved {
+                    handoff,
+                    present,
+                    blocks,
+                    state,
+                }
             }
-        }),
+        ),
         (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
         (handoff(), prefill_timing())
             .prop_map(|(handoff, timing)| Report::Prefilled { handoff, timing }),
@@ -437,13 +454,17 @@ pub(super) fn emission() -> impl Strategy<Value = Emission> {
 }
 
 pub(super) fn registration() -> impl Strategy<Value = Registration> {
-    let capacity = vec(1..=1_u32 << 16, 6).prop_map(|drawn| Capacity {
+    let states = option::of((1..=1_u32 << 16, 1..=1_u32 << 16));
+    let states =
+        states.prop_map(|drawn| drawn.map(|(bytes, count)| StateCapacity { bytes, count }));
+    let capacity = (vec(1..=1_u32 << 16, 6), states).prop_map(|(drawn, states)| Capacity {
         block_tokens: drawn[0],
         block_bytes: drawn[1],
         blocks_count: drawn[2],
         slots_count: drawn[3],
         step_tokens_max: drawn[4],
         context_tokens_max: drawn[5],
+        states,
     });
     let names = (".{0,9}", ".{0,9}", option::of(".{1,9}"));
     let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(

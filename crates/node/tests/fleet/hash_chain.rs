@@ -4,10 +4,10 @@
 //! the tokens, and [`expected`] says from the prompt alone what they must be.
 
 use cleave_domain::{
-    BlockIndex, Capacity, Fingerprint, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex,
-    StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, Fingerprint, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment,
+    SlotIndex, StepPlan, StepResult, TokenId,
 };
-use cleave_engine::{Engine, EngineDescription, EngineError};
+use cleave_engine::{BlockSpan, Engine, EngineDescription, EngineError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use tokio::sync::watch;
@@ -141,6 +141,7 @@ impl HashChainEngine {
             slots_count: 8,
             step_tokens_max: 16,
             context_tokens_max: BLOCKS * BLOCK_TOKENS as u32,
+            states: None,
         };
         Self {
             description: EngineDescription {
@@ -246,29 +247,23 @@ impl Engine for HashChainEngine {
         Ok(result)
     }
 
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        let start = block.0 as usize * BLOCK_BYTES + offset;
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        let start = span.block.0 as usize * BLOCK_BYTES + span.offset;
         out.copy_from_slice(&self.pool[start..start + out.len()]);
         Ok(())
     }
 
-    fn write_block(
-        &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Result<(), EngineError> {
-        let start = block.0 as usize * BLOCK_BYTES + offset;
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        let start = span.block.0 as usize * BLOCK_BYTES + span.offset;
         self.pool[start..start + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+    fn copy_blocks(
+        &mut self,
+        _: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError> {
         for (from, to) in pairs {
             let start = from.0 as usize * BLOCK_BYTES;
             self.pool

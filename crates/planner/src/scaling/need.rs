@@ -204,6 +204,7 @@ pub(super) mod tests {
             slots_count: 256,
             step_tokens_max: 8192,
             context_tokens_max: 100_000,
+            states: None,
         };
         (prices, capacity)
     }

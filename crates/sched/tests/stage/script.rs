@@ -1,6 +1,6 @@
 //! Scripts: one command a line, each followed by the outputs that it caused.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= swap= late= vocab= stall= lease= flying=
+//! `worker NAME ROLE [blocks= slots= step= queue= context= states= swap= late= vocab= stall= lease= flying=
 //! guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P [prompt= max=
 //! expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
 //! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
@@ -15,7 +15,9 @@
 //! · `restart W` · `pool W` (the audit's last sums) · `empty` (asserts that nothing is held
 //! anywhere)
 
-use super::{ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits};
+use super::{
+    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits, states,
+};
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
     Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, SamplingParams, SlotIndex,
@@ -262,6 +264,7 @@ impl ScriptPlayer {
         capacity.slots_count = words.number("slots", capacity.slots_count);
         capacity.step_tokens_max = words.number("step", capacity.step_tokens_max);
         capacity.context_tokens_max = words.number("context", capacity.context_tokens_max);
+        capacity.states = states(words.number("states", 0));
         limits.vocab_size = words.number("vocab", limits.vocab_size);
         if let Some(millis) = words.keyed.get("lease") {
             limits.lease = Duration::from_millis(millis.unsigned_abs());
@@ -324,7 +327,7 @@ impl ScriptPlayer {
     fn prefill(&mut self, words: &CommandWords) {
         let of = self.handoff(words);
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let (present, blocks) = self.reserved(of);
+        let (present, blocks, state) = self.reserved(of);
         let order = Order::Prefill(PrefillOrder {
             handoff: of,
             request: Arc::clone(&self.requests[&of]),
@@ -332,6 +335,7 @@ impl ScriptPlayer {
                 worker: self.world.me(to),
                 present,
                 blocks,
+                state,
             },
             waited: Duration::ZERO,
             due: None,
@@ -339,14 +343,15 @@ impl ScriptPlayer {
         self.order(at, order);
     }
 
-    fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>) {
+    fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>, Option<BlockRef>) {
         let mut newest_first = self.world.reports.iter().rev();
         let reserved = newest_first.find_map(|(_, report)| match report {
             StageReport::Reported(Report::Reserved {
                 handoff,
                 present,
                 blocks,
-            }) if *handoff == of => Some((*present, blocks.clone())),
+                state,
+            }) if *handoff == of => Some((*present, blocks.clone(), *state)),
             _ => None,
         });
         reserved.expect("reserved before")
@@ -357,7 +362,7 @@ impl ScriptPlayer {
         let attempt = words.number("to", of.attempt + 1);
         let handoff = HandoffId { attempt, ..of };
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let (present, blocks) = self.reserved(handoff);
+        let (present, blocks, state) = self.reserved(handoff);
         let request = &self.requests[&handoff];
         let tokens_sent = request.prompt.len() + request.generated.len();
         let order = Order::Migrate(MigrateOrder {
@@ -367,6 +372,7 @@ impl ScriptPlayer {
                 worker: self.world.me(to),
                 present,
                 blocks,
+                state,
             },
             tokens: words.number("told", u32::try_from(tokens_sent).expect("small")),
         });

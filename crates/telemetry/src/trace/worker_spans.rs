@@ -127,6 +127,7 @@ impl WorkerSpans {
                 handoff,
                 present,
                 blocks,
+                state: _,
             } => {
                 if let Some(builder) = self.decode(*handoff) {
                     let attributes = vec![

@@ -3,7 +3,7 @@
 use super::*;
 use crate::queue::EngineQueueState;
 use crate::swap::SwapDirection;
-use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
+use cleave_domain::{FlightId, KvPlane, StepId, WorkerId, WorkerRef};
 use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 
 const BLOCK: u32 = 64;
@@ -70,6 +70,7 @@ impl EngineLinkPair {
 
     async fn import(&mut self, flight: u64) -> EngineWork {
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: BLOCK,
@@ -102,6 +103,7 @@ fn export(flight: u64) -> BlockExport {
     BlockExport {
         handoff: handoff(flight),
         to: worker(2),
+        plane: KvPlane::Blocks,
         from: Default::default(),
         ordinal: 0,
         block: BlockRef::default(),
@@ -135,8 +137,8 @@ async fn a_step_waits_for_no_more_writes_than_the_limit() {
 }
 
 fn swap(flight: u64) -> SwapJob {
-    let blocks = vec![BlockIndex(0); 3];
-    SwapJob::new(handoff(flight), blocks, SwapDirection::Out)
+    let spans = vec![BlockSpan::of_block(BlockIndex(0), 0, BLOCK as usize); 3];
+    SwapJob::new(handoff(flight), spans, SwapDirection::Out)
 }
 
 // Lesson: 26.

@@ -7,6 +7,7 @@
 use super::{FetchedBlock, TierStore};
 use crate::engine::{EngineHost, EngineThread, EngineWork};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId};
+use cleave_engine::BlockSpan;
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -180,7 +181,7 @@ impl EngineThread {
         let mut bytes = tier_store
             .block_buffer()
             .ok_or("there is no host memory left")?;
-        self.read_whole_block(block, &mut bytes)?;
+        self.read_span(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes)?;
         tier_store.keep(content, bytes);
         Ok(())
     }
@@ -202,7 +203,9 @@ impl EngineThread {
         assert_eq!(progress.blocks_loaded, ordinal, "blocks come in order");
         let began = Instant::now();
         let outcome = match content {
-            Ok((copy, _permit)) => match self.write_whole_block(block, &copy.bytes) {
+            Ok((copy, _permit)) => match self
+                .write_span(BlockSpan::of_block(block, 0, copy.bytes.len()), &copy.bytes)
+            {
                 Ok(()) => FetchOutcome::Copied,
                 Err(reason) => {
                     error!(%block, %reason, "cannot write a fetched block into the pool");
