@@ -21,6 +21,7 @@ fn play_both(script: &str) -> String {
             .collect()
     };
     assert_eq!(tokens(&with), tokens(&without), "{with}");
+    assert!(!with.contains("note preempted"), "{with}");
     with
 }
 

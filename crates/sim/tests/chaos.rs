@@ -35,7 +35,7 @@ fn run_worlds(seeds: std::ops::Range<u64>, options: &ChaosOptions) -> BTreeMap<&
             }
         }
     }
-    println!("{sums:#?}");
+    eprintln!("{sums:#?}");
     if let Some(first) = broken.first() {
         panic!("{first}\n{} of {count} seeds broke something", broken.len());
     }
