@@ -164,26 +164,26 @@ pub enum KvSpecError {
     NoLayers(KvPlane),
     /// A block or slot exceeds 4 GiB.
     TooLarge {
-        /// The plane.
+        /// Plane of the block or slot.
         plane: KvPlane,
         /// The bytes of its block or slot.
         bytes: u64,
     },
     /// A layer's range is empty, overlaps the one before it, or exceeds the block or slot.
     Range {
-        /// The plane.
+        /// Plane in which the range lies.
         plane: KvPlane,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: u32,
     },
     /// A layer's bytes in a block do not divide into tokens.
     UnevenTokens {
-        /// The layer.
+        /// Index of the layer in the model.
         layer: u32,
     },
     /// A layer is named twice.
     Repeated {
-        /// The layer.
+        /// Index of the layer in the model.
         layer: u32,
     },
 }

@@ -85,8 +85,8 @@ pub trait DeviceBlocks: Send + Sync + Debug {
 /// Another worker's pool, open for writing.
 pub trait PeerBlocks: Send + Sync + Debug {
     /// Copies parts of this worker's blocks to the same offsets in blocks of the same plane of the
-    /// other pool. Returns a checksum per part, computed from the bytes in this worker's pool. The bytes are in
-    /// the other pool when the call returns.
+    /// other pool. Returns a checksum per part, computed from the bytes in this worker's pool. The
+    /// bytes are in the other pool when the call returns.
     ///
     /// # Errors
     /// As [`DeviceBlocks::read`].

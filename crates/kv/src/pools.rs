@@ -19,7 +19,7 @@ pub struct KvPools {
     pub states: Option<PlanePool>,
 }
 
-/// Which planes a reused prefix must be found in.
+/// The planes in which a reused prefix must be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixNeed {
     /// That of blocks: another worker runs the rest, and sends the state.
@@ -28,7 +28,7 @@ pub enum PrefixNeed {
     EveryPlane,
 }
 
-/// What a sequence holds after [`KvPools::secure`].
+/// The memory that a sequence holds after [`KvPools::secure`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecuredKv {
     /// The blocks of the reused prefix.

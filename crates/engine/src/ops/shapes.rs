@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn unequal_layers_lie_where_the_layout_says() {
+    fn unequal_layers_lie_at_their_offsets() {
         let wide = HeadShape {
             head_dim: 16,
             ..HEADS

@@ -4,22 +4,24 @@
 //! Invariant: each variant and each field is drawn, within what its type promises, so that a field
 //! forgotten on the wire does not come back equal.
 
+mod gossip;
+
 use super::proto;
 use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
-    Fingerprint, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId,
-    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts,
-    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
-    RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams,
-    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity,
-    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    Fingerprint, FinishReason, FlightId, Generation, HandoffId, HandoffTarget, Incarnation,
+    LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
+    Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice,
+    SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules, TokenScores,
+    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
 use cleave_transfer::WriteGrant;
+use gossip::gossip;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -194,80 +196,6 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
         gossip().prop_map(Order::Relay),
     ]
-}
-
-fn flow() -> impl Strategy<Value = RequestFlow> {
-    any::<[u64; 7]>().prop_map(|drawn| RequestFlow {
-        arrivals: drawn[0],
-        prompt_tokens: drawn[1],
-        pairs: drawn[2],
-        placed: drawn[3],
-        cached_tokens: drawn[4],
-        answers: drawn[5],
-        output_tokens: drawn[6],
-    })
-}
-
-fn slo_outcomes() -> impl Strategy<Value = SloOutcomes> {
-    any::<[u64; 4]>().prop_map(|drawn| SloOutcomes {
-        arrivals: drawn[0],
-        judged: drawn[1],
-        missed_prefill: drawn[2],
-        missed_decode: drawn[3],
-    })
-}
-
-fn pool_counts() -> impl Strategy<Value = PoolCounts> {
-    any::<[u32; 3]>().prop_map(|[prefill, decode, both]| PoolCounts {
-        prefill,
-        decode,
-        both,
-    })
-}
-
-fn fleet_target() -> impl Strategy<Value = FleetTarget> {
-    let reason = || (0..ScalingReason::ALL.len()).prop_map(|place| ScalingReason::ALL[place]);
-    let reasons =
-        (reason(), reason(), reason()).prop_map(|(prefill, decode, both)| ScalingReasons {
-            prefill,
-            decode,
-            both,
-        });
-    (pool_counts(), pool_counts(), reasons).prop_map(|(workers, legs, reasons)| FleetTarget {
-        workers,
-        legs,
-        reasons,
-    })
-}
-
-/// The scaling data that one router sends to the others.
-fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
-    let demand = (
-        flow(),
-        flow(),
-        vec(slo_outcomes(), 0..4),
-        any::<(u32, u64, u32)>(),
-    )
-        .prop_map(
-            |(slow, quick, classes, (waiting, waiting_tokens, open))| FleetDemand {
-                slow,
-                quick,
-                classes,
-                waiting,
-                waiting_tokens,
-                open,
-            },
-        );
-    (any::<u64>(), any::<u64>(), demand, fleet_target()).prop_map(
-        |(router, number, demand, wanted)| {
-            Arc::new(ScalingGossip {
-                router: RouterId(router),
-                number,
-                demand,
-                wanted,
-            })
-        },
-    )
 }
 
 fn role() -> impl Strategy<Value = Role> {

@@ -122,7 +122,7 @@ pub struct HandoffReceiver {
     outputs: VecDeque<ReceiverOutput>,
 }
 
-/// What arrived for one plane.
+/// The content that arrived for one plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PlaneArrival {
     /// The bytes accepted for each reserved block, or for each piece of the state.
