@@ -3,7 +3,7 @@
 
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa};
-use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
+use cleave_engine::ops::{BufferRole, InnerSlices, Ops, Precision, WeightLoader};
 use half::f16;
 
 fn available() -> impl Iterator<Item = Isa> {
@@ -103,7 +103,7 @@ fn f16_products_are_right_and_bit_equal_on_every_isa() {
                 let stack = [stored(columns, width)];
                 let matrix = pack.matrix(&stack, bias.as_deref()).unwrap();
                 assert_eq!(
-                    pack.matrix_bytes(&stack),
+                    pack.matrix_bytes(&stack, &InnerSlices::whole(width)),
                     (width * columns.next_multiple_of(32) * 2) as u64
                 );
                 let out = multiply(&options, &matrix, columns, &x, rows);

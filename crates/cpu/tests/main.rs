@@ -9,3 +9,4 @@ mod halves;
 mod operations;
 mod packed;
 mod quantized;
+mod slices;
