@@ -5,10 +5,10 @@
 // Never: computes.
 // Invariant: an output element is summed in spans of the inner dimension, each from zero in steps of 16 in order.
 // A slice's spans are added up in order, and the slices' sums as a balanced binary tree; the bias comes last. (Where
-// groups have scales, a span is summed group by group, each from zero; where columns have, each span's sum is scaled, so
-// that a matrix with some of the slices gives a part of the tree.) The model says where slices
-// end, and where their spans begin depends on the matrix's shape only, so a row gives the same bits from every
-// tensor-core kernel here, however many rows there are.
+// groups have scales, a span is summed group by group, each from zero; where columns have, each span's sum is scaled,
+// so that a matrix with some of the slices gives a part of the tree.) The model says where slices end, and where their
+// spans begin depends on the matrix's shape only, so a row gives the same bits from every tensor-core kernel here,
+// however many rows there are.
 //
 // The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
 // - `span_width` is `span_width_of(columns, slice_ends, slices)` of the whole product, the same for every launch with
@@ -23,8 +23,8 @@
 //   gives the right result; another choice is only slower.
 // - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
 //   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
-//   divided_up(rows, tile rows). many* and wide* with more than one slice: blocks × WAITING_MOST × (tile columns × tile
-//   rows) floats in `sums`.
+//   divided_up(rows, tile rows). many* and wide* with more than one slice: blocks × WAITING_MOST × (tile columns ×
+//   tile rows) floats in `sums`.
 // - The grid is any number of blocks; as many as fit the device at once is best: the kernels walk their tiles
 //   with the grid's stride and have the next tile's copies under way while they finish one.
 //

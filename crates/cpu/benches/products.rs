@@ -1,8 +1,10 @@
 //! Speed of matrix products as a fraction of the processor's limits, which are measured beside each
 //! sample: bytes read per second for few rows, dot products per second for many.
 //!
-//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [f16|int8|int4] [slices]]`;
-//! with `slices`, by turns with the same product in eight slices of the inner dimension.
+//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [FORM] [slices]]`,
+//! where FORM is f16, int8 or int4. With `slices`, each product takes turns with the same one in
+//! eight slices of the inner dimension.
+//!
 //! Every round takes one short sample of each limit and of each shape, and the best of all rounds
 //! counts: other load on the machine only makes samples worse. With one thread its CPU time is
 //! measured, so that other processes on its core do not count.

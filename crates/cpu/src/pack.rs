@@ -5,6 +5,7 @@
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
 mod quantized;
+mod row_order;
 
 use crate::affinity;
 use crate::cache::{PackedCache, PackedLocation, PackedStack, StackKey};
@@ -19,6 +20,7 @@ use cleave_engine::EngineError;
 use cleave_engine::ops::{InnerSlices, Precision, RotaryTable, WeightLoader};
 use parking_lot::Mutex;
 pub(crate) use quantized::{ColumnScales, GROUPS, PER_STEP, StackForm};
+pub(crate) use row_order::RowOrder;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -346,48 +348,8 @@ impl CpuWeightLoader {
     }
 }
 
-/// Order of a stack's rows in the columns of panels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowOrder {
-    /// Rows in the order of the stack.
-    Stacked,
-    /// Alternately sixteen rows of the first half and the same sixteen of the second.
-    GateUpInterleaved,
-}
-
 /// A row of a stored tensor; `None` for a padding column of a panel.
 type ColumnSource<'a> = Option<(&'a StoredMatrix, usize)>;
-
-impl RowOrder {
-    /// Columns of the result.
-    fn columns(self, rows: usize) -> usize {
-        match self {
-            Self::Stacked => rows,
-            Self::GateUpInterleaved => rows / 2,
-        }
-    }
-
-    pub(crate) fn panels(self, rows: usize) -> usize {
-        match self {
-            Self::Stacked => rows.div_ceil(PANEL),
-            Self::GateUpInterleaved => (rows / 2).div_ceil(PANEL / 2),
-        }
-    }
-
-    /// Row of each column of all panels; `None` for padding.
-    fn row_of_column(self, rows: usize) -> impl Iterator<Item = Option<usize>> {
-        const HALF: usize = PANEL / 2;
-        let columns = self.columns(rows);
-        (0..self.panels(rows) * PANEL).map(move |at| match self {
-            Self::Stacked => (at < rows).then_some(at),
-            Self::GateUpInterleaved => {
-                let column = at / PANEL * HALF + at % HALF;
-                let first = at % PANEL / HALF * columns;
-                (column < columns).then_some(first + column)
-            }
-        })
-    }
-}
 
 /// Bytes that a step reads of a packed stack.
 fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix]) -> u64 {

@@ -5,8 +5,9 @@
 //! and the workspace for their sums.
 //! Never: waits for the device.
 //! Invariant: spans depend on a product's shape and slices alone, so that a row gives the same bits
-//! from every kernel, and a rank that has some of the slices cuts them as one that has all. A grid has no more thread blocks than its stream's multiprocessors hold at once, by the
-//! driver's count for the kernel.
+//! from every kernel, and a rank that has some of the slices cuts them as one that has all. A grid
+//! has no more thread blocks than its stream's multiprocessors hold at once, by the driver's count
+//! for the kernel.
 
 use crate::args::{self, MatmulArgs, MatmulPlainArgs};
 use crate::buffers::{CudaRows, GrowingMemory, MemoryContents};

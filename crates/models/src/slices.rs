@@ -43,8 +43,8 @@ impl InnerSlices {
         }
     }
 
-    /// Cuts `width` elements into `count` slices, 1, 2, 4 or 8, of whole units by halving them again
-    /// and again; where units do not divide, the second half has one more.
+    /// Cuts `width` elements into `count` slices (1, 2, 4 or 8) of whole units by halving them
+    /// again and again; where units do not divide, the second half has one more.
     ///
     /// # Panics
     /// If `width` is not whole units, or fewer units than slices.

@@ -19,13 +19,14 @@ pub mod halves;
 pub mod left;
 pub mod nibbles;
 mod pairs;
+mod results;
 pub mod slices;
 
-use super::rows::silu;
 use super::tile::{Tiles, with_rows};
 use crate::memory::SliceParts;
 use crate::simd::{LANES, Simd};
 use groups::GroupLayout;
+use results::{EndedSlice, end_slice};
 use slices::{SliceBlock, SliceBlocks};
 use std::ops::Range;
 
@@ -457,7 +458,10 @@ fn start_sums<S: Simd, F: WeightForm<S>>(
     panel: usize,
     sums: &mut [f32],
 ) {
-    let starts = [0, LANES].map(|column| F::start(s, product, slice, panel * PANEL + column));
+    let starts = [
+        F::start(s, product, slice, panel * PANEL),
+        F::start(s, product, slice, panel * PANEL + LANES),
+    ];
     for row in sums.as_chunks_mut::<LANES>().0.chunks_exact_mut(2) {
         s.store(starts[0], &mut row[0]);
         s.store(starts[1], &mut row[1]);
@@ -474,108 +478,6 @@ fn prefetch_out<S: Simd>(s: S, product: &PackedProduct<'_>, rows: &Range<usize>,
         if !product.is_gated {
             s.prefetch(product.out.address(at + LANES).cast());
         }
-    }
-}
-
-/// A slice whose last block was added to a tile's sums.
-struct EndedSlice {
-    slice: usize,
-    /// Rows of the tile.
-    rows: Range<usize>,
-    panel: usize,
-    /// First word of the tile's rows in a level of waiting sums.
-    waiting_at: usize,
-}
-
-/// Finishes a slice's sums (scales), adds the sums of earlier slices that waited for them, and lets
-/// the result wait or, after the last slice, finishes (bias, gate) and writes it.
-///
-/// Sums wait in levels: level i has the sum of 2^i slices. After slice n, whose number ends in k
-/// ones, sums of the k lowest levels are added, the latest first: the order of a binary tree.
-///
-/// # Safety
-/// No other task writes these rows of this panel.
-#[inline(always)]
-unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
-    s: S,
-    product: &PackedProduct<'_>,
-    ended: &EndedSlice,
-    sums: &[f32],
-    waiting: &mut [f32],
-) {
-    let EndedSlice {
-        slice,
-        rows,
-        panel,
-        waiting_at,
-    } = ended;
-    let levels = slice.trailing_ones() as usize;
-    let is_last = slice + 1 == product.slices.len();
-    for (index, sums) in sums.as_chunks::<LANES>().0.chunks_exact(2).enumerate() {
-        let row = rows.start + index;
-        let mut values = [s.splat(0.0); 2];
-        for (vector, sum) in sums.iter().enumerate() {
-            let at = SliceElement {
-                slice: *slice,
-                row,
-                column: panel * PANEL + vector * LANES,
-            };
-            let mut value = F::finish(s, product, s.load(sum), at);
-            let word = waiting_at + index * PANEL + vector * LANES;
-            for level in 0..levels {
-                let waited = &waiting[level * LEVEL_WORDS + word..][..LANES];
-                value = s.add(s.load_part(waited), value);
-            }
-            if !is_last {
-                let place = &mut waiting[levels * LEVEL_WORDS + word..][..LANES];
-                write_vector(s, value, place);
-            } else if let Some(bias) = product.bias {
-                let bias = s.load_part(&bias[at.column..at.column + LANES]);
-                value = s.add(value, bias);
-            }
-            values[vector] = value;
-        }
-        if is_last {
-            // SAFETY: as the caller promises.
-            unsafe { write_results(s, product, row, *panel, values) };
-        }
-    }
-}
-
-/// Applies the gate and writes a row's results of a panel.
-///
-/// # Safety
-/// No other task writes this row of this panel.
-#[inline(always)]
-unsafe fn write_results<S: Simd>(
-    s: S,
-    product: &PackedProduct<'_>,
-    row: usize,
-    panel: usize,
-    values: [S::V; 2],
-) {
-    let whole = product.panel_columns();
-    let columns = (panel * whole).min(product.columns)..product.columns;
-    let start = row * product.columns + columns.start;
-    // SAFETY: as the caller promises.
-    let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
-    if product.is_gated {
-        let [gate, up] = values;
-        write_vector(s, silu(s, gate, up), out);
-    } else {
-        let (first, second) = out.split_at_mut(out.len().min(LANES));
-        write_vector(s, values[0], first);
-        write_vector(s, values[1], second);
-    }
-}
-
-/// Writes sixteen columns of a row, or the remaining ones.
-#[inline(always)]
-fn write_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
-    if let Some(out) = out.first_chunk_mut::<LANES>() {
-        s.store(value, out);
-    } else if !out.is_empty() {
-        s.store_part(value, out);
     }
 }
 

@@ -263,7 +263,8 @@ fn scale_and_zero_of(tensor: &QuantizedTensor, row: usize, column: usize) -> (f3
 }
 
 impl PanelPacker {
-    /// Packs a panel of eight-bit codes with a scale per column. `ends` are the slices' in elements.
+    /// Packs a panel of eight-bit codes with a scale per column. `ends` are those of slices, in
+    /// elements.
     pub(super) fn pack_bytes(
         &mut self,
         columns: &[ColumnSource<'_>],

@@ -4,6 +4,7 @@
 //! floats, when multiplied with the column's scale, and with the scale of the row's slice.
 
 use super::pairs::{self, RightSide};
+use super::results::whole_vector;
 use super::{
     BlockSides, PANEL, PackedProduct, SliceElement, TileSums, WeightForm, load_sums, store_sums,
 };
@@ -80,8 +81,8 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
     #[inline(always)]
     fn finish(s: S, product: &PackedProduct<'_>, sum: S::V, at: SliceElement) -> S::V {
         let SliceElement { slice, row, column } = at;
-        let scales = &product.integer.scales[column..column + LANES];
-        let scaled = s.mul(s.to_float(sum), s.load_part(scales));
+        let scales = whole_vector(product.integer.scales, column);
+        let scaled = s.mul(s.to_float(sum), s.load(scales));
         s.mul(
             scaled,
             s.splat(product.left_scales[slice * product.rows + row]),
