@@ -123,7 +123,7 @@ impl Ops for CpuOps {
     fn arithmetic(&self) -> String {
         // Raise the number with any change of results or of a block's bytes.
         let name = match self.isa {
-            Isa::Plain => "unfused-2",
+            Isa::Plain => "unfused-3",
             Isa::Avx512Bf16
             | Isa::Avx512Vnni
             | Isa::Avx512
@@ -132,7 +132,7 @@ impl Ops for CpuOps {
             | Isa::NeonI8mm
             | Isa::NeonBf16
             | Isa::NeonDot
-            | Isa::Neon => "fused-2",
+            | Isa::Neon => "fused-3",
         };
         name.to_owned()
     }

@@ -4,7 +4,7 @@
 use crate::harness::{self, assert_independent, available, multiply, numbers, same_bits};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuOptions, CpuWeightLoader, Isa};
-use cleave_engine::ops::{Precision, WeightLoader};
+use cleave_engine::ops::{InnerSlices, Precision, WeightLoader};
 use half::f16;
 
 fn options(isa: Isa, threads: usize) -> CpuOptions {
@@ -65,7 +65,7 @@ fn f16_products_are_right_and_bit_equal_on_every_isa() {
                 let stack = [stored(columns, width)];
                 let matrix = pack.matrix(&stack, bias.as_deref()).unwrap();
                 assert_eq!(
-                    pack.matrix_bytes(&stack),
+                    pack.matrix_bytes(&stack, &InnerSlices::whole(width)),
                     (width * columns.next_multiple_of(32) * 2) as u64
                 );
                 let out = multiply(&options, &matrix, columns, &x, rows);

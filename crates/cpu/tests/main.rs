@@ -10,3 +10,4 @@ mod harness;
 mod operations;
 mod packed;
 mod quantized;
+mod slices;

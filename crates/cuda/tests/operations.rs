@@ -19,7 +19,7 @@ use cleave_engine::ops::{
 use half::bf16;
 
 /// A test's access to a device's buffers.
-trait BufferAccess: Ops {
+pub(crate) trait BufferAccess: Ops {
     fn set_rows(&self, rows: &mut Self::Rows, values: &[f32]);
     fn get_rows(&self, rows: &Self::Rows) -> Vec<f32>;
     /// Returns a block's elements in the order `[layer][K|V][kv_head][token][dim]`.
@@ -68,14 +68,14 @@ impl BufferAccess for CudaOps {
 }
 
 /// One of the two compared backends, and the precision of its numbers.
-struct DeviceUnderTest<O: Ops> {
-    ops: O,
-    pack: O::Pack,
+pub(crate) struct DeviceUnderTest<O: Ops> {
+    pub(crate) ops: O,
+    pub(crate) pack: O::Pack,
     pool: KvType,
 }
 
 /// Returns numbers in −1..1 that bf16 can hold, the same for the same seed.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
+pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..count)
         .map(|_| {
@@ -105,7 +105,7 @@ fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
     }
 }
 
-fn cuda(precision: Precision, kv: KvType) -> Option<DeviceUnderTest<CudaOps>> {
+pub(crate) fn cuda(precision: Precision, kv: KvType) -> Option<DeviceUnderTest<CudaOps>> {
     let device = harness::device()?;
     let options = CudaOptions {
         kv,
@@ -155,7 +155,7 @@ fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
 }
 
 impl<O: BufferAccess> DeviceUnderTest<O> {
-    fn rows(&self, values: &[f32], width: usize, holds: BufferRole) -> O::Rows {
+    pub(crate) fn rows(&self, values: &[f32], width: usize, holds: BufferRole) -> O::Rows {
         let count = values.len() / width;
         let mut rows = self.ops.rows(count, width, holds).unwrap();
         self.ops.set_rows(&mut rows, values);

