@@ -15,7 +15,7 @@ use cleave_api::{
     WorkerCommand, WorkerView,
 };
 use cleave_domain::{Ending, Refusal, Request, RequestStageTimes, TokenUsage};
-use cleave_text::{ModelFiles, ModelText};
+use cleave_text::{ModelFiles, ModelText, PIECE_BYTES_MAX};
 use futures::StreamExt;
 use hostile::HOSTILE;
 use http_body_util::BodyExt;
@@ -77,6 +77,11 @@ const TEMPLATE_BYTES_PER_BYTE: usize = 16;
 /// Memory of a request besides its body: the server's own, and the tokens of a prompt that fits the
 /// context.
 const OVERHEAD_BYTES: usize = 256 << 10;
+/// Memory of a list of tokens in an answer, per byte of the body; of tokens that are decoded.
+const LISTED_BYTES_PER_BYTE: usize = 28 + 4;
+const JOINED_BYTES_PER_BYTE: usize = 96 / 2;
+/// Memory of the longest piece in the `tokenizers` library.
+const PIECE_BYTES: usize = 128 * PIECE_BYTES_MAX;
 const BODY: usize = 512 << 10;
 
 /// A frontend that refuses every request.
@@ -136,6 +141,8 @@ const TEXT: &str = "/v1/completions";
 fn bodies() -> Vec<(&'static str, &'static str, String)> {
     let nested = "[".repeat(120) + &"]".repeat(120);
     let hello = r#"{"messages":[{"role":"user","content":"hi"}],"#;
+    // A piece of the longest length comes before the one that is too long.
+    let piece_start = r#"{"prompt":""#.to_owned() + &" ".repeat(PIECE_BYTES_MAX);
     let chat = |name, before: &str, item: &str, after: &str| {
         (
             name,
@@ -359,6 +366,17 @@ fn bodies() -> Vec<(&'static str, &'static str, String)> {
             filled(r#"{"prompt":""#, "ab ", r#""}"#),
         ),
         (
+            "tokenize with texts",
+            "/tokenize",
+            filled(r#"{"return_token_strs":true,"prompt":""#, "7 ", r#""}"#),
+        ),
+        (
+            "tokenize a long piece",
+            "/tokenize",
+            filled(&piece_start, "a", r#""}"#),
+        ),
+        ("a long piece", TEXT, filled(&piece_start, "a", r#""}"#)),
+        (
             "tokenize messages",
             "/tokenize",
             repeated(r#"{"messages":["#, r#"{"role":"user","content":""}"#, "]}"),
@@ -570,6 +588,15 @@ fn a_body_costs_at_most_four_times_its_bytes() {
                     }
                     "a long message" | "calls" => {
                         COPIED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES
+                    }
+                    "tokenize" | "tokenize with texts" | "tokenize messages" => {
+                        (BYTES_PER_BYTE + LISTED_BYTES_PER_BYTE) * body.len() + OVERHEAD_BYTES
+                    }
+                    "detokenize" => {
+                        (BYTES_PER_BYTE + JOINED_BYTES_PER_BYTE) * body.len() + OVERHEAD_BYTES
+                    }
+                    "a long piece" | "tokenize a long piece" => {
+                        BYTES_PER_BYTE * body.len() + PIECE_BYTES + OVERHEAD_BYTES
                     }
                     _ => BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES,
                 };

@@ -150,8 +150,8 @@ fn write_tiles(out: &mut String, report: &BenchReport, run: &RunReport) {
     };
     tiles.extend([
         ("attainment", percent(all.attainment)),
-        ("TTFT p99, ms", format_number(all.ttft_ms.p99)),
-        ("TPOT p99, ms", format_number(all.tpot_ms.p99)),
+        ("TTFT p99, ms", format_p99(&all.ttft_ms)),
+        ("TPOT p99, ms", format_p99(&all.tpot_ms)),
         (
             "output tokens/s",
             format_number(all.output_tokens_per_second),
@@ -165,6 +165,13 @@ fn write_tiles(out: &mut String, report: &BenchReport, run: &RunReport) {
         );
     }
     out.push_str("</div>");
+}
+
+fn format_p99(stats: &SampleStats) -> String {
+    match stats.count {
+        0 => "none".to_owned(),
+        _ => format_number(stats.p99),
+    }
 }
 
 /// Plots attainment and goodput against the rate.
@@ -518,7 +525,10 @@ fn write_table(out: &mut String, run: &RunReport) {
 }
 
 fn cells(name: String, stats: &SampleStats) -> Vec<String> {
-    let columns = stats.columns().map(format_number);
+    let columns = stats.columns().map(|column| match stats.count {
+        0 => "none".to_owned(),
+        _ => format_number(column),
+    });
     [name, stats.count.to_string()]
         .into_iter()
         .chain(columns)

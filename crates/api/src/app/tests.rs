@@ -27,7 +27,11 @@ async fn renderings_without_memory_wait_and_are_then_refused() {
     };
     assert!(parse(BodyWork::RenderTemplate).await.is_ok());
     // The smallest possible memory limit is that of one rendering.
-    let other = app.shared.templates.reserve(40, true, &bytewise).await;
+    let other = app
+        .shared
+        .templates
+        .reserve(40, BodyWork::RenderTemplate, &bytewise)
+        .await;
     let error = parse(BodyWork::RenderTemplate).await.unwrap_err();
     let refusal = (error.status().as_u16(), error.code());
     assert_eq!(refusal, (429, Some("bodies_full")));

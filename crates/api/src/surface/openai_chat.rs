@@ -92,13 +92,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     let output = output(&fields, logprobs)?;
     let mut sampling = sampling(&fields, model)?;
     sampling.logprobs = logprobs;
-    let stop = StopFields::read(&fields, model)?;
-    if let Some((name, 0)) = stop.max_tokens() {
-        return Err(ApiError::invalid(
-            name,
-            format!("`{name}` must be at least 1, not 0."),
-        ));
-    }
+    let stop = StopFields::read(&fields, model, 1)?;
     let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
 
     let warnings = match shown_tools(&fields)? {
@@ -111,6 +105,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         context: model.context_tokens_max(),
         default: None,
     };
+    let output_limit = stop.output_limit();
     let stop = stop.stop_rules(tokens.len(), output_room)?;
     let start = request::text_start(model, &tokens, output.special);
     let output_wanted = OutputWanted::Output;
@@ -130,6 +125,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         priority,
         cache_salt,
         warnings,
+        output_limit,
     })
 }
 
@@ -180,7 +176,23 @@ fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
 }
 
 /// Renders and tokenizes the conversation.
-pub(super) fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<u32>, ApiError> {
+fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<TokenId>, ApiError> {
+    let (text, special) = rendered(fields, model)?;
+    let tokens = text::encode(&text, special, model, "messages")?;
+    if tokens.is_empty() {
+        return Err(ApiError::invalid(
+            "messages",
+            "The messages render to an empty prompt.",
+        ));
+    }
+    Ok(tokens)
+}
+
+/// Renders the conversation, and says whether special tokens are added to it.
+pub(super) fn rendered(
+    fields: &JsonFields,
+    model: &ModelText,
+) -> Result<(String, SpecialTokens), ApiError> {
     let conversation = template_input(fields)?;
     if !model.has_chat_template() {
         return Err(ApiError::bad_request(
@@ -200,14 +212,7 @@ pub(super) fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<u32>,
         Some(true) => SpecialTokens::Kept,
         Some(false) | None => SpecialTokens::Skipped,
     };
-    let tokens = text::encode(&text, special, model, "messages")?;
-    if tokens.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "The messages render to an empty prompt.",
-        ));
-    }
-    Ok(tokens)
+    Ok((text, special))
 }
 
 fn shown_tools<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {

@@ -92,8 +92,12 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
     let mut sampling = sampling(&fields, model)?;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = logprobs.filter(|_| echo);
-    let stop = StopFields::read(&fields, model)?;
-    let output_wanted = output_wanted(&stop, echo)?;
+    // A request without output makes sense only for the scores of an echoed prompt.
+    let stop = StopFields::read(&fields, model, i64::from(!echo))?;
+    let output_wanted = match stop.max_tokens() {
+        Some((_, 0)) => OutputWanted::PromptOnly,
+        _ => OutputWanted::Output,
+    };
     let special = match fields.flag("add_special_tokens")? {
         Some(false) => SpecialTokens::Skipped,
         Some(true) | None => SpecialTokens::Kept,
@@ -138,19 +142,8 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         priority,
         cache_salt,
         warnings: Vec::new(),
+        output_limit: stop.output_limit(),
     })
-}
-
-/// A request without output makes sense only for the scores of an echoed prompt.
-fn output_wanted(stop: &StopFields, echo: bool) -> Result<OutputWanted, ApiError> {
-    match stop.max_tokens() {
-        Some((_, 0)) if echo => Ok(OutputWanted::PromptOnly),
-        Some((name, 0)) => Err(ApiError::invalid(
-            name,
-            format!("`{name}` must be at least 1; 0 is allowed with `echo` only."),
-        )),
-        _ => Ok(OutputWanted::Output),
-    }
 }
 
 /// `best_of` is accepted only if it equals `n`, where it changes nothing; otherwise it would need

@@ -46,6 +46,8 @@ pub(crate) struct ScriptedFrontend {
     pub(crate) traces: Mutex<Vec<Option<TraceParent>>>,
     pub(crate) readiness: Mutex<Option<ServingReadiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
+    /// Longest sequence that a worker can hold.
+    pub(crate) sequence_tokens_max: Mutex<Option<u32>>,
     /// Snapshot for `/ui`, and the number of requests for it.
     pub(crate) snapshot: Mutex<Option<FleetSnapshot>>,
     pub(crate) snapshots_made: AtomicU32,
@@ -143,6 +145,10 @@ impl Frontend for ScriptedFrontend {
     fn readiness(&self) -> ServingReadiness {
         let readiness = self.readiness.lock().unwrap().clone();
         readiness.unwrap_or(ServingReadiness::Ready)
+    }
+
+    fn sequence_tokens_max(&self) -> Option<u32> {
+        *self.sequence_tokens_max.lock().unwrap()
     }
 
     fn policy(&self) -> Arc<SloPolicy> {
