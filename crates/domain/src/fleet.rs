@@ -1,6 +1,6 @@
 //! The description and the load that a worker reports of itself.
 
-use crate::{KvPlane, KvUnit, SPAN_MAX};
+use crate::{BlockIndex, KvPlane, KvUnit, SPAN_MAX};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -101,6 +101,22 @@ impl Capacity {
     pub fn state_pieces(&self) -> u32 {
         self.states
             .map_or(0, |states| states.bytes.div_ceil(self.block_bytes))
+    }
+
+    /// The blocks of a sequence in their order, then the pieces of its state in `slot`; each with
+    /// the block or slot that it lies in.
+    pub fn units<'a>(
+        &self,
+        blocks: &'a [BlockIndex],
+        slot: Option<BlockIndex>,
+    ) -> impl Iterator<Item = (KvUnit, BlockIndex)> + use<'a> {
+        let blocks = (0..).map(KvUnit::block).zip(blocks.iter().copied());
+        let plane = KvPlane::State;
+        let pieces = (0..self.state_pieces()).map(move |ordinal| KvUnit { plane, ordinal });
+        blocks.chain(
+            slot.into_iter()
+                .flat_map(move |slot| pieces.clone().map(move |unit| (unit, slot))),
+        )
     }
 
     /// Bytes of a block, or of a piece of a state; the last piece may be shorter than the others,

@@ -39,7 +39,7 @@ pub struct KvUnit {
 
 impl KvUnit {
     /// A block of a sequence.
-    pub fn block(ordinal: u32) -> Self {
+    pub const fn block(ordinal: u32) -> Self {
         let plane = KvPlane::Blocks;
         Self { plane, ordinal }
     }

@@ -361,7 +361,13 @@ impl WorkerBrain {
         sequence.computed = sequence.published * size;
         sequence.table = table;
         sequence.reservation = reservation;
-        sequence.state = state.map(SequenceState::new);
+        // A snapshot serves only prompts that are run here.
+        let points = |known_blocks| match (reach, need) {
+            (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
+            _ => sequence.snapshot_points(known_blocks, size),
+        };
+        let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
+        sequence.state = state;
         true
     }
 

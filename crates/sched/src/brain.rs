@@ -135,6 +135,7 @@ pub(crate) enum WorkerDrainState {
 impl WorkerBrain {
     /// A worker that holds nothing and knows no router.
     pub fn new(limits: WorkerLimits) -> Self {
+        let limits = limits.possible();
         let capacity = &limits.capacity;
         // Every sequence with a slot can decode in one step.
         let slots = capacity.slots_count.min(capacity.step_tokens_max);

@@ -38,10 +38,11 @@ pub struct WorkerLimits {
     pub step_max: Duration,
     /// Whether blocks of finished sequences are kept for reuse.
     pub prefix_cache: bool,
-    /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none.
+    /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none. A
+    /// piece of a state counts as a block.
     pub swap_blocks: u32,
     /// Blocks of host memory for prefix-cache blocks that would be evicted; 0 for none, and then
-    /// none on disk either.
+    /// none on disk either. None if the model has states.
     #[serde(default)]
     pub host_blocks: u32,
     /// Blocks on disk for the same purpose.
@@ -55,9 +56,25 @@ pub struct WorkerLimits {
     #[serde(default = "one_step")]
     pub steps_in_flight: u32,
     /// Limits of prompt-lookup speculation, further bounded by what the engine takes for each
-    /// sequence; `None` for none.
+    /// sequence; `None` for none. None if the model has states.
     #[serde(default)]
     pub speculation: Option<LookupLimits>,
+}
+
+impl WorkerLimits {
+    /// The limits without what a model with states cannot have: a wrong draft cannot be taken back
+    /// from a state, and a block kept below the pool is of no use without the state after it.
+    pub(crate) fn possible(self) -> Self {
+        if self.capacity.states.is_none() {
+            return self;
+        }
+        Self {
+            host_blocks: 0,
+            disk_blocks: 0,
+            speculation: None,
+            ..self
+        }
+    }
 }
 
 /// Default for tapes written before the field existed.
@@ -209,19 +226,25 @@ pub enum WorkerOutput {
     },
     /// Drop the payload of the frame that just arrived.
     Discard { handoff: HandoffId, part: BlockPart },
-    /// Copy these blocks to host memory, under the hand-off's name; answered by `SwappedOut`. The
-    /// blocks do not change until then.
+    /// Copy these blocks and this state to host memory, under the hand-off's name; answered by
+    /// `SwappedOut`. They do not change until then.
     SwapOut {
         handoff: HandoffId,
         /// In the sequence's order.
         blocks: Vec<BlockIndex>,
+        /// The slot of its state, where the model has states.
+        #[serde(default)]
+        state: Option<BlockIndex>,
     },
-    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and drop it; answered
-    /// by `SwappedIn`.
+    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and this slot, and drop
+    /// it; answered by `SwappedIn`.
     SwapIn {
         handoff: HandoffId,
         /// In the sequence's order.
         blocks: Vec<BlockIndex>,
+        /// The slot of its state, where the model has states.
+        #[serde(default)]
+        state: Option<BlockIndex>,
     },
     /// Drop what `SwapOut` stored or is storing; `SwapOut` and `SwapIn` are answered all the same.
     SwapDrop { handoff: HandoffId },
@@ -403,12 +426,14 @@ pub enum WorkerNote {
     /// A running sequence was copied to host memory.
     SwappedOut {
         handoff: HandoffId,
+        /// Blocks, and pieces of its state.
         blocks: u32,
         took: Duration,
     },
     /// A swapped sequence was copied back into the pool.
     SwappedIn {
         handoff: HandoffId,
+        /// Blocks, and pieces of its state.
         blocks: u32,
         took: Duration,
     },

@@ -439,17 +439,21 @@ impl WorkerBrain {
             chunk_room,
             size,
         );
-        draft.held.work += StepWork::prefill(sequence.computed, chunk.tokens());
-        draft.held.work.draws += u32::from(chunk.tokens() == sequence.tokens_to_run());
+        let tokens = self.cut_at_snapshot(handoff, chunk.tokens());
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        draft.held.work += StepWork::prefill(sequence.computed, tokens);
+        draft.held.work.draws += u32::from(tokens == sequence.tokens_to_run());
         self.last_chunk_at = Some(self.now);
-        let blocks = (sequence.computed + chunk.tokens()).div_ceil(size);
+        let blocks = (sequence.computed + tokens).div_ceil(size);
         while sequence.table.len() < blocks as usize {
             let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence
                 .table
                 .push(block.expect("a secured sequence has its blocks"));
         }
-        self.place(handoff, chunk.tokens(), draft);
+        self.place(handoff, tokens, draft);
     }
 
     /// Tokens of the room for which the streams in the draft have slack; at least a block, once in

@@ -109,8 +109,9 @@ impl WorkerBrain {
             sequence.opened = false;
             sequence.speculating.discard_drafts();
             // Unlike a block's, the content of a state's slot is that of its last tokens alone.
-            if let Some(state) = &mut sequence.state {
-                state.lose();
+            if let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) {
+                let spare = state.lose();
+                spare.into_iter().for_each(|slot| states.release(slot));
             }
             if sequence.closing() && !sequence.stepping() {
                 sequence.free_slot(&mut self.slots_free);

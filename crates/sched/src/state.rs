@@ -11,7 +11,7 @@ use crate::plan::StepBuilder;
 use crate::sequence::WorkerSequence;
 use cleave_domain::{BlockRef, Failure, HandoffId, KvPlane, KvUnit, SegmentState};
 use cleave_kv::handoff::sender::{self, HandoffSender};
-use cleave_kv::{PlanePool, SecuredState};
+use cleave_kv::{PlanePool, SecuredState, snapshot_hash};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SequenceState {
@@ -21,21 +21,38 @@ pub(crate) struct SequenceState {
     at: Option<u32>,
     /// The snapshot from which its first step begins; held until that step has succeeded.
     restore: Option<BlockRef>,
+    /// Tokens after which a snapshot may serve other prompts, ascending; 0 for none.
+    snapshot_points: [u32; 2],
+    /// The slot that gets a snapshot in the step under way.
+    taking: Option<BlockRef>,
+}
+
+/// What a finished step leaves of a sequence's other slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpareSlots {
+    /// The snapshot that the step began from.
+    restored: Option<BlockRef>,
+    /// The snapshot that the step took.
+    taken: Option<BlockRef>,
 }
 
 impl SequenceState {
-    pub(crate) fn new(secured: SecuredState) -> Self {
+    pub(crate) fn new(secured: SecuredState, snapshot_points: [u32; 2]) -> Self {
         let SecuredState { live, restore, .. } = secured;
         Self {
             live,
             at: None,
             restore,
+            snapshot_points,
+            taking: None,
         }
     }
 
     /// The slots that it holds.
     pub(crate) fn held(&self) -> impl Iterator<Item = BlockRef> + use<> {
-        std::iter::once(self.live).chain(self.restore)
+        std::iter::once(self.live)
+            .chain(self.restore)
+            .chain(self.taking)
     }
 
     /// Returns every slot to the pool.
@@ -54,16 +71,28 @@ impl SequenceState {
     }
 
     /// The live slot has the state after `computed` tokens: they were run, or it arrived. Gives the
-    /// snapshot that is needed no more.
+    /// slots that are needed no more.
     #[must_use]
-    pub(crate) fn reached(&mut self, computed: u32) -> Option<BlockRef> {
+    fn reached(&mut self, computed: u32) -> SpareSlots {
         self.at = Some(computed);
-        self.restore.take()
+        SpareSlots {
+            restored: self.restore.take(),
+            taken: self.taking.take(),
+        }
     }
 
-    /// A step that wrote to the live slot failed.
-    pub(crate) fn lose(&mut self) {
+    /// A step that wrote to the live slot failed. Gives the slot of the snapshot that it took, which
+    /// is of nothing.
+    #[must_use]
+    pub(crate) fn lose(&mut self) -> Option<BlockRef> {
         self.at = None;
+        self.taking.take()
+    }
+
+    /// The places for snapshots within the next `tokens` tokens.
+    fn points_within(self, computed: u32, tokens: u32) -> impl Iterator<Item = u32> {
+        let within = move |point: &u32| (computed + 1..=computed + tokens).contains(point);
+        self.snapshot_points.into_iter().filter(within)
     }
 
     /// The state of a segment that begins at `position`.
@@ -72,12 +101,26 @@ impl SequenceState {
         SegmentState {
             slot: self.live.block,
             restore: first.map(|snapshot| snapshot.block),
-            snapshot: None,
+            snapshot: self.taking.map(|snapshot| snapshot.block),
         }
     }
 }
 
 impl WorkerSequence {
+    /// Where this prompt's snapshots may serve others, as far as they are not reused here: at its
+    /// last block boundary, for equal prompts, and where its text leaves that of an earlier prompt,
+    /// after `known_blocks` blocks. None in generated text, which hardly repeats.
+    pub(crate) fn snapshot_points(&self, known_blocks: u32, block_tokens: u32) -> [u32; 2] {
+        let last = (self.prompt_count() - 1) / block_tokens * block_tokens;
+        let junction = known_blocks * block_tokens;
+        let useful = |point: u32| if point > self.computed { point } else { 0 };
+        if junction < last {
+            [useful(junction), useful(last)]
+        } else {
+            [0, useful(last)]
+        }
+    }
+
     /// Whether no step can go on from the state that it has: a step failed after it had changed it.
     pub(crate) fn lacks_state(&self) -> bool {
         self.state
@@ -99,9 +142,48 @@ impl WorkerBrain {
         let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) else {
             return;
         };
-        if let Some(snapshot) = state.reached(sequence.computed) {
-            states.release(snapshot);
+        let SpareSlots { restored, taken } = state.reached(sequence.computed);
+        restored.into_iter().for_each(|slot| states.release(slot));
+        if let Some(slot) = taken {
+            let size = self.limits.capacity.block_tokens;
+            assert!(
+                sequence.computed.is_multiple_of(size),
+                "a snapshot within a block: {sequence:?}"
+            );
+            let prefix = sequence.hashes[(sequence.computed / size) as usize - 1];
+            states.set_content(slot, snapshot_hash(prefix));
+            states.release(slot);
         }
+    }
+
+    /// Cuts a chunk of `tokens` tokens at the first place where a snapshot is to be taken, and takes
+    /// a slot for it. The chunk stays whole if the snapshot exists already or no slot is free.
+    pub(crate) fn cut_at_snapshot(&mut self, handoff: HandoffId, tokens: u32) -> u32 {
+        let size = self.limits.capacity.block_tokens;
+        let sequence = self.sequences.get_mut(&handoff);
+        let (Some(sequence), Some(states)) = (sequence, &mut self.pools.states) else {
+            return tokens;
+        };
+        let computed = sequence.computed;
+        let points = sequence.state.into_iter();
+        let points: Vec<u32> = points
+            .flat_map(|state| state.points_within(computed, tokens))
+            .collect();
+        for point in points {
+            sequence.extend_hashes(size);
+            let prefix = sequence.hashes[(point / size) as usize - 1];
+            if states.contains(snapshot_hash(prefix)) {
+                continue;
+            }
+            let Some(slot) = states.take() else {
+                return tokens;
+            };
+            if let Some(state) = &mut sequence.state {
+                state.taking = Some(slot);
+            }
+            return point - computed;
+        }
+        tokens
     }
 
     /// Gives the sender of a hand-off the state of sequence `of`, which no step changes any more.

@@ -116,15 +116,9 @@ impl OffloadTiers {
 impl WorkerBrain {
     // === out ===
 
-    /// Whether contents are kept below the pool. A block without the state after it could not be
-    /// used, so a worker with states keeps none.
-    pub(crate) fn has_tiers(&self) -> bool {
-        self.limits.host_blocks > 0 && self.pools.states.is_none()
-    }
-
     /// Copies the blocks that will be evicted next to host memory, some at a time.
     pub(crate) fn offload(&mut self) {
-        if !self.has_tiers() || self.draining() {
+        if self.limits.host_blocks == 0 || self.draining() {
             return;
         }
         let water = self.limits.capacity.blocks_count / FREE_TARGET_PARTS

@@ -103,11 +103,21 @@ impl ChaosRun<'_> {
                 body.take_arrived_frame(handoff, part)?;
                 self.count("frames discarded");
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                body.swap(EngineOp::SwapOut { handoff, blocks })?
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapOut { handoff, units })?
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
-                body.swap(EngineOp::SwapIn { handoff, blocks })?
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapIn { handoff, units })?
             }
             WorkerOutput::SwapDrop { handoff } => {
                 for answer in body.swap_drop(handoff) {

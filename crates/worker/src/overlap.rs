@@ -313,7 +313,8 @@ mod tests {
         let mut stage = OverlapFixture::new(0);
         stage.begin_step(1);
         stage.begin_step(2);
-        let swap = SwapJob::new(handoff(), vec![BlockIndex(0)], SwapDirection::Out);
+        let span = BlockSpan::of_block(BlockIndex(0), 0, 4);
+        let swap = SwapJob::new(handoff(), vec![span], SwapDirection::Out);
         stage.host.push(EngineWork::Swap(swap));
         assert_eq!(stage.answer().await, "swapped");
         stage.ends.send(ScriptedStepEnd::Ends).unwrap();

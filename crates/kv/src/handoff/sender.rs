@@ -10,8 +10,8 @@
 use super::HandoffDigest;
 use crate::{Packet, Seal};
 use cleave_domain::{
-    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, KvUnit,
-    TokenId, WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, KvPlane,
+    KvUnit, TokenId, WorkerRef,
 };
 use std::collections::{BTreeSet, VecDeque};
 

@@ -69,11 +69,7 @@ impl WorkerBrain {
     /// Adds drafts to a step, as many as are worth their rows, after every sequence has its place.
     /// They take no block that another sequence has reserved.
     pub(crate) fn place_drafts(&mut self, draft: &mut StepBuilder) -> Option<DraftOutcome> {
-        // A state cannot be taken back by the tokens of a wrong draft.
-        let lookup = self
-            .limits
-            .speculation
-            .filter(|_| self.pools.states.is_none())?;
+        let lookup = self.limits.speculation?;
         let streams = draft.segments.iter().filter(|placed| placed.decodes());
         let streams_count = streams.count();
         if streams_count == 0 {

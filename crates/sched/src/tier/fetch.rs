@@ -91,7 +91,7 @@ impl WorkerBrain {
     pub(crate) fn tier_match(&self, sequence: &mut WorkerSequence, blocks_known: u32) -> TierMatch {
         let size = self.limits.capacity.block_tokens;
         let mut found = TierMatch::default();
-        if !self.has_tiers() || !self.limits.prefix_cache {
+        if self.limits.host_blocks == 0 || !self.limits.prefix_cache {
             return found;
         }
         for hash in sequence.reusable(size).iter().skip(blocks_known as usize) {

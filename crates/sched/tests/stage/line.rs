@@ -245,11 +245,21 @@ pub fn output(output: &WorkerOutput) -> String {
         WorkerOutput::Discard { handoff, part: of } => {
             format!("discard {} {}", id(*handoff), part(*of))
         }
-        WorkerOutput::SwapOut { handoff, blocks } => {
-            format!("swap out {} [{}]", id(*handoff), indices(blocks))
+        WorkerOutput::SwapOut {
+            handoff,
+            blocks,
+            state: slot,
+        } => {
+            let slot = slot.map_or(String::new(), |slot| format!(" state {slot}"));
+            format!("swap out {} [{}]{slot}", id(*handoff), indices(blocks))
         }
-        WorkerOutput::SwapIn { handoff, blocks } => {
-            format!("swap in {} [{}]", id(*handoff), indices(blocks))
+        WorkerOutput::SwapIn {
+            handoff,
+            blocks,
+            state: slot,
+        } => {
+            let slot = slot.map_or(String::new(), |slot| format!(" state {slot}"));
+            format!("swap in {} [{}]{slot}", id(*handoff), indices(blocks))
         }
         WorkerOutput::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
         WorkerOutput::Offload { content, block } => format!("shelve {} {block}", short(*content)),

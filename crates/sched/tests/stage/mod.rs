@@ -67,15 +67,15 @@ pub enum StageEvent {
     SwapOut {
         at: usize,
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
-        /// Cells to be read; nothing may write to the blocks before.
+        units: Vec<(BlockPart, BlockIndex)>,
+        /// Cells to be read; nothing may write to them before.
         content: Vec<Vec<u64>>,
         dropped: bool,
     },
     SwapIn {
         at: usize,
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(BlockPart, BlockIndex)>,
         dropped: bool,
     },
     Offload {
@@ -303,29 +303,38 @@ impl StageWorld {
                     },
                 );
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                let read = |block: &BlockIndex| self.machines[at].engine.read(*block, whole(0));
-                let content = blocks.iter().map(read).collect();
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = self.units(at, &blocks, state);
+                let content = self.read_units(at, &units);
                 let dropped = false;
                 self.later(
                     Duration::from_millis(4),
                     StageEvent::SwapOut {
                         at,
                         handoff,
-                        blocks,
+                        units,
                         content,
                         dropped,
                     },
                 );
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = self.units(at, &blocks, state);
                 let dropped = false;
                 self.later(
                     Duration::from_millis(4),
                     StageEvent::SwapIn {
                         at,
                         handoff,
-                        blocks,
+                        units,
                         dropped,
                     },
                 );

@@ -23,8 +23,8 @@ impl SimWorker {
             EngineOp::Fetch { blocks, .. } => {
                 Duration::from_nanos(price.copy * blocks.len() as u64)
             }
-            EngineOp::SwapOut { blocks, .. } | EngineOp::SwapIn { blocks, .. } => {
-                Duration::from_nanos(price.copy * blocks.len() as u64)
+            EngineOp::SwapOut { units, .. } | EngineOp::SwapIn { units, .. } => {
+                Duration::from_nanos(price.copy * units.len() as u64)
             }
         };
         self.busy = Some((op, now));
@@ -140,8 +140,8 @@ impl SimWorker {
                 &blocks,
                 device_faults,
             )?),
-            EngineOp::SwapOut { handoff, blocks } => {
-                let outcome = self.swap_out(handoff, &blocks, device_faults);
+            EngineOp::SwapOut { handoff, units } => {
+                let outcome = self.swap_out(handoff, &units, device_faults);
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::SwappedOut {
                     handoff,
@@ -149,8 +149,8 @@ impl SimWorker {
                     took,
                 })
             }
-            EngineOp::SwapIn { handoff, blocks } => {
-                let outcome = self.swap_in(handoff, &blocks, device_faults)?;
+            EngineOp::SwapIn { handoff, units } => {
+                let outcome = self.swap_in(handoff, &units, device_faults)?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::SwappedIn {
                     handoff,

@@ -42,11 +42,11 @@ pub(crate) enum EngineOp {
     },
     SwapOut {
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(KvUnit, BlockIndex)>,
     },
     SwapIn {
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(KvUnit, BlockIndex)>,
     },
     Offload {
         content: BlockHash,
@@ -82,8 +82,8 @@ impl EngineOp {
                 block,
                 payload,
             } => (handoff, part, block, payload).hash(print),
-            Self::SwapOut { handoff, blocks } => ("out", handoff, blocks).hash(print),
-            Self::SwapIn { handoff, blocks } => ("in", handoff, blocks).hash(print),
+            Self::SwapOut { handoff, units } => ("out", handoff, units).hash(print),
+            Self::SwapIn { handoff, units } => ("in", handoff, units).hash(print),
             Self::Offload { content, block } => ("shelve", content, block).hash(print),
             Self::Fetch { handoff, blocks } => ("fetch", handoff, blocks).hash(print),
         }
@@ -273,8 +273,8 @@ impl SimWorker {
         blocks: impl Iterator<Item = (KvPlane, BlockIndex)>,
     ) -> Result<(), String> {
         for (plane, block) in blocks {
-            let written = |plan| self.engine.blocks_written(plan);
-            let writes = |plan: &&StepPlan| written(*plan).contains(&(plane, block));
+            let written = (plane, block);
+            let writes = |plan: &&StepPlan| self.engine.blocks_written(plan).contains(&written);
             if let Some(plan) = self.steps().find(writes) {
                 return Err(format!(
                     "{} copies {block} while {} writes it",

@@ -110,11 +110,21 @@ impl SmallWorldState {
             WorkerOutput::Discard { handoff, part } => {
                 body.take_arrived_frame(handoff, part)?;
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                body.swap(EngineOp::SwapOut { handoff, blocks })?
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapOut { handoff, units })?
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
-                body.swap(EngineOp::SwapIn { handoff, blocks })?
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapIn { handoff, units })?
             }
             WorkerOutput::SwapDrop { handoff } => return Ok(body.swap_drop(handoff)),
             WorkerOutput::Forget { handoff } => {

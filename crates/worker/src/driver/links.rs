@@ -133,7 +133,7 @@ impl WorkerDriver {
                     return self.link_lost(peer);
                 }
             };
-            let Some(permit) = link.reserve(handoff, self.block_bytes) else {
+            let Some(permit) = link.reserve(handoff, self.capacity.block_bytes) else {
                 return; // `CreditReceiver` comes when there is credit again.
             };
             if let Some(export) = self.exports.pop(peer) {

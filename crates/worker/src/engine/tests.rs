@@ -133,8 +133,8 @@ async fn a_step_waits_for_no_more_writes_than_the_limit() {
 }
 
 fn swap(flight: u64) -> SwapJob {
-    let blocks = vec![BlockIndex(0); 3];
-    SwapJob::new(handoff(flight), blocks, SwapDirection::Out)
+    let spans = vec![BlockSpan::of_block(BlockIndex(0), 0, BLOCK as usize); 3];
+    SwapJob::new(handoff(flight), spans, SwapDirection::Out)
 }
 
 // Lesson: 26.
