@@ -11,7 +11,7 @@
 use crate::close::CloseReason;
 use crate::moves::OutboundMigration;
 use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequencePhase, SequenceStage};
+use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
 use crate::{
     BlockExport, ExportOutcome, ImportOutcome, PayloadCondition, WorkerBrain, WorkerNote,
     WorkerOutput,
@@ -142,7 +142,12 @@ impl WorkerBrain {
         match self.moves.get(&handoff).map(|outbound| outbound.order.of) {
             // The export may have been the last full block.
             Some(of) => self.advance_move(of),
-            None => self.release_if_settled(handoff),
+            None => {
+                // A sequence whose state was lost may have waited for this read.
+                let sequence = self.sequences.get(&handoff);
+                self.dirty |= sequence.is_some_and(WorkerSequence::lacks_state);
+                self.release_if_settled(handoff);
+            }
         }
     }
 

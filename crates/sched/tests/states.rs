@@ -181,6 +181,28 @@ fn a_move_takes_the_state_along_after_the_pause() {
     assert!(log.contains("note moved out"), "{log}");
 }
 
+#[test]
+fn a_move_of_a_lost_state_is_aborted() {
+    let log = play(
+        "worker a both slots=2 blocks=16 states=4
+        worker e decode states=2
+        reserve 1 on a from a prompt=9 max=12
+        prefill 1 on a to a
+        reserve 2 on a from a prompt=3 max=9
+        prefill 2 on a to a
+        run 50
+        reserve 1 on e from a attempt=1 prompt=9 output=3 max=12 ahead=8
+        migrate 1 on a to e
+        step a slot=1 fail
+        cancel 1 on e attempt=1
+        run 600
+        empty",
+    );
+    assert!(log.contains("tell stayed #1.1 Engine"), "{log}");
+    assert_eq!(log.matches("note preempted #1.0").count(), 1, "{log}");
+    assert_eq!(log.matches("EMIT #1.0").count(), 12, "{log}");
+}
+
 // Invariant: I3.
 #[test]
 fn a_resumed_sequence_waits_until_its_state_is_read() {

@@ -202,6 +202,40 @@ fn a_tape_without_steps_in_flight_replays() {
     assert!(silent > 0, "all of them took two");
 }
 
+/// Tapes of earlier versions name no plane and no state; all their blocks are blocks.
+#[test]
+fn a_tape_without_planes_replays() {
+    let options = ChaosOptions {
+        tape: true,
+        ..ChaosOptions::default()
+    };
+    let absent = [
+        "\"plane\":\"Blocks\",",
+        ",\"states\":null",
+        ",\"states_free\":0",
+        ",\"state\":null",
+        ",\"states_held\":0,\"states_cached\":0,\"states_leaked\":0",
+    ];
+    let mut removed = [0; 5];
+    for seed in 10..14 {
+        let report = run_chaos(seed, &options).expect("nothing breaks");
+        for lines in &report.tapes {
+            let mut tape = lines.join("\n");
+            for (field, count) in absent.iter().zip(&mut removed) {
+                *count += tape.matches(field).count();
+                tape = tape.replace(field, "");
+            }
+            assert!(
+                !tape.contains("state\":") && !tape.contains("plane"),
+                "{tape}"
+            );
+            let replayed = tape::replay(tape.lines());
+            replayed.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+    }
+    assert!(removed.iter().all(|count| *count > 0), "{removed:?}");
+}
+
 #[test]
 fn a_changed_tape_does_not_replay() {
     let options = ChaosOptions {

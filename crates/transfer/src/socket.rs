@@ -16,7 +16,7 @@ use crate::wire::{
     PROBE,
 };
 use bytes::{Buf, BytesMut};
-use cleave_domain::{HandoffId, KvPlane};
+use cleave_domain::HandoffId;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -210,6 +210,7 @@ pub(crate) async fn write_message<W: AsyncWrite + Unpin>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_domain::KvPlane;
     use cleave_kv::BlockPart;
 
     fn frame(payload: &[u8]) -> LinkMessage {

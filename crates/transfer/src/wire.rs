@@ -538,7 +538,9 @@ impl LinkMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{BlockIndex, Failure, FlightId, Generation, Incarnation, WorkerId};
+    use cleave_domain::{
+        BlockIndex, Failure, FlightId, Generation, Incarnation, KvPlane, WorkerId,
+    };
     use proptest::prelude::*;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
@@ -788,9 +790,9 @@ mod tests {
             let [a, b, c, d] = len.to_le_bytes();
             MessageHeader::parse([kind, 0, 0, 0, a, b, c, d], 4096)
         };
-        assert!(header(FRAME, 4096 + 48).is_ok());
+        assert!(header(FRAME, 4096 + 49).is_ok());
         assert!(matches!(
-            header(FRAME, 4096 + 49),
+            header(FRAME, 4096 + 50),
             Err(LinkWireError::TooLong { .. })
         ));
         assert!(matches!(

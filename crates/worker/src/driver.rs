@@ -16,8 +16,8 @@ use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, BlockIndex, Capacity, Emission, HandoffId, Order, Report, ReserveOrder, Role,
-    RouterId, TapeRecord, WorkerLoad,
+    BlockHash, BlockIndex, Capacity, Emission, HandoffId, KvUnit, Order, Report, ReserveOrder,
+    Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_engine::BlockSpan;
 use cleave_fleet::{
@@ -446,7 +446,7 @@ impl WorkerDriver {
         state: Option<BlockIndex>,
     ) {
         let capacity = self.capacity;
-        let span = |(unit, block)| BlockSpan {
+        let span = |(unit, block): (KvUnit, BlockIndex)| BlockSpan {
             plane: unit.plane,
             block,
             offset: capacity.unit_start(unit) as usize,

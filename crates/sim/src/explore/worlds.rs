@@ -232,6 +232,8 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
                 SmallWorldFault::Misroute,
                 SmallWorldFault::ChangeSeal,
             ],
+            order: DeliveryOrder::Usual,
+            surprises_max: 2,
             states: STATES,
             ..one
         },

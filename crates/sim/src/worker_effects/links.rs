@@ -4,7 +4,7 @@ use crate::bit_flips::{self, MessageArrival};
 use crate::body::FrameCells;
 use crate::log_text;
 use crate::run::{ChaosEvent, ChaosRun, OneSidedWrite, PacketInFlight, worker_index};
-use cleave_domain::{HandoffId, KvUnit, WorkerRef};
+use cleave_domain::{KvUnit, WorkerRef};
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput};
