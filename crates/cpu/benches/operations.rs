@@ -50,6 +50,7 @@ fn attention(criterion: &mut Criterion) {
                 rows: row..row + tokens,
                 position,
                 blocks: table,
+                state: None,
             });
             assert_eq!(batch.segments.len(), sequence + 1);
         }

@@ -113,6 +113,7 @@ fn engine(dir: &Path, case: AllocationCase) -> ModelEngine<CpuOps> {
     let limits = EngineLimits {
         block_tokens: BLOCK_TOKENS,
         blocks_count: STREAMS * BLOCKS_EACH,
+        states_count: 0,
         slots_count: STREAMS,
         step_tokens_max: 64,
     };

@@ -95,6 +95,7 @@ fn the_kv_format_is_part_of_the_fingerprint() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 1,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
     };
@@ -224,6 +225,7 @@ fn the_rounding_of_weights_is_part_of_the_fingerprint() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 1,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
     };

@@ -8,7 +8,8 @@ use crate::harness::{
 use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane, StateCapacity};
+use cleave_engine::BlockSpan;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape, KvPoolShape,
     KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable, WeightLoader,
@@ -411,8 +412,8 @@ impl AttentionCase {
         // Earlier contents of a block are NaN in every format.
         let left = vec![0xff; shape.block_bytes()];
         for block in 0..shape.blocks_count as u32 {
-            ops.write_block(&mut pool, BlockIndex(block), 0, &left)
-                .unwrap();
+            let whole = shape.whole(KvPlane::Blocks, BlockIndex(block));
+            ops.write_block(&mut pool, whole, &left).unwrap();
         }
         let (cos, sin) = self.rotary();
         let half = self.heads.head_dim / 2;
@@ -474,6 +475,7 @@ impl AttentionCase {
                 rows: row..row + to - from,
                 position: from,
                 blocks: first..first + table.len(),
+                state: None,
             });
             let width = self.heads.qkv_width();
             values.extend_from_slice(&self.qkv(sequence)[from * width..to * width]);
@@ -682,7 +684,8 @@ fn stored_block_bytes(
     let shape = KvPoolShape::uniform(heads, 1, 16, 1, options.kv);
     let mut pool = ops.pool(shape.clone()).unwrap();
     let left = vec![0xff; shape.block_bytes()];
-    ops.write_block(&mut pool, BlockIndex(0), 0, &left).unwrap();
+    let whole = shape.whole(KvPlane::Blocks, BlockIndex(0));
+    ops.write_block(&mut pool, whole, &left).unwrap();
     let half = heads.head_dim / 2;
     let (cos, sin) = (vec![1.0; 16 * half], vec![0.0; 16 * half]);
     let (cos, sin) = (&cos, &sin);
@@ -699,6 +702,7 @@ fn stored_block_bytes(
                 rows: 0..rows,
                 position,
                 blocks: 0..1,
+                state: None,
             }],
             ..Batch::default()
         };
@@ -712,7 +716,7 @@ fn stored_block_bytes(
         position += rows;
     }
     let mut bytes = vec![0; shape.block_bytes()];
-    ops.read_block(&pool, BlockIndex(0), 0, &mut bytes).unwrap();
+    ops.read_block(&pool, whole, &mut bytes).unwrap();
     bytes
 }
 
@@ -784,17 +788,55 @@ fn blocks_are_read_written_and_copied_as_bytes() {
     let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
     let shape = KvPoolShape::uniform(heads(1, 1, 16), 1, 2, 3, KvType::Bf16);
     let mut pool = ops.pool(shape.clone()).unwrap();
-    let bytes: Vec<u8> = (0..shape.block_bytes()).map(|i| i as u8).collect();
-    ops.write_block(&mut pool, BlockIndex(1), 5, &bytes[5..])
+    let len = shape.block_bytes();
+    let span = |block, offset, len| BlockSpan::of_block(BlockIndex(block), offset, len);
+    let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+    ops.write_block(&mut pool, span(1, 5, len - 5), &bytes[5..])
         .unwrap();
-    ops.write_block(&mut pool, BlockIndex(1), 0, &bytes[..5])
+    ops.write_block(&mut pool, span(1, 0, 5), &bytes[..5])
         .unwrap();
-    ops.copy_block(&mut pool, BlockIndex(1), BlockIndex(2))
+    ops.copy_block(&mut pool, KvPlane::Blocks, BlockIndex(1), BlockIndex(2))
         .unwrap();
-    let mut read = vec![1; shape.block_bytes()];
-    ops.read_block(&pool, BlockIndex(0), 0, &mut read).unwrap();
+    let mut read = vec![1; len];
+    ops.read_block(&pool, span(0, 0, len), &mut read).unwrap();
     assert!(read.iter().all(|&b| b == 0), "a new pool is zero");
-    ops.read_block(&pool, BlockIndex(2), 3, &mut read[3..])
+    ops.read_block(&pool, span(2, 3, len - 3), &mut read[3..])
         .unwrap();
     assert_eq!(read[3..], bytes[3..]);
+}
+
+#[test]
+fn state_slots_and_blocks_share_no_byte() {
+    let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
+    let mut shape = KvPoolShape::uniform(heads(1, 1, 16), 1, 1, 3, KvType::Bf16);
+    shape.states = Some(StateCapacity {
+        bytes: 37,
+        count: 3,
+    });
+    let mut pool = ops.pool(shape.clone()).unwrap();
+    let planes = [KvPlane::Blocks, KvPlane::State];
+    let all = || {
+        planes
+            .into_iter()
+            .flat_map(|plane| (0..3).map(move |index| (plane, index)))
+    };
+    for (plane, index) in all() {
+        let span = shape.whole(plane, BlockIndex(index));
+        let content = vec![1 + index as u8 + 3 * plane as u8; span.len];
+        ops.write_block(&mut pool, span, &content).unwrap();
+    }
+    ops.copy_block(&mut pool, KvPlane::State, BlockIndex(0), BlockIndex(1))
+        .unwrap();
+    ops.clear_state(&mut pool, BlockIndex(2)).unwrap();
+    let contents: Vec<u8> = all()
+        .map(|(plane, index)| {
+            let bytes = ops.host_block(&pool, plane, BlockIndex(index)).unwrap();
+            assert!(
+                bytes.iter().all(|byte| *byte == bytes[0]),
+                "{plane} {index}"
+            );
+            bytes[0]
+        })
+        .collect();
+    assert_eq!(contents, [1, 2, 3, 4, 4, 0]);
 }

@@ -14,7 +14,7 @@
 
 use cleave_checkpoint::StoredTensor;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, HeadShape, KvPoolShape, KvType,
     LoadPlan, Ops, PassPurpose, Precision, WeightLoader,
@@ -196,10 +196,10 @@ impl GpuBench {
             .iter()
             .flat_map(|x| x.to_le_bytes())
             .collect();
-        ops.write_block(&mut pool, BlockIndex(0), 0, &noise)
-            .unwrap();
+        let first = shape.whole(KvPlane::Blocks, BlockIndex(0));
+        ops.write_block(&mut pool, first, &noise).unwrap();
         for block in 1..shape.blocks_count as u32 {
-            ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(block))
+            ops.copy_block(&mut pool, KvPlane::Blocks, BlockIndex(0), BlockIndex(block))
                 .unwrap();
         }
         let batch = batch(sequences, blocks_each, context, rows);
@@ -317,6 +317,7 @@ fn batch(sequences: usize, blocks_each: usize, context: usize, rows: usize) -> B
             rows: first..first + rows,
             position: context - rows,
             blocks: sequence * blocks_each..(sequence + 1) * blocks_each,
+            state: None,
         });
     }
     batch

@@ -320,6 +320,7 @@ fn batch(parts: &[(usize, usize)]) -> (Batch, Vec<u32>) {
             rows: row..row + rows,
             position: *position,
             blocks: first..tables.len(),
+            state: None,
         });
         row += rows;
     }

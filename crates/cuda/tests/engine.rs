@@ -83,6 +83,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 8,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 32,
     };

@@ -9,7 +9,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader};
 use cleave_cuda::{
     CudaOps, CudaOptions, CudaRows, CudaWeightLoader, MultiprocessorShare, SharePart,
 };
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
+use cleave_engine::BlockSpan;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadNorms,
@@ -365,21 +366,25 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         }
         let mut bytes = vec![0; shape.block_bytes()];
         let block = tables[0][0];
-        self.ops.read_block(&pool, block, 0, &mut bytes).unwrap();
+        let whole = |block| shape.whole(KvPlane::Blocks, block);
+        self.ops
+            .read_block(&pool, whole(block), &mut bytes)
+            .unwrap();
         let spare = BlockIndex(shape.blocks_count as u32 - 1);
-        self.ops.copy_block(&mut pool, block, spare).unwrap();
+        self.ops
+            .copy_block(&mut pool, KvPlane::Blocks, block, spare)
+            .unwrap();
         let mut copied = vec![0; shape.block_bytes()];
-        self.ops.read_block(&pool, spare, 0, &mut copied).unwrap();
+        self.ops
+            .read_block(&pool, whole(spare), &mut copied)
+            .unwrap();
         assert_eq!(copied, bytes, "a copied block");
         let (head, tail) = bytes.split_at(bytes.len() / 3);
         let changed: Vec<u8> = tail.iter().map(|byte| byte ^ 0x55).collect();
-        self.ops
-            .write_block(&mut pool, spare, head.len(), &changed)
-            .unwrap();
+        let end = BlockSpan::of_block(spare, head.len(), tail.len());
+        self.ops.write_block(&mut pool, end, &changed).unwrap();
         let mut again = vec![0; tail.len()];
-        self.ops
-            .read_block(&pool, spare, head.len(), &mut again)
-            .unwrap();
+        self.ops.read_block(&pool, end, &mut again).unwrap();
         assert_eq!(again, changed, "a written block");
         [last, O::in_rows(&shape, self.elements(&bytes))]
     }
@@ -441,6 +446,7 @@ impl DeviceAttentionCase {
                 rows: first..first + rows,
                 position: *position,
                 blocks: block..batch.blocks.len(),
+                state: None,
             });
         }
         batch
@@ -841,6 +847,7 @@ fn recorded_decode_steps_fill_the_device() {
                     rows: 0..1,
                     position: position as usize,
                     blocks: 0..80,
+                    state: None,
                 }],
                 blocks: (0..80).map(BlockIndex).collect(),
                 ..Batch::default()

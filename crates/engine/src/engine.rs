@@ -26,7 +26,8 @@ pub struct EngineDescription {
 
 /// A model with a KV pool. Synchronous, driven by one thread.
 ///
-/// The KV pool has one contiguous range per block, `[block][layer][K|V][kv_head]`.
+/// The KV pool has one contiguous range per block, `[block][layer][K|V][kv_head]`, and one per slot
+/// of the state plane, if the model has one.
 pub trait Engine: Send {
     /// Model, device, fingerprint and capacity of the engine.
     fn describe(&self) -> &EngineDescription;
@@ -36,12 +37,12 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` or `Slot` if the plan contradicts the engine's limits or itself; nothing has changed
-    /// then. `Device`, `NotFinite` or `Lost` if the device failed; the contents of the blocks that
-    /// the plan writes are then undefined.
+    /// then. `Device`, `NotFinite` or `Lost` if the device failed; the contents of the blocks and
+    /// state slots that the plan writes are then undefined, those of other sequences' states too.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Limit of a segment's drafts ([`cleave_domain::Segment::drafts`]); 0 if the engine cannot
-    /// verify drafts.
+    /// verify drafts, as with states, which cannot forget a rejected draft.
     fn drafts_max(&self) -> u32 {
         0
     }
@@ -157,7 +158,8 @@ pub enum EngineError {
 
 impl EngineError {
     /// Slots whose sequences alone made a step fail, if known: the other sequences of the step can
-    /// run again, from their history and the KV that they had before it.
+    /// run again, from their history and the blocks that they had before it, and from a snapshot of
+    /// their state if they have one.
     pub fn slots(&self) -> &[SlotIndex] {
         match self {
             Self::Slot(slot, _) => std::slice::from_ref(slot),

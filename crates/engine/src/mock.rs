@@ -1,17 +1,19 @@
 //! An engine that computes nothing.
 //!
 //! Owns: slots' histories, the invented tokens, and a pool of blocks whose bytes can be sent.
-//! Never: takes time: its caller decides the time of a step. Never: reads a block, so that a
-//! block's contents change no token.
+//! Never: takes time: its caller decides the time of a step. Never: reads or writes a block or a
+//! state, so that their contents change no token.
 //! Invariant: a token is a function of the sequence's seed and the token's position, so that every
 //! path through a fleet gives the same tokens; all tokens are equally likely, and have that score.
 
+use crate::ops::PoolPlane;
 use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
     BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan,
     StepResult, TokenId, TokenScores,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Drafts per segment, as in engines that compute.
 const DRAFTS_MAX: u32 = 16;
@@ -19,7 +21,7 @@ const DRAFTS_MAX: u32 = 16;
 /// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
     description: EngineDescription,
-    /// Bytes of the pool, `[blocks_count][block_bytes]`.
+    /// Bytes of the blocks, `[blocks_count][block_bytes]`, then of the state slots, `[count][bytes]`.
     pool: Vec<u8>,
     /// `[slots_count]`; a slot's output grows with every drawn token.
     slots: Vec<Option<OpenSlot>>,
@@ -35,7 +37,10 @@ impl MockEngine {
     /// `Device` if there is no memory for the pool.
     pub fn new(description: EngineDescription) -> Result<Self, EngineError> {
         let capacity = &description.capacity;
-        let bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
+        let states = capacity.states.map_or(0, |states| {
+            u64::from(states.count) * u64::from(states.bytes)
+        });
+        let bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes) + states;
         let no_memory = || EngineError::Device(format!("no memory for {bytes} bytes of blocks"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
         let mut pool = Vec::new();
@@ -120,29 +125,43 @@ impl MockEngine {
         Ok(())
     }
 
-    /// Byte range of a part of a block in the pool.
-    fn range(&self, span: BlockSpan) -> Result<std::ops::Range<usize>, EngineError> {
-        let size = self.description.capacity.block_bytes as usize;
-        let start = span.block.0 as usize * size + span.offset;
-        let inside = span.offset + span.len <= size && start + span.len <= self.pool.len();
-        if span.plane == KvPlane::Blocks && inside {
-            Ok(start..start + span.len)
-        } else {
-            Err(EngineError::Plan(format!("{span:?} is outside the pool")))
+    /// Number of blocks or slots of a plane, and their bytes.
+    fn plane(&self, plane: KvPlane) -> PoolPlane {
+        let capacity = &self.description.capacity;
+        match plane {
+            KvPlane::Blocks => PoolPlane {
+                count: capacity.blocks_count as usize,
+                bytes: capacity.block_bytes as usize,
+            },
+            KvPlane::State => capacity
+                .states
+                .map_or(PoolPlane::default(), |states| PoolPlane {
+                    count: states.count as usize,
+                    bytes: states.bytes as usize,
+                }),
         }
     }
 
-    /// Byte range of a whole block in the pool.
-    fn whole(
-        &self,
-        plane: KvPlane,
-        block: BlockIndex,
-    ) -> Result<std::ops::Range<usize>, EngineError> {
+    /// Byte range of a part of a block or slot in the pool.
+    fn range(&self, span: BlockSpan) -> Result<Range<usize>, EngineError> {
+        let range = self.plane(span.plane).range(&span);
+        let outside = || EngineError::Plan(format!("{span:?} is outside the pool"));
+        let range = range.ok_or_else(outside)?;
+        let states = self.plane(KvPlane::State);
+        let first = match span.plane {
+            KvPlane::Blocks => 0,
+            KvPlane::State => self.pool.len() - states.count * states.bytes,
+        };
+        Ok(first + range.start..first + range.end)
+    }
+
+    /// Byte range of a whole block or slot in the pool.
+    fn whole(&self, plane: KvPlane, block: BlockIndex) -> Result<Range<usize>, EngineError> {
         self.range(BlockSpan {
             plane,
             block,
             offset: 0,
-            len: self.description.capacity.block_bytes as usize,
+            len: self.plane(plane).bytes,
         })
     }
 }
@@ -153,9 +172,10 @@ impl Engine for MockEngine {
     }
 
     fn drafts_max(&self) -> u32 {
-        match self.uncollected {
-            Some(_) => 0,
-            None => DRAFTS_MAX,
+        if self.uncollected.is_some() || self.description.capacity.states.is_some() {
+            0
+        } else {
+            DRAFTS_MAX
         }
     }
 
@@ -275,10 +295,14 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Capacity, Fingerprint, SamplingParams, StepId};
+    use cleave_domain::{Capacity, Fingerprint, SamplingParams, StateCapacity, StepId};
     use std::sync::Arc;
 
     fn engine() -> MockEngine {
+        engine_with_states(None)
+    }
+
+    fn engine_with_states(states: Option<StateCapacity>) -> MockEngine {
         let capacity = Capacity {
             block_tokens: 4,
             block_bytes: 8,
@@ -286,7 +310,7 @@ mod tests {
             slots_count: 2,
             step_tokens_max: 16,
             context_tokens_max: 24,
-            states: None,
+            states,
         };
         MockEngine::new(EngineDescription {
             model: "mock".into(),
@@ -439,5 +463,30 @@ mod tests {
         assert!(engine.write_block(last(5), &[0; 4]).is_err());
         assert!(engine.host_block(plane, BlockIndex(6)).is_none());
         assert!(engine.host_block(KvPlane::State, BlockIndex(0)).is_none());
+    }
+
+    #[test]
+    fn mock_state_slots_lie_behind_the_blocks() {
+        let states = StateCapacity { bytes: 5, count: 3 };
+        let mut engine = engine_with_states(Some(states));
+        assert_eq!(engine.drafts_max(), 0);
+        let plane = KvPlane::State;
+        let span = |block, len| BlockSpan {
+            plane,
+            block: BlockIndex(block),
+            offset: 0,
+            len,
+        };
+        engine.write_block(span(2, 5), &[9; 5]).unwrap();
+        engine
+            .copy_blocks(plane, &[(BlockIndex(2), BlockIndex(0))])
+            .unwrap();
+        let read = |block| engine.host_block(plane, BlockIndex(block));
+        assert_eq!([0, 1, 2].map(|slot| read(slot).unwrap()[4]), [9, 0, 9]);
+        assert!(read(3).is_none() && engine.read_block(span(0, 6), &mut [0; 6]).is_err());
+        for block in 0..6 {
+            let bytes = engine.host_block(KvPlane::Blocks, BlockIndex(block));
+            assert_eq!(bytes.unwrap(), [0; 8]);
+        }
     }
 }

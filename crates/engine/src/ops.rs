@@ -22,13 +22,13 @@ mod supports;
 pub use cleave_models::{HeadShape, InnerSlices, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
-pub use shapes::{KvPoolShape, KvType, PoolLayerShape, Precision};
+pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;
-use crate::blocks::DeviceBlocks;
+use crate::blocks::{BlockSpan, DeviceBlocks};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
-use cleave_domain::{BlockIndex, DeviceId, TokenId};
+use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_models::{ModelSpec, Unsupported};
 use std::ops::Range;
 use std::sync::Arc;
@@ -81,6 +81,9 @@ pub struct BatchSegment {
     /// Block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens. No other
     /// segment stores rows in the blocks that this one stores its rows in.
     pub blocks: Range<usize>,
+    /// Slot of the sequence's state, where the model has one: the state after `position` tokens,
+    /// which the segment's rows replace. No other segment has this slot.
+    pub state: Option<BlockIndex>,
 }
 
 /// Cosines and sines of the rotary embedding, for every position of the context.
@@ -572,37 +575,47 @@ pub trait Ops: Send {
         None
     }
 
-    /// Copies `out.len()` bytes out of a block, from byte `offset`. The range is within the block.
+    /// Copies a range out of a block or slot, `[span.len]`. The pool has the range.
     fn read_block(
         &self,
         pool: &Self::Pool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         out: &mut [u8],
     ) -> Result<(), EngineError>;
 
-    /// A block's bytes in place, if the host can read them there. The block is one of the pool's.
-    fn host_block<'a>(&self, pool: &'a Self::Pool, block: BlockIndex) -> Option<&'a [u8]> {
-        let _ = (pool, block);
+    /// The bytes of a whole block or slot in place, if the host can read them there. The pool has
+    /// the block or slot.
+    fn host_block<'a>(
+        &self,
+        pool: &'a Self::Pool,
+        plane: KvPlane,
+        block: BlockIndex,
+    ) -> Option<&'a [u8]> {
+        let _ = (pool, plane, block);
         None
     }
 
-    /// Copies bytes into a block, from byte `offset`. The range is within the block.
+    /// Copies bytes into a range of a block or slot, `[span.len]`. The pool has the range.
     fn write_block(
         &mut self,
         pool: &mut Self::Pool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         bytes: &[u8],
     ) -> Result<(), EngineError>;
 
-    /// Copies one whole block onto another.
+    /// Copies one whole block or slot of a plane onto another, between the passes before and after
+    /// this call. A device may queue the copy.
     fn copy_block(
         &mut self,
         pool: &mut Self::Pool,
+        plane: KvPlane,
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError>;
+
+    /// Sets a state slot to that of a sequence without tokens: zeros. Ordered as
+    /// [`Ops::copy_block`].
+    fn clear_state(&mut self, pool: &mut Self::Pool, slot: BlockIndex) -> Result<(), EngineError>;
 }
 
 fn cannot_draw() -> EngineError {

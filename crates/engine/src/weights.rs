@@ -5,9 +5,7 @@
 //! Invariant: weights are immutable once loaded; several engines of one process share them.
 
 use crate::EngineError;
-use crate::ops::{
-    InnerSlices, KvPoolShape, KvType, LoadPlan, Precision, RotaryTable, WeightLoader,
-};
+use crate::ops::{InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
 use cleave_domain::KvSpec;
@@ -166,11 +164,9 @@ impl<P: WeightLoader> Weights<P> {
         &self.spec
     }
 
-    /// Shape of the KV pool of an engine with these weights; known before an engine is built.
-    pub fn pool_shape(&self, block_tokens: u32, blocks_count: usize, kv: KvType) -> KvPoolShape {
-        let spec = self.kv_spec(block_tokens, kv);
-        let heads = self.spec.attention().map(|attention| attention.heads);
-        KvPoolShape::new(&spec, heads, blocks_count, kv)
+    /// Bytes of a KV block of an engine with these weights; known before an engine is built.
+    pub fn block_bytes(&self, block_tokens: u32, kv: KvType) -> u64 {
+        self.kv_spec(block_tokens, kv).blocks.bytes
     }
 
     /// Layout of the KV of a sequence.

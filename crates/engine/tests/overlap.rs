@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 const LIMITS: EngineLimits = EngineLimits {
     block_tokens: 4,
     blocks_count: 8,
+    states_count: 0,
     slots_count: 2,
     step_tokens_max: 16,
 };

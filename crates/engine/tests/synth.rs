@@ -22,6 +22,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 8,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 64,
     };

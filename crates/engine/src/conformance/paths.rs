@@ -23,6 +23,7 @@ pub(super) const BLOCKS_PER_SEQUENCE: u32 = 12;
 pub(super) const LIMITS: EngineLimits = EngineLimits {
     block_tokens: BLOCK_TOKENS,
     blocks_count: BATCH as u32 * BLOCKS_PER_SEQUENCE,
+    states_count: 0,
     slots_count: BATCH as u32,
     step_tokens_max: 256,
 };

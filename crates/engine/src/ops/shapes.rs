@@ -4,8 +4,10 @@
 //! Never: allocates or computes.
 //! Invariant: all of it is plain data; equal shapes mean equal layouts.
 
-use cleave_domain::{KvSpec, PlaneLayout};
+use crate::blocks::BlockSpan;
+use cleave_domain::{BlockIndex, KvPlane, KvSpec, PlaneLayout, StateCapacity};
 use cleave_models::HeadShape;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Number format of stored weights and of products. Sums are always f32.
@@ -102,6 +104,9 @@ pub struct KvPoolShape {
     pub block_tokens: usize,
     /// Number format of the elements.
     pub kv: KvType,
+    /// The slots of the state plane; `None` if no layer has a state. A slot is one contiguous span,
+    /// whose layout its layers choose.
+    pub states: Option<StateCapacity>,
     /// Elements of a block.
     block_elements: usize,
     /// The layers of a block, in order; at least one.
@@ -125,14 +130,16 @@ pub struct PoolLayerShape {
 
 impl KvPoolShape {
     /// The shape of a pool with this layout. `heads` has those of each layer with keys and values,
-    /// in order.
+    /// in order. `states_count` is ignored if no layer has a state.
     ///
     /// # Panics
-    /// If the layout has no layer, or its layers have other sizes than these heads.
+    /// If the layout has no layer, its layers have other sizes than these heads, or a state slot
+    /// exceeds 4 GiB.
     pub fn new(
         spec: &KvSpec,
         heads: impl IntoIterator<Item = HeadShape>,
         blocks_count: usize,
+        states_count: u32,
         kv: KvType,
     ) -> Self {
         let elements = |bytes: u64| bytes as usize / kv.element_bytes();
@@ -157,12 +164,16 @@ impl KvPoolShape {
             blocks_count,
             block_tokens,
             kv,
+            states: spec.state.as_ref().map(|layout| StateCapacity {
+                bytes: u32::try_from(layout.bytes).expect("a slot exceeds 4 GiB"),
+                count: states_count,
+            }),
             block_elements,
             layers,
         }
     }
 
-    /// The shape of a pool for `layers_count` layers of the same heads.
+    /// The shape of a pool for `layers_count` layers of the same heads, without states.
     pub fn uniform(
         heads: HeadShape,
         layers_count: usize,
@@ -183,7 +194,8 @@ impl KvPoolShape {
             blocks: PlaneLayout::packed((0..layers_count as u32).map(|layer| (layer, bytes))),
             state: None,
         };
-        Self::new(&spec, (0..layers_count).map(|_| heads), blocks_count, kv)
+        let heads = (0..layers_count).map(|_| heads);
+        Self::new(&spec, heads, blocks_count, 0, kv)
     }
 
     /// Layers in a block.
@@ -216,6 +228,58 @@ impl KvPoolShape {
     /// Bytes of a block.
     pub const fn block_bytes(&self) -> usize {
         self.block_elements * self.kv.element_bytes()
+    }
+
+    /// Number of blocks or slots of a plane, and the bytes of each; zeros if the pool has no such
+    /// plane.
+    pub fn plane(&self, plane: KvPlane) -> PoolPlane {
+        match plane {
+            KvPlane::Blocks => PoolPlane {
+                count: self.blocks_count,
+                bytes: self.block_bytes(),
+            },
+            KvPlane::State => self
+                .states
+                .map_or(PoolPlane::default(), |states| PoolPlane {
+                    count: states.count as usize,
+                    bytes: states.bytes as usize,
+                }),
+        }
+    }
+
+    /// The span of a whole block or slot.
+    pub fn whole(&self, plane: KvPlane, block: BlockIndex) -> BlockSpan {
+        BlockSpan {
+            plane,
+            block,
+            offset: 0,
+            len: self.plane(plane).bytes,
+        }
+    }
+}
+
+/// The blocks of a pool, or its state slots, one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolPlane {
+    /// Number of blocks or slots.
+    pub count: usize,
+    /// Bytes of each.
+    pub bytes: usize,
+}
+
+impl PoolPlane {
+    /// Bytes of all blocks or slots; `None` if the product overflows.
+    pub fn bytes_total(&self) -> Option<usize> {
+        self.count.checked_mul(self.bytes)
+    }
+
+    /// The bytes of a span of this plane, from its first block or slot; `None` if the span exceeds
+    /// its block or slot, or there is no such one.
+    pub fn range(&self, span: &BlockSpan) -> Option<Range<usize>> {
+        let end = span.offset.checked_add(span.len)?;
+        let first = span.block.0 as usize * self.bytes;
+        let is_inside = (span.block.0 as usize) < self.count && end <= self.bytes;
+        is_inside.then(|| first + span.offset..first + end)
     }
 }
 
@@ -288,9 +352,30 @@ mod tests {
             blocks,
             state: None,
         };
-        let shape = KvPoolShape::new(&spec, [HEADS, wide], 1, KvType::Bf16);
+        let shape = KvPoolShape::new(&spec, [HEADS, wide], 1, 9, KvType::Bf16);
+        assert_eq!(shape.states, None);
+        assert_eq!(shape.plane(KvPlane::State), PoolPlane::default());
         assert_eq!(shape.block_elements(), 128 + 256);
         assert_eq!((shape.layer(0).offset, shape.layer(1).offset), (0, 128));
         assert_eq!(shape.layer(1).value_offset(1), 128 + 3 * 4 * 16);
+    }
+
+    #[test]
+    fn a_span_outside_its_slot_has_no_bytes() {
+        let plane = PoolPlane { count: 3, bytes: 8 };
+        let range = |block, offset, len| {
+            plane.range(&BlockSpan {
+                plane: KvPlane::State,
+                block: BlockIndex(block),
+                offset,
+                len,
+            })
+        };
+        assert_eq!(range(2, 3, 5), Some(19..24));
+        assert_eq!(range(0, 8, 0), Some(8..8));
+        assert_eq!(plane.bytes_total(), Some(24));
+        for (block, offset, len) in [(3, 0, 0), (2, 4, 5), (0, 9, 0), (0, usize::MAX, 2)] {
+            assert_eq!(range(block, offset, len), None);
+        }
     }
 }
