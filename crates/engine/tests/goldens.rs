@@ -160,6 +160,7 @@ fn the_fingerprint_names_the_slices_of_both_products() {
         blocks_count: 4,
         slots_count: 2,
         step_tokens_max: 8,
+        states_count: 0,
     };
     for (name, slices) in [("llama2", "o4d1"), ("llama3", "o2d4"), ("qwen3", "o2d1")] {
         let engine = build(&folder(name), limits).unwrap();
