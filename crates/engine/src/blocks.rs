@@ -17,6 +17,7 @@
 use crate::EngineError;
 use cleave_domain::{BlockIndex, KvPlane};
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A byte range of one block, or of one slot of the state plane.
@@ -41,6 +42,11 @@ impl BlockSpan {
             offset,
             len,
         }
+    }
+
+    /// The bytes of the range in its block or slot.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
     }
 }
 
@@ -85,8 +91,8 @@ pub trait DeviceBlocks: Send + Sync + Debug {
 /// Another worker's pool, open for writing.
 pub trait PeerBlocks: Send + Sync + Debug {
     /// Copies parts of this worker's blocks to the same offsets in blocks of the same plane of the
-    /// other pool. Returns a checksum per part, computed from the bytes in this worker's pool. The bytes are in
-    /// the other pool when the call returns.
+    /// other pool. Returns a checksum per part, computed from the bytes in this worker's pool. The
+    /// bytes are in the other pool when the call returns.
     ///
     /// # Errors
     /// As [`DeviceBlocks::read`].
