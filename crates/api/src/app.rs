@@ -267,7 +267,8 @@ impl App {
         }
     }
 
-    /// Reads the whole body, if it is unencoded JSON by its headers and its size is within the limit.
+    /// Reads the whole body, if it is unencoded JSON by its headers and its size is within the
+    /// limit.
     pub(crate) async fn read_body(
         &self,
         headers: &HeaderMap,
@@ -331,7 +332,7 @@ pub(crate) enum BodyWork {
     RenderTemplate,
     /// Tokenization of a text or of a rendered conversation, whose tokens are the answer.
     ListTokens,
-    /// Decoding of tokens.
+    /// Turns tokens of a body back into text.
     JoinTokens,
 }
 

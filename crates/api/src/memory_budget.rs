@@ -16,8 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const UNIT_BYTES: usize = 1024;
 /// Time that a request waits for memory before it is refused.
 const RESERVE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Memory that the `tokenizers` library takes per byte of a text that it gets at once. Measured: 118
-/// where it gets whole texts, because it stores the origin of each byte; 121 where it merges a piece.
+/// Memory that the `tokenizers` library takes per byte of a text that it gets at once. Measured:
+/// 118 where it gets whole texts, because it stores the origin of each byte; 121 where it merges a
+/// piece.
 const ENCODING_BYTES_PER_BYTE: usize = 128;
 
 pub(crate) struct SharedMemoryBudget {
@@ -84,7 +85,8 @@ pub(crate) fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// Limit of the tokens that `/tokenize` lists and `/detokenize` takes, unless the context is longer.
+/// Limit of the tokens that `/tokenize` lists and `/detokenize` takes, unless the context is
+/// longer.
 pub(crate) const LISTED_TOKENS_MAX: usize = 1 << 20;
 /// Memory that `/tokenize` takes per token of its answer, besides the tokens' texts: ids, their
 /// digits, quotes, and buffers that double.

@@ -659,7 +659,7 @@ async fn an_unreachable_server_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_probe_says_why_the_server_refused_it() {
+async fn a_probe_reports_the_refusal_of_the_server() {
     let probe = async |answer: (StatusCode, Value)| {
         let models = || async { Json(json!({"data": [{"id": "tiny"}]})) };
         let (status, body) = answer;

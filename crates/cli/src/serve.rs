@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_that_can_start_workers_says_so() {
+    fn a_router_that_can_start_workers_is_logged() {
         let text = |scaling: &str| {
             let file = tempfile::NamedTempFile::new().unwrap();
             let policy = format!("classes:\n- name: a\ndefault_class: a\n{scaling}");
@@ -597,7 +597,7 @@ mod tests {
         };
         let waits = awaited_workers_text(None);
         assert!(waits.starts_with("waiting for"));
-        let scaling = "scaling:\n  mode: MODE\n  pools:\n    both: {max: 2}\n";
+        let scaling = "scaling:\n  mode: MODE\n  devices_max: 2\n  pools:\n    both: {max: 2}\n";
         assert_eq!(text(&scaling.replace("MODE", "advise")), waits);
         assert!(text(&scaling.replace("MODE", "act")).contains("the first request starts one"));
     }

@@ -17,6 +17,7 @@
 use crate::EngineError;
 use cleave_domain::{BlockIndex, KvPlane};
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A byte range of one block, or of one slot of the state plane.
@@ -41,6 +42,11 @@ impl BlockSpan {
             offset,
             len,
         }
+    }
+
+    /// The bytes of the range in its block or slot.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
     }
 }
 

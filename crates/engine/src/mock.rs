@@ -21,7 +21,8 @@ const DRAFTS_MAX: u32 = 16;
 /// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
     description: EngineDescription,
-    /// Bytes of the blocks, `[blocks_count][block_bytes]`, then of the state slots, `[count][bytes]`.
+    /// Bytes of the blocks, `[blocks_count][block_bytes]`, then of the state slots,
+    /// `[count][bytes]`.
     pool: Vec<u8>,
     /// `[slots_count]`; a slot's output grows with every drawn token.
     slots: Vec<Option<OpenSlot>>,

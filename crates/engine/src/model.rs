@@ -139,8 +139,8 @@ impl<O: Ops> ModelEngine<O> {
         Self::with_layout(ops, weights, &spec, limits)
     }
 
-    /// The same with a given layout of the KV. Its blocks are those of [`Weights::kv_spec`]; a state
-    /// plane is kept for the sequences even if no layer of the model uses it.
+    /// The same with a given layout of the KV. Its blocks are those of [`Weights::kv_spec`]; a
+    /// state plane is kept for the sequences even if no layer of the model uses it.
     ///
     /// # Errors
     /// As [`ModelEngine::new`].

@@ -1,5 +1,5 @@
-//! States of sequences: cleared, restored and kept as snapshots around the steps that name them. The
-//! reference keeps a number and a hash of the tokens that a state has seen.
+//! States of sequences: cleared, restored and kept as snapshots around the steps that name them.
+//! The reference keeps a number and a hash of the tokens that a state has seen.
 
 use crate::reference::{self, PlainDeviceProbe, STATE_BYTES, state_after};
 use cleave_domain::{

@@ -13,7 +13,7 @@ use std::hash::Hasher;
 /// The pools of a worker's planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvPools {
-    /// The blocks.
+    /// Blocks of tokens, free, held and cached.
     pub blocks: PlanePool,
     /// The state slots, live ones and snapshots; `None` if the model has no states.
     pub states: Option<PlanePool>,
@@ -53,7 +53,7 @@ pub struct SecuredState {
 /// The prefix that a new holding can reuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ReusablePrefix {
-    /// Leading blocks.
+    /// Number of leading blocks.
     blocks: u32,
     /// Those of them that are only cached.
     cached: u32,

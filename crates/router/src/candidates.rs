@@ -300,8 +300,8 @@ impl RouterFleet {
         self.members(group)
             .filter(|worker| counts(worker))
             .map(|worker| {
-                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
-                self.candidate(worker, query, blocks)
+                let cached = cached.get(&worker.me.worker).copied();
+                self.candidate(worker, query, cached.unwrap_or_default())
             })
             .collect()
     }
@@ -340,28 +340,39 @@ impl RouterFleet {
         template.into_iter().flat_map(move |(fallback, cached)| {
             let counting = self.members(group).filter(|worker| counts(worker));
             counting.map(move |worker| {
-                let blocks = cached.get(&worker.me.worker).copied().unwrap_or(0);
+                let cached = cached.get(&worker.me.worker).copied().unwrap_or_default();
                 let prices = if worker.priced() {
                     &worker.prices
                 } else {
                     fallback
                 };
-                let snapshot = self.candidate(worker, query, blocks);
+                let snapshot = self.candidate(worker, query, cached);
                 worker_forecast(worker, prices, snapshot, need)
             })
         })
     }
 
-    fn cached(&self, group: &CompatibleWorkers, query: &PlacementQuery) -> BTreeMap<WorkerId, u32> {
-        let Some(block_tokens) = self.block_tokens(group) else {
+    /// The workers of a group that have the beginning of the content.
+    fn cached(
+        &self,
+        group: &CompatibleWorkers,
+        query: &PlacementQuery,
+    ) -> BTreeMap<WorkerId, CachedPrefix> {
+        let Some(capacity) = self.group_capacity(group) else {
             return BTreeMap::new();
         };
-        let found = group
-            .prefixes
-            .longest_prefixes(query.content.hashes(block_tokens));
-        found
-            .into_iter()
-            .map(|(worker, blocks)| (worker.worker, blocks))
+        let hashes = query.content.hashes(capacity.block_tokens);
+        let found = group.prefixes.longest_prefixes(hashes);
+        let hits = match capacity.states {
+            Some(_) => group.prefixes.snapshot_prefixes(hashes, &found),
+            None => found.iter().map(|(_, blocks)| *blocks).collect(),
+        };
+        let cached = found.into_iter().zip(hits);
+        cached
+            .map(|((worker, blocks), hit_blocks)| {
+                let cached = CachedPrefix { blocks, hit_blocks };
+                (worker.worker, cached)
+            })
             .collect()
     }
 
@@ -390,7 +401,11 @@ impl RouterFleet {
         let worker = self.get(worker_ref).filter(fits)?;
         let block_tokens = worker.description.capacity.block_tokens;
         let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
-        Some(self.candidate(worker, query, blocks))
+        let cached = CachedPrefix {
+            blocks,
+            hit_blocks: blocks,
+        };
+        Some(self.candidate(worker, query, cached))
     }
 
     /// A worker's last report with later claims added. Open claims of this router are a lower
@@ -400,7 +415,7 @@ impl RouterFleet {
         &self,
         worker: &FleetWorker,
         query: &PlacementQuery,
-        cached_blocks: u32,
+        cached: CachedPrefix,
     ) -> WorkerSnapshot {
         let about = &worker.description;
         let load = &worker.load;
@@ -419,14 +434,24 @@ impl RouterFleet {
                 || query.excluded.contains(&worker.me.worker),
             capacity: about.capacity,
             blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
+            states_free: load.states_free.saturating_sub(totals.claims_fresh),
             sequences: busy.max(totals.sequences),
             queue_max: about.queue_max,
             prompts_open: totals.prompts,
             queue_tokens: queue_tokens.max(totals.tokens),
-            cached_blocks,
+            cached_blocks: cached.blocks,
+            hit_blocks: cached.hit_blocks,
             chosen: worker.chosen,
         }
     }
+}
+
+/// Leading blocks of a content that a worker reported.
+#[derive(Clone, Copy, Debug, Default)]
+struct CachedPrefix {
+    blocks: u32,
+    /// As [`WorkerSnapshot::hit_blocks`].
+    hit_blocks: u32,
 }
 
 /// Prompt work of a worker.
@@ -562,6 +587,10 @@ fn worker_forecast<'a>(
         let blocks = capacity.blocks_count / LEFT_FREE_PARTS;
         snapshot.sequences = snapshot.sequences.saturating_add(slots_left_free);
         snapshot.blocks_free = snapshot.blocks_free.saturating_sub(blocks);
+        let states = capacity
+            .states
+            .map_or(0, |states| states.count / LEFT_FREE_PARTS);
+        snapshot.states_free = snapshot.states_free.saturating_sub(states);
         if ahead.all() > YIELDING_BACKLOG_MAX {
             snapshot.prompts_open = u32::MAX;
         }

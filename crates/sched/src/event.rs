@@ -38,8 +38,8 @@ pub struct WorkerLimits {
     pub step_max: Duration,
     /// Whether blocks of finished sequences are kept for reuse.
     pub prefix_cache: bool,
-    /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none. A
-    /// piece of a state counts as a block.
+    /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none.
+    /// A piece of a state counts as a block.
     pub swap_blocks: u32,
     /// Blocks of host memory for prefix-cache blocks that would be evicted; 0 for none, and then
     /// none on disk either. None if the model has states.
@@ -209,7 +209,8 @@ pub enum WorkerOutput {
         handoff: HandoffId,
         emission: Emission,
     },
-    /// Copy a block, or a piece of a state, out of the pool and send it, as one frame or several; answered by `Exported`.
+    /// Copy a block, or a piece of a state, out of the pool and send it, as one frame or several;
+    /// answered by `Exported`.
     Export(BlockExport),
     /// Send this packet to another worker, at once: frames of exports that are not answered yet may
     /// follow.
@@ -236,8 +237,8 @@ pub enum WorkerOutput {
         #[serde(default)]
         state: Option<BlockIndex>,
     },
-    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and this slot, and drop
-    /// it; answered by `SwappedIn`.
+    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and this slot, and
+    /// drop it; answered by `SwappedIn`.
     SwapIn {
         handoff: HandoffId,
         /// In the sequence's order.

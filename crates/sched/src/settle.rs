@@ -98,7 +98,8 @@ impl WorkerBrain {
     }
 
     /// Takes each sequence of the step back to where it stood before, and opens its slot anew: the
-    /// engine may have drawn tokens of it that were never emitted. The state is lost, if it has one.
+    /// engine may have drawn tokens of it that were never emitted. The state is lost, if it has
+    /// one.
     fn take_back(&mut self, step: &StepInFlight) {
         self.dirty = true;
         for placed in &step.segments {

@@ -81,8 +81,8 @@ impl SequenceState {
         }
     }
 
-    /// A step that wrote to the live slot failed. Gives the slot of the snapshot that it took, which
-    /// is of nothing.
+    /// A step that wrote to the live slot failed. Gives the slot of the snapshot that it took,
+    /// which is of nothing.
     #[must_use]
     pub(crate) fn lose(&mut self) -> Option<BlockRef> {
         self.at = None;
@@ -156,8 +156,9 @@ impl WorkerBrain {
         }
     }
 
-    /// Cuts a chunk of `tokens` tokens at the first place where a snapshot is to be taken, and takes
-    /// a slot for it. The chunk stays whole if the snapshot exists already or no slot is free.
+    /// Cuts a chunk of `tokens` tokens at the first place where a snapshot is to be taken, and
+    /// takes a slot for it. The chunk stays whole if the snapshot exists already or no slot is
+    /// free.
     pub(crate) fn cut_at_snapshot(&mut self, handoff: HandoffId, tokens: u32) -> u32 {
         let size = self.limits.capacity.block_tokens;
         let sequence = self.sequences.get_mut(&handoff);

@@ -1,8 +1,8 @@
 //! A limit on log lines of one kind, for events that a stranger may cause without end.
 //!
 //! Owns: how many lines were logged lately, and how many were left out. Never: writes a line, or
-//! reads a clock: the time is a parameter. Invariant: in each period at most [`LINES_MAX`] lines are
-//! admitted, and every line that is left out is counted by a later one.
+//! reads a clock: the time is a parameter. Invariant: in each period at most [`LINES_MAX`] lines
+//! are admitted, and every line that is left out is counted by a later one.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};

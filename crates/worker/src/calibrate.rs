@@ -6,8 +6,8 @@
 //! the times measured so far predict the rest.
 
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SlotIndex, StepId,
-    StepPlan, StepWork,
+    BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SegmentState, SlotIndex,
+    StepId, StepPlan, StepWork,
 };
 use cleave_engine::{Engine, EngineError};
 use cleave_models::ModelCost;
@@ -96,6 +96,9 @@ impl<'a> StepTimer<'a> {
         let blocks = |part: &StepPart| u64::from(part.end().div_ceil(capacity.block_tokens));
         let fits = parts.iter().map(blocks).sum::<u64>() <= u64::from(capacity.blocks_count)
             && parts.len() <= capacity.slots_count as usize
+            && capacity
+                .states
+                .is_none_or(|states| parts.len() <= states.count as usize)
             && parts.iter().map(|part| part.tokens).sum::<u32>() <= capacity.step_tokens_max
             && parts
                 .iter()
@@ -120,7 +123,11 @@ impl<'a> StepTimer<'a> {
                 blocks: (first..next).map(BlockIndex).collect(),
                 logits: part.logits,
                 drafts: Vec::new(),
-                state: None,
+                state: capacity.states.map(|_| SegmentState {
+                    slot: BlockIndex(slot),
+                    restore: None,
+                    snapshot: None,
+                }),
             }
         });
         let plan = StepPlan {

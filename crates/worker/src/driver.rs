@@ -9,17 +9,16 @@ mod links;
 
 use super::admin::WorkerAdmin;
 use super::directory::PeerDirectory;
-use super::engine::{BlockImport, EngineHost, EngineWork};
+use super::engine::{BlockImport, EngineHost, EngineWork, unit_span};
 use super::exports::ExportQueue;
 use super::stops::PendingStops;
 use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, BlockIndex, Capacity, Emission, HandoffId, KvUnit, Order, Report, ReserveOrder,
-    Role, RouterId, TapeRecord, WorkerLoad,
+    BlockHash, BlockIndex, Capacity, Emission, HandoffId, Order, Report, ReserveOrder, Role,
+    RouterId, TapeRecord, WorkerLoad,
 };
-use cleave_engine::BlockSpan;
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
@@ -445,13 +444,8 @@ impl WorkerDriver {
         blocks: &[BlockIndex],
         state: Option<BlockIndex>,
     ) {
-        let capacity = self.capacity;
-        let span = |(unit, block): (KvUnit, BlockIndex)| BlockSpan {
-            plane: unit.plane,
-            block,
-            offset: capacity.unit_start(unit) as usize,
-            len: capacity.unit_bytes(unit) as usize,
-        };
+        let capacity = &self.capacity;
+        let span = |(unit, block)| unit_span(capacity, block, unit);
         let spans = capacity.units(blocks, state).map(span).collect();
         let swap = SwapJob::new(handoff, spans, direction);
         self.effects.engine.push(EngineWork::Swap(swap));

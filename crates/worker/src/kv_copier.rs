@@ -8,7 +8,7 @@
 //! any more.
 
 use super::engine::{BlockImport, part_span};
-use cleave_domain::HandoffId;
+use cleave_domain::{Capacity, HandoffId};
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::BlockPart;
@@ -40,7 +40,7 @@ type OutgoingBlock = (BlockExport, SendPermit);
 #[derive(Clone)]
 struct KvCopyThread {
     blocks: Arc<dyn DeviceBlocks>,
-    block_bytes: u32,
+    capacity: Capacity,
     monitor: Arc<HealthMonitor>,
     answers: mpsc::UnboundedSender<WorkerInput>,
 }
@@ -48,13 +48,13 @@ struct KvCopyThread {
 impl KvCopier {
     pub(super) fn start(
         blocks: Arc<dyn DeviceBlocks>,
-        block_bytes: u32,
+        capacity: Capacity,
         monitor: Arc<HealthMonitor>,
         answers: mpsc::UnboundedSender<WorkerInput>,
     ) -> std::io::Result<Self> {
         let copy_thread = KvCopyThread {
             blocks,
-            block_bytes,
+            capacity,
             monitor,
             answers,
         };
@@ -64,8 +64,9 @@ impl KvCopier {
         };
         let (queue, own) = (Arc::clone(&copier.outgoing), copy_thread.clone());
         let takes = move || {
-            let bytes = u64::from(own.block_bytes);
-            while let Some(batch) = queue.take_batch(|_| bytes, same_route) {
+            let bytes =
+                |(export, _): &OutgoingBlock| u64::from(own.capacity.unit_bytes(export.unit()));
+            while let Some(batch) = queue.take_batch(bytes, same_route) {
                 if !own.answer(own.send_batch(batch)) {
                     return;
                 }
@@ -169,6 +170,7 @@ impl KvCopyThread {
 
     /// Copies blocks into the transport's buffers and sends those.
     fn send_frames(&self, batch: &mut [OutgoingBlock]) -> Result<Vec<ExportOutcome>, CopyFailure> {
+        let sizes = self.sizes(batch);
         let mut buffers: Vec<(usize, Frame, FrameBuffer)> = Vec::new();
         for (number, (export, permit)) in batch.iter_mut().enumerate() {
             for frame in self.frames(export, permit) {
@@ -178,11 +180,12 @@ impl KvCopyThread {
         let mut parts: Vec<(BlockSpan, &mut [u8])> = buffers
             .iter_mut()
             .map(|(number, frame, buffer)| {
-                (part_span(batch[*number].0.from, frame.part), &mut **buffer)
+                let span = part_span(&self.capacity, batch[*number].0.from, frame.part);
+                (span, &mut **buffer)
             })
             .collect();
         let sums = self.catch_copy_panic(|blocks| blocks.read(&mut parts))?;
-        let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
+        let mut outcomes = ExportOutcomes::new(sizes);
         for ((number, frame, buffer), sum) in buffers.into_iter().zip(sums) {
             let sent = buffer.send(frame, sum).is_ok();
             outcomes.record_frame(number, frame.part, sent.then_some(sum));
@@ -196,6 +199,7 @@ impl KvCopyThread {
         batch: &mut [OutgoingBlock],
         pool: &dyn PeerPool,
     ) -> Result<Vec<ExportOutcome>, CopyFailure> {
+        let sizes = self.sizes(batch);
         let mut frames: Vec<(usize, Frame)> = Vec::new();
         for (number, (export, permit)) in batch.iter().enumerate() {
             frames.extend(self.frames(export, permit).map(|frame| (number, frame)));
@@ -207,7 +211,7 @@ impl KvCopyThread {
         };
         let parts: Vec<DirectCopy> = frames.iter().map(direct).collect();
         let sums = self.catch_copy_panic(|_| pool.write(&parts).map_err(EngineError::Device))?;
-        let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
+        let mut outcomes = ExportOutcomes::new(sizes);
         for ((number, frame), sum) in frames.into_iter().zip(sums) {
             let is_sent = batch[number].1.send_written(frame, sum).is_ok();
             outcomes.record_frame(number, frame.part, is_sent.then_some(sum));
@@ -215,13 +219,20 @@ impl KvCopyThread {
         Ok(outcomes.list)
     }
 
-    /// The frames of a block, each as long as its link allows.
+    /// The bytes of each block, or of each piece of a state.
+    fn sizes(&self, batch: &[OutgoingBlock]) -> Vec<u32> {
+        let bytes = |(export, _): &OutgoingBlock| self.capacity.unit_bytes(export.unit());
+        batch.iter().map(bytes).collect()
+    }
+
+    /// The frames of a block, or of a piece of a state, each as long as its link allows.
     fn frames(
         &self,
         export: &BlockExport,
         permit: &SendPermit,
     ) -> impl Iterator<Item = Frame> + use<> {
-        let (block_bytes, most) = (self.block_bytes, permit.frame_bytes_max());
+        let bytes = self.capacity.unit_bytes(export.unit());
+        let most = permit.frame_bytes_max();
         let BlockExport {
             handoff,
             block,
@@ -229,7 +240,7 @@ impl KvCopyThread {
             ordinal,
             ..
         } = *export;
-        let starts = (0..block_bytes).step_by(most as usize);
+        let starts = (0..bytes).step_by(most as usize);
         starts.map(move |offset| Frame {
             handoff,
             block,
@@ -237,7 +248,7 @@ impl KvCopyThread {
                 plane,
                 ordinal,
                 offset,
-                len: most.min(block_bytes - offset),
+                len: most.min(bytes - offset),
             },
         })
     }
@@ -247,7 +258,7 @@ impl KvCopyThread {
         let written = self.catch_copy_panic(|blocks| {
             let parts: Vec<(BlockSpan, &[u8])> = batch
                 .iter()
-                .filter_map(|import| Some((import_span(import), import.payload.bytes()?)))
+                .filter_map(|import| Some((self.import_span(import), import.payload.bytes()?)))
                 .collect();
             if !parts.is_empty() {
                 blocks.write(&parts)?;
@@ -255,7 +266,7 @@ impl KvCopyThread {
             let due: Vec<BlockSpan> = batch
                 .iter()
                 .filter(|import| import.payload.checksum_unverified().is_some())
-                .map(import_span)
+                .map(|import| self.import_span(import))
                 .collect();
             blocks.checksums(&due)
         });
@@ -283,6 +294,10 @@ impl KvCopyThread {
             }
         };
         batch.iter().map(outcome).collect()
+    }
+
+    fn import_span(&self, import: &BlockImport) -> BlockSpan {
+        part_span(&self.capacity, import.block.block, import.part)
     }
 
     /// Uses the pool. A panic becomes an error; like a lost device it makes this worker unhealthy.
@@ -332,15 +347,16 @@ impl CopyFailure {
 struct ExportOutcomes {
     list: Vec<ExportOutcome>,
     digests: Vec<HandoffDigest>,
-    block_bytes: u32,
+    /// Bytes of each export.
+    sizes: Vec<u32>,
 }
 
 impl ExportOutcomes {
-    fn new(count: usize, block_bytes: u32) -> Self {
+    fn new(sizes: Vec<u32>) -> Self {
         Self {
-            list: vec![ExportOutcome::Dropped; count],
-            digests: vec![HandoffDigest::default(); count],
-            block_bytes,
+            list: vec![ExportOutcome::Dropped; sizes.len()],
+            digests: vec![HandoffDigest::default(); sizes.len()],
+            sizes,
         }
     }
 
@@ -352,17 +368,14 @@ impl ExportOutcomes {
             return;
         };
         self.digests[number].add_frame(part, checksum);
-        if part.offset + part.len == self.block_bytes {
+        let bytes = self.sizes[number];
+        if part.offset + part.len == bytes {
             self.list[number] = ExportOutcome::Sent {
                 digest: self.digests[number].value(),
-                bytes: u64::from(self.block_bytes),
+                bytes: u64::from(bytes),
             };
         }
     }
-}
-
-fn import_span(import: &BlockImport) -> BlockSpan {
-    part_span(import.block.block, import.part)
 }
 
 /// Copies to be made, in order.
@@ -454,6 +467,19 @@ pub(super) mod tests {
 
     pub(crate) const BLOCK: usize = 64;
 
+    /// The capacity of an engine with blocks of this size, and no states.
+    pub(crate) const fn capacity(block_bytes: u32) -> Capacity {
+        Capacity {
+            block_tokens: 4,
+            block_bytes,
+            blocks_count: 6,
+            slots_count: 4,
+            step_tokens_max: 16,
+            context_tokens_max: 24,
+            states: None,
+        }
+    }
+
     /// Blocks in host memory. A test that holds their lock delays every copy.
     #[derive(Debug, Default)]
     pub(crate) struct HostMemoryBlocks {
@@ -535,8 +561,13 @@ pub(super) mod tests {
             let host_blocks = Arc::new(host_blocks);
             let blocks = Arc::clone(&host_blocks) as Arc<dyn DeviceBlocks>;
             Self {
-                copier: KvCopier::start(blocks, BLOCK as u32, Arc::clone(&monitor), answer_sender)
-                    .unwrap(),
+                copier: KvCopier::start(
+                    blocks,
+                    capacity(BLOCK as u32),
+                    Arc::clone(&monitor),
+                    answer_sender,
+                )
+                .unwrap(),
                 blocks: host_blocks,
                 monitor,
                 answers,

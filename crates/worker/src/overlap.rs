@@ -107,6 +107,7 @@ fn overlap(engine: &mut dyn Engine) -> &mut dyn Overlap {
 mod tests {
     use super::*;
     use crate::engine::{EngineHost, EngineHostLimits, EngineWork};
+    use crate::kv_copier::tests::capacity;
     use crate::pace::StepTime;
     use crate::swap::{SwapDirection, SwapJob};
     use cleave_domain::{BlockIndex, FlightId, HandoffId, KvPlane, SlotIndex, StepId, StepResult};
@@ -222,7 +223,7 @@ mod tests {
     }
 
     const LIMITS: EngineHostLimits = EngineHostLimits {
-        block_bytes: 8,
+        capacity: capacity(8),
         write_bytes_max: u64::MAX,
         swap_bytes_max: u64::MAX,
         time: StepTime::Measured,

@@ -165,7 +165,7 @@ impl EngineThread {
                 ));
             }
         }
-        let block_bytes = u64::from(self.limits.block_bytes.max(1));
+        let block_bytes = u64::from(self.limits.capacity.block_bytes.max(1));
         let most = (self.limits.write_bytes_max / block_bytes).max(1);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let rest: Vec<BlockSpan> = swap.spans[swap.copied..]
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::StepTime;
     use crate::engine::EngineHostLimits;
-    use crate::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf};
+    use crate::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf, capacity};
     use cleave_domain::{BlockIndex, FlightId, KvPlane, StepPlan, StepResult};
     use cleave_engine::{DeviceBlocks, Engine, EngineDescription, EngineError};
     use cleave_fleet::HealthMonitor;
@@ -285,7 +285,7 @@ mod tests {
         write_bytes_max: usize,
     ) -> EngineThread {
         let limits = EngineHostLimits {
-            block_bytes: BLOCK as u32,
+            capacity: capacity(BLOCK as u32),
             write_bytes_max: write_bytes_max as u64,
             swap_bytes_max: swap_bytes_max as u64,
             time: StepTime::Measured,

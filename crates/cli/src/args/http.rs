@@ -52,11 +52,11 @@ pub(crate) struct HttpArgs {
     /// of their own: see `--template-memory`.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_body_memory)]
     pub(crate) body_memory: usize,
-    /// Memory for all chat templates that are rendered and texts that are tokenized at once, such as
-    /// 256MiB. One rendering reserves 8 MiB and 16 bytes for each byte of the body. A text reserves
-    /// 128 bytes for each byte that the `tokenizers` library gets at once: at most 128 KiB of a
-    /// body, or all of a text that only the library can tokenize. `/tokenize` and `/detokenize`
-    /// reserve up to 96 bytes a token. Further requests wait some seconds and are
+    /// Memory for all chat templates that are rendered and texts that are tokenized at once, such
+    /// as 256MiB. One rendering reserves 8 MiB and 16 bytes for each byte of the body. A text
+    /// reserves 128 bytes for each byte that the `tokenizers` library gets at once: at most 128 KiB
+    /// of a body, or all of a text that only the library can tokenize. `/tokenize` and
+    /// `/detokenize` reserve up to 96 bytes a token. Further requests wait some seconds and are
     /// then refused with 429. One rendering of `--max-body` always fits.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_body_memory)]
     pub(crate) template_memory: usize,

@@ -424,12 +424,8 @@ unsafe fn dot_vnni(acc: __m256, unsigned: __m256, signed: __m256) -> __m256 {
 unsafe fn dot_halves(acc: __m256, left: __m256, right: __m256) -> __m256 {
     // SAFETY: as the caller promises.
     unsafe {
-        let (acc, left, right) = (
-            _mm256_castps_si256(acc),
-            _mm256_castps_si256(left),
-            _mm256_castps_si256(right),
-        );
-        _mm256_castsi256_ps(_mm256_add_epi32(acc, _mm256_madd_epi16(left, right)))
+        let products = _mm256_madd_epi16(_mm256_castps_si256(left), _mm256_castps_si256(right));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), products))
     }
 }
 

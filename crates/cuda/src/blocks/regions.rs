@@ -1,8 +1,7 @@
 //! Where blocks, probe and state slots lie in a pool's memory.
 //!
-//! Owns: that layout. Never: allocates.
-//! Invariant: regions do not overlap, and the size is a multiple of the driver's unit of allocation,
-//! so that sharing the pool shares nothing else.
+//! Owns: that layout. Never: allocates. Invariant: regions do not overlap, and the size is a
+//! multiple of the driver's unit of allocation, so that sharing the pool shares nothing else.
 
 use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::BlockSpan;
@@ -16,8 +15,8 @@ const GRANULE_BYTES: usize = 2 << 20;
 /// The alignment of the probe's bytes, and thereby of the first state slot.
 const PROBE_ALIGNMENT: usize = 256;
 
-/// The regions of a pool's memory: the blocks, the bytes that a speed test overwrites, and the state
-/// slots.
+/// The regions of a pool's memory: the blocks, the bytes that a speed test overwrites, and the
+/// state slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolRegions {
     pub(super) blocks: PoolPlane,

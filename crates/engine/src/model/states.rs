@@ -1,9 +1,9 @@
 //! States of a step's sequences, before and after its pass.
 //!
-//! Owns: the order in which states are cleared, restored, and copied to snapshots.
-//! Never: reads a state.
-//! Invariant: the pass of a step finds in each segment's slot the state after exactly the tokens
-//! before the segment, if the caller named the right slots; a snapshot has those of the segment too.
+//! Owns: the order in which states are cleared, restored, and copied to snapshots. Never: reads a
+//! state. Invariant: the pass of a step finds in each segment's slot the state after exactly the
+//! tokens before the segment, if the caller named the right slots; a snapshot has those of the
+//! segment too.
 
 use super::ModelEngine;
 use crate::EngineError;
@@ -11,8 +11,8 @@ use crate::ops::Ops;
 use cleave_domain::{KvPlane, StepPlan};
 
 impl<O: Ops> ModelEngine<O> {
-    /// Queues, before a step's pass, the clearing of states at position 0 and the copies of restored
-    /// ones.
+    /// Queues, before a step's pass, the clearing of states at position 0 and the copies of
+    /// restored ones.
     pub(super) fn prepare_states(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         for segment in &plan.segments {
             let Some(state) = segment.state else {

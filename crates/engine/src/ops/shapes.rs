@@ -118,9 +118,9 @@ pub struct KvPoolShape {
 pub struct PoolLayerShape {
     /// Heads; `query_heads` does not affect the layout.
     pub heads: HeadShape,
-    /// As [`KvPoolShape::block_tokens`].
+    /// Tokens whose keys and values one block holds.
     pub block_tokens: usize,
-    /// As [`KvPoolShape::kv`].
+    /// Number format of keys and values.
     pub kv: KvType,
     /// First element of the layer, within a block.
     pub offset: usize,
@@ -263,7 +263,7 @@ impl KvPoolShape {
 pub struct PoolPlane {
     /// Number of blocks or slots.
     pub count: usize,
-    /// Bytes of each.
+    /// Bytes of one state slot.
     pub bytes: usize,
 }
 

@@ -111,7 +111,7 @@ pub struct HandoffReceiver {
     state: ReceiverState,
     /// The accepted frames, none of which overlaps another.
     accepted: BTreeSet<BlockPart>,
-    /// The blocks.
+    /// Arrivals in the plane of blocks.
     blocks: PlaneArrival,
     /// The state; without pieces if there is none.
     state_pieces: PlaneArrival,

@@ -1,6 +1,6 @@
 //! Streams outlive their workers: killed, drained, re-purposed, stuck, silent.
 
-use crate::fleet::hash_chain::{StepGate, expected};
+use crate::fleet::hash_chain::{HashChainEngine, StepGate, expected, expected_with_state};
 use crate::fleet::{
     DONE, TEST_WAIT_MAX, check, collect, end, files, health_of, http, metric, prompt, request,
     router, router_with, until, worker, worker_node,
@@ -28,14 +28,28 @@ struct SurvivalFleet {
 
 impl SurvivalFleet {
     async fn new(options: RouterOptions) -> Self {
+        Self::with_engines(options, |engine| engine).await
+    }
+
+    async fn with_engines(
+        options: RouterOptions,
+        edit: impl Fn(HashChainEngine) -> HashChainEngine,
+    ) -> Self {
         let router = router_with(options).await;
         let address = router.address().to_string();
-        let (prefill, _) = worker("p0", Role::Prefill, &address).await;
-        let mut decoders = Vec::new();
-        for name in ["d0", "d1"] {
-            let (worker, gate) = worker(name, Role::Decode, &address).await;
-            decoders.push(GatedDecoder { worker, gate });
-        }
+        let start = async |name: &str, role| {
+            let gate = StepGate::new();
+            let mut node = worker_node(name, role, &address, &gate);
+            node.engine = Box::new(edit(HashChainEngine::new(&gate)));
+            let worker = node.start().await.unwrap();
+            timeout(TEST_WAIT_MAX, worker.ready()).await.unwrap();
+            GatedDecoder { worker, gate }
+        };
+        let prefill = start("p0", Role::Prefill).await.worker;
+        let decoders = vec![
+            start("d0", Role::Decode).await,
+            start("d1", Role::Decode).await,
+        ];
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
         Self {
             router,
@@ -123,7 +137,17 @@ impl SurvivalFleet {
 }
 
 /// The rest of the stream makes it whole.
-async fn check_rest(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[TokenId]) {
+async fn check_rest(stream: FlightStream, tokens: Vec<TokenId>, prompt: &[TokenId]) {
+    let all = whole_stream(stream, tokens, prompt).await;
+    assert_eq!(all, expected(prompt, 40));
+}
+
+/// The tokens of a stream that is read to its end, after those that were read already.
+async fn whole_stream(
+    stream: FlightStream,
+    mut tokens: Vec<TokenId>,
+    prompt: &[TokenId],
+) -> Vec<TokenId> {
     let rest: Vec<FlightEvent> = timeout(TEST_WAIT_MAX, stream.collect()).await.unwrap();
     let mut ended = None;
     for event in rest {
@@ -141,7 +165,7 @@ async fn check_rest(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[To
         }
     }
     assert_eq!(ended, Some(DONE));
-    assert_eq!(tokens, expected(prompt, 40));
+    tokens
 }
 
 #[tokio::test]
@@ -207,6 +231,23 @@ async fn a_drained_worker_migrates_its_streams_and_leaves() {
     assert_eq!(stage.counted("cleave_retries_total", ""), 0.0);
     let pauses = stage.counted("cleave_stream_pause_seconds_count", "migrated");
     assert_eq!(pauses, 1.0);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_migrated_stream_keeps_its_state() {
+    let engines = |engine: HashChainEngine| engine.with_states(8);
+    let stage = SurvivalFleet::with_engines(RouterOptions::default(), engines).await;
+    let prompt = prompt(3, 21);
+    let (mut stream, mut tokens, at) = stage.flight(&prompt, 7).await;
+    let frontend = stage.router.frontend();
+    let drain = frontend.command(&format!("d{at}"), WorkerCommand::Drain);
+    assert_eq!(drain.unwrap().state, WorkerState::Draining);
+    tokens.extend(stage.until_moved(at, &mut stream).await);
+    stage.open();
+    let all = whole_stream(stream, tokens, &prompt).await;
+    assert_eq!(all, expected_with_state(&prompt, 40));
+    assert_eq!(stage.counted("cleave_retries_total", ""), 0.0);
     stage.end().await;
 }
 

@@ -7,6 +7,7 @@ mod loading;
 mod names;
 mod policy;
 mod secure;
+mod states;
 mod tier;
 
 use cleave_api::{FlightEvent, FlightStream, Frontend, ServingReadiness};

@@ -1,14 +1,14 @@
 //! Scripts: one command a line, each followed by the outputs that it caused.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= states= swap= late= vocab= stall= lease= flying=
-//! guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P [prompt= max=
-//! expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores logprobs]` ·
-//! `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` · `drain W` ·
-//! `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to
-//! what D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) · `step W
-//! [fail] [slot= also=]` (fails for the sequences in these slots alone) · `copies W [fail]` (all
-//! exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W [fail]` (to host
-//! memory, to disk, back) · `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) ·
+//! `worker NAME ROLE [blocks= slots= step= queue= context= states= swap= late= vocab= stall= lease=
+//! flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
+//! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores
+//! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` ·
+//! `drain W` · `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt
+//! `to`, to what D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
+//! `step W [fail] [slot= also=]` (fails for the sequences in these slots alone) · `copies W [fail]`
+//! (all exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W [fail]` (to
+//! host memory, to disk, back) · `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) ·
 //! `forget P D` (each is answered by a D that knows nothing of it) · `stop MS` (every process
 //! stands still for so long, then wakes) · `keep P D`, `replay` (a copy of the first packet, later)
 //! · `cut P D` · `router lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines)

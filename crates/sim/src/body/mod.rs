@@ -266,8 +266,8 @@ impl SimWorker {
         })
     }
 
-    /// Checks that no step in flight writes these blocks or slots: a device may run a copy before the steps
-    /// in flight or after them.
+    /// Checks that no step in flight writes these blocks or slots: a device may run a copy before
+    /// the steps in flight or after them.
     pub(super) fn check_no_step_writes(
         &self,
         blocks: impl Iterator<Item = (KvPlane, BlockIndex)>,

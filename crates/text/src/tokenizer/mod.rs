@@ -175,7 +175,8 @@ impl ModelTokenizer {
             Some(Err(NotEncoded::LongPiece(bytes))) => {
                 return Err(EncodeError::LongPiece { bytes });
             }
-            // The library takes a hundred times the memory of a text, and its pattern gives up, too.
+            // The library takes a hundred times the memory of a text, and its pattern gives up,
+            // too.
             Some(Err(NotEncoded::LibraryOnly)) if text.len() > PIECE_BYTES_MAX => {
                 let reason =
                     "its pattern gives up, as it does on a very long run of blanks".to_owned();

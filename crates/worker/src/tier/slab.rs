@@ -135,8 +135,8 @@ pub(crate) struct Slab {
 
 impl Slab {
     /// Locks the first file of the folder that no other process has, or creates one, of at most
-    /// this size. A file that is none of blocks is left as it is, and the next one is taken: a cache
-    /// never keeps a worker from starting. Gives also its contents, by slot.
+    /// this size. A file that is none of blocks is left as it is, and the next one is taken: a
+    /// cache never keeps a worker from starting. Gives also its contents, by slot.
     pub(crate) fn open(
         folder: &Path,
         format: SlabFormat,

@@ -4,6 +4,7 @@ use super::slab::tests::SlabFolder;
 use super::*;
 use crate::StepTime;
 use crate::engine::{EngineHost, EngineHostLimits};
+use crate::kv_copier::tests::capacity;
 use cleave_domain::{FlightId, KvPlane, StepPlan, StepResult};
 use cleave_engine::{BlockSpan, Engine, EngineDescription, EngineError};
 use cleave_fleet::HealthMonitor;
@@ -62,7 +63,7 @@ impl TierFixture {
         let tier = open(8 * BLOCK, folder, disk_bytes(slots_count), "m").unwrap();
         let tier_store = tier.store();
         let limits = EngineHostLimits {
-            block_bytes: BLOCK as u32,
+            capacity: capacity(BLOCK as u32),
             write_bytes_max: u64::MAX,
             swap_bytes_max: 0,
             time: StepTime::Measured,
