@@ -5,7 +5,7 @@ use crate::fleet::hash_chain::{
     BLOCK_BYTES, HashChainEngine, STATE_BYTES, StepGate, expected_with_state,
 };
 use crate::fleet::{
-    DONE, TEST_WAIT_MAX, collect, files, metric, prompt, request, router, until, worker_node,
+    DONE, TEST_WAIT_MAX, collect, end, files, metric, prompt, request, router, until, worker_node,
 };
 use cleave_api::Frontend;
 use cleave_domain::{Role, TokenId};
@@ -110,8 +110,7 @@ async fn a_state_crosses_links_between_processes() {
         (Transport::SharedMemory, "\"shm\"", true),
         (Transport::CudaIpc, "\"cuda-ipc\"", true),
     ] {
-        let router = router("127.0.0.1:0").await;
-        let address = router.address().to_string();
+        let (router, address) = router().await;
         let start = async |name: &str, role| {
             let gate = StepGate::new();
             let mut node = worker_node(name, role, &address, &gate);
@@ -143,10 +142,7 @@ async fn a_state_crosses_links_between_processes() {
         let label = format!("{name}, copies beside the engine: {beside}");
         check_link(&router.frontend(), &label, name, metrics).await;
         until_slots_are_free(metrics, 2 * STATES).await;
-        for worker in workers {
-            worker.drain(TEST_WAIT_MAX).await;
-        }
-        router.drain(TEST_WAIT_MAX).await;
+        end(router, workers).await;
     }
 }
 
