@@ -4,6 +4,7 @@
 //! Never: decides which sequences run.
 //! Invariant: a refused plan changes nothing.
 
+mod fingerprint;
 mod in_flight;
 mod states;
 
@@ -17,9 +18,10 @@ use crate::sampling::{NotFinite, SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, Fingerprint, KvPlane, KvSpec, LogitsWanted, SampledToken, Segment,
-    SlotIndex, StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, KvPlane, KvSpec, LogitsWanted, SampledToken, Segment, SlotIndex,
+    StepPlan, StepResult, TokenId,
 };
+use fingerprint::fingerprint;
 use in_flight::UncollectedStep;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -485,34 +487,6 @@ fn logit_purposes(
         (row, purpose)
     });
     scores.chain(sample).chain(verified)
-}
-
-/// Compatibility key: blocks can be exchanged only between engines with equal keys.
-fn fingerprint<P: crate::ops::WeightLoader>(
-    weights: &Weights<P>,
-    spec: &KvSpec,
-    shape: &KvPoolShape,
-    arithmetic: &str,
-) -> Fingerprint {
-    let (layers_count, heads) = (shape.layers_count(), shape.uniform_heads());
-    let (block_tokens, kv) = (shape.block_tokens, shape.kv);
-    // Where each layer's state lies follows from the weights' revision and the number formats.
-    let state = spec.state.as_ref().map_or(String::new(), |layout| {
-        format!("-s{}b{}", layout.layers.len(), layout.bytes)
-    });
-    let form = match weights.weight_form {
-        "" => String::new(),
-        form => format!("-{form}"),
-    };
-    Fingerprint(format!(
-        "{}-{}{form}-{arithmetic}-{}-{}l{layers_count}h{}d{}t{block_tokens}{state}",
-        weights.revision,
-        weights.precision.name(),
-        weights.slices,
-        kv.name(),
-        heads.kv_heads,
-        heads.head_dim,
-    ))
 }
 
 /// A device that draws itself draws one token per sequence and step, so that it can verify no

@@ -55,7 +55,7 @@ pub struct SecuredState {
 struct ReusablePrefix {
     /// Number of leading blocks.
     blocks: u32,
-    /// Those of them that are only cached.
+    /// The leading blocks that are only cached.
     cached: u32,
     /// The content of the state after them; `None` without blocks.
     snapshot: Option<BlockHash>,

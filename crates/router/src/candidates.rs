@@ -450,7 +450,7 @@ impl RouterFleet {
 #[derive(Clone, Copy, Debug, Default)]
 struct CachedPrefix {
     blocks: u32,
-    /// As [`WorkerSnapshot::hit_blocks`].
+    /// Blocks of the prefix that a request would reuse: see [`WorkerSnapshot::hit_blocks`].
     hit_blocks: u32,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct SequenceState {
     taking: Option<BlockRef>,
 }
 
-/// What a finished step leaves of a sequence's other slots.
+/// Slots of a sequence that a finished step no longer needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpareSlots {
     /// The snapshot that the step began from.

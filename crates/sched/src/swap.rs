@@ -19,7 +19,8 @@ pub(crate) struct SwapState {
     pub(crate) stage: SwapStage,
     /// Blocks with KV in them: as many are copied each way.
     pub(crate) blocks: u32,
-    /// Those, and the pieces of its state: what it takes of host memory, and costs to copy.
+    /// The blocks and the pieces of its state together: its share of host memory, and its cost to
+    /// copy.
     pub(crate) units: u32,
     /// Leading tokens whose KV is in them.
     pub(crate) computed: u32,

@@ -216,7 +216,7 @@ struct ChainPeer {
     peer: Arc<ChainPool>,
 }
 
-/// Pools by handle.
+/// Pools of this process, by the handle that a peer opens.
 static SHARED: Mutex<BTreeMap<u64, Weak<ChainPool>>> = Mutex::new(BTreeMap::new());
 
 impl DeviceBlocks for ChainBlocks {

@@ -50,7 +50,7 @@ fn fleet(roles: &[Role], states: Option<u32>) -> RouterFleet {
     fleet
 }
 
-/// 100 tokens.
+/// A prompt of 100 tokens, six full blocks.
 fn prompt() -> Vec<u32> {
     (0..100).collect()
 }

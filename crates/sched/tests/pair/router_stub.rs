@@ -71,7 +71,7 @@ pub(crate) enum MoveVerdict {
     Landed,
 }
 
-/// What a worker has reserved for a hand-off.
+/// The memory that a worker has reserved for a hand-off.
 struct ReservedKv {
     present: u32,
     blocks: Vec<BlockRef>,

@@ -76,7 +76,7 @@ pub fn output(prompt: &[TokenId], count: u32) -> Vec<TokenId> {
 impl CheckedEngine {
     pub fn new(capacity: Capacity) -> Self {
         let block = vec![0; capacity.block_tokens as usize];
-        // What earlier sequences left there.
+        // Garbage of earlier sequences.
         let garbage = |slot: u32| {
             let bytes = capacity.states.map_or(0, |states| states.bytes);
             vec![u64::MAX - u64::from(slot); bytes as usize / 8]
