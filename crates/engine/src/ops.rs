@@ -14,11 +14,13 @@
 //! see [`WeightLoader::matrix`]. An implementation may rely on these contracts, and panics with
 //! `assert!` if one is broken: a wrong shape is a defect of the forward pass, not an input.
 
+mod batch;
 mod draw;
 mod io;
 mod shapes;
 mod supports;
 
+pub use batch::{Batch, BatchSegment, FedRow};
 pub use cleave_models::{HeadShape, InnerSlices, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
@@ -30,61 +32,8 @@ use crate::blocks::{BlockSpan, DeviceBlocks};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_models::{ModelSpec, Unsupported};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The rows of one forward pass: every segment's tokens one after the other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// Token of each row, `(rows)`; ignored for rows in `fed_rows`.
-    pub tokens: Vec<TokenId>,
-    /// Rows whose token is the result of the last draw, in row order; only if [`Ops::can_draw`].
-    pub fed_rows: Vec<FedRow>,
-    /// Position of each row in its sequence, `(rows)`.
-    pub positions: Vec<u32>,
-    /// Segments in row order; together they cover every row.
-    pub segments: Vec<BatchSegment>,
-    /// Block tables of all segments, one after the other.
-    pub blocks: Vec<BlockIndex>,
-}
-
-impl Batch {
-    /// Number of rows: one for each token.
-    pub fn rows_count(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// A segment's block table: block `i` holds positions `i × block_tokens ..`.
-    pub fn table(&self, segment: &BatchSegment) -> &[BlockIndex] {
-        &self.blocks[segment.blocks.clone()]
-    }
-}
-
-/// A row whose token the host does not know yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FedRow {
-    /// Row of the batch.
-    pub row: u32,
-    /// Row of the last [`Ops::queue_draw`] whose token it takes. If that draw failed because its
-    /// logits were not finite, any token of the table will do: the row's result is never reported.
-    pub draw_row: u32,
-}
-
-/// A run of consecutive tokens of one sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchSegment {
-    /// Rows in the batch; row `rows.start + i` is at `position + i`.
-    pub rows: Range<usize>,
-    /// Position of the first row. Keys and values of `0..position` are already in the pool.
-    pub position: usize,
-    /// Block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens. No other
-    /// segment stores rows in the blocks that this one stores its rows in.
-    pub blocks: Range<usize>,
-    /// Slot of the sequence's state, where the model has one: the state after `position` tokens,
-    /// which the segment's rows replace. No other segment has this slot.
-    pub state: Option<BlockIndex>,
-}
 
 /// Cosines and sines of the rotary embedding, for every position of the context.
 ///
