@@ -66,7 +66,10 @@ async fn check_link(
     metrics: impl Fn() -> String,
 ) {
     for (salt, tokens) in (0..).zip(PROMPTS) {
-        check(frontend, &prompt(salt, tokens), 9).await;
+        let prompt = prompt(salt, tokens);
+        let (generated, ending, _) = collect(frontend.submit(request(&prompt, 9))).await;
+        assert_eq!(ending, DONE, "{label}, {tokens} tokens");
+        assert_eq!(generated, expected_with_state(&prompt, 9), "{label}");
     }
     let text = metrics();
     let used = metric(&text, "cleave_link_transport", transport);
@@ -120,7 +123,11 @@ async fn a_state_crosses_links_between_processes() {
             } else {
                 Box::new(engine)
             };
-            node.options.transports = [transport].into();
+            // A link over shared memory becomes one from pool to pool.
+            node.options.transports = match transport {
+                Transport::CudaIpc => [Transport::SharedMemory, transport].into(),
+                _ => [transport].into(),
+            };
             node.options.writes_to_pools = transport == Transport::CudaIpc;
             // Several frames for each piece, of which the last is shorter.
             node.options.frame_bytes_max = 3000;
