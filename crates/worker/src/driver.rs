@@ -9,8 +9,9 @@ mod links;
 
 use super::admin::WorkerAdmin;
 use super::directory::PeerDirectory;
-use super::engine::{BlockImport, EngineHost, EngineWork, unit_span};
+use super::engine::{BlockImport, EngineHost, EngineWork};
 use super::exports::ExportQueue;
+use super::spans::unit_span;
 use super::stops::PendingStops;
 use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;

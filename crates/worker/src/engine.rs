@@ -28,9 +28,10 @@ use super::kv_copier::KvCopier;
 use super::overlap::StepExecution;
 use super::pace::{StepPacer, StepTime};
 use super::queue::EngineQueue;
+use super::spans::part_span;
 use super::swap::{HostSwapPool, SwapJob, SwapProgress};
 use super::tier::{self, LoadedBlock, OffloadJob, PendingLoad, PendingLoads, TierIo};
-use cleave_domain::{BlockIndex, BlockRef, Capacity, HandoffId, KvUnit, StepPlan, StepResult};
+use cleave_domain::{BlockRef, Capacity, HandoffId, StepPlan, StepResult};
 use cleave_engine::{BlockSpan, DeviceBlocks, Engine, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::{BlockPart, handoff::HandoffDigest};
@@ -594,26 +595,6 @@ impl PayloadDestination for PoolDestination<'_> {
     fn written(&self) -> Option<&[u8]> {
         let block = self.engine.host_block(self.span.plane, self.span.block)?;
         Some(&block[self.span.range()])
-    }
-}
-
-/// The range of a whole block, or of a piece of a state, in a block or slot of the pool.
-pub(super) fn unit_span(capacity: &Capacity, block: BlockIndex, unit: KvUnit) -> BlockSpan {
-    BlockSpan {
-        plane: unit.plane,
-        block,
-        offset: capacity.unit_start(unit) as usize,
-        len: capacity.unit_bytes(unit) as usize,
-    }
-}
-
-/// The range of a part in a block or slot of the pool.
-pub(super) fn part_span(capacity: &Capacity, block: BlockIndex, part: BlockPart) -> BlockSpan {
-    let unit = unit_span(capacity, block, part.unit());
-    BlockSpan {
-        offset: unit.offset + part.offset as usize,
-        len: part.len as usize,
-        ..unit
     }
 }
 

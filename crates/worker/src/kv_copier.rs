@@ -7,7 +7,8 @@
 //! written straight into a peer's pool is answered only when nothing of it is being written there
 //! any more.
 
-use super::engine::{BlockImport, part_span};
+use super::engine::BlockImport;
+use super::spans::part_span;
 use cleave_domain::{Capacity, HandoffId};
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};

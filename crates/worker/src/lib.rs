@@ -17,6 +17,7 @@ mod overlap;
 mod pace;
 mod pools;
 mod queue;
+mod spans;
 mod stops;
 mod swap;
 mod tier;

@@ -3,7 +3,7 @@
 //! Owns: the translation of types between them. Never copies on a thread that drives tasks: links
 //! measure elsewhere, and `kv_copier` has threads of its own.
 
-use super::engine::part_span;
+use super::spans::part_span;
 use cleave_domain::Capacity;
 use cleave_engine::{DeviceBlocks, PeerBlocks};
 use cleave_transfer::{DirectCopy, PeerPool, PoolSharing};

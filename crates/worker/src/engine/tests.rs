@@ -3,7 +3,7 @@
 use super::*;
 use crate::queue::EngineQueueState;
 use crate::swap::SwapDirection;
-use cleave_domain::{FlightId, KvPlane, StepId, WorkerId, WorkerRef};
+use cleave_domain::{BlockIndex, FlightId, KvPlane, StepId, WorkerId, WorkerRef};
 use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 
 const BLOCK: u32 = 64;
