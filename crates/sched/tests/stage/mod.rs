@@ -623,6 +623,13 @@ impl StageWorld {
         }
     }
 
+    /// The slots of the step that ends next.
+    pub fn slots_of_step(&self, at: usize) -> Vec<SlotIndex> {
+        let step = self.machines[at].steps.front();
+        let segments = step.into_iter().flat_map(|(plan, _)| &plan.segments);
+        segments.map(|segment| segment.slot).collect()
+    }
+
     /// The time of the next event: a pending one or a deadline.
     pub fn next_event(&self) -> Option<Time> {
         let deadlines = self.machines.iter().filter_map(|m| m.brain.deadline());
