@@ -61,7 +61,7 @@ impl Request {
 /// top-k, top-p, min-p, then one draw keyed by (`seed`, position).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
-    /// 0 means greedy; otherwise the logits are divided by it. Limit: 0..=2 at the API.
+    /// 0 means greedy; otherwise the logits are divided by it.
     pub temperature: f32,
     /// Keep the `top_k` most likely tokens; 0 keeps all.
     pub top_k: u32,
@@ -87,6 +87,19 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
+    /// Temperatures that engines compute with.
+    pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=1e4;
+    /// Shares of `top_p`; 0 would keep no token.
+    pub const TOP_P: RangeInclusive<f64> = f32::MIN_POSITIVE as f64..=1.0;
+    /// Shares of `min_p`; above 1 no token is that likely.
+    pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
+    /// Repetition penalties; nearer to 0 a division by the penalty overflows.
+    pub const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=1e4;
+    /// Presence and frequency penalties, in logits.
+    pub const OUTPUT_PENALTY: RangeInclusive<f64> = -1e4..=1e4;
+    /// Biases of single tokens, in logits.
+    pub const LOGIT_BIAS: RangeInclusive<f64> = -1e6..=1e6;
+
     /// Greedy sampling without log-probabilities.
     pub fn greedy() -> Self {
         Self {
@@ -131,18 +144,19 @@ impl SamplingParams {
             logprobs: _,
             prompt_logprobs: _,
         } = self;
-        in_range("temperature", *temperature, 0.0..=1e4)?;
-        in_range("top_p", *top_p, f32::MIN_POSITIVE..=1.0)?;
-        in_range("min_p", *min_p, 0.0..=1.0)?;
-        in_range("repetition_penalty", *repetition_penalty, 1e-4..=1e4)?;
-        in_range("presence_penalty", *presence_penalty, -1e4..=1e4)?;
-        in_range("frequency_penalty", *frequency_penalty, -1e4..=1e4)?;
+        in_range("temperature", *temperature, &Self::TEMPERATURE)?;
+        in_range("top_p", *top_p, &Self::TOP_P)?;
+        in_range("min_p", *min_p, &Self::MIN_P)?;
+        let (repeated, output) = (&Self::REPETITION_PENALTY, &Self::OUTPUT_PENALTY);
+        in_range("repetition_penalty", *repetition_penalty, repeated)?;
+        in_range("presence_penalty", *presence_penalty, output)?;
+        in_range("frequency_penalty", *frequency_penalty, output)?;
         for (token, bias) in logit_bias {
             if *token >= vocab_size {
                 let token = *token;
                 return Err(SamplingError::UnknownToken { token, vocab_size });
             }
-            in_range("logit_bias", *bias, -1e6..=1e6)?;
+            in_range("logit_bias", *bias, &Self::LOGIT_BIAS)?;
         }
         Ok(())
     }
@@ -169,11 +183,13 @@ pub enum SamplingError {
     },
 }
 
+/// Compares in the parameter's own 32 bits: rounded to them, an end of the range is in it.
 fn in_range(
     name: &'static str,
     value: f32,
-    range: RangeInclusive<f32>,
+    range: &RangeInclusive<f64>,
 ) -> Result<(), SamplingError> {
+    let range = *range.start() as f32..=*range.end() as f32;
     if range.contains(&value) {
         Ok(())
     } else {
