@@ -24,6 +24,11 @@ const STOP_TEXT: TextShape = TextShape {
     bytes_max: Some(1024),
     ..TextShape::NOT_EMPTY
 };
+/// As engines accept it. (llama.cpp takes negative numbers for 0.)
+const TOP_N_SIGMA_RANGE: NumberBounds = bounds_from_to(
+    *SamplingParams::TOP_N_SIGMA.start(),
+    *SamplingParams::TOP_N_SIGMA.end(),
+);
 /// Narrower than engines accept: the range of OpenAI's API.
 const OUTPUT_PENALTY: NumberBounds = bounds_from_to(-2.0, 2.0);
 /// Narrower than engines accept: the range of OpenAI's API.
@@ -53,6 +58,11 @@ request_fields! {
             SamplingDefaults::MIN_P,
             "Drops tokens less likely than this share of the most likely one; 0 keeps all.",
         ).default("the checkpoint's, or 0");
+        TOP_N_SIGMA: NumberBounds = number(
+            "top_n_sigma",
+            TOP_N_SIGMA_RANGE,
+            "Drops tokens whose logits are more than this many standard deviations of all logits below the largest, as in llama.cpp; 0 keeps all.",
+        ).default("0");
         REPETITION_PENALTY: NumberBounds = number(
             "repetition_penalty",
             SamplingDefaults::REPETITION_PENALTY,
@@ -141,6 +151,7 @@ pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<Samplin
             .number(&TOP_P)?
             .map_or(defaults.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
         min_p: fields.number(&MIN_P)?.unwrap_or(defaults.min_p),
+        top_n_sigma: fields.number(&TOP_N_SIGMA)?.unwrap_or(0.0),
         repetition_penalty: fields
             .number(&REPETITION_PENALTY)?
             .unwrap_or(defaults.repetition_penalty),
