@@ -101,14 +101,19 @@ fn draw_plainly(logits: &mut [f32], rule: &DrawRule) -> TokenId {
         0 => likely.len(),
         top_k => (top_k as usize).min(likely.len()),
     };
+    let finite = likely.iter().map(|(logit, _)| *logit);
+    let finite: Vec<f64> = finite.filter(|logit| logit.is_finite()).collect();
+    let mean = finite.iter().sum::<f64>() / finite.len() as f64;
+    let squares = finite.iter().map(|logit| (logit - mean).powi(2));
+    let sigma = (squares.sum::<f64>() / finite.len() as f64).sqrt();
     let weight = |logit: f64| ((logit - most) * f64::from(rule.inverse_temperature)).exp();
     let share = |of: u64| of as f64 / (1u64 << 53) as f64;
-    let total: f64 = likely[..candidates_count]
-        .iter()
-        .map(|(logit, _)| weight(*logit))
-        .sum();
-    let mut before = 0.0;
     likely.truncate(candidates_count);
+    if rule.top_n_sigma > 0.0 {
+        likely.retain(|(logit, _)| *logit >= most - f64::from(rule.top_n_sigma) * sigma);
+    }
+    let total: f64 = likely.iter().map(|(logit, _)| weight(*logit)).sum();
+    let mut before = 0.0;
     likely.retain(|(logit, _)| {
         let is_candidate =
             before < total * share(rule.top_p) && weight(*logit) >= f64::from(rule.min_p);

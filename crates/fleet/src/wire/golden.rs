@@ -88,6 +88,7 @@ fn request() -> Arc<Request> {
             top_k: 7,
             top_p: 1.0,
             min_p: 0.25,
+            top_n_sigma: 1.5,
             repetition_penalty: 2.0,
             presence_penalty: -1.0,
             frequency_penalty: -0.5,
@@ -157,7 +158,7 @@ fn gossip() -> Arc<ScalingGossip> {
 }
 
 const GOSSIP: &str = "1718191a1b1c1d1e1f000000000000000101020304202122232425000000000309";
-const REQUEST: &str = "0205ac0201060000003f070000803f0000803e00000040000080bf000000bf01080000c0\
+const REQUEST: &str = "0205ac0201060000003f070000803f0000803e0000c03f00000040000080bf000000bf01080000c0\
                        3f09010a000b0c010d010e016101620101000001000704";
 
 #[test]
