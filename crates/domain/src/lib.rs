@@ -30,7 +30,8 @@ pub use id::{
 };
 pub use message::{
     AbandonCause, Deadline, Emission, Ending, Failure, FinishReason, HandoffTarget, MigrateOrder,
-    OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, TokenUsage,
+    OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, RunOrder,
+    TokenUsage,
 };
 pub use plan::{LogitsWanted, OpenSlot, SampledToken, Segment, StepPlan, StepResult, TokenScores};
 pub use price::{LinkPrice, Prices, RowPrice, StepWork};

@@ -111,6 +111,7 @@ impl WorkerRoster {
                 entry.commands.role_changed(*role);
             }
             Report::Reserved { .. }
+            | Report::Running { .. }
             | Report::Refused { .. }
             | Report::Prefilled { .. }
             | Report::Landed { .. }

@@ -4,8 +4,8 @@
 use crate::stage::script::{handoff, plain, play, prompt};
 use crate::stage::{ROUTER, StageWorld, limits};
 use cleave_domain::{
-    BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order,
-    PrefillOrder, ReserveOrder, Role, RouterId, WorkerId, WorkerRef,
+    BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order, Role,
+    RouterId, RunOrder, WorkerId, WorkerRef,
 };
 use cleave_sched::WorkerInput;
 use std::sync::Arc;
@@ -18,40 +18,22 @@ fn only_the_owning_router_moves_a_sequence() {
     let mut world = StageWorld::default();
     let at = world.add('a', limits);
     let (of, moved) = (handoff(1, 0), handoff(1, 1));
-    let (flight, me) = (Arc::new(plain(prompt(1, 9))), world.me(at));
-    let reserve = Order::Reserve(ReserveOrder {
+    let run = Order::Run(RunOrder {
         handoff: of,
-        request: Arc::clone(&flight),
-        sender: me,
+        request: Arc::new(plain(prompt(1, 9))),
         expected_output_tokens: 4,
-        ahead_tokens: 0,
         waited: Duration::ZERO,
         due: None,
     });
     let send = |world: &mut StageWorld, router, order| {
         world.feed(at, WorkerInput::Ordered { router, order });
     };
-    send(&mut world, ROUTER, reserve);
-    let blocks = |first| -> Vec<_> {
-        let block = |i| BlockRef {
-            block: BlockIndex(first + i),
-            generation: Generation(0),
-        };
-        (0..6_u32).map(block).collect()
-    };
-    let prefill = Order::Prefill(PrefillOrder {
-        handoff: of,
-        request: flight,
-        target: HandoffTarget {
-            worker: me,
-            present: 0,
-            blocks: blocks(0)[..3].to_vec(),
-        },
-        waited: Duration::ZERO,
-        due: None,
-    });
-    send(&mut world, ROUTER, prefill);
+    send(&mut world, ROUTER, run);
     world.run(Duration::from_millis(30));
+    let block = |index| BlockRef {
+        block: BlockIndex(index),
+        generation: Generation(0),
+    };
     let migrate = Order::Migrate(MigrateOrder {
         handoff: moved,
         of,
@@ -61,7 +43,7 @@ fn only_the_owning_router_moves_a_sequence() {
                 incarnation: Incarnation(1),
             },
             present: 0,
-            blocks: blocks(10),
+            blocks: (10..16).map(block).collect(),
         },
         tokens: 10,
     });
@@ -85,8 +67,7 @@ scenarios! {
     a_moving_sequence_pauses_for_its_last_block_only: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=20
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=20 ahead=8
         migrate 1 on a to e
@@ -95,8 +76,7 @@ scenarios! {
     tokens_drawn_past_the_next_block_move_too: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=6 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=6 max=20
         run 30
         reserve 1 on e from a attempt=1 prompt=6 output=1 max=20 ahead=8
         run 20
@@ -109,8 +89,7 @@ scenarios! {
     a_moving_sequence_pauses_when_the_target_is_full: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=8 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=20
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=20 expect=0
         migrate 1 on a to e
@@ -134,8 +113,7 @@ scenarios! {
     a_long_step_aborts_no_move: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=8 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=9
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
         migrate 1 on a to e
@@ -150,8 +128,7 @@ scenarios! {
     a_paused_sequence_resumes_after_the_stall_limit: "
         worker a both late=100
         worker e decode
-        reserve 1 on a from a prompt=8 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=9
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
         migrate 1 on a to e
@@ -166,8 +143,7 @@ scenarios! {
     a_late_seal_of_a_landed_move_is_answered_landed: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=7
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=7
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=7 ahead=8
         migrate 1 on a to e
@@ -187,8 +163,7 @@ scenarios! {
     a_move_whose_target_is_too_small_is_aborted: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=8 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=9
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
         run 40
@@ -199,11 +174,9 @@ scenarios! {
     blocks_cached_at_the_target_are_not_sent: "
         worker a both
         worker e decode blocks=12
-        reserve 9 on e from e prompt=9 max=1 family=1
-        prefill 9 on e to e
+        start 9 on e prompt=9 max=1 family=1
         run 50
-        reserve 1 on a from a prompt=9 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=9
         run 30
         reserve 1 on e from a attempt=1 prompt=9 output=2 max=9 ahead=4
         migrate 1 on a to e
@@ -212,8 +185,7 @@ scenarios! {
     a_move_the_target_cancels_is_aborted: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -223,8 +195,7 @@ scenarios! {
     a_sealed_move_the_target_cancels_is_aborted: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -238,8 +209,7 @@ scenarios! {
     a_sealed_move_the_target_forgot_never_runs_twice: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -255,8 +225,7 @@ scenarios! {
     a_link_lost_before_the_seal_keeps_the_sequence_here: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -269,8 +238,7 @@ scenarios! {
     a_link_lost_after_the_seal_never_runs_it_twice: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -283,8 +251,7 @@ scenarios! {
     a_seal_is_repeated_until_landed_arrives: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=9
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=9 ahead=8
         migrate 1 on a to e
@@ -299,8 +266,7 @@ scenarios! {
     a_sequence_that_ends_before_its_pause_does_not_move: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=5
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=5
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=5 ahead=8
         migrate 1 on a to e
@@ -310,8 +276,7 @@ scenarios! {
     a_cancel_during_a_move_frees_both_ends: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -323,8 +288,7 @@ scenarios! {
     a_cancel_of_a_paused_sequence_frees_both_ends: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -340,8 +304,7 @@ scenarios! {
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
         migrate 1 on a to e
-        reserve 2 on a from a prompt=9 max=12
-        prefill 2 on a to a
+        start 2 on a prompt=9 max=12
         reserve 2 on e from a attempt=1 prompt=9 output=1 max=12
         migrate 2 on a to e
         run 30
@@ -361,10 +324,8 @@ scenarios! {
     preemption_aborts_the_move_of_a_sequence: "
         worker a both blocks=6 cache=off
         worker e decode
-        reserve 1 on a from a prompt=8 max=9 expect=1
-        reserve 2 on a from a prompt=8 max=9 expect=1
-        prefill 1 on a to a
-        prefill 2 on a to a
+        start 1 on a prompt=8 max=9 expect=1
+        start 2 on a prompt=8 max=9 expect=1
         run 30
         reserve 2 on e from a attempt=1 prompt=8 output=1 max=9 ahead=4
         migrate 2 on a to e
@@ -378,8 +339,7 @@ scenarios! {
     a_draining_worker_still_moves_its_sequences: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         drain a
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
@@ -402,8 +362,7 @@ scenarios! {
     // Lesson: 12.
     a_stuck_step_is_reported_once: "
         worker b both late=200
-        reserve 1 on b from b prompt=5 max=4
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=4
         run 20
         wait 300
         router joined b
@@ -451,25 +410,19 @@ scenarios! {
     // Lesson: 11.
     preemption_swaps_to_host_once_that_is_cheaper: "
         worker b both blocks=6 cache=off swap=8
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 400
         empty"
     a_failed_swap_is_recomputed: "
         worker b both blocks=6 cache=off swap=8
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 50
         swaps b fail
         run 400
-        reserve 3 on b from b prompt=8 max=9 expect=1
-        reserve 4 on b from b prompt=8 max=9 expect=1
-        prefill 3 on b to b
-        prefill 4 on b to b
+        start 3 on b prompt=8 max=9 expect=1
+        start 4 on b prompt=8 max=9 expect=1
         run 95
         swaps b fail
         run 400
@@ -477,26 +430,21 @@ scenarios! {
     // Lesson: 13.
     a_cancel_of_a_swapped_sequence_frees_host_memory: "
         worker b both blocks=6 cache=off swap=8
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 50
         cancel 2 on b
         run 400
-        reserve 3 on b from b prompt=8 max=9 expect=1
-        reserve 4 on b from b prompt=8 max=9 expect=1
-        prefill 3 on b to b
-        prefill 4 on b to b
+        start 3 on b prompt=8 max=9 expect=1
+        start 4 on b prompt=8 max=9 expect=1
         run 65
         cancel 4 on b
         run 400
         empty"
     a_request_outside_the_vocabulary_is_refused: "
         worker b both vocab=5000
-        reserve 1 on b from b prompt=6 family=1
-        reserve 7 on b from b prompt=6 family=7
-        prefill 1 on b to b
+        start 1 on b prompt=6 family=1
+        start 7 on b prompt=6 family=7
         run 100
         empty"
 }

@@ -13,9 +13,9 @@ use cleave_domain::{
     Fingerprint, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId,
     HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts,
     PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
-    RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams,
-    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StepProgress, StopRules,
-    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken,
+    SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes,
+    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -145,6 +145,17 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
             })
         },
     );
+    let run = (handoff(), request(), any::<u32>(), waits()).prop_map(
+        |(handoff, request, expected_output_tokens, (waited, due))| {
+            Order::Run(RunOrder {
+                handoff,
+                request,
+                expected_output_tokens,
+                waited,
+                due,
+            })
+        },
+    );
     let target = || {
         (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| HandoffTarget {
             worker,
@@ -174,6 +185,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         });
     prop_oneof![
         reserve,
+        run,
         prefill,
         migrate,
         Just(Order::Drain),
@@ -375,6 +387,8 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
                 blocks,
             }
         }),
+        (handoff(), any::<u32>())
+            .prop_map(|(handoff, present)| Report::Running { handoff, present }),
         (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
         (handoff(), prefill_timing())
             .prop_map(|(handoff, timing)| Report::Prefilled { handoff, timing }),

@@ -72,6 +72,13 @@ fn order(order: &Order) -> String {
             reserve.request.generated.len(),
             reserve.request.stop.max_tokens
         ),
+        Order::Run(run) => format!(
+            "run {} prompt {} output {} of {}",
+            id(run.handoff),
+            run.request.prompt.len(),
+            run.request.generated.len(),
+            run.request.stop.max_tokens
+        ),
         Order::Prefill(prefill) => format!(
             "prefill {} to {} present {} [{}]",
             id(prefill.handoff),
@@ -255,6 +262,9 @@ fn report(report: &Report) -> String {
             id(*handoff),
             blocks(list)
         ),
+        Report::Running { handoff, present } => {
+            format!("running {} present {present}", id(*handoff))
+        }
         Report::Refused { handoff, refusal } => format!("refused {} {refusal:?}", id(*handoff)),
         Report::Prices(_) => "prices".to_owned(),
         Report::Prefilled { handoff, .. } => format!("prefilled {}", id(*handoff)),

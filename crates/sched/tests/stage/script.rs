@@ -18,7 +18,7 @@
 use super::{ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits};
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
-    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, SamplingParams, SlotIndex,
+    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex,
     StopRules,
 };
 use cleave_kv::Packet;
@@ -152,6 +152,7 @@ impl ScriptPlayer {
         let plain = &words.plain[..];
         match plain {
             ["worker", ..] => self.worker(words),
+            ["start", ..] => self.start(words),
             ["reserve", ..] => self.reserve(words),
             ["prefill", ..] => self.prefill(words),
             ["migrate", ..] => self.migrate(words),
@@ -301,6 +302,22 @@ impl ScriptPlayer {
     fn order(&mut self, to: usize, order: Order) {
         let router = ROUTER;
         self.world.feed(to, WorkerInput::Ordered { router, order });
+    }
+
+    /// Orders one worker to run both legs.
+    fn start(&mut self, words: &CommandWords) {
+        let handoff = self.handoff(words);
+        let flight = words.plain[1].parse().expect("a flight");
+        let request = Arc::new(request(words, flight));
+        self.requests.insert(handoff, Arc::clone(&request));
+        let order = Order::Run(RunOrder {
+            handoff,
+            request,
+            expected_output_tokens: words.number("expect", 2),
+            waited: Duration::from_millis(u64::from(words.number("waited", 0))),
+            due: None,
+        });
+        self.order(words.machine(&self.world, 3), order);
     }
 
     fn reserve(&mut self, words: &CommandWords) {

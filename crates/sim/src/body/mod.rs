@@ -134,8 +134,6 @@ pub(crate) struct SimWorker {
     pub(crate) exporting: BTreeMap<(HandoffId, u32), WorkerRef>,
     /// Reserved blocks that wait for their content, by this worker's own reports.
     block_owners: BTreeMap<BlockIndex, (HandoffId, Generation)>,
-    /// Hand-offs whose legs both run here: their own steps fill the reserved blocks.
-    local_handoffs: BTreeSet<HandoffId>,
     /// The sender of each reservation, from the `Reserve` order.
     senders: BTreeMap<HandoffId, WorkerRef>,
     /// The block that is reserved for each ordinal of a hand-off.
@@ -171,7 +169,6 @@ impl SimWorker {
             arriving: None,
             exporting: BTreeMap::new(),
             block_owners: BTreeMap::new(),
-            local_handoffs: BTreeSet::new(),
             senders: BTreeMap::new(),
             reserved_blocks: BTreeMap::new(),
             sealed: BTreeMap::new(),
@@ -198,9 +195,6 @@ impl SimWorker {
         } = &input
         {
             self.senders.insert(reserve.handoff, reserve.sender);
-            if reserve.sender == self.worker {
-                self.local_handoffs.insert(reserve.handoff);
-            }
         }
         if self.tape.is_some() {
             let input = input.clone();

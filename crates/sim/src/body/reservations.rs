@@ -16,7 +16,7 @@ impl SimWorker {
                 handoff,
                 present,
                 blocks,
-            } if !self.local_handoffs.contains(handoff) => {
+            } => {
                 for (ordinal, block) in (*present..).zip(blocks) {
                     self.reserved_blocks.insert((*handoff, ordinal), *block);
                     let entry = (*handoff, block.generation);
