@@ -497,9 +497,9 @@ impl PricedWorld {
         let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
         worker.orders_received[router] += 1;
         match order {
-            Order::Reserve(order) => self.reserve(router, worker_ref, order),
+            Order::Reserve(order) => self.reserve(router, worker_ref, &order),
             Order::Prefill(order) => self.prefill(router, worker_ref, order),
-            Order::Run(order) => self.run_whole(router, worker_ref, order),
+            Order::Run(order) => self.run_whole(router, worker_ref, &order),
             Order::Cancel { handoff } => {
                 worker.prompts.retain(|prompt| prompt.handoff != handoff);
                 worker.streams.retain(|stream| stream.handoff != handoff);
@@ -511,7 +511,7 @@ impl PricedWorld {
         }
     }
 
-    fn reserve(&mut self, router: usize, worker_ref: WorkerRef, order: ReserveOrder) {
+    fn reserve(&mut self, router: usize, worker_ref: WorkerRef, order: &ReserveOrder) {
         let handoff = order.handoff;
         let report = match self.hold(
             worker_ref,
@@ -537,7 +537,7 @@ impl PricedWorld {
         }
     }
 
-    fn run_whole(&mut self, router: usize, worker_ref: WorkerRef, order: RunOrder) {
+    fn run_whole(&mut self, router: usize, worker_ref: WorkerRef, order: &RunOrder) {
         let handoff = order.handoff;
         let prompt = PricedPrompt::new(handoff, Arc::clone(&order.request), worker_ref, self.now);
         let held = self.hold(

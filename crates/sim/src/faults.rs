@@ -130,11 +130,16 @@ impl ChaosRun<'_> {
         epoch: u64,
     ) -> Option<String> {
         let stream = self.net.stream(router, worker);
-        if stream.epoch != epoch || stream.worker.is_none() {
+        if stream.epoch != epoch {
             return None;
         }
-        let span = self.flip_rng.micros(100, 200_000);
-        self.cut_stream(router, worker, span);
+        if stream.worker.is_some() {
+            let span = self.flip_rng.micros(100, 200_000);
+            self.cut_stream(router, worker, span);
+        } else {
+            // The worker has left: its messages after this one are lost with the connection.
+            self.net.disconnect(router, worker);
+        }
         self.count("streams ended by damage");
         Some(format!("r{:x} damaged     w{:x}", router + 1, worker + 1))
     }

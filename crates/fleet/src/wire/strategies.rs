@@ -90,7 +90,8 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-fn request() -> impl Strategy<Value = Arc<Request>> {
+/// Boxed, because the strategies of three orders on the stack are too much for a test's thread.
+fn request() -> BoxedStrategy<Arc<Request>> {
     let stop = (any::<u32>(), any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(
         |(max_tokens, min_tokens, stop_tokens)| StopRules {
             max_tokens,
@@ -110,19 +111,21 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
         },
     );
     let tokens = (vec(any::<u32>(), 0..9), vec(any::<u32>(), 0..3));
-    (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
-        |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
-            Arc::new(Request {
-                prompt: prompt.into(),
-                generated: generated.into(),
-                sampling,
-                stop,
-                priority,
-                cache_salt,
-                slo,
-            })
-        },
-    )
+    (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo)
+        .prop_map(
+            |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
+                Arc::new(Request {
+                    prompt: prompt.into(),
+                    generated: generated.into(),
+                    sampling,
+                    stop,
+                    priority,
+                    cache_salt,
+                    slo,
+                })
+            },
+        )
+        .boxed()
 }
 
 fn due() -> impl Strategy<Value = Option<Deadline>> {
