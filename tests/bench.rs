@@ -22,6 +22,16 @@ fn serve() -> (CleaveProcess, String) {
     (server, url)
 }
 
+/// The arguments of `cleave bench` for this server, with the results in this folder.
+fn arguments<'a>(words: &'a str, url: &'a str, out: &'a Path) -> Vec<&'a str> {
+    let more = ["--url", url, "--out", out.to_str().unwrap()];
+    ["bench"]
+        .into_iter()
+        .chain(words.split(' '))
+        .chain(more)
+        .collect()
+}
+
 /// Benchmarks the bundled model on one core.
 fn bench_engine(more: &[&str]) -> (std::process::ExitStatus, String, String) {
     let engine = ["bench", "engine", "--threads", "1", "--kv-cache", "64MiB"];
@@ -98,25 +108,9 @@ fn a_bad_shape_on_stdin_does_not_end_bench_engine() {
 fn bench_run_measures_every_request_and_stage() {
     let (_server, url) = serve();
     let out = folder("run");
-    let (status, stdout, errors) = harness::run(&[
-        "bench",
-        "run",
-        "--url",
-        &url,
-        "--rate",
-        "20",
-        "--limit",
-        "12",
-        "--timing",
-        "--workload",
-        "a=1*short-short:input=40,output=8,cv=0,b=1*short-short:input=90,output=8,cv=0,prefix=64",
-        "--slo",
-        "e2e=100s",
-        "--slo-headers",
-        "targets",
-        "--out",
-        out.to_str().unwrap(),
-    ]);
+    let words = "run --rate 20 --limit 12 --timing --slo e2e=100s --slo-headers targets --workload \
+        a=1*short-short:input=40,output=8,cv=0,b=1*short-short:input=90,output=8,cv=0,prefix=64";
+    let (status, stdout, errors) = harness::run(&arguments(words, &url, &out));
     assert!(status.success(), "{errors}");
     assert!(stdout.contains("attainment 100.0 %"), "{stdout}");
     let result = result(&out);
@@ -173,28 +167,9 @@ fn bench_run_fails_if_the_goal_is_missed() {
 fn a_sweep_prints_a_line_for_each_rate() {
     let (_server, url) = serve();
     let out = folder("sweep");
-    let (status, stdout, errors) = harness::run(&[
-        "bench",
-        "goodput",
-        "--url",
-        &url,
-        "--rates",
-        "20,40",
-        "--requests",
-        "8",
-        "--duration",
-        "100ms",
-        "--workload",
-        "short-short:input=40,output=4,cv=0",
-        "--repeats",
-        "1",
-        "--slo",
-        "ttft=100s,tpot=100s",
-        "--devices",
-        "2",
-        "--out",
-        out.to_str().unwrap(),
-    ]);
+    let words = "goodput --rates 20,40 --requests 8 --duration 100ms --repeats 1 --devices 2 \
+        --workload short-short:input=40,output=4,cv=0 --slo ttft=100s,tpot=100s";
+    let (status, stdout, errors) = harness::run(&arguments(words, &url, &out));
     assert!(status.success(), "{errors}");
     let rows: Vec<&str> = stdout
         .lines()
@@ -216,20 +191,8 @@ fn a_sweep_prints_a_line_for_each_rate() {
 fn a_signal_keeps_the_measurements_so_far() {
     let (_server, url) = serve();
     let out = folder("signal");
-    let mut bench = CleaveProcess::start(&[
-        "bench",
-        "run",
-        "--url",
-        &url,
-        "--rate",
-        "50",
-        "--duration",
-        "600s",
-        "--workload",
-        "short-short:input=20,output=2,cv=0",
-        "--out",
-        out.to_str().unwrap(),
-    ]);
+    let words = "run --rate 50 --duration 600s --workload short-short:input=20,output=2,cv=0";
+    let mut bench = CleaveProcess::start(&arguments(words, &url, &out));
     // The server's own counters show that some requests were served.
     let client = harness::HttpClient::new(url.trim_start_matches("http://"));
     harness::wait_for("requests", || {
@@ -247,63 +210,30 @@ fn a_signal_keeps_the_measurements_so_far() {
 
 #[test]
 fn bench_rejects_bad_arguments_at_once() {
-    for (more, expected) in [
-        (&["run", "--workload", "short-long"][..], "rate"),
+    for (words, expected) in [
+        ("run --workload short-long", "rate"),
+        ("run --workload short-lang --rate 1 --limit 1", "short-long"),
+        ("run --trace /no/such/file --rate 1", "/no/such/file"),
         (
-            &[
-                "run",
-                "--workload",
-                "short-lang",
-                "--rate",
-                "1",
-                "--limit",
-                "1",
-            ],
-            "short-long",
-        ),
-        (
-            &["run", "--trace", "/no/such/file", "--rate", "1"],
-            "/no/such/file",
-        ),
-        (
-            &[
-                "run",
-                "--workload",
-                "short-long",
-                "--rate",
-                "1",
-                "--limit",
-                "1",
-                "--slo",
-                "ttft=5",
-            ],
+            "run --workload short-long --rate 1 --limit 1 --slo ttft=5",
             "5ms",
         ),
-        (&["goodput", "--workload", "short-long"], "--slo"),
+        ("goodput --workload short-long", "--slo"),
         (
-            &[
-                "run",
-                "--workload",
-                "short-long",
-                "--rate",
-                "1",
-                "--limit",
-                "1",
-            ],
+            "run --workload short-long --rate 1 --limit 1",
             "127.0.0.1:1",
         ),
     ] {
-        let words = [
-            &["bench"],
-            &more[..1],
-            &["--url", "http://127.0.0.1:1"],
-            &more[1..],
-        ]
-        .concat();
+        let server = ["--url", "http://127.0.0.1:1"];
+        let words: Vec<&str> = ["bench"]
+            .into_iter()
+            .chain(words.split(' '))
+            .chain(server)
+            .collect();
         let (status, _, errors) = harness::run(&words);
         assert!(
             !status.success() && errors.contains(expected),
-            "{more:?}: {errors}"
+            "{words:?}: {errors}"
         );
     }
 }

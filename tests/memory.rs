@@ -55,7 +55,7 @@ fn hostile_bodies() -> Vec<(&'static str, String)> {
 #[track_caller]
 fn check_memory_is_released(name: &str, process: &mut CleaveProcess) {
     const CLIENTS: usize = 3;
-    const LEFT_BYTES_MAX: u64 = 64 << 20;
+    const LEFT_BYTES_MAX: u64 = 32 << 20;
     let address = process.address();
     let client = HttpClient::new(&address);
     client.wait_ready();

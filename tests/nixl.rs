@@ -81,8 +81,10 @@ impl NixlFleet {
         HttpClient::new(&address)
     }
 
-    /// Answers to concurrent prompts; `meanwhile` runs once blocks have arrived at `decode`.
-    fn answers(&self, firsts: &[u32], decode: usize, meanwhile: impl FnOnce()) -> Vec<String> {
+    /// Kills a worker once blocks of concurrent prompts have arrived at `decode`; every answer is
+    /// whole.
+    fn check_answers_past_a_kill(&self, doomed: usize, decode: usize) {
+        let firsts: Vec<u32> = (0..8).map(|index| 3 + index * 20).collect();
         let port = self.metrics_client(decode);
         std::thread::scope(|scope| {
             let ask = |first: &u32| {
@@ -93,10 +95,12 @@ impl NixlFleet {
             wait_for("the first blocks", || {
                 (port.metric("cleave_handoff_bytes_total", &[]) > 0.0).then_some(())
             });
-            meanwhile();
-            let answers = handles.into_iter().map(|handle| handle.join());
-            answers.map(|answer| answer.expect("an answer")).collect()
-        })
+            self.workers[doomed].signal("KILL");
+            for (first, handle) in firsts.iter().zip(handles) {
+                let text = handle.join().expect("an answer");
+                assert_eq!(text, alone(*first), "from {first}");
+            }
+        });
     }
 }
 
@@ -181,11 +185,7 @@ fn a_sender_killed_mid_rdma_costs_no_stream_and_no_block() {
     let doomed = fleet.worker("prefill", &library);
     let decode = fleet.worker("decode", &library);
     fleet.worker("prefill", &library);
-    let firsts: Vec<u32> = (0..8).map(|index| 3 + index * 20).collect();
-    let answers = fleet.answers(&firsts, decode, || fleet.workers[doomed].signal("KILL"));
-    for (first, text) in firsts.iter().zip(answers) {
-        assert_eq!(text, alone(*first), "from {first}");
-    }
+    fleet.check_answers_past_a_kill(doomed, decode);
     wait_until_blocks_are_free(&fleet.metrics_client(decode));
 }
 
@@ -199,11 +199,7 @@ fn a_receiver_killed_mid_rdma_costs_no_stream_and_no_block() {
     let prefill = fleet.worker("prefill", &library);
     let doomed = fleet.worker("decode", &library);
     fleet.worker("decode", &library);
-    let firsts: Vec<u32> = (0..8).map(|index| 3 + index * 20).collect();
-    let answers = fleet.answers(&firsts, doomed, || fleet.workers[doomed].signal("KILL"));
-    for (first, text) in firsts.iter().zip(answers) {
-        assert_eq!(text, alone(*first), "from {first}");
-    }
+    fleet.check_answers_past_a_kill(doomed, doomed);
     wait_until_blocks_are_free(&fleet.metrics_client(prefill));
 }
 

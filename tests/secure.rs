@@ -1,24 +1,10 @@
 //! API keys, certificates and shutdown, in real processes.
 
 use crate::harness::authority::TestAuthority;
-use crate::harness::{CleaveProcess, HttpClient, cleave, run, wait_for};
+use crate::harness::{CleaveProcess, HttpClient, cleave, run, serve, wait_for};
 use serde_json::json;
 use std::io::Write;
 use std::process::Stdio;
-
-const SERVE: [&str; 7] = [
-    "serve",
-    "--port",
-    "0",
-    "--threads",
-    "2",
-    "--kv-cache",
-    "64MiB",
-];
-
-fn serve(more: &[&str]) -> CleaveProcess {
-    CleaveProcess::start(&[&SERVE[..], more].concat())
-}
 
 #[test]
 fn shutdown_delay_serves_requests_until_it_ends() {

@@ -5,20 +5,12 @@ use serde_json::{Value, json};
 
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
 fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {
-    let mut arguments = vec![
-        "serve",
-        "--port",
-        "0",
-        "--threads",
-        "2",
-        "--kv-cache",
-        "64MiB",
-    ];
+    let mut arguments = Vec::new();
     if !more.contains(&"--both") {
         arguments.extend(["--prefill", "1", "--decode", "1"]);
     }
     arguments.extend(more);
-    let mut process = CleaveProcess::start(&arguments);
+    let mut process = harness::serve(&arguments);
     let client = HttpClient::new(&process.address());
     (process, client)
 }
@@ -723,4 +715,29 @@ fn addresses_and_folders_are_checked_before_the_model() {
     // With all else right, the missing model is the error.
     let error = error_without_model(&["serve", "--port", "0"]);
     assert!(error.contains("/nowhere/model"), "{error}");
+}
+
+#[test]
+fn a_chat_without_max_tokens_fits_a_small_cache() {
+    let flags = [
+        "serve",
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--kv-cache",
+        "1MiB",
+    ];
+    let mut process = CleaveProcess::start(&flags);
+    let client = HttpClient::new(&process.address());
+    let warning = "fewer than the context of";
+    assert!(process.logs().contains(warning), "{}", process.logs());
+    let (_, models) = client.get("/v1/models");
+    let models: Value = serde_json::from_str(&models).expect("JSON");
+    let served = models["data"][0]["max_model_len"].as_u64();
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "ignore_eos": true});
+    let (status, answer) = client.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["usage"]["total_tokens"].as_u64(), served);
+    assert!(served < Some(1024), "{served:?}");
 }

@@ -15,21 +15,8 @@ fn folder(name: &str) -> PathBuf {
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
 fn serve(policy: &Path) -> (CleaveProcess, HttpClient) {
     let policy = policy.to_str().expect("a path is text");
-    let mut process = CleaveProcess::start(&[
-        "serve",
-        "--port",
-        "0",
-        "--threads",
-        "2",
-        "--prefill",
-        "1",
-        "--decode",
-        "1",
-        "--kv-cache",
-        "64MiB",
-        "--policy",
-        policy,
-    ]);
+    let legs = ["--prefill", "1", "--decode", "1"];
+    let mut process = harness::serve(&[&legs[..], &["--policy", policy]].concat());
     let client = HttpClient::new(&process.address());
     (process, client)
 }

@@ -16,6 +16,7 @@ mod kv;
 mod memory;
 mod nixl;
 mod observe;
+mod root;
 mod secure;
 mod serving;
 mod slo;

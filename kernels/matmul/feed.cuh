@@ -2,8 +2,9 @@
 //
 // Owns: the order in which a block takes tiles and spans, and the copies.
 // Never: waits for a copy; the computing code waits.
-// Invariant: elements outside of the matrix or the rows are zero, so they add nothing.
+// Invariant: elements outside of the matrix, the rows or the span are zero, so they add nothing.
 #pragma once
+#include "slices.cuh"
 #include "tiling.cuh"
 
 namespace matmul {
@@ -14,9 +15,6 @@ struct Work {
     u32 row_tiles;
     u32 column_tiles;
     u32 spans;
-    // Stages of a span, and of the whole inner dimension.
-    u32 span_stages;
-    u32 stages;
     u32 units;
 };
 
@@ -26,8 +24,6 @@ template <class S> DEVICE Work work_of(const MatmulArgs& args) {
     work.row_tiles = divided_up(work.rows, S::ROWS);
     work.column_tiles = divided_up(args.columns, S::COLUMNS);
     work.spans = args.spans;
-    work.span_stages = args.span_width / S::DEPTH;
-    work.stages = divided_up(args.width, S::DEPTH);
     work.units = work.row_tiles * work.column_tiles * (S::CUT == Cut::Spans ? work.spans : 1);
     return work;
 }
@@ -35,29 +31,29 @@ template <class S> DEVICE Work work_of(const MatmulArgs& args) {
 // One unit of work: a tile, whole or one span of it.
 struct Unit {
     u32 tile;
-    u32 span;
+    // The number of the first span, and the span.
+    u32 index;
+    Span span;
+    // The end of the last span.
+    u32 end;
     u32 first_column;
     u32 first_row;
-    u32 stage;
-    u32 stage_end;
 };
 
 // The number of row tiles that are computed for one column tile before the next: blocks then work
 // side by side on tiles that share their weights and their rows.
 constexpr u32 BAND = 16;
 
-template <class S> DEVICE Unit unit_of(const Work& work, u32 index) {
+template <class S> DEVICE Unit unit_of(const MatmulArgs& args, const Work& work, u32 index) {
     Unit unit;
     unit.tile = index;
-    unit.span = 0;
-    unit.stage = 0;
-    unit.stage_end = work.stages;
+    unit.index = 0;
     if constexpr (S::CUT == Cut::Spans) {
         unit.tile = index / work.spans;
-        unit.span = index % work.spans;
-        unit.stage = unit.span * work.span_stages;
-        unit.stage_end = min(work.stages, unit.stage + work.span_stages);
+        unit.index = index % work.spans;
     }
+    unit.span = span_of(args, unit.index);
+    unit.end = S::CUT == Cut::Spans ? unit.span.end : args.width;
     const u32 band = unit.tile / (BAND * work.column_tiles), in_band = unit.tile % (BAND * work.column_tiles);
     const u32 band_rows = min(BAND, work.row_tiles - band * BAND);
     unit.first_column = in_band / band_rows * S::COLUMNS;
@@ -65,7 +61,7 @@ template <class S> DEVICE Unit unit_of(const Work& work, u32 index) {
     return unit;
 }
 
-// A (count, width) matrix of which a stage takes rows `first ..` and chunks from `depth` on.
+// A (count, width) matrix of which a stage takes rows `first ..` and chunks `depth .. end`.
 struct Source {
     const u8* from;
     u32 count;
@@ -74,24 +70,24 @@ struct Source {
 };
 
 // Starts the copies of ROWS rows of CHUNKS chunks.
-template <u32 ROWS, u32 CHUNKS, u32 THREADS> DEVICE void fill_tile(u8* to, const Source& source, u32 first, u32 depth) {
+template <u32 ROWS, u32 CHUNKS, u32 THREADS> DEVICE void fill_tile(u8* to, const Source& source, u32 first, u32 depth, u32 end) {
     static_assert(THREADS % CHUNKS == 0, "a thread stays in its chunk column");
     const u32 chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
     const u8* from = source.from + (u64(first + row) * source.width + depth + chunk) * 16;
     const u64 stride = u64(source.width) * (THREADS / CHUNKS * 16);
-    const bool is_deep_enough = depth + chunk < source.width;
+    const bool is_in_span = depth + chunk < end;
 #pragma unroll
     for (u32 i = 0; i < divided_up(ROWS * CHUNKS, THREADS); i++) {
         const u32 at = row + i * (THREADS / CHUNKS);
         if (ROWS * CHUNKS % THREADS != 0 && at >= ROWS) break;
-        cp_async_16(to + tile_offset<CHUNKS>(at, chunk), from + i * stride, is_deep_enough && first + at < source.count);
+        cp_async_16(to + tile_offset<CHUNKS>(at, chunk), from + i * stride, is_in_span && first + at < source.count);
     }
 }
 
 // Starts the copies of the scales of the groups that a stage touches: GROUPS_MOST rows of COLUMNS words, unswizzled.
-template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const Unit& unit) {
+template <class S> DEVICE void fill_scales(u8* to, const MatmulArgs& args, const Unit& unit, u32 depth) {
     constexpr u32 CHUNKS = S::COLUMNS / 4;
-    const u32 first = unit.stage * S::DEPTH >> args.group_shift, groups = args.width >> args.group_shift;
+    const u32 first = depth >> args.group_shift, groups = unit.span.end >> args.group_shift;
     const u32 row_chunks = divided_up(args.columns, 4);
     for (u32 i = threadIdx.x; i < S::GROUPS_MOST * CHUNKS; i += S::THREADS) {
         const u32 group = first + i / CHUNKS, chunk = unit.first_column / 4 + i % CHUNKS;
@@ -109,14 +105,16 @@ template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
     Source x;
     u8* shared;
     u32 index;
+    // The next stage's span in it, and first element.
     Unit unit;
+    u32 depth;
     u32 slot;
 
     DEVICE Feed(const MatmulArgs& all, const Work& launch, u8* to)
-        : args(all), work(launch), shared(to), index(blockIdx.x), unit(), slot(0) {
+        : args(all), work(launch), shared(to), index(blockIdx.x), unit(), depth(0), slot(0) {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
-        if (index < work.units) unit = unit_of<S>(work, index);
+        begin_unit();
         // This stays a loop, because unrolled copies of a stage would be too much code.
 #pragma unroll 1
         for (u32 i = 0; i < AHEAD; i++) fill();
@@ -125,17 +123,32 @@ template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
     DEVICE void fill() {
         if (index < work.units) {
             u8* to = shared + slot * S::STAGE_BYTES;
-            fill_tile<S::COLUMNS, S::WEIGHT_CHUNKS, S::THREADS>(to, weights, unit.first_column, unit.stage * S::WEIGHT_CHUNKS);
-            fill_tile<S::ROWS, S::X_CHUNKS, S::THREADS>(to + S::X_OFFSET, x, unit.first_row, unit.stage * S::X_CHUNKS);
-            if constexpr (S::GROUPS_MOST > 0) fill_scales<S>(to + S::SCALES_OFFSET, args, unit);
-            unit.stage++;
-            if (unit.stage == unit.stage_end) {
-                index += gridDim.x;
-                if (index < work.units) unit = unit_of<S>(work, index);
-            }
+            constexpr u32 PER_CHUNK = S::Weights::PER_CHUNK;
+            const u32 end = unit.span.end;
+            fill_tile<S::COLUMNS, S::WEIGHT_CHUNKS, S::THREADS>(to, weights, unit.first_column, depth / PER_CHUNK, end / PER_CHUNK);
+            fill_tile<S::ROWS, S::X_CHUNKS, S::THREADS>(to + S::X_OFFSET, x, unit.first_row, depth / 8, end / 8);
+            if constexpr (S::GROUPS_MOST > 0) fill_scales<S>(to + S::SCALES_OFFSET, args, unit, depth);
+            depth += S::DEPTH;
+            if (depth >= end) end_span();
         }
         cp_async_commit();
         slot = after(slot);
+    }
+
+    DEVICE void begin_unit() {
+        if (index >= work.units) return;
+        unit = unit_of<S>(args, work, index);
+        depth = unit.span.begin;
+    }
+
+    DEVICE void end_span() {
+        if (unit.span.end == unit.end) {
+            index += gridDim.x;
+            begin_unit();
+        } else {
+            unit.span = next_span(args, unit.span);
+            depth = unit.span.begin;
+        }
     }
 
     static DEVICE u32 after(u32 slot) { return slot + 1 == S::STAGES ? 0 : slot + 1; }

@@ -76,6 +76,8 @@ struct Size {
     const char* name;
     u32 columns;
     u32 width;
+    // Slices of the inner dimension, equal ones.
+    u32 slices;
 };
 
 // One matrix in several copies, and everything around it.
@@ -98,8 +100,11 @@ public:
     u64 bytes() const { return bytes_; }
 
     MatmulArgs args(const Candidate& candidate, int copy) const {
-        const u32 span_width = matmul::span_width_of(size_.columns, size_.width);
         MatmulArgs args = {};
+        args.slices = size_.slices;
+        set_slices(args.slice_ends);
+        args.span_width = matmul::span_width_of(size_.columns, args.slice_ends, args.slices);
+        args.spans = args.slices * matmul::divided_up(args.slice_ends[0], args.span_width);
         args.weights = weights_.get() + bytes_ * (copy % copies_);
         args.column_scales = candidate.scaling == matmul::Scaling::Columns ? column_scales_.get() : nullptr;
         args.group_scales = candidate.scaling == matmul::Scaling::Groups ? group_scales_.get() : nullptr;
@@ -111,8 +116,6 @@ public:
         args.arrivals = arrivals_.get();
         args.columns = size_.columns;
         args.width = size_.width;
-        args.span_width = span_width;
-        args.spans = matmul::divided_up(size_.width, span_width);
         args.is_out_f32 = 1;
         return args;
     }
@@ -127,7 +130,8 @@ public:
 
     std::vector<float> plain() const {
         const Buffer<float> out(out_.count());
-        const MatmulPlainArgs args = {weights_.get(), x_.get(), nullptr, out.get(), rows_.get(), size_.columns, size_.width, 1, 0};
+        MatmulPlainArgs args = {weights_.get(), x_.get(), nullptr, out.get(), rows_.get(), size_.columns, size_.width, 1, size_.slices, {}};
+        set_slices(args.slice_ends);
         const lab::Kernel kernel = {reinterpret_cast<const void*>(matmul_plain_bf16), int(matmul::PLAIN_THREADS), 0};
         kernel.launch(args, lab::multiprocessors() * 2);
         lab::check(cudaDeviceSynchronize(), "plain");
@@ -135,6 +139,10 @@ public:
     }
 
 private:
+    void set_slices(u32 (&ends)[SLICES_MOST]) const {
+        for (u32 slice = 0; slice < size_.slices; slice++) ends[slice] = size_.width / size_.slices * (slice + 1);
+    }
+
     Size size_;
     u64 bytes_;
     int copies_;
@@ -151,11 +159,13 @@ private:
 // Whether every kernel of one format gives the same bits, and bf16's are the plain kernel's within rounding.
 bool check_all(const std::vector<Candidate>& candidates) {
     bool is_fine = true;
-    for (const Size size : {Size{"odd", 1000, 1288}, Size{"spans", 512, 4096}, Size{"one tile", 64, 256}}) {
+    for (const Size size : {Size{"odd", 1000, 1288, 1}, Size{"spans", 512, 4096, 1}, Size{"one tile", 64, 256, 1},
+                            Size{"slices", 512, 4096, 8}, Size{"short slices", 1000, 1280, 2}}) {
         for (const u32 rows : {1u, 5u, 16u, 33u, 130u}) {
             std::vector<float> first;
             for (const Candidate& candidate : candidates) {
-                const Size whole = {size.name, size.columns, candidate.bits == 16 ? size.width : size.width / 128 * 128};
+                const u32 width = candidate.bits == 16 ? size.width : size.width / 128 * 128;
+                const Size whole = {size.name, size.columns, width, size.slices};
                 const Bench bench(whole, candidate.bits, rows);
                 bench.set_rows(rows);
                 const std::vector<float> found = bench.result(candidate);
@@ -200,9 +210,9 @@ void time_one(const Size& size, const Candidate& candidate, u32 rows, const Ceil
 }
 
 void time_all(const std::vector<Candidate>& candidates, const Ceilings& ceilings, bool is_brief) {
-    const Size sizes[] = {{"8B qkv", 6144, 4096}, {"8B out", 4096, 4096}, {"8B gate up", 28672, 4096}, {"8B down", 4096, 14336},
-                          {"1B qkv", 3072, 2048}, {"1B out", 2048, 2048}, {"1B gate up", 16384, 2048}, {"1B down", 2048, 8192},
-                          {"8B head", 128256, 4096}};
+    const Size sizes[] = {{"8B qkv", 6144, 4096, 1},       {"8B out", 4096, 4096, 8},  {"8B gate up", 28672, 4096, 1},
+                          {"8B down", 4096, 14336, 8},     {"1B qkv", 3072, 2048, 1},  {"1B out", 2048, 2048, 8},
+                          {"1B gate up", 16384, 2048, 1},  {"1B down", 2048, 8192, 8}, {"8B head", 128256, 4096, 1}};
     for (const Size& size : sizes) {
         if (is_brief && std::strncmp(size.name, "8B", 2) != 0) continue;
         for (const Candidate& candidate : candidates) {

@@ -1,16 +1,21 @@
 // Rows times a weight matrix, `out[r] = W · x[r] + bias`: the contract between the host and the
 // kernels.
 //
-// Owns: the arguments, and the cut of the inner dimension into spans.
+// Owns: the arguments, and the cut of slices of the inner dimension into spans.
 // Never: computes.
-// Invariant: an output element is summed in spans of the inner dimension, each from zero in steps of 16 in order,
-// and the spans are added up in order; a column's scale and the bias come last. (Where groups have scales, a span is
-// summed group by group, each from zero.) Where spans begin depends on the matrix's shape only,
-// so a row gives the same bits from every tensor-core kernel here, however many rows there are.
+// Invariant: an output element is summed in spans of the inner dimension, each from zero in steps of 16 in order.
+// A slice's spans are added up in order, and the slices' sums as a balanced binary tree; the bias comes last. (Where
+// groups have scales, a span is summed group by group, each from zero; where columns have, each span's sum is scaled,
+// so that a matrix with some of the slices gives a part of the tree.) The model says where slices end, and where their
+// spans begin depends on the matrix's shape only, so a row gives the same bits from every tensor-core kernel here,
+// however many rows there are.
 //
 // The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
-// - `span_width` is `span_width_of(columns, width)`, the same for every launch with this matrix;
-//   `spans = divided_up(width, span_width)`.
+// - `span_width` is `span_width_of(columns, slice_ends, slices)` of the whole product, the same for every launch with
+//   this matrix, and for every matrix that has some of the product's slices; `spans` is the number of spans of all
+//   slices.
+// - `slices` is 1, 2, 4 or 8. Slices are multiples of 16 elements, and of a chunk and a group of the format; one alone
+//   may have any width that the kernel takes.
 // - `width` is a multiple of 8 (see WeightLayout for other formats), and weights and rows begin at multiples of 16
 //   bytes. A bf16 matrix of any other width goes to `matmul_plain_bf16`, for any number of rows, so that one kernel
 //   family multiplies a matrix at all batch sizes.
@@ -18,7 +23,8 @@
 //   gives the right result; another choice is only slower.
 // - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
 //   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
-//   divided_up(rows, tile rows). many* need none.
+//   divided_up(rows, tile rows). many* and wide* with more than one slice: blocks × WAITING_MOST × (tile columns ×
+//   tile rows) floats in `sums`.
 // - The grid is any number of blocks; as many as fit the device at once is best: the kernels walk their tiles
 //   with the grid's stride and have the next tile's copies under way while they finish one.
 //
@@ -29,12 +35,15 @@
 //   2c + 8, 2c + 9. `width` is a multiple of 16.
 // - int4, without sign: 16 bytes hold 32 elements, four words; of word c, bits 4i .. 4i + 3 are, for i = 0 .. 3,
 //   element 2c + 8i, and for i = 4 .. 7 element 2c + 1 + 8 (i - 4). `width` is a multiple of 32.
-// Scales: `column_scales`, (columns) f32, multiplies a column's sums at the end; or `group_scales`, (groups,
+// Scales: `column_scales`, (columns) f32, multiplies a column's sum of each span; or `group_scales`, (groups,
 // columns rounded up to 4) words, for groups of 32, 64 or 128 elements of the inner dimension, of which `width` is a
 // multiple: an f32 that multiplies the group's sum, without its lowest byte, so exact for scales that were f16 or
 // bf16. That byte is, for int4, the zero point, 0 to 15, which is subtracted from the elements.
 #pragma once
 #include "prims.cuh"
+
+// The most slices of the inner dimension.
+constexpr u32 SLICES_MOST = 8;
 
 struct MatmulArgs {
     // (columns, width): bf16 as checkpoints store it, or see WeightLayout.
@@ -54,13 +63,17 @@ struct MatmulArgs {
     u32* arrivals;
     u32 columns;
     u32 width;
-    // The inner dimension's spans: `span_width` each but the last. A multiple of SPAN_UNIT.
+    // The spans of a slice: `span_width` each but the last. A multiple of SPAN_UNIT.
     u32 span_width;
     u32 spans;
     // log2 of a group's elements: 5, 6 or 7, if there are `group_scales`.
     u32 group_shift;
     // 1 if `out` is f32, 0 if bf16.
     u32 is_out_f32;
+    u32 slices;
+    // The end of each slice; the last is `width`.
+    u32 slice_ends[SLICES_MOST];
+    u32 unused;
 };
 
 // Arguments of the plain kernels.
@@ -75,7 +88,9 @@ struct MatmulPlainArgs {
     u32 columns;
     u32 width;
     u32 is_out_f32;
-    u32 unused;
+    u32 slices;
+    // The end of each slice; the last is `width`, and the others are multiples of 16.
+    u32 slice_ends[SLICES_MOST];
 };
 
 namespace matmul {
@@ -86,20 +101,28 @@ constexpr u32 SPAN_UNIT = 128;
 constexpr u32 FEW_COLUMNS = 64;
 // Blocks that fill an H200: two on each of 132 multiprocessors. Part of the arithmetic, so the same everywhere.
 constexpr u32 BLOCKS_FILLED = 264;
+// The most spans of a slice.
 constexpr u32 SPANS_MOST = 16;
+// Sums of slices that may wait at once for their neighbours' in memory.
+constexpr u32 WAITING_MOST = 3;
 
 CONSTANT_DEVICE u32 divided_up(u32 a, u32 b) { return (a + b - 1) / b; }
 
 // The width of a span. The time for few rows depends on how evenly a matrix's bytes are spread over
 // the device, so the number of spans is the one with which the busiest block reads least. More
 // spans are taken only where they save a 25th, since the sums of each must be merged. A span has at
-// least two units.
-CONSTANT_DEVICE u32 span_width_of(u32 columns, u32 width) {
-    const u32 units = divided_up(width, SPAN_UNIT), tiles = divided_up(columns, FEW_COLUMNS);
-    u32 best = units, best_cost = divided_up(tiles, BLOCKS_FILLED) * units;
+// least two units, unless a slice has one alone.
+CONSTANT_DEVICE u32 span_width_of(u32 columns, const u32* slice_ends, u32 slices) {
+    const u32 tiles = divided_up(columns, FEW_COLUMNS);
+    u32 units = 0;
+    for (u32 slice = 0; slice < slices; slice++) {
+        const u32 of_slice = divided_up(slice_ends[slice] - (slice == 0 ? 0 : slice_ends[slice - 1]), SPAN_UNIT);
+        units = of_slice > units ? of_slice : units;
+    }
+    u32 best = units, best_cost = divided_up(tiles * slices, BLOCKS_FILLED) * units;
     for (u32 spans = 2; spans <= SPANS_MOST && spans * 2 <= units; spans++) {
         const u32 length = divided_up(units, spans);
-        const u32 cost = divided_up(tiles * divided_up(units, length), BLOCKS_FILLED) * length;
+        const u32 cost = divided_up(tiles * slices * divided_up(units, length), BLOCKS_FILLED) * length;
         if (cost * 25 <= best_cost * 24) {
             best = length;
             best_cost = cost;

@@ -3,8 +3,8 @@
 // Owns: the sums, their order, and their way to the output.
 // Never: loads from global memory, except the sums that other blocks of the launch stored.
 // Invariant: of each element, a span is summed from zero in steps of 16 in order (where groups have scales, each
-// group is, and its scaled sum added to the span's); spans are added in order to a total that begins at zero; then
-// come the column's scale and the bias. Weights are the left side, 16 columns a tile, rows the right side, 8 a
+// group is, and its scaled sum added to the span's; where columns have, the span's sum is scaled); spans are added as
+// `SliceTree` says; then comes the bias. Weights are the left side, 16 columns a tile, rows the right side, 8 a
 // tile, in every kernel.
 #pragma once
 #include "feed.cuh"
@@ -26,6 +26,25 @@ template <class S> struct Sums {
         for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
             float& sum = of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4];
             sum = add_rn(sum, other.of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4]);
+        }
+    }
+
+    // Memory of a block's sums is [column tile × row tile][thread]; `to` is this thread's place in the first.
+    DEVICE void leave(Words4* to) const {
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+            const float(&four)[4] = of[i / S::ROW_TILES][i % S::ROW_TILES];
+            store_words(to + i * S::THREADS,
+                        Words4{{f32_to_bits(four[0]), f32_to_bits(four[1]), f32_to_bits(four[2]), f32_to_bits(four[3])}});
+        }
+    }
+
+    DEVICE void load(const Words4* from) {
+#pragma unroll
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+            const Words4 words = load_fresh_words(from + i * S::THREADS);
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) of[i / S::ROW_TILES][i % S::ROW_TILES][word] = bits_to_f32(words.word[word]);
         }
     }
 };
@@ -146,26 +165,12 @@ template <class S> struct WarpStage {
     }
 };
 
-// The place of this thread's sums of one span of a tile: [column tile × row tile][thread].
-template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 tile, u32 span) {
-    return reinterpret_cast<Words4*>(args.sums + (u64(tile) * args.spans + span) * S::TILE_FLOATS) + threadIdx.x;
-}
+// The distance of the sums of two spans, or of two slices, of a tile.
+template <class S> DEVICE u64 sums_stride() { return S::TILE_FLOATS / 4; }
 
-template <class S> DEVICE void leave_sums(const Sums<S>& sums, Words4* to) {
-#pragma unroll
-    for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
-        const float(&of)[4] = sums.of[i / S::ROW_TILES][i % S::ROW_TILES];
-        store_words(to + i * S::THREADS, Words4{{f32_to_bits(of[0]), f32_to_bits(of[1]), f32_to_bits(of[2]), f32_to_bits(of[3])}});
-    }
-}
-
-template <class S> DEVICE void load_sums(Sums<S>& sums, const Words4* from) {
-#pragma unroll
-    for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
-        const Words4 words = load_fresh_words(from + i * S::THREADS);
-#pragma unroll
-        for (u32 word = 0; word < 4; word++) sums.of[i / S::ROW_TILES][i % S::ROW_TILES][word] = bits_to_f32(words.word[word]);
-    }
+// The place of this thread's sums in the workspace, of the tile or block `index` with `each` of them.
+template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 index, u32 each) {
+    return reinterpret_cast<Words4*>(args.sums) + u64(index) * each * sums_stride<S>() + threadIdx.x;
 }
 
 // A warp's corner of the output.
@@ -174,6 +179,20 @@ struct Corner {
     u32 row;
 };
 
+// Multiplies a span's sums with the columns' scales; `first` is the warp's first column.
+template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& sums, u32 first) {
+#pragma unroll
+    for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
+        const u32 column = first + i * 8 + lane_index() / 4;
+        const float scale = column < args.columns ? args.column_scales[column] : 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
+            float& sum = sums.of[i / 2][j / 2][i % 2 * 2 + j % 2];
+            sum = mul_rn(sum, scale);
+        }
+    }
+}
+
 template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& totals, const Corner& corner, u32 rows) {
     const u32 lane = lane_index();
 #pragma unroll
@@ -181,12 +200,11 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
         const u32 column = corner.column + i * 8 + lane / 4;
         if (column >= args.columns) continue;
         const float bias = args.bias == nullptr ? 0.0f : args.bias[column];
-        const float scale = S::Weights::SCALING == Scaling::Columns ? args.column_scales[column] : 1.0f;
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             const u32 row = corner.row + j / 2 * 8 + lane % 4 * 2 + j % 2;
             if (row >= rows) continue;
-            const float sum = add_rn(mul_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], scale), bias);
+            const float sum = add_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], bias);
             const u64 at = u64(row) * args.columns + column;
             if (args.is_out_f32 != 0) {
                 static_cast<float*>(args.out)[at] = sum;
@@ -199,13 +217,19 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
 
 // Adds up a tile's spans, of which this block computed one, if this block arrives last.
 template <class S> DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit) {
-    leave_sums<S>(mine, sums_at<S>(args, unit.tile, unit.span));
+    Words4* const all = sums_at<S>(args, unit.tile, args.spans);
+    mine.leave(all + unit.index * sums_stride<S>());
     if (!is_last_block(args.arrivals + unit.tile, args.spans)) return false;
-    for (u32 span = 0; span < args.spans; span++) {
+    // Fewer sums wait at any time than spans were added, so they take the places of those.
+    SliceTree<Sums<S>> tree(all, sums_stride<S>());
+    Span span = span_from(args, 0, 0);
+    for (u32 index = 0; index < args.spans; index++) {
         Sums<S> sums;
-        load_sums<S>(sums, sums_at<S>(args, unit.tile, span));
-        totals.add(sums);
+        sums.load(all + index * sums_stride<S>());
+        tree.add(args, span, sums);
+        if (index + 1 < args.spans) span = next_span(args, span);
     }
+    totals = tree.last;
     return true;
 }
 
@@ -216,32 +240,31 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
     Feed<S> feed(args, work, shared);
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-        const Unit unit = unit_of<S>(work, index);
-        SpanSums<S> span;
-        Sums<S> totals;
-        totals.clear();
-        span.clear();
-        for (u32 stage = unit.stage; stage < unit.stage_end; stage++) {
-            cp_async_wait<S::STAGES - 2>();
-            sync_block();
-            // The stage that all warps have just left is free.
-            feed.fill();
-            WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, stage * S::DEPTH, args.group_shift}.add_to(span);
-            slot = Feed<S>::after(slot);
-            const bool is_span_over = (stage + 1) % work.span_stages == 0 || stage + 1 == unit.stage_end;
-            if (S::CUT == Cut::Tiles && is_span_over) {
-                totals.add(span.all());
-                span.clear();
+        const Unit unit = unit_of<S>(args, work, index);
+        SpanSums<S> sums;
+        SliceTree<Sums<S>> tree(sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>());
+        for (Span span = unit.span;; span = next_span(args, span)) {
+            sums.clear();
+            for (u32 depth = span.begin; depth < span.end; depth += S::DEPTH) {
+                cp_async_wait<S::STAGES - 2>();
+                sync_block();
+                // The stage that all warps have just left is free.
+                feed.fill();
+                WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
+                slot = Feed<S>::after(slot);
             }
+            if constexpr (S::Weights::SCALING == Scaling::Columns) scale_columns<S>(args, sums.sums, unit.first_column + column);
+            if constexpr (S::CUT == Cut::Tiles) tree.add(args, span, sums.all());
+            if (span.end == unit.end) break;
         }
         if constexpr (S::CUT == Cut::Spans) {
             if (work.spans == 1) {
-                totals.add(span.all());
-            } else if (!gather_spans<S>(args, totals, span.all(), unit)) {
+                tree.last = sums.all();
+            } else if (!gather_spans<S>(args, tree.last, sums.all(), unit)) {
                 continue;
             }
         }
-        store_out<S>(args, totals, {unit.first_column + column, unit.first_row + row}, work.rows);
+        store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row}, work.rows);
     }
     cp_async_wait<0>();
 }

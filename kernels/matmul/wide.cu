@@ -1,8 +1,8 @@
 // Matrix products for many rows on Hopper's tensor cores: warpgroups multiply from shared memory (wgmma, sm_90a alone).
 //
 // Owns: the entry for tiles of 128 rows, and the time when a stage's place is free again.
-// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added in
-// order. The chip decides whether a step of 16 itself rounds as mma's does, and the host compares
+// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added as
+// `SliceTree` says. The chip decides whether a step of 16 itself rounds as mma's does, and the host compares
 // both before it uses this kernel.
 //
 // mma.sync reaches some five eighths of the speed of Hopper's tensor cores (arXiv:2402.13499). A stage of 64 elements
@@ -29,13 +29,12 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
     Feed<S, S::STAGES - 2> feed(args, work, shared);
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-        const Unit unit = unit_of<S>(work, index);
-        Sums<S> span, totals;
-        totals.clear();
-        span.clear();
-        for (u32 stage = unit.stage; stage < unit.stage_end;) {
-            const u32 span_begin = stage, span_end = min(unit.stage_end, stage + work.span_stages);
-            for (; stage < span_end; stage++) {
+        const Unit unit = unit_of<S>(args, work, index);
+        SliceTree<Sums<S>> tree(sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>());
+        for (Span span = unit.span;; span = next_span(args, span)) {
+            Sums<S> sums;
+            sums.clear();
+            for (u32 depth = span.begin; depth < span.end; depth += S::DEPTH) {
                 cp_async_wait<S::STAGES - 3>();
                 wgmma_fence_shared();
                 sync_block();
@@ -44,8 +43,8 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
                 wgmma_begin();
 #pragma unroll
                 for (u32 step = 0; step < S::DEPTH / 16; step++) {
-                    const bool keeps = step > 0 || stage > span_begin;
-                    wgmma_bf16(span.of[0], weights + step * WIDE_STEP, rows + step * WIDE_STEP, keeps);
+                    const bool keeps = step > 0 || depth > span.begin;
+                    wgmma_bf16(sums.of[0], weights + step * WIDE_STEP, rows + step * WIDE_STEP, keeps);
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
@@ -53,10 +52,11 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
                 feed.fill();
                 slot = Feed<S>::after(slot);
             }
-            wgmma_take(span.of[0]);
-            totals.add(span);
+            wgmma_take(sums.of[0]);
+            tree.add(args, span, sums);
+            if (span.end == unit.end) break;
         }
-        store_out<S>(args, totals, {unit.first_column + warp * 16, unit.first_row}, work.rows);
+        store_out<S>(args, tree.last, {unit.first_column + warp * 16, unit.first_row}, work.rows);
     }
     cp_async_wait<0>();
 }

@@ -15,7 +15,7 @@ mod proxy;
 mod rng;
 mod stopped_router;
 
-use crate::harness::{CleaveProcess, HttpClient, wait_for};
+use crate::harness::{HttpClient, serve, wait_for};
 use faults::{FaultKind, KINDS};
 use fleet::ChaosFleet;
 use load::{LoadCounters, LoadQuestion, QuestionOutcome, ReadOn, bodies, streamed, with_stop};
@@ -47,21 +47,7 @@ fn expected_answers(rng: &mut FaultRng) -> Vec<LoadQuestion> {
 
 /// Each body, also as a stream and with a stop string, with the answers of an undisturbed process.
 fn answered(bodies: Vec<(&'static str, serde_json::Value)>) -> Vec<LoadQuestion> {
-    let mut process = CleaveProcess::start(&[
-        "serve",
-        "--port",
-        "0",
-        "--prefill",
-        "0",
-        "--decode",
-        "0",
-        "--both",
-        "1",
-        "--threads",
-        "2",
-        "--kv-cache",
-        "64MiB",
-    ]);
+    let mut process = serve(&["--prefill", "0", "--decode", "0", "--both", "1"]);
     let address = process.address();
     HttpClient::new(&address).wait_ready();
     let (base, http) = (format!("http://{address}"), load::http());

@@ -8,25 +8,17 @@ mod fleet_permit;
 pub(crate) mod keda;
 pub(crate) mod openai;
 
+pub(crate) use crate::root::root;
 use fleet_permit::FleetPermit;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Far longer than any step takes: a test that reaches it has found a hang.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
-
-pub(crate) fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .ancestors()
-        .nth(2)
-        .expect("crates/cli is two levels down")
-        .to_path_buf()
-}
 
 /// The folders of `testdata/` that hold a checkpoint with goldens.
 pub(crate) fn golden_folders() -> Vec<PathBuf> {
@@ -49,6 +41,13 @@ pub(crate) fn cleave(arguments: &[&str]) -> Command {
         .env_remove("CLEAVE_POLICY")
         .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
     command
+}
+
+/// Starts `cleave serve` with these flags, on two cores and with a small cache.
+pub(crate) fn serve(more: &[&str]) -> CleaveProcess {
+    let plain = "serve --port 0 --threads 2 --kv-cache 64MiB";
+    let arguments: Vec<&str> = plain.split(' ').chain(more.iter().copied()).collect();
+    CleaveProcess::start(&arguments)
 }
 
 /// Runs `cleave` to its end: status, standard output, standard error.
@@ -241,18 +240,8 @@ impl HttpClient {
 
     /// Status and body of a POST of JSON.
     pub(crate) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let answer = self
-            .http
-            .post(format!("{}{path}", self.base))
-            .json(body)
-            .send()
-            .expect("server answers");
-        let status = answer.status().as_u16();
-        let text = answer.text().expect("body is text");
-        (
-            status,
-            serde_json::from_str(&text).unwrap_or(Value::String(text)),
-        )
+        let (status, _, body) = self.post_with(path, body, &[]);
+        (status, body)
     }
 
     /// Status, headers and body of a POST of JSON with these headers.
@@ -262,11 +251,7 @@ impl HttpClient {
         body: &Value,
         headers: &[(&str, &str)],
     ) -> (u16, reqwest::header::HeaderMap, Value) {
-        let request = self.http.post(format!("{}{path}", self.base)).json(body);
-        let request = headers.iter().fold(request, |request, (name, value)| {
-            request.header(*name, *value)
-        });
-        let answer = request.send().expect("server answers");
+        let answer = self.send(path, body, headers);
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
         let text = answer.text().expect("body is text");
         let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
@@ -275,16 +260,24 @@ impl HttpClient {
 
     /// Starts a streamed POST; the result iterates over its events.
     pub(crate) fn stream(&self, path: &str, body: &Value) -> StreamedEvents {
-        let answer = self
-            .http
-            .post(format!("{}{path}", self.base))
-            .json(body)
-            .send()
-            .expect("server answers");
+        let answer = self.send(path, body, &[]);
         assert_eq!(answer.status().as_u16(), 200, "stream begins");
         StreamedEvents {
             lines: BufReader::new(answer),
         }
+    }
+
+    fn send(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> reqwest::blocking::Response {
+        let request = self.http.post(format!("{}{path}", self.base)).json(body);
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        request.send().expect("server answers")
     }
 
     /// The text of a greedy completion.

@@ -2,7 +2,6 @@
 //!
 //! Owns: its port, and every received span. Never: drops a span.
 
-use axum::Router;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -15,6 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
 #[derive(Clone, Debug, Default)]
@@ -45,17 +46,27 @@ pub(crate) struct OtlpCollector {
 
 impl OtlpCollector {
     pub(crate) fn start() -> Self {
+        Self::serve("http://127.0.0.1", Server::builder())
+    }
+
+    /// As [`Self::start`], over TLS with this certificate for `localhost` and its key, in PEM.
+    pub(crate) fn start_tls(certificate: &str, key: &str) -> Self {
+        let identity = Identity::from_pem(certificate, key);
+        let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
+        Self::serve("https://localhost", server.expect("a certificate"))
+    }
+
+    fn serve(host: &str, mut server: Server) -> Self {
         let spans = Arc::new(Mutex::new(Vec::new()));
         let runtime = Runtime::new().expect("a runtime");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.expect("a port");
-        let address = listener.local_addr().expect("an address");
+        let port = listener.local_addr().expect("an address").port();
         let receiver = TraceServiceServer::new(TraceReceiver(Arc::clone(&spans)));
-        let path = "/opentelemetry.proto.collector.trace.v1.TraceService/{*method}";
-        let served = axum::serve(listener, Router::new().route_service(path, receiver));
-        runtime.spawn(served.into_future());
+        let served = server.add_service(receiver);
+        runtime.spawn(served.serve_with_incoming(TcpIncoming::from(listener)));
         Self {
-            url: format!("http://{address}"),
+            url: format!("{host}:{port}"),
             spans,
             _runtime: runtime,
         }

@@ -1,6 +1,7 @@
 //! Traces: one for each request, across all its processes.
 
-use crate::harness::wait_for;
+use crate::harness::authority::TestAuthority;
+use crate::harness::{CleaveProcess, HttpClient, wait_for};
 use crate::observe::ObservedFleet;
 use crate::observe::collector::{OtlpCollector, ReceivedSpan};
 use serde_json::{Value, json};
@@ -165,4 +166,28 @@ fn sampling_nothing_records_only_client_traces() {
     fleet.client.post_with("/v1/completions", &body, &headers);
     let spans = wait_for_spans(&collector, &[("POST /v1/completions", 1), ("decode", 1)]);
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
+}
+
+/// The endpoint has no scheme, which OpenTelemetry's specification reads as https.
+#[test]
+fn traces_reach_a_collector_over_tls() {
+    let folder = tempfile::tempdir().expect("a folder");
+    TestAuthority::new().sign(folder.path(), "localhost");
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a file");
+    let collector = OtlpCollector::start_tls(&read("tls.crt"), &read("tls.key"));
+    let authority = folder.path().join("ca.crt").display().to_string();
+    let endpoint = collector.url.replace("https://", "");
+    let flags = [
+        "--engine",
+        "mock",
+        "--port",
+        "0",
+        "--otlp-certificate",
+        &authority,
+    ];
+    let flags = [&["serve", "--otlp-endpoint", &endpoint], &flags[..]].concat();
+    let mut process = CleaveProcess::start(&flags);
+    let client = HttpClient::new(&process.address());
+    client.complete(&json!({"prompt": "a", "max_tokens": 2}));
+    wait_for_spans(&collector, &[("POST /v1/completions", 1)]);
 }

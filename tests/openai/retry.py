@@ -1,6 +1,6 @@
 """Tests the official OpenAI Python client with a server that refuses it at first: `retry.py BASE_URL`.
 
-Exits with 0 when it waited for each refusal's retry-after, and then retried.
+Exits with 0 when it waited for the first refusal's retry-after, and then retried once.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main() -> None:
     client = openai.OpenAI(
         base_url=sys.argv[1] + "/v1",
         api_key="none",
-        max_retries=2,
+        max_retries=1,
         http_client=httpx.Client(event_hooks=hooks),
     )
     model = client.models.list().data[0].id
@@ -33,10 +33,10 @@ def main() -> None:
         assert error.code == "slo_ttft_unreachable", error
     else:
         raise AssertionError("what cannot be met was served")
-    assert [response.status_code for _, response in answers] == [429] * 3, answers
-    for (before, refused), (after, _) in zip(answers, answers[1:]):
-        told = float(refused.headers["retry-after-ms"]) / 1000
-        assert after - before >= told, f"came back after {after - before} s, told to wait {told} s"
+    assert [response.status_code for _, response in answers] == [429] * 2, answers
+    (before, refused), (after, _) = answers
+    told = float(refused.headers["retry-after-ms"]) / 1000
+    assert after - before >= told, f"came back after {after - before} s, told to wait {told} s"
 
 
 main()

@@ -5,10 +5,10 @@
 //! more than its share of the processor from the others.
 
 use crate::admin::Operator;
-use crate::body::{BodyMemory, ReservedBody};
+use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
-use crate::gate::{AdminKey, is_json};
+use crate::gate::{AdminKey, is_json, require_plain_body};
 use crate::memory_budget::TemplateMemory;
 use crate::metrics::HttpMetrics;
 use crate::quota::Quotas;
@@ -32,6 +32,9 @@ const LONG_BODY_BYTES: usize = 8 * 1024;
 const FIRST_WORKER_WAITS_MAX: u32 = 1024;
 /// Interval at which a request that waits for a worker checks the readiness again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
+/// Time limit of the wait for the capacity of the first worker. It joins right after its model is
+/// known.
+const CAPACITY_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,14 +45,13 @@ pub struct ApiOptions {
     /// Limit of one body, in bytes.
     pub body_bytes_max: usize,
     /// Memory for all bodies that are read at the same time, in bytes. A body takes four times its
-    /// length; one body of the maximum length always fits.
+    /// length. A quarter is for bodies of at most 64 KiB; longer ones share the rest, in which one
+    /// body of the maximum length always fits.
     pub body_memory_bytes: usize,
-    /// Memory for all chat templates that are rendered at the same time and for texts in the
-    /// `tokenizers` library, in bytes. One rendering of the largest body always fits.
+    /// Memory for all chat templates that are rendered at the same time, for texts in the
+    /// `tokenizers` library and for lists of tokens, in bytes. One rendering of the largest body
+    /// always fits.
     pub template_memory_bytes: usize,
-    /// Hook that runs after long bodies, on a thread that may block, and returns freed memory to
-    /// the system. `None` leaves freed memory to the allocator.
-    pub release_memory: Option<ReleaseMemory>,
     /// Time limit for the arrival of a whole body.
     pub body_wait_max: Duration,
     /// Silence after which a stream gets a comment; `None` sends no comments.
@@ -59,18 +61,6 @@ pub struct ApiOptions {
     /// Whether the bodies of completion requests are logged.
     pub prompts: PromptLog,
 }
-
-/// A function that returns freed memory to the system.
-#[derive(Clone, Copy, Debug)]
-pub struct ReleaseMemory(pub fn());
-
-impl PartialEq for ReleaseMemory {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.0, other.0)
-    }
-}
-
-impl Eq for ReleaseMemory {}
 
 /// Whether prompts appear in logs; see [`ApiOptions::prompts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +79,6 @@ impl Default for ApiOptions {
             body_bytes_max: 8 * 1024 * 1024,
             body_memory_bytes: 64 * 1024 * 1024,
             template_memory_bytes: 256 * 1024 * 1024,
-            release_memory: None,
             body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
@@ -133,11 +122,7 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = AppState {
             frontend,
-            bodies: BodyMemory::new(
-                options.body_memory_bytes,
-                options.body_bytes_max,
-                options.release_memory.map(|ReleaseMemory(hook)| hook),
-            ),
+            bodies: BodyMemory::new(options.body_memory_bytes, options.body_bytes_max),
             templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
             grace_ends: Instant::now() + options.startup_grace,
             options,
@@ -267,7 +252,23 @@ impl App {
         }
     }
 
-    /// Reads the whole body, if its content type is JSON and its size is within the limit.
+    /// Returns the tokens of the longest sequence that a worker can hold, if that is known. Waits a
+    /// moment where requests start workers, because such a request may know the model of the first
+    /// worker before its capacity.
+    pub(crate) async fn sequence_tokens_max(&self) -> Option<u32> {
+        let until = Instant::now() + CAPACITY_WAIT_MAX;
+        loop {
+            let known = self.frontend().sequence_tokens_max();
+            let is_awaited = self.frontend().worker_wait_max().is_some() && Instant::now() < until;
+            if known.is_some() || !is_awaited {
+                return known;
+            }
+            tokio::time::sleep(READINESS_PERIOD).await;
+        }
+    }
+
+    /// Reads the whole body, if it is unencoded JSON by its headers and its size is within the
+    /// limit.
     pub(crate) async fn read_body(
         &self,
         headers: &HeaderMap,
@@ -278,6 +279,10 @@ impl App {
             if !is_json(&kind) {
                 return Err(ApiError::not_json(&kind));
             }
+        }
+        if let Err(error) = require_plain_body(headers) {
+            drain_refused_body(headers, body).await;
+            return Err(error);
         }
         let bytes_max = self.options().body_bytes_max;
         let reading = self.shared.bodies.read(headers, body, bytes_max);
@@ -298,13 +303,12 @@ impl App {
         let is_long = body.bytes().len() >= LONG_BODY_BYTES;
         let turns = match (work, is_long) {
             (BodyWork::ParseOnly, false) => return body.parse(|body| read(body, &model)),
-            (BodyWork::RenderTemplate, false) => &self.shared.short_rendering_turns,
+            (_, false) => &self.shared.short_rendering_turns,
             (_, true) => &self.shared.long_body_turns,
         };
         let permit = Arc::clone(turns).acquire_owned().await;
         let templates = &self.shared.templates;
-        let is_rendered = work == BodyWork::RenderTemplate;
-        let memory = templates.reserve(body.bytes().len(), is_rendered, &model);
+        let memory = templates.reserve(body.bytes().len(), work, &model);
         let memory = memory.await?;
         let work = move || {
             // The closure owns the reservation, because it runs on after the client has
@@ -326,6 +330,10 @@ pub(crate) enum BodyWork {
     ParseOnly,
     /// Rendering: time that depends on the chat template.
     RenderTemplate,
+    /// Tokenization of a text or of a rendered conversation, whose tokens are the answer.
+    ListTokens,
+    /// Turns tokens of a body back into text.
+    JoinTokens,
 }
 
 /// A request that waits for the first worker. The frontend is notified of the number of these.

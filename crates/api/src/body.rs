@@ -1,9 +1,9 @@
 //! Request bodies: reading them within a limit for each body and one for all together.
 //!
-//! Owns: the memory that bodies may take, the queue for it, and the release of freed memory to the
-//! system. Never: knows a field. Invariant: for the bytes that have arrived of a body,
-//! [`BYTES_PER_BYTE`] times their number are reserved, and a reservation ends with its body, even
-//! if the client has disconnected.
+//! Owns: the memory that bodies may take, and the queue for it.
+//! Never: knows a field.
+//! Invariant: for the bytes that have arrived of a body, [`BYTES_PER_BYTE`] times their number are
+//! reserved, and a reservation ends with its body, even if the client has disconnected.
 //!
 //! Short bodies have a quarter of the memory to themselves, so that long ones never block ordinary
 //! requests. An announced body reserves nothing before it arrives. Up to 64 KiB a body reserves in
@@ -19,10 +19,7 @@ use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use cleave_text::json::Document;
 use http_body_util::BodyExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
@@ -39,8 +36,6 @@ const STEP_BYTES: usize = 4 * 1024;
 const PROGRESS_SPAN: Duration = Duration::from_secs(2);
 /// Progress that a body must make; see [`PROGRESS_SPAN`].
 const PROGRESS_BYTES: usize = 32 * 1024;
-/// Bodies of this size or more trigger a release of freed memory to the system.
-const RELEASE_BYTES_MIN: usize = 1 << 20;
 /// Limit of the bytes that are read and dropped of a refused body, so that its client reads the
 /// answer.
 const DISCARD_BYTES_MAX: usize = 64 << 20;
@@ -50,7 +45,6 @@ const DISCARD_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct BodyMemory {
     short: SharedMemoryBudget,
     long: SharedMemoryBudget,
-    releaser: Arc<MemoryReleaser>,
 }
 
 /// A body that is arriving.
@@ -100,24 +94,19 @@ impl ArrivingBody<'_> {
 }
 
 impl BodyMemory {
-    /// Creates the pools of `bytes` in all, in which a body of `body_bytes_max` always fits;
-    /// `release_hook` returns freed memory to the system.
-    pub(crate) fn new(bytes: usize, body_bytes_max: usize, release_hook: Option<fn()>) -> Self {
+    /// Creates the pools of `bytes` in all, in which a body of `body_bytes_max` always fits.
+    pub(crate) fn new(bytes: usize, body_bytes_max: usize) -> Self {
         let short_units = units(bytes / 4).max(units(SHORT_BYTES * BYTES_PER_BYTE));
         let long_units = units(bytes - bytes / 4).max(units(body_bytes_max * BYTES_PER_BYTE));
         Self {
             short: SharedMemoryBudget::new(short_units),
             long: SharedMemoryBudget::new(long_units),
-            releaser: Arc::new(MemoryReleaser {
-                hook: release_hook,
-                state: AtomicU8::new(IDLE),
-            }),
         }
     }
 
     /// Creates a pool for short bodies only, which share all of it.
     pub(crate) fn of_short(bytes: usize) -> Self {
-        Self::new(bytes.saturating_mul(4), SHORT_BYTES, None)
+        Self::new(bytes.saturating_mul(4), SHORT_BYTES)
     }
 
     /// Free units of the pool of short bodies and of that of long ones.
@@ -179,7 +168,6 @@ impl BodyMemory {
         Ok(ReservedBody {
             bytes,
             permit: Some(permit),
-            releaser: Arc::clone(&self.releaser),
         })
     }
 
@@ -252,7 +240,6 @@ impl BodyMemory {
 pub(crate) struct ReservedBody {
     bytes: Vec<u8>,
     permit: Option<OwnedSemaphorePermit>,
-    releaser: Arc<MemoryReleaser>,
 }
 
 impl ReservedBody {
@@ -271,77 +258,10 @@ impl ReservedBody {
     /// Parses the body and calls `read` with it. Afterwards only the result of `read` is left of
     /// the body.
     pub(crate) fn parse<T>(
-        mut self,
+        self,
         read: impl FnOnce(&Document) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        let bytes = std::mem::take(&mut self.bytes);
-        let is_long = bytes.len() >= RELEASE_BYTES_MIN;
-        let result = parse_json(bytes).and_then(|document| read(&document));
-        drop(self.permit.take());
-        if is_long {
-            self.releaser.schedule();
-        }
-        result
-    }
-}
-
-impl Drop for ReservedBody {
-    fn drop(&mut self) {
-        if self.bytes.len() >= RELEASE_BYTES_MIN {
-            self.bytes = Vec::new();
-            self.releaser.schedule();
-        }
-    }
-}
-
-const IDLE: u8 = 0;
-const RUNNING: u8 = 1;
-const RUN_AGAIN: u8 = 2;
-
-/// Returns freed memory to the system: one run at a time, never on a thread of the event loop.
-struct MemoryReleaser {
-    hook: Option<fn()>,
-    state: AtomicU8,
-}
-
-/// Resets the state after a panic in the hook, so that the next body can start a run.
-struct IdleOnPanic<'a>(&'a AtomicU8);
-
-impl Drop for IdleOnPanic<'_> {
-    fn drop(&mut self) {
-        self.0.store(IDLE, Ordering::Release);
-    }
-}
-
-impl MemoryReleaser {
-    /// Ensures that a run of the hook begins after this call.
-    fn schedule(self: &Arc<Self>) {
-        let (Some(hook), Ok(runtime)) = (self.hook, Handle::try_current()) else {
-            return;
-        };
-        let next = |state| Some(if state == IDLE { RUNNING } else { RUN_AGAIN });
-        let before = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-        if before == Ok(IDLE) {
-            let own = Arc::clone(self);
-            runtime.spawn_blocking(move || own.run(hook));
-        }
-    }
-
-    fn run(&self, hook: fn()) {
-        loop {
-            self.state.store(RUNNING, Ordering::Release);
-            let ends = IdleOnPanic(&self.state);
-            hook();
-            std::mem::forget(ends);
-            let ended =
-                self.state
-                    .compare_exchange(RUNNING, IDLE, Ordering::AcqRel, Ordering::Acquire);
-            if ended.is_ok() {
-                return;
-            }
-        }
+        parse_json(self.bytes).and_then(|document| read(&document))
     }
 }
 
@@ -391,7 +311,7 @@ mod tests {
     use axum::http::HeaderValue;
     use futures::channel::mpsc::{UnboundedSender, unbounded};
     use std::convert::Infallible;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::Arc;
 
     const MIB: usize = 1 << 20;
 
@@ -412,7 +332,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bodies_wait_in_order_for_memory_and_are_then_refused() {
-        let memory = Arc::new(BodyMemory::new(16 * MIB, MIB, None));
+        let memory = Arc::new(BodyMemory::new(16 * MIB, MIB));
         let free = memory.free_units();
         let read = |bytes: usize| {
             let memory = Arc::clone(&memory);
@@ -446,7 +366,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_disconnects_frees_its_body_memory() {
-        let memory = Arc::new(BodyMemory::new(16 * MIB, MIB, None));
+        let memory = Arc::new(BodyMemory::new(16 * MIB, MIB));
         let free = memory.free_units();
         let (sender, body) = slow();
         let own = Arc::clone(&memory);
@@ -461,7 +381,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_of_unknown_length_reserves_memory_as_it_grows() {
-        let memory = BodyMemory::new(16 * MIB, MIB, None);
+        let memory = BodyMemory::new(16 * MIB, MIB);
         let free = memory.free_units();
         let (sender, body) = slow();
         for _ in 0..8 {
@@ -484,7 +404,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_announced_body_reserves_nothing_before_it_arrives() {
-        let memory = Arc::new(BodyMemory::new(4 * MIB, MIB, None));
+        let memory = Arc::new(BodyMemory::new(4 * MIB, MIB));
         let free = memory.free_units();
         let mut silent = Vec::new();
         for _ in 0..64 {
@@ -508,7 +428,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stalled_body_is_refused_while_another_waits() {
-        let memory = Arc::new(BodyMemory::new(4 * MIB, MIB, None));
+        let memory = Arc::new(BodyMemory::new(4 * MIB, MIB));
         let free = memory.free_units();
         let (sender, body) = slow();
         let own = Arc::clone(&memory);
@@ -530,7 +450,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_waiting_for_a_model_reserves_only_its_own_bytes() {
-        let memory = BodyMemory::new(16 * MIB, MIB, None);
+        let memory = BodyMemory::new(16 * MIB, MIB);
         let free = memory.free_units();
         let held = memory.read(&announced(MIB), blanks(MIB), MIB).await;
         let mut held = held.unwrap();
@@ -538,38 +458,5 @@ mod tests {
         assert_eq!(free.1 - memory.free_units().1, 1024);
         memory.reserve_parse_memory(&mut held).await.unwrap();
         assert_eq!(free.1 - memory.free_units().1, 1024 * BYTES_PER_BYTE);
-    }
-
-    #[test]
-    fn the_release_hook_runs_again_after_a_panic() {
-        let releaser = MemoryReleaser {
-            hook: None,
-            state: AtomicU8::new(RUNNING),
-        };
-        let panics = std::panic::AssertUnwindSafe(|| releaser.run(|| panic!("a broken hook")));
-        assert!(std::panic::catch_unwind(panics).is_err());
-        assert_eq!(releaser.state.load(Ordering::Acquire), IDLE);
-    }
-
-    #[tokio::test]
-    async fn a_long_body_triggers_the_release_of_freed_memory() {
-        static TIMES: AtomicUsize = AtomicUsize::new(0);
-        fn hook() {
-            TIMES.fetch_add(1, Ordering::Release);
-        }
-        let memory = BodyMemory::new(64 * MIB, 8 * MIB, Some(hook));
-        for bytes in [1000, 2 * MIB] {
-            let held = memory.read(&announced(bytes), blanks(bytes), 8 * MIB).await;
-            assert!(
-                held.unwrap().parse(|_| Ok(())).is_err(),
-                "blanks are no JSON"
-            );
-            if bytes == 1000 {
-                assert_eq!(TIMES.load(Ordering::Acquire), 0);
-            }
-        }
-        while TIMES.load(Ordering::Acquire) == 0 {
-            tokio::task::yield_now().await;
-        }
     }
 }

@@ -108,6 +108,15 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).with_code("unsupported_media_type")
     }
 
+    /// The body is encoded in a way that the server does not decode; `kind` is `content` or
+    /// `transfer`.
+    pub(crate) fn encoded_body(kind: &str, coding: &str) -> Self {
+        let message = format!(
+            "The body has the {kind} encoding {coding:?}, which the server does not decode; send it unencoded."
+        );
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).with_code("unsupported_encoding")
+    }
+
     pub(crate) fn model_not_found(requested: &str, served: &str) -> Self {
         let message = format!("The model `{requested}` does not exist here; `{served}` is served.");
         let error = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
@@ -297,7 +306,7 @@ impl From<&Refusal> for ApiError {
                 "context_length_exceeded",
                 format!(
                     "Prompt and output together would exceed the {tokens_max} tokens that a \
-                     worker can hold; shorten the prompt or lower max_tokens."
+                     worker can hold; shorten the prompt, or lower max_tokens or min_tokens."
                 ),
             ),
             Refusal::OutOfVocabulary { vocab_size } => Self::bad_request(

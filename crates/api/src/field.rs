@@ -253,29 +253,47 @@ pub(crate) fn wrong_type(path: &str, expected: &str, got: Json<'_>) -> ApiError 
     )
 }
 
-/// Reads an integer in `range`; `5.0` counts as one.
+/// Reads an integer in `range`; `5.0` and `5e2` count as integers.
 pub(crate) fn integer(
     path: &str,
     value: Json<'_>,
     range: RangeInclusive<i64>,
 ) -> Result<i64, ApiError> {
-    let whole =
-        |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);
     let JsonShape::Number(number) = value.shape() else {
         return Err(wrong_type(path, "an integer", value));
     };
-    let found = number.as_i64().or_else(|| number.as_f64().and_then(whole));
+    let found = number.as_i64().or_else(|| whole_number(value.text()));
     match found {
         Some(found) if range.contains(&found) => Ok(found),
         None if !number.is_u64() => Err(wrong_type(path, "an integer", value)),
         _ => Err(ApiError::invalid(
             path,
             format!(
-                "`{path}` must be {}, not {number}.",
-                range_text(*range.start(), *range.end())
+                "`{path}` must be {}, not {}.",
+                range_text(*range.start(), *range.end()),
+                clipped(&number.to_string())
             ),
         )),
     }
+}
+
+/// Returns the integer that a JSON number is exactly. A number of 64 bits would not tell: it rounds
+/// `1e-400` to 0.
+fn whole_number(text: &str) -> Option<i64> {
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (units, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = format!("{units}{fraction}");
+    let significant = digits.trim_end_matches('0');
+    if matches!(significant, "" | "-") {
+        return Some(0);
+    }
+    let dropped = (digits.len() - significant.len()) as i64;
+    let exponent = exponent.parse::<i64>().ok()?;
+    let scale = exponent
+        .checked_add(dropped)?
+        .checked_sub(fraction.len() as i64)?;
+    let power = 10_i64.checked_pow(u32::try_from(scale).ok()?)?;
+    significant.parse::<i64>().ok()?.checked_mul(power)
 }
 
 /// Reads a number in `range`.
@@ -317,6 +335,7 @@ pub(crate) fn number(
 
 fn range_text(low: i64, high: i64) -> String {
     match (low, high) {
+        (i64::MIN, i64::MAX) => "a signed integer of 64 bits".to_owned(),
         (low, i64::MAX) => format!("at least {low}"),
         (i64::MIN, high) => format!("at most {high}"),
         (low, high) => format!("between {low} and {high}"),
@@ -341,6 +360,24 @@ fn type_name(value: Json<'_>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn integers_are_read_exactly() {
+        for (text, number) in [
+            ("5.0", Some(5)),
+            ("-0.0", Some(0)),
+            ("0e-999", Some(0)),
+            ("-1.5e1", Some(-15)),
+            ("120e-1", Some(12)),
+            ("9.223372036854775807e18", Some(i64::MAX)),
+            ("1e19", None),
+            ("1e-400", None),
+            ("5.00000000000000000000001", None),
+            ("1e-99999999999999999999", None),
+        ] {
+            assert_eq!(whole_number(text), number, "{text}");
+        }
+    }
 
     #[test]
     fn field_names_are_sorted() {

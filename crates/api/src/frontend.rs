@@ -41,6 +41,12 @@ pub trait Frontend: Operator {
         let _ = count;
     }
 
+    /// Tokens of the longest sequence, prompt and output together, that a worker can hold. `None`
+    /// before any worker was connected, and from a frontend without workers.
+    fn sequence_tokens_max(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether accepted work makes progress.
     fn progress(&self) -> ServingProgress {
         ServingProgress::Advancing

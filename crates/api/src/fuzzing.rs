@@ -33,7 +33,7 @@ const ROUTES: [&str; 7] = [
 ];
 
 /// A frontend that repeats the first tokens of the prompt.
-struct EchoFrontend;
+pub(crate) struct EchoFrontend;
 
 impl Operator for EchoFrontend {
     fn workers(&self) -> Vec<WorkerView> {

@@ -11,6 +11,7 @@
 //! must be a name of this machine, too.
 
 use crate::error::ApiError;
+use crate::field::clipped;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Method, header};
@@ -181,10 +182,34 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(header::CONTENT_TYPE);
     let kind = String::from_utf8_lossy(kind.map_or(&[], |kind| kind.as_bytes()));
     if is_json(&kind) {
-        Ok(())
+        require_plain_body(headers)
     } else {
         Err(ApiError::not_json(&kind))
     }
+}
+
+/// Refuses a body that is compressed or otherwise encoded, which would be read as it is.
+pub(crate) fn require_plain_body(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encodings = header_words(headers, &header::CONTENT_ENCODING).map(|it| ("content", it));
+    let codings = header_words(headers, &header::TRANSFER_ENCODING).map(|it| ("transfer", it));
+    let is_plain = |coding: &str| matches!(coding, "" | "identity" | "chunked");
+    match encodings.chain(codings).find(|(_, it)| !is_plain(it)) {
+        None => Ok(()),
+        Some((kind, coding)) => Err(ApiError::encoded_body(kind, &clipped(&coding))),
+    }
+}
+
+/// Words of a header that is a list, in lower case.
+fn header_words<'a>(
+    headers: &'a HeaderMap,
+    name: &'a HeaderName,
+) -> impl Iterator<Item = String> + 'a {
+    let values = headers.get_all(name).iter();
+    values.flat_map(|value| {
+        let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        let words = text.split(',').map(|word| word.trim().to_owned());
+        words.collect::<Vec<String>>()
+    })
 }
 
 pub(crate) fn is_json(kind: &str) -> bool {

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::flights::AnswerFlights;
 use crate::metrics::RequestMeter;
 use crate::output_piece::OutputPieces;
-use crate::request::{self, GenerateRequest, ResponseMode};
+use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode};
 use crate::request_record::{RequestMeta, RequestRecord};
 use crate::sse::{StreamSetup, stream};
 use crate::surface::{AnswerEnd, AnswerHead, Surface};
@@ -39,11 +39,16 @@ pub(crate) async fn generate(
         RequestRecord::begin(app.frontend_shared(), meta),
     );
     let prepared = prepare(app, surface, &caller, headers, body, &request_id, trace).await;
-    let (ask, model, slos, timing) = prepared.inspect_err(|error| meter.failed(error))?;
+    let (mut ask, model, slos, timing) = prepared.inspect_err(|error| meter.failed(error))?;
     app.wait_for_worker()
         .await
         .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
         .inspect_err(|error| meter.failed(error))?;
+    if ask.output_limit == OutputLimit::Default
+        && let Some(tokens_max) = app.sequence_tokens_max().await
+    {
+        ask.fit_default_output(tokens_max);
+    }
     app.metrics().count_warnings(&ask.warnings);
     let head = AnswerHead::new(request_id, model.clone(), ask.warnings.clone());
     let permit = caller.permit();
@@ -140,7 +145,7 @@ async fn prepare(
 }
 
 async fn collect_answer(
-    surface: &dyn Surface,
+    surface: &'static dyn Surface,
     head: AnswerHead,
     mut flights: AnswerFlights,
     first: (usize, OutputPieces),

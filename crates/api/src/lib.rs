@@ -36,7 +36,7 @@ pub use admin::{
     CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App, PromptLog, ReleaseMemory};
+pub use app::{ApiOptions, App, PromptLog};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,

@@ -3,6 +3,7 @@
 //! Owns: the reservations, the waiting requests, and the limit of their wait. Never: knows a body
 //! or a template. Invariant: reservations never exceed the pool, and each ends with its permit.
 
+use crate::app::BodyWork;
 use crate::body::SHORT_BYTES;
 use crate::error::ApiError;
 use cleave_text::{ModelText, rendering_bytes_max};
@@ -15,8 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const UNIT_BYTES: usize = 1024;
 /// Time that a request waits for memory before it is refused.
 const RESERVE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Memory that the `tokenizers` library takes per byte of a text: it stores the origin of each
-/// byte. Measured: 118. Only models whose tokenizer is not byte-level pass it whole texts.
+/// Memory that the `tokenizers` library takes per byte of a text that it gets at once. Measured:
+/// 118 where it gets whole texts, because it stores the origin of each byte; 121 where it merges a
+/// piece.
 const ENCODING_BYTES_PER_BYTE: usize = 128;
 
 pub(crate) struct SharedMemoryBudget {
@@ -83,8 +85,21 @@ pub(crate) fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// Memory of all renderings and of all texts in the `tokenizers` library. As with bodies, short
-/// ones have a quarter of it to themselves.
+/// Limit of the tokens that `/tokenize` lists and `/detokenize` takes, unless the context is
+/// longer.
+pub(crate) const LISTED_TOKENS_MAX: usize = 1 << 20;
+/// Memory that `/tokenize` takes per token of its answer, besides the tokens' texts: ids, their
+/// digits, quotes, and buffers that double.
+const LISTED_BYTES_PER_TOKEN: usize = 28;
+/// Memory of the tokens' texts in the answer, per byte of the body.
+const LISTED_BYTES_PER_BYTE: usize = 4;
+/// Memory that `/detokenize` takes per token: the library makes a string of each before it joins
+/// them.
+const JOINED_BYTES_PER_TOKEN: usize = 96;
+
+/// Memory of all renderings, of all texts in the `tokenizers` library, and of the tokens that
+/// `/tokenize` and `/detokenize` list. As with bodies, short ones have a quarter of it to
+/// themselves.
 pub(crate) struct TemplateMemory {
     short: SharedMemoryBudget,
     long: SharedMemoryBudget,
@@ -101,37 +116,47 @@ impl TemplateMemory {
         }
     }
 
-    /// Reserves the memory for the rendering and tokenization of a body.
+    /// Reserves the memory for the work on a body.
     pub(crate) async fn reserve(
         &self,
         body_bytes: usize,
-        is_rendered: bool,
+        work: BodyWork,
         model: &ModelText,
     ) -> Result<OwnedSemaphorePermit, ApiError> {
-        let rendering = if is_rendered {
-            rendering_bytes_max(body_bytes)
-        } else {
-            0
-        };
-        let encoding = if model.tokenizer().is_byte_level() {
-            0
-        } else {
-            let text_bytes = body_bytes.min(model.text_bytes_max());
-            text_bytes.saturating_mul(ENCODING_BYTES_PER_BYTE)
+        let encoded_bytes = body_bytes.min(model.library_bytes_max());
+        let encoding = encoded_bytes.saturating_mul(ENCODING_BYTES_PER_BYTE);
+        let listed = |tokens: usize| tokens.min(listed_tokens_max(model));
+        let bytes = match work {
+            BodyWork::ParseOnly => encoding,
+            BodyWork::RenderTemplate => rendering_bytes_max(body_bytes).saturating_add(encoding),
+            BodyWork::ListTokens => {
+                let list = listed(body_bytes).saturating_mul(LISTED_BYTES_PER_TOKEN);
+                let texts = body_bytes.saturating_mul(LISTED_BYTES_PER_BYTE);
+                let answer = list.saturating_add(texts);
+                let rendering = rendering_bytes_max(body_bytes);
+                rendering.saturating_add(encoding).saturating_add(answer)
+            }
+            // A token is a digit and a comma, or more.
+            BodyWork::JoinTokens => listed(body_bytes / 2).saturating_mul(JOINED_BYTES_PER_TOKEN),
         };
         let pool = if body_bytes <= SHORT_BYTES {
             &self.short
         } else {
             &self.long
         };
-        pool.reserve(rendering.saturating_add(encoding)).await
+        pool.reserve(bytes).await
     }
+}
+
+/// Limit of the tokens that `/tokenize` lists and `/detokenize` takes.
+pub(crate) fn listed_tokens_max(model: &ModelText) -> usize {
+    LISTED_TOKENS_MAX.max(model.context_tokens_max() as usize)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_text::ModelFiles;
+    use cleave_text::{ModelFiles, PIECE_BYTES_MAX};
     use std::path::Path;
 
     const MIB: usize = 1 << 20;
@@ -151,34 +176,37 @@ mod tests {
             (64 * MIB, 192 * MIB)
         );
         let mut held = Vec::new();
-        while let Ok(permit) = memory.reserve(1000, true, &bytewise).await {
+        let rendered = BodyWork::RenderTemplate;
+        while let Ok(permit) = memory.reserve(1000, rendered, &bytewise).await {
             held.push(permit);
         }
-        assert_eq!(held.len(), 64 * MIB / (8 * MIB + 16_000));
+        assert_eq!(held.len(), 64 * MIB / (8 * MIB + 16_000 + 128_000));
         // Long renderings have their own pool, and the next short one fits when another ends.
-        let long = memory.reserve(8 * MIB, true, &bytewise).await.unwrap();
-        assert_eq!(free(&memory.long), 192 * MIB - (8 + 128) * MIB);
+        let long = memory.reserve(8 * MIB, rendered, &bytewise).await.unwrap();
+        let piece = PIECE_BYTES_MAX * ENCODING_BYTES_PER_BYTE;
+        assert_eq!(free(&memory.long), (192 - 8 - 128) * MIB - piece);
         held.pop();
-        held.push(memory.reserve(1000, true, &bytewise).await.unwrap());
+        held.push(memory.reserve(1000, rendered, &bytewise).await.unwrap());
         drop((held, long));
         assert_eq!(
             (free(&memory.short), free(&memory.long)),
             (64 * MIB, 192 * MIB)
         );
-        // A text counts where the `tokenizers` library takes it whole, up to the longest that it is
-        // given.
-        let text = memory.reserve(1000, false, &whole).await.unwrap();
+        // A text counts up to the longest that the `tokenizers` library is given.
+        let parsed = BodyWork::ParseOnly;
+        let text = memory.reserve(1000, parsed, &whole).await.unwrap();
         assert_eq!(
             text.num_permits(),
             1000 * ENCODING_BYTES_PER_BYTE / UNIT_BYTES
         );
-        let text = memory.reserve(8 * MIB, false, &whole).await.unwrap();
-        let most = whole.text_bytes_max() * ENCODING_BYTES_PER_BYTE;
+        let text = memory.reserve(8 * MIB, parsed, &whole).await.unwrap();
+        let most = whole.library_bytes_max() * ENCODING_BYTES_PER_BYTE;
         assert_eq!(
             text.num_permits(),
             (most.div_ceil(UNIT_BYTES)).min(192 * MIB / UNIT_BYTES)
         );
-        let none = memory.reserve(8 * MIB, false, &bytewise).await.unwrap();
-        assert_eq!(none.num_permits(), 0);
+        drop(text);
+        let text = memory.reserve(8 * MIB, parsed, &bytewise).await.unwrap();
+        assert_eq!(text.num_permits(), piece / UNIT_BYTES);
     }
 }

@@ -176,36 +176,7 @@ impl RequestRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        CommandError, FlightStream, Operator, ServingReadiness, WorkerCommand, WorkerView,
-    };
-    use cleave_domain::Request;
-
-    struct StoppedFrontend;
-
-    impl Frontend for StoppedFrontend {
-        fn submit(&self, _: Request) -> FlightStream {
-            Box::pin(futures::stream::empty())
-        }
-
-        fn readiness(&self) -> ServingReadiness {
-            ServingReadiness::Ready
-        }
-
-        fn metrics(&self) -> String {
-            String::new()
-        }
-    }
-
-    impl Operator for StoppedFrontend {
-        fn workers(&self) -> Vec<WorkerView> {
-            Vec::new()
-        }
-
-        fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
-            Err(CommandError::Stopped)
-        }
-    }
+    use crate::fuzzing::EchoFrontend;
 
     #[test]
     fn a_broken_stream_records_the_tokens_it_received() {
@@ -215,7 +186,7 @@ mod tests {
             client: None,
             trace: None,
         };
-        let begin = || RequestRecord::begin(Arc::new(StoppedFrontend), meta());
+        let begin = || RequestRecord::begin(Arc::new(EchoFrontend), meta());
         let mut cut = begin();
         (0..3).for_each(|_| cut.token());
         cut.end("failed");

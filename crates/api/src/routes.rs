@@ -1,11 +1,11 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::app::{App, BodyWork, PromptLog};
+use crate::app::{App, BodyWork, PromptLog, ServedModel};
 use crate::body::drain_refused_body;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
-use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
+use crate::frontend::{Frontend, ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::generate;
 use crate::metric_registry::prometheus_text;
 use crate::openapi::openapi;
@@ -16,6 +16,7 @@ use crate::trace_parent::TraceParent;
 use crate::ui::ui_routes;
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -23,7 +24,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use cleave_text::ModelText;
 use cleave_text::json::Document;
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::any::Any;
 use std::sync::Arc;
@@ -214,46 +214,59 @@ async fn tokenize(
     State(app): State<App>,
     headers: HeaderMap,
     body: Body,
-) -> Result<axum::Json<impl Serialize>, ApiError> {
-    answer_text_request(&app, &headers, body, surface::tokenize::tokenize).await
+) -> Result<Response, ApiError> {
+    let frontend = app.frontend_shared();
+    let read = move |body: &Document, model: &ModelText| {
+        let max_model_len = max_model_len(&*frontend, model);
+        surface::tokenize::tokenize(body, model, max_model_len)
+    };
+    answer_text_request(&app, &headers, body, BodyWork::ListTokens, read).await
 }
 
 async fn detokenize(
     State(app): State<App>,
     headers: HeaderMap,
     body: Body,
-) -> Result<axum::Json<impl Serialize>, ApiError> {
-    answer_text_request(&app, &headers, body, surface::tokenize::detokenize).await
+) -> Result<Response, ApiError> {
+    let read = surface::tokenize::detokenize;
+    answer_text_request(&app, &headers, body, BodyWork::JoinTokens, read).await
 }
 
-async fn answer_text_request<T: Serialize + Send + 'static>(
+/// Answers with the JSON that `read` makes of a body.
+async fn answer_text_request(
     app: &App,
     headers: &HeaderMap,
     body: Body,
-    read: fn(&Document, &ModelText) -> Result<T, ApiError>,
-) -> Result<axum::Json<T>, ApiError> {
+    work: BodyWork,
+    read: impl FnOnce(&Document, &ModelText) -> Result<Vec<u8>, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
     let (caller, body) = authenticate(app, headers, body).await?;
     caller.admit_request()?;
     let body = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
-    let parsed = app.parse(body, model, BodyWork::RenderTemplate, read).await;
-    parsed.map(axum::Json)
+    let answer = app.parse(body, model, work, read).await?;
+    let kind = (header::CONTENT_TYPE, "application/json");
+    Ok(([kind], answer).into_response())
 }
 
 async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
     AuthenticatedCaller::of(&app, &headers)?;
-    let data: Vec<Value> = app.served().iter().map(model_json).collect();
+    let served = app.served();
+    let data: Vec<Value> = served.iter().map(|it| model_json(&app, it)).collect();
     Ok(axum::Json(json!({"object": "list", "data": data})))
 }
 
 async fn model(
     State(app): State<App>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<axum::Json<Value>, ApiError> {
     AuthenticatedCaller::of(&app, &headers)?;
+    let Path(id) = id.map_err(|_| {
+        ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
+    })?;
     match app.served() {
-        Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&served))),
+        Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&app, &served))),
         Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),
         None => Err(ApiError::unavailable(
             "no_worker",
@@ -262,7 +275,7 @@ async fn model(
     }
 }
 
-fn model_json(served: &crate::app::ServedModel) -> Value {
+fn model_json(app: &App, served: &ServedModel) -> Value {
     json!({
         "id": served.model.name(),
         "object": "model",
@@ -270,8 +283,16 @@ fn model_json(served: &crate::app::ServedModel) -> Value {
         "owned_by": "cleave",
         "root": served.model.name(),
         "parent": null,
-        "max_model_len": served.model.context_tokens_max(),
+        "max_model_len": max_model_len(app.frontend(), &served.model),
     })
+}
+
+/// Longest sequence that can be served: the model's context, or less where every worker's KV cache
+/// holds less.
+fn max_model_len(frontend: &dyn Frontend, model: &ModelText) -> u32 {
+    let context = model.context_tokens_max();
+    let held = frontend.sequence_tokens_max();
+    held.unwrap_or(context).min(context)
 }
 
 /// Healthy means that accepted work makes progress (lesson 12); a server without workers is

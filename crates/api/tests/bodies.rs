@@ -15,7 +15,7 @@ use cleave_api::{
     WorkerCommand, WorkerView,
 };
 use cleave_domain::{Ending, Refusal, Request, RequestStageTimes, TokenUsage};
-use cleave_text::{ModelFiles, ModelText};
+use cleave_text::{ModelFiles, ModelText, PIECE_BYTES_MAX};
 use futures::StreamExt;
 use hostile::HOSTILE;
 use http_body_util::BodyExt;
@@ -77,6 +77,11 @@ const TEMPLATE_BYTES_PER_BYTE: usize = 16;
 /// Memory of a request besides its body: the server's own, and the tokens of a prompt that fits the
 /// context.
 const OVERHEAD_BYTES: usize = 256 << 10;
+/// Memory of a list of tokens in an answer, per byte of the body; of tokens that are decoded.
+const LISTED_BYTES_PER_BYTE: usize = 28 + 4;
+const JOINED_BYTES_PER_BYTE: usize = 96 / 2;
+/// Memory of the longest piece in the `tokenizers` library.
+const PIECE_BYTES: usize = 128 * PIECE_BYTES_MAX;
 const BODY: usize = 512 << 10;
 
 /// A frontend that refuses every request.
@@ -136,6 +141,8 @@ const TEXT: &str = "/v1/completions";
 fn bodies() -> Vec<(&'static str, &'static str, String)> {
     let nested = "[".repeat(120) + &"]".repeat(120);
     let hello = r#"{"messages":[{"role":"user","content":"hi"}],"#;
+    // A piece of the longest length comes before the one that is too long.
+    let piece_start = r#"{"prompt":""#.to_owned() + &" ".repeat(PIECE_BYTES_MAX);
     let chat = |name, before: &str, item: &str, after: &str| {
         (
             name,
@@ -359,6 +366,17 @@ fn bodies() -> Vec<(&'static str, &'static str, String)> {
             filled(r#"{"prompt":""#, "ab ", r#""}"#),
         ),
         (
+            "tokenize with texts",
+            "/tokenize",
+            filled(r#"{"return_token_strs":true,"prompt":""#, "7 ", r#""}"#),
+        ),
+        (
+            "tokenize a long piece",
+            "/tokenize",
+            filled(&piece_start, "a", r#""}"#),
+        ),
+        ("a long piece", TEXT, filled(&piece_start, "a", r#""}"#)),
+        (
             "tokenize messages",
             "/tokenize",
             repeated(r#"{"messages":["#, r#"{"role":"user","content":""}"#, "]}"),
@@ -392,8 +410,20 @@ fn app_with(model: &str, template: Option<&str>) -> App {
     app
 }
 
-/// Returns the most memory allocated above the initial amount.
-fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bool) -> usize {
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().build().unwrap()
+}
+
+/// Returns the most bytes allocated above the initial amount, and those that are left.
+fn peak_of(
+    runtime: &Runtime,
+    app: &App,
+    path: &str,
+    body: &Bytes,
+    announced: bool,
+) -> (usize, usize) {
+    let start = ALLOCATED.load(Ordering::SeqCst);
     let router = app.client_router();
     let pieces: Vec<_> = (0..body.len().div_ceil(64 << 10))
         .map(|piece| {
@@ -416,22 +446,18 @@ fn peak_of(runtime: &Runtime, app: &App, path: &str, body: &Bytes, announced: bo
         );
         response.into_body().collect().await.unwrap();
     });
-    PEAK.load(Ordering::SeqCst) - before
+    let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(start);
+    (PEAK.load(Ordering::SeqCst) - before, left)
 }
 
 #[test]
 fn hostile_templates_stay_within_the_memory_limit() {
     let _alone = ONE_AT_A_TIME.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let body = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
     for (ended, template) in HOSTILE {
         let app = app_with("qwen3", Some(template));
-        let before = ALLOCATED.load(Ordering::SeqCst);
-        let peak = peak_of(&runtime, &app, CHAT, &body, true);
-        let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+        let (peak, left) = peak_of(&runtime, &app, CHAT, &body, true);
         println!("{peak} bytes, {left} left, {ended:?}: {template}");
         assert!(peak < HOSTILE_BYTES && left < OVERHEAD_BYTES, "{template}");
     }
@@ -501,10 +527,7 @@ fn printed_bodies() -> Vec<PrintedBody> {
 #[test]
 fn printed_documents_and_variables_keep_the_limits() {
     let _alone = ONE_AT_A_TIME.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let mut dear = Vec::new();
     for case in printed_bodies() {
         let PrintedBody {
@@ -517,9 +540,7 @@ fn printed_documents_and_variables_keep_the_limits() {
         let small = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
         peak_of(&runtime, &app, CHAT, &small, true);
         let body = Bytes::from(body);
-        let before = ALLOCATED.load(Ordering::SeqCst);
-        let peak = peak_of(&runtime, &app, CHAT, &body, true);
-        let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+        let (peak, left) = peak_of(&runtime, &app, CHAT, &body, true);
         let factor = peak as f64 / body.len() as f64;
         println!("{name:24} {factor:.2} bytes a byte, {left} left: {template}");
         let factor_max = if grows {
@@ -541,10 +562,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 #[test]
 fn a_body_costs_at_most_four_times_its_bytes() {
     let _alone = ONE_AT_A_TIME.lock();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let mut dear = Vec::new();
     // Models with different templates and tokenizers; announced bodies and others.
     for (model, announced) in [("qwen3", true), ("llama3", true), ("llama2", false)] {
@@ -558,9 +576,7 @@ fn a_body_costs_at_most_four_times_its_bytes() {
         for (name, path, body) in bodies() {
             let body = Bytes::from(body);
             {
-                let before = ALLOCATED.load(Ordering::SeqCst);
-                let peak = peak_of(&runtime, &app, path, &body, announced);
-                let left = ALLOCATED.load(Ordering::SeqCst).saturating_sub(before);
+                let (peak, left) = peak_of(&runtime, &app, path, &body, announced);
                 println!(
                     "{model:8} {name:24} {:.2} bytes a byte, {left} left",
                     peak as f64 / body.len() as f64
@@ -572,6 +588,15 @@ fn a_body_costs_at_most_four_times_its_bytes() {
                     }
                     "a long message" | "calls" => {
                         COPIED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES
+                    }
+                    "tokenize" | "tokenize with texts" | "tokenize messages" => {
+                        (BYTES_PER_BYTE + LISTED_BYTES_PER_BYTE) * body.len() + OVERHEAD_BYTES
+                    }
+                    "detokenize" => {
+                        (BYTES_PER_BYTE + JOINED_BYTES_PER_BYTE) * body.len() + OVERHEAD_BYTES
+                    }
+                    "a long piece" | "tokenize a long piece" => {
+                        BYTES_PER_BYTE * body.len() + PIECE_BYTES + OVERHEAD_BYTES
                     }
                     _ => BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES,
                 };

@@ -3,7 +3,6 @@
 //! Owns: durations and `key=value` pairs. Never: has a default.
 
 use anyhow::{Context, bail, ensure};
-use std::str::FromStr;
 use std::time::Duration;
 
 /// Parses a positive duration such as `500ms`, `2s`, `1.5m`. A bare number is refused, since tools
@@ -46,11 +45,19 @@ pub(crate) fn parse_non_negative(text: &str) -> anyhow::Result<f64> {
     within.with_context(|| format!("`{text}` is not a number of 0 or above"))
 }
 
-/// Parses a whole number of at least 1.
-pub(crate) fn parse_count<T: FromStr + PartialOrd + From<u8>>(text: &str) -> anyhow::Result<T> {
-    let number: Option<T> = text.trim().parse().ok();
-    let whole = number.filter(|number| *number >= T::from(1));
-    whole.with_context(|| format!("`{text}` is not a whole number of at least 1"))
+/// Parses a whole number from 1 to `u32::MAX`.
+pub(crate) fn parse_count(text: &str) -> anyhow::Result<u32> {
+    let digits = text.trim();
+    ensure!(
+        !digits.is_empty()
+            && digits.bytes().any(|byte| byte != b'0')
+            && digits.bytes().all(|byte| byte.is_ascii_digit()),
+        "`{text}` is not a whole number of at least 1"
+    );
+    let number = digits.parse::<u32>();
+    number
+        .ok()
+        .with_context(|| format!("`{text}` is too large: at most {}", u32::MAX))
 }
 
 /// Splits `key=value` into its key and value.
@@ -64,6 +71,21 @@ pub(crate) fn split_key_value(text: &str) -> anyhow::Result<(&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_names_the_limit_that_it_misses() {
+        assert_eq!(parse_count(" 4294967295 ").unwrap(), u32::MAX);
+        for (bad, expected) in [
+            ("0", "at least 1"),
+            ("", "at least 1"),
+            ("-3", "at least 1"),
+            ("1.5", "at least 1"),
+            ("99999999999", "at most 4294967295"),
+        ] {
+            let message = parse_count(bad).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
 
     #[test]
     fn a_duration_without_a_unit_is_refused() {

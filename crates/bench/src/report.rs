@@ -150,8 +150,8 @@ fn write_tiles(out: &mut String, report: &BenchReport, run: &RunReport) {
     };
     tiles.extend([
         ("attainment", percent(all.attainment)),
-        ("TTFT p99, ms", format_number(all.ttft_ms.p99)),
-        ("TPOT p99, ms", format_number(all.tpot_ms.p99)),
+        ("TTFT p99, ms", format_p99(&all.ttft_ms)),
+        ("TPOT p99, ms", format_p99(&all.tpot_ms)),
         (
             "output tokens/s",
             format_number(all.output_tokens_per_second),
@@ -165,6 +165,13 @@ fn write_tiles(out: &mut String, report: &BenchReport, run: &RunReport) {
         );
     }
     out.push_str("</div>");
+}
+
+fn format_p99(stats: &SampleStats) -> String {
+    match stats.count {
+        0 => "none".to_owned(),
+        _ => format_number(stats.p99),
+    }
 }
 
 /// Plots attainment and goodput against the rate.
@@ -181,11 +188,6 @@ fn write_rates(out: &mut String, report: &BenchReport) {
         let interval = tried.attainment_interval;
         (tried.rate, tried.attainment, interval.low, interval.high)
     });
-    let series = |name: &str, colour, mark| PlotSeries {
-        name: name.to_owned(),
-        colour,
-        mark,
-    };
     let attainment = Plot {
         title: "Attainment against rate",
         x: PlotAxis::from_zero_or_log("offered requests per second", rate()),
@@ -223,6 +225,14 @@ fn write_rates(out: &mut String, report: &BenchReport) {
         ),
     );
     write_rate_table(out, &tries);
+}
+
+fn series(name: &str, colour: usize, mark: PlotMark) -> PlotSeries {
+    PlotSeries {
+        name: name.to_owned(),
+        colour,
+        mark,
+    }
 }
 
 fn write_rate_table(out: &mut String, tries: &[&RateResult]) {
@@ -365,11 +375,6 @@ fn timeline(run: &RunReport) -> String {
     };
     let most = bins.iter().map(|bin| f64::from(bin.due.max(bin.in_flight)));
     let end = bins.iter().map(|bin| bin.from_s + width);
-    let series = |name: &str, colour, mark| PlotSeries {
-        name: name.to_owned(),
-        colour,
-        mark,
-    };
     let plot = Plot {
         title: "Timeline",
         x: PlotAxis::from_zero("seconds", end),
@@ -520,7 +525,10 @@ fn write_table(out: &mut String, run: &RunReport) {
 }
 
 fn cells(name: String, stats: &SampleStats) -> Vec<String> {
-    let columns = stats.columns().map(format_number);
+    let columns = stats.columns().map(|column| match stats.count {
+        0 => "none".to_owned(),
+        _ => format_number(column),
+    });
     [name, stats.count.to_string()]
         .into_iter()
         .chain(columns)

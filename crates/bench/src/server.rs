@@ -207,9 +207,9 @@ impl ServerProbe<'_> {
             return Ok(PromptVocabulary::IdRange { first, end });
         }
         let text = WORDS.join(" ");
-        let mut ids = self.tokenize(&text, model).await.unwrap_or_default();
+        let (mut ids, refusal) = self.tokenize(&text, model).await?;
         // A begin token comes first in any text, so it is removed.
-        let other = self.tokenize("x", model).await.unwrap_or_default();
+        let (other, _) = self.tokenize("x", model).await?;
         if ids.first() == other.first() && !ids.is_empty() {
             ids.remove(0);
         }
@@ -217,14 +217,23 @@ impl ServerProbe<'_> {
         ids.dedup();
         ensure!(
             ids.len() >= IDS_MIN,
-            "the server neither reports its vocabulary size nor tokenizes text: give --vocab N, or --prompt text"
+            "the server neither reports its vocabulary size nor tokenizes text{}: give --vocab N, or --prompt text",
+            refusal.map_or(String::new(), |refusal| format!(" ({refusal})"))
         );
         Ok(PromptVocabulary::IdList(ids))
     }
 
     /// Tokenizes a text by whichever interface exists: Cleave's and vLLM's, llama.cpp's,
-    /// llama-cpp-python's.
-    async fn tokenize(&self, text: &str, model: Option<&str>) -> Option<Vec<u32>> {
+    /// llama-cpp-python's. Returns no tokens, and the first refusal, if there is none.
+    ///
+    /// # Errors
+    /// The server does not have the model.
+    async fn tokenize(
+        &self,
+        text: &str,
+        model: Option<&str>,
+    ) -> anyhow::Result<(Vec<u32>, Option<String>)> {
+        let mut refusal = None;
         let requests = [
             (
                 "/tokenize",
@@ -237,14 +246,25 @@ impl ServerProbe<'_> {
             let answer = self.client.json(path, Some(&body), &self.headers).await;
             let tokens = match answer {
                 Ok((StatusCode::OK, answer)) => answer.get("tokens").cloned(),
-                _ => None,
+                Ok((status, answer)) => {
+                    let message = answer.pointer("/error/message").and_then(Value::as_str);
+                    let message = message.unwrap_or_default();
+                    ensure!(
+                        answer.pointer("/error/code") != Some(&json!("model_not_found")),
+                        "{}: {status}: {message}",
+                        self.target.url
+                    );
+                    refusal.get_or_insert_with(|| format!("{path}: {status} {message}"));
+                    None
+                }
+                Err(_) => None,
             };
             let tokens = tokens.and_then(|tokens| serde_json::from_value::<Vec<u32>>(tokens).ok());
             if let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) {
-                return Some(tokens);
+                return Ok((tokens, None));
             }
         }
-        None
+        Ok((Vec::new(), refusal))
     }
 
     /// Words with their token counts, and the tokens that the server adds to a prompt.

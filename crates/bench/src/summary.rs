@@ -181,10 +181,11 @@ impl SummaryScope<'_> {
         summary.goodput_rps_per_device = summary.goodput_rps / f64::from(self.devices);
         let took = run.took.saturating_sub(self.warmup).as_secs_f64().max(1e-3);
         let done = || records.iter().filter(|r| r.outcome == RequestOutcome::Done);
+        // Whole numbers: the sum of no floating-point number is -0.
         let sum =
-            |of: fn(&RequestMeasurement) -> u32| done().map(|r| f64::from(of(r))).sum::<f64>();
-        summary.output_tokens_per_second = sum(RequestMeasurement::output_tokens) / took;
-        summary.input_tokens_per_second = sum(input_tokens) / took;
+            |of: fn(&RequestMeasurement) -> u32| done().map(|r| u64::from(of(r))).sum::<u64>();
+        summary.output_tokens_per_second = sum(RequestMeasurement::output_tokens) as f64 / took;
+        summary.input_tokens_per_second = sum(input_tokens) as f64 / took;
         latencies(&mut summary, records);
         stages(&mut summary, records);
         summary
@@ -355,6 +356,14 @@ mod tests {
             took: Duration::from_secs(12),
             cut,
         })
+    }
+
+    #[test]
+    fn a_run_without_answers_has_a_rate_of_zero() {
+        let (none, _) = summarize(Vec::new(), None);
+        for rate in [none.output_tokens_per_second, none.input_tokens_per_second] {
+            assert_eq!(rate.to_bits(), 0, "not the negative zero");
+        }
     }
 
     // Invariant: I33.

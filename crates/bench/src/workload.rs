@@ -163,11 +163,11 @@ fn parse_class(items: &[&str]) -> anyhow::Result<(String, WorkloadClass)> {
         let (key, value) = split_key_value(item)?;
         let context = || format!("`{key}`");
         match key {
-            "input" => input = f64::from(parse_count::<u32>(value).with_context(context)?),
-            "output" => output = f64::from(parse_count::<u32>(value).with_context(context)?),
+            "input" => input = f64::from(parse_count(value).with_context(context)?),
+            "output" => output = f64::from(parse_count(value).with_context(context)?),
             "cv" => cv = parse_non_negative(value).with_context(context)?,
-            "prefix" => tokens = Some(parse_count::<u32>(value).with_context(context)?),
-            "prefixes" => count = parse_count::<u32>(value).with_context(context)?,
+            "prefix" => tokens = Some(parse_count(value).with_context(context)?),
+            "prefixes" => count = parse_count(value).with_context(context)?,
             other => bail!(
                 "unknown `{other}`; there are input, output (tokens), cv, prefix (tokens), prefixes"
             ),

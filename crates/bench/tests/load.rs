@@ -657,3 +657,41 @@ async fn an_unreachable_server_is_an_error() {
         assert!(MeasuredServer::probe(&target).await.is_err(), "{bad}");
     }
 }
+
+#[tokio::test]
+async fn a_probe_reports_the_refusal_of_the_server() {
+    let probe = async |answer: (StatusCode, Value)| {
+        let models = || async { Json(json!({"data": [{"id": "tiny"}]})) };
+        let (status, body) = answer;
+        let tokenize = move || async move { (status, Json(body)) };
+        let app = Router::new()
+            .route("/v1/models", get(models))
+            .route("/tokenize", post(tokenize));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        let target = ServerTarget {
+            url,
+            model: Some("nope".to_owned()),
+            ..ServerTarget::default()
+        };
+        MeasuredServer::probe(&target)
+            .await
+            .unwrap_err()
+            .to_string()
+    };
+    let message = "The model `nope` does not exist here; `tiny` is served.";
+    let missing = json!({"error": {"message": message, "code": "model_not_found"}});
+    let reason = probe((StatusCode::NOT_FOUND, missing)).await;
+    assert!(
+        reason.contains(message) && !reason.contains("--vocab"),
+        "{reason}"
+    );
+    let broken = json!({"error": {"message": "out of order"}});
+    let reason = probe((StatusCode::INTERNAL_SERVER_ERROR, broken)).await;
+    assert!(
+        reason.contains("500 Internal Server Error out of order"),
+        "{reason}"
+    );
+    assert!(reason.contains("--vocab"), "{reason}");
+}

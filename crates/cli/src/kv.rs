@@ -20,7 +20,6 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -105,14 +104,6 @@ fn available_transports(args: &KvBenchArgs) -> Vec<Transport> {
         .collect()
 }
 
-/// Loads the library if the transport needs it.
-fn library(transport: Transport, path: Option<&Path>) -> anyhow::Result<Option<Arc<Nixl>>> {
-    match transport {
-        Transport::Nixl => Ok(Some(Nixl::load(path)?)),
-        _ => Ok(None),
-    }
-}
-
 /// Runs the receiving process: it prints its addresses, and ends when its standard input does.
 pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
     let shape = BenchPoolShape {
@@ -134,25 +125,21 @@ pub(crate) fn far_end(args: &KvFarArgs) -> anyhow::Result<()> {
             FarTransportArg::Nixl => Transport::Nixl,
             FarTransportArg::Tcp => Transport::Tcp,
         };
-        let (listeners, addresses) = listen(transport).await?;
-        let transports = BenchTransports {
-            listeners,
-            nixl: library(transport, args.nixl_library.as_deref())?,
-            peers: peers(args.peer_tls.as_deref())?,
-            ..BenchTransports::default()
-        };
+        let (nixl, tls) = (args.nixl_library.as_deref(), args.peer_tls.as_deref());
+        let (transports, addresses) = open_transport(transport, nixl, tls).await?;
         let far = BenchReceiver::start(shape, transports, PeerRoute::parse(&args.near)?);
         writeln!(std::io::stdout(), "{addresses} {floor_address}")?;
         Ok(far.run().await?)
     })
 }
 
-fn peers(folder: Option<&Path>) -> anyhow::Result<Option<PeerTls>> {
-    Ok(folder.map(PeerTls::open).transpose()?)
-}
-
-/// Listens for one transport only, and returns its addresses.
-async fn listen(transport: Transport) -> anyhow::Result<(Listeners, DataAddresses)> {
+/// Listens for one transport only, and returns its addresses. NIXL's library is loaded from its
+/// path if the transport needs it; the folder has the files of mutual TLS.
+async fn open_transport(
+    transport: Transport,
+    nixl_library: Option<&Path>,
+    peer_tls: Option<&Path>,
+) -> anyhow::Result<(BenchTransports, DataAddresses)> {
     let tcp = match transport.reach() {
         TransportReach::Process | TransportReach::Host => None,
         TransportReach::Network => {
@@ -174,7 +161,17 @@ async fn listen(transport: Transport) -> anyhow::Result<(Listeners, DataAddresse
     if let Some((_, error)) = failures.into_iter().next() {
         return Err(error).context("cannot share memory between processes");
     }
-    Ok((listeners, addresses))
+    let nixl = match transport {
+        Transport::Nixl => Some(Nixl::load(nixl_library)?),
+        _ => None,
+    };
+    let transports = BenchTransports {
+        listeners,
+        nixl,
+        peers: peer_tls.map(PeerTls::open).transpose()?,
+        ..BenchTransports::default()
+    };
+    Ok((transports, addresses))
 }
 
 /// The floor that a transport is compared with.
@@ -253,13 +250,8 @@ async fn measure(args: &KvBenchArgs, transport: Transport) -> anyhow::Result<Tra
         block_bytes: args.block_bytes,
         blocks_count: args.blocks.iter().copied().max().unwrap_or(1),
     };
-    let (listeners, addresses) = listen(transport).await?;
-    let transports = BenchTransports {
-        listeners,
-        nixl: library(transport, args.nixl_library.as_deref())?,
-        peers: peers(args.peer_tls.as_deref())?,
-        ..BenchTransports::default()
-    };
+    let (nixl, tls) = (args.nixl_library.as_deref(), args.peer_tls.as_deref());
+    let (transports, addresses) = open_transport(transport, nixl, tls).await?;
     let net = transports.net.clone();
     let mut near = BenchSender::start(shape, transports);
     let (_process, route, mut floor) = match transport.reach() {

@@ -49,9 +49,15 @@ fn main() -> ExitCode {
         CliCommand::Generate(args) => generate::run(&args),
         CliCommand::Synth(args) => synth::run(&args),
         CliCommand::Sim(args) => match args.command {
-            SimCommand::Chaos { seeds, from, log } => {
+            SimCommand::Chaos {
+                seeds,
+                from,
+                log,
+                states,
+            } => {
                 let options = cleave_sim::ChaosOptions {
                     log,
+                    states,
                     ..Default::default()
                 };
                 sim::chaos(seeds, from, &options)

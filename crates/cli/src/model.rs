@@ -357,12 +357,10 @@ impl LoadedModel {
 
     /// Returns the bytes of a KV block of this many tokens.
     pub(crate) fn block_bytes(&self, block_tokens: u32) -> u64 {
-        let tokens = block_tokens as usize;
-        let shape = match &self.backend {
-            LoadedWeights::Cpu { weights, .. } => weights.pool_shape(tokens, 1, self.kv),
-            LoadedWeights::Cuda { weights, .. } => weights.pool_shape(tokens, 1, self.kv),
-        };
-        shape.block_bytes() as u64
+        match &self.backend {
+            LoadedWeights::Cpu { weights, .. } => weights.block_bytes(block_tokens, self.kv),
+            LoadedWeights::Cuda { weights, .. } => weights.block_bytes(block_tokens, self.kv),
+        }
     }
 }
 

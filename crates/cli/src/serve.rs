@@ -10,8 +10,8 @@ use crate::gpu;
 use crate::source::EngineSource;
 use crate::values::SecondsArg;
 use anyhow::{Context, anyhow, bail};
-use cleave_api::{ApiOptions, ReleaseMemory};
-use cleave_domain::{DeviceId, Role};
+use cleave_api::ApiOptions;
+use cleave_domain::{DeviceId, Role, ScalingMode};
 use cleave_engine::Engine;
 use cleave_node::{
     FleetNode, FleetPorts, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker,
@@ -101,6 +101,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
              at the port of their --admin-listen: give --peer-tls or --picker-admin-port"
         );
     }
+    let waits = awaited_workers_text(options.policy.as_ref());
     let node = RouterNode {
         listen: args.listen.to_string(),
         options,
@@ -114,7 +115,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         if let Some(address) = running.picker_address() {
             info!("endpoint picker at {address}");
         }
-        info!("waiting for a prefill and a decode worker");
+        info!("{waits}");
         run_until_stopped(
             running,
             stop,
@@ -123,6 +124,17 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         )
         .await
     })
+}
+
+/// Says what a router without workers does.
+fn awaited_workers_text(policy: Option<&PolicyFile>) -> &'static str {
+    let scaling = policy.and_then(|file| file.policy().scaling.as_ref());
+    match scaling {
+        Some(scaling) if scaling.mode == ScalingMode::Act && scaling.can_serve() => {
+            "no worker is connected: the first request starts one, by the autoscaler, and waits for it"
+        }
+        _ => "waiting for a prefill and a decode worker",
+    }
 }
 
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
@@ -298,7 +310,6 @@ fn router_options(
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
             template_memory_bytes: face.template_memory,
-            release_memory: Some(ReleaseMemory(cleave_cpu::trim_allocator)),
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
@@ -337,7 +348,21 @@ fn log_startup<'a>(
             "{}: {}, KV cache {tokens} tokens ({mib} MiB)",
             options.name, description.device
         );
+        if let Some(warning) = short_cache_warning(&options.name, tokens, context) {
+            warn!("{warning}");
+        }
     }
+}
+
+/// Returns a warning if a worker's KV cache holds less than the longest sequence of the model.
+fn short_cache_warning(name: &str, cache_tokens: u64, context: u32) -> Option<String> {
+    (cache_tokens < u64::from(context)).then(|| {
+        format!(
+            "{name}: the KV cache holds {cache_tokens} tokens, fewer than the context of {context}: longer sequences \
+             are refused, and a request without max_tokens gets what the cache leaves; raise --kv-cache, or lower \
+             --max-model-len"
+        )
+    })
 }
 
 /// Returns a note on workers that compute on the same hardware, if any do.
@@ -541,10 +566,11 @@ impl TerminationSignals {
 
 #[cfg(test)]
 mod tests {
-    use super::{roles, shared_device_note};
+    use super::{awaited_workers_text, roles, shared_device_note, short_cache_warning};
     use crate::args::ServeArgs;
     use clap::Parser;
     use cleave_domain::DeviceId;
+    use cleave_policy::PolicyFile;
 
     #[derive(Parser)]
     struct ServeFlags {
@@ -559,6 +585,28 @@ mod tests {
             roles(&ServeFlags::parse_from(words).serve).map_err(|error| error.to_string())?;
         let of = |name: &str| roles.iter().filter(|role| role.to_string() == name).count();
         Ok([of("prefill"), of("decode"), of("both")])
+    }
+
+    #[test]
+    fn a_router_that_can_start_workers_is_logged() {
+        let text = |scaling: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let policy = format!("classes:\n- name: a\ndefault_class: a\n{scaling}");
+            std::fs::write(file.path(), policy).unwrap();
+            awaited_workers_text(Some(&PolicyFile::open(file.path()).unwrap()))
+        };
+        let waits = awaited_workers_text(None);
+        assert!(waits.starts_with("waiting for"));
+        let scaling = "scaling:\n  mode: MODE\n  devices_max: 2\n  pools:\n    both: {max: 2}\n";
+        assert_eq!(text(&scaling.replace("MODE", "advise")), waits);
+        assert!(text(&scaling.replace("MODE", "act")).contains("the first request starts one"));
+    }
+
+    #[test]
+    fn a_cache_below_the_context_is_warned_of() {
+        let warning = short_cache_warning("d0", 336, 1024);
+        assert!(warning.is_some_and(|text| text.contains("holds 336 tokens, fewer")));
+        assert_eq!(short_cache_warning("d0", 1024, 1024), None);
     }
 
     #[test]

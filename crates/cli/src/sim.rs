@@ -47,9 +47,16 @@ pub(crate) fn chaos(seeds: u64, from: u64, options: &ChaosOptions) -> anyhow::Re
 /// At the first violation, after the path to it was printed.
 pub(crate) fn explore(world: Option<&str>, scope: &ExploreScope) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
+    let known = worlds();
     let chosen: Vec<&str> = match world {
+        Some(world) if !known.contains(&world) => {
+            bail!(
+                "--world {world}: there is no such world, but {}",
+                known.join(", ")
+            );
+        }
         Some(world) => vec![world],
-        None => worlds(),
+        None => known,
     };
     let mut states = 0u64;
     for world in chosen {

@@ -46,6 +46,23 @@ pub(crate) fn parse_worker_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Longest name of a model, in bytes.
+const MODEL_NAME_BYTES_MAX: usize = 256;
+
+/// Parses the name under which a model is served. It stands in answers and in log lines.
+pub(crate) fn parse_model_name(text: &str) -> Result<String, String> {
+    let reason = if text.trim().is_empty() {
+        "is empty"
+    } else if text.len() > MODEL_NAME_BYTES_MAX {
+        "is longer than 256 bytes"
+    } else if text.chars().any(char::is_control) {
+        "has a line break or another control character"
+    } else {
+        return Ok(text.to_owned());
+    };
+    Err(format!("a name that {reason} is not valid"))
+}
+
 /// A time in seconds, as a flag takes and shows it: `5`, `0.5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SecondsArg(pub(crate) Duration);
@@ -177,6 +194,16 @@ mod tests {
             "17179869184GiB",
         ] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_models_name_fits_a_log_line() {
+        for good in ["Qwen/Qwen2.5-0.5B", "mein Modell", "é"] {
+            assert_eq!(parse_model_name(good).as_deref(), Ok(good));
+        }
+        for bad in ["", " ", "a\nb", "a\u{1b}[31m", &"x".repeat(257)] {
+            assert!(parse_model_name(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -33,13 +33,7 @@ fn attention(criterion: &mut Criterion) {
         (512, 0, 1),
     ] {
         let blocks = (position + tokens).div_ceil(16);
-        let shape = KvPoolShape {
-            blocks_count: blocks * sequences,
-            layers_count: LAYERS,
-            heads: HEADS,
-            block_tokens: 16,
-            kv: KvType::Bf16,
-        };
+        let shape = KvPoolShape::uniform(HEADS, LAYERS, 16, blocks * sequences, KvType::Bf16);
         let mut batch = Batch::default();
         for sequence in 0..sequences {
             let row = batch.tokens.len();
@@ -56,6 +50,7 @@ fn attention(criterion: &mut Criterion) {
                 rows: row..row + tokens,
                 position,
                 blocks: table,
+                state: None,
             });
             assert_eq!(batch.segments.len(), sequence + 1);
         }

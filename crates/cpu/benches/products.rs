@@ -1,7 +1,10 @@
 //! Speed of matrix products as a fraction of the processor's limits, which are measured beside each
 //! sample: bytes read per second for few rows, dot products per second for many.
 //!
-//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [f16|int8|int4]]`.
+//! `cargo bench -p cleave-cpu --bench products [-- ROUNDS [THREADS [COLUMNS]] [FORM] [slices]]`,
+//! where FORM is f16, int8 or int4. With `slices`, each product takes turns with the same one in
+//! eight slices of the inner dimension.
+//!
 //! Every round takes one short sample of each limit and of each shape, and the best of all rounds
 //! counts: other load on the machine only makes samples worse. With one thread its CPU time is
 //! measured, so that other processes on its core do not count.
@@ -21,7 +24,7 @@ mod products {
     use cleave_cpu::{
         CpuMatrix, CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa, Quantize, Threads,
     };
-    use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
+    use cleave_engine::ops::{BufferRole, InnerSlices, Ops, Precision, WeightLoader};
     use std::hint::black_box;
 
     const WIDTH: usize = 2048;
@@ -33,6 +36,8 @@ mod products {
     /// A measured shape, with its buffers.
     struct ShapeSample {
         rows: usize,
+        /// Number of slices of the inner dimension.
+        slices: usize,
         x: CpuRows,
         out: CpuRows,
         best: f64,
@@ -75,15 +80,27 @@ mod products {
             let weights: Vec<half::bf16> = weights.map(half::bf16::from_f32).collect();
             StoredTensor::from_bf16("weights", columns, WIDTH, &weights).into()
         };
-        let matrices: Vec<CpuMatrix> = (0..COPIES)
-            .map(|_| CpuWeightLoader::new(&options).matrix(std::slice::from_ref(&stored), None))
-            .collect::<Result<_, _>>()
-            .expect("memory");
-        let bytes =
-            CpuWeightLoader::new(&options).matrix_bytes(std::slice::from_ref(&stored)) as f64;
-        let mut samples: Vec<ShapeSample> = ROWS
+        let counts: &[usize] = if std::env::args().any(|arg| arg == "slices") {
+            &[1, 8]
+        } else {
+            &[1]
+        };
+        let load = |slices: usize| -> Vec<CpuMatrix> {
+            let slices = InnerSlices::halved(WIDTH, WIDTH / slices, slices);
+            let pack = CpuWeightLoader::new(&options);
+            let copies = (0..COPIES)
+                .map(|_| pack.sliced_matrix(std::slice::from_ref(&stored), None, &slices));
+            copies.collect::<Result<_, _>>().expect("memory")
+        };
+        let matrices: Vec<Vec<CpuMatrix>> = counts.iter().map(|count| load(*count)).collect();
+        let bytes = CpuWeightLoader::new(&options)
+            .matrix_bytes(std::slice::from_ref(&stored), &InnerSlices::whole(WIDTH))
+            as f64;
+        let shapes = ROWS
             .iter()
-            .map(|&rows| {
+            .flat_map(|rows| counts.iter().map(move |slices| (*rows, *slices)));
+        let mut samples: Vec<ShapeSample> = shapes
+            .map(|(rows, slices)| {
                 let mut x = ops
                     .rows(rows, WIDTH, BufferRole::Activations)
                     .expect("memory");
@@ -95,6 +112,7 @@ mod products {
                     .expect("memory");
                 ShapeSample {
                     rows,
+                    slices,
                     x,
                     out,
                     best: f64::INFINITY,
@@ -113,7 +131,7 @@ mod products {
                     turn += 1;
                     let from = now(threads);
                     let done = ops.matmul(
-                        &matrices[turn % COPIES],
+                        &matrices[usize::from(sample.slices > 1)][turn % COPIES],
                         sample.rows,
                         &sample.x,
                         &mut sample.out,
@@ -132,7 +150,10 @@ mod products {
             bf16 / 1e9,
             int8 / 1e9
         );
-        for ShapeSample { rows, best, .. } in samples {
+        for ShapeSample {
+            rows, slices, best, ..
+        } in samples
+        {
             let operations = (2 * rows * WIDTH * columns) as f64;
             let dot = match quantize {
                 None => operations / bf16 / best,
@@ -140,7 +161,7 @@ mod products {
             };
             let read = bytes / read / best;
             println!(
-                "{name} {rows:4} rows: {:8.3} ms, {:6.1} GB/s, {:7.1} G/s, {dot:.3} of dot, {read:.3} of read",
+                "{name} {rows:4} rows, {slices} slices: {:8.3} ms, {:6.1} GB/s, {:7.1} G/s, {dot:.3} of dot, {read:.3} of read",
                 best * 1e3,
                 bytes / best / 1e9,
                 operations / best / 1e9,

@@ -4,8 +4,9 @@
 //! on every supported machine.
 
 use cleave_cpu_kernels::memory::{PageMemory, PlainData};
-use cleave_domain::BlockIndex;
+use cleave_domain::KvPlane;
 use cleave_engine::ops::KvPoolShape;
+use cleave_engine::{BlockSpan, EngineError};
 use std::ops::Range;
 
 /// An activation buffer `(rows_max, width)`.
@@ -15,11 +16,17 @@ pub struct CpuRows {
     pub(crate) width: usize,
 }
 
+/// A KV pool: the blocks, then the state slots.
 #[derive(Debug)]
 pub struct CpuPool {
-    pub(crate) bytes: PageMemory<u8>,
+    bytes: PageMemory<u8>,
     pub(crate) shape: KvPoolShape,
+    /// First byte of the state slots.
+    states_start: usize,
 }
+
+/// Alignment of the first state slot in bytes: a cache line.
+const STATES_ALIGNMENT: usize = 64;
 
 impl CpuRows {
     /// Shape: `(rows_max, width)`, row by row.
@@ -47,23 +54,59 @@ impl CpuRows {
 }
 
 impl CpuPool {
+    /// Allocates a pool, zeroed.
+    pub(crate) fn new(shape: KvPoolShape) -> Result<Self, EngineError> {
+        let [blocks, states] = [KvPlane::Blocks, KvPlane::State]
+            .map(|plane| shape.plane(plane).bytes_total().unwrap_or(usize::MAX / 4));
+        let states_start = blocks.next_multiple_of(STATES_ALIGNMENT);
+        Ok(Self {
+            bytes: PageMemory::zeroed(states_start + states)?,
+            shape,
+            states_start,
+        })
+    }
+
     pub(crate) fn elements<T: PlainData>(&self) -> &[T] {
         assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
-        let len = self.bytes.len() / size_of::<T>();
-        // SAFETY: memory is page-aligned, and every bit pattern is a value.
+        let len = self.shape.blocks_count * self.shape.block_elements();
+        assert!(len * size_of::<T>() <= self.bytes.len());
+        // SAFETY: memory is page-aligned and as long, and every bit pattern is a value.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) }
     }
 
     pub(crate) fn elements_mut<T: PlainData>(&mut self) -> &mut [T] {
         assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
-        let len = self.bytes.len() / size_of::<T>();
+        let len = self.shape.blocks_count * self.shape.block_elements();
+        assert!(len * size_of::<T>() <= self.bytes.len());
         // SAFETY: as in `elements`, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), len) }
     }
 
-    pub(crate) fn span(&self, block: BlockIndex) -> Range<usize> {
-        let size = self.shape.block_bytes();
-        let start = block.0 as usize * size;
-        start..start + size
+    /// The bytes of a span.
+    pub(crate) fn span(&self, span: &BlockSpan) -> &[u8] {
+        &self.bytes[self.range(span)]
+    }
+
+    /// The bytes of a span.
+    pub(crate) fn span_mut(&mut self, span: &BlockSpan) -> &mut [u8] {
+        let range = self.range(span);
+        &mut self.bytes[range]
+    }
+
+    /// Copies a span of the pool to another one of the same length.
+    pub(crate) fn copy(&mut self, from: &BlockSpan, to: &BlockSpan) {
+        let (from, to) = (self.range(from), self.range(to));
+        self.bytes.copy_within(from, to.start);
+    }
+
+    /// Where a span lies in the pool's memory.
+    fn range(&self, span: &BlockSpan) -> Range<usize> {
+        let range = self.shape.plane(span.plane).range(span);
+        let range = range.expect("the engine names spans of the pool");
+        let start = match span.plane {
+            KvPlane::Blocks => 0,
+            KvPlane::State => self.states_start,
+        };
+        start + range.start..start + range.end
     }
 }

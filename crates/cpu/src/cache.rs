@@ -41,16 +41,19 @@ pub(crate) struct StackKey {
     order: RowOrder,
     rows: usize,
     width: usize,
+    /// Number of slices of the inner dimension.
+    slices: usize,
 }
 
 impl StackKey {
-    pub(crate) fn of_stack(stack: &[StoredMatrix], order: RowOrder) -> Self {
+    pub(crate) fn of_stack(stack: &[StoredMatrix], order: RowOrder, slices: usize) -> Self {
         let names: Vec<&str> = stack.iter().map(StoredMatrix::name).collect();
         Self {
             names: XxHash3_64::oneshot(names.join("\n").as_bytes()),
             order,
             rows: stack.iter().map(StoredMatrix::rows).sum(),
             width: stack.first().map_or(0, StoredMatrix::columns),
+            slices,
         }
     }
 }

@@ -22,12 +22,12 @@ use cleave_cpu_kernels::kernel::attention::AttentionScratch;
 use cleave_cpu_kernels::kernel::product::SCRATCH_WORDS;
 use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
-use cleave_domain::{BlockIndex, DeviceId};
-use cleave_engine::EngineError;
+use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, GatedIo, HeadNorms, HeadShape, KvPoolShape, KvType,
     Norm, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, ResidualIo,
 };
+use cleave_engine::{BlockSpan, EngineError};
 
 /// One engine's share of the processor.
 pub struct CpuOps {
@@ -123,7 +123,7 @@ impl Ops for CpuOps {
     fn arithmetic(&self) -> String {
         // Raise the number with any change of results or of a block's bytes.
         let name = match self.isa {
-            Isa::Plain => "unfused-2",
+            Isa::Plain => "unfused-3",
             Isa::Avx512Bf16
             | Isa::Avx512Vnni
             | Isa::Avx512
@@ -132,7 +132,7 @@ impl Ops for CpuOps {
             | Isa::NeonI8mm
             | Isa::NeonBf16
             | Isa::NeonDot
-            | Isa::Neon => "fused-2",
+            | Isa::Neon => "fused-3",
         };
         name.to_owned()
     }
@@ -167,10 +167,7 @@ impl Ops for CpuOps {
 
     fn pool(&self, shape: KvPoolShape) -> Result<CpuPool, EngineError> {
         assert_eq!(shape.kv, self.kv, "a pool of another format");
-        Ok(CpuPool {
-            bytes: PageMemory::zeroed(shape.blocks_count * shape.block_bytes())?,
-            shape,
-        })
+        CpuPool::new(shape)
     }
 
     fn begin(&mut self, batch: &Batch, _: PassPurpose<'_>) -> Result<PassMode, EngineError> {
@@ -337,7 +334,11 @@ impl Ops for CpuOps {
         heads: HeadShape,
         pool: PoolLayer<'_, CpuPool>,
     ) -> Result<(), EngineError> {
-        assert_eq!(pool.pool.shape.heads, heads, "a pool of other heads");
+        assert_eq!(
+            pool.pool.shape.layer(pool.layer).heads,
+            heads,
+            "a pool of other heads"
+        );
         let rows = attention::RowsToStore {
             batch,
             rotary,
@@ -400,39 +401,47 @@ impl Ops for CpuOps {
     fn read_block(
         &self,
         pool: &CpuPool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         out: &mut [u8],
     ) -> Result<(), EngineError> {
-        let block = &pool.bytes[pool.span(block)];
-        out.copy_from_slice(&block[offset..offset + out.len()]);
+        out.copy_from_slice(pool.span(&span));
         Ok(())
     }
 
-    fn host_block<'a>(&self, pool: &'a CpuPool, block: BlockIndex) -> Option<&'a [u8]> {
-        Some(&pool.bytes[pool.span(block)])
+    fn host_block<'a>(
+        &self,
+        pool: &'a CpuPool,
+        plane: KvPlane,
+        block: BlockIndex,
+    ) -> Option<&'a [u8]> {
+        Some(pool.span(&pool.shape.whole(plane, block)))
     }
 
     fn write_block(
         &mut self,
         pool: &mut CpuPool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         bytes: &[u8],
     ) -> Result<(), EngineError> {
-        let span = pool.span(block);
-        pool.bytes[span][offset..offset + bytes.len()].copy_from_slice(bytes);
+        pool.span_mut(&span).copy_from_slice(bytes);
         Ok(())
     }
 
     fn copy_block(
         &mut self,
         pool: &mut CpuPool,
+        plane: KvPlane,
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError> {
-        let (from, to) = (pool.span(from), pool.span(to));
-        pool.bytes.copy_within(from, to.start);
+        let [from, to] = [from, to].map(|block| pool.shape.whole(plane, block));
+        pool.copy(&from, &to);
+        Ok(())
+    }
+
+    fn clear_state(&mut self, pool: &mut CpuPool, slot: BlockIndex) -> Result<(), EngineError> {
+        let slot = pool.shape.whole(KvPlane::State, slot);
+        pool.span_mut(&slot).fill(0);
         Ok(())
     }
 }

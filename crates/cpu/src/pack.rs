@@ -5,6 +5,7 @@
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
 mod quantized;
+mod row_order;
 
 use crate::affinity;
 use crate::cache::{PackedCache, PackedLocation, PackedStack, StackKey};
@@ -16,15 +17,16 @@ use cleave_cpu_kernels::kernel::product::groups::GroupLayout;
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
 use cleave_cpu_kernels::memory::{PageMemory, SliceParts, WeightWords, bytes_of_mut};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{Precision, RotaryTable, WeightLoader};
+use cleave_engine::ops::{InnerSlices, Precision, RotaryTable, WeightLoader};
 use parking_lot::Mutex;
 pub(crate) use quantized::{ColumnScales, GROUPS, PER_STEP, StackForm};
+pub(crate) use row_order::RowOrder;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Version of everything that decides the packed words: the formats' layouts, rounding, and the
 /// order of rows in panels. Raise it with any change, because names of cached files contain it.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 
 /// Limit of a checkpoint file's bytes in this process's memory while a matrix is packed, counted as
 /// if elements were f32.
@@ -56,8 +58,8 @@ pub struct CpuMatrix {
     pub(crate) is_gated: bool,
     /// Inner dimension: elements summed per result.
     pub(crate) width: usize,
-    /// Steps of the inner dimension.
-    pub(crate) steps: usize,
+    /// End of each slice of the inner dimension, in steps; the last is the number of all steps.
+    pub(crate) slices: Vec<usize>,
     /// Packed words `[panel][…]`; `kernel::product` defines the rest for each format.
     pub(crate) words: WeightWords,
     /// Bias of each column, `(panels × PANEL)`.
@@ -65,6 +67,11 @@ pub struct CpuMatrix {
 }
 
 impl CpuMatrix {
+    /// Steps of the inner dimension.
+    pub(crate) fn steps(&self) -> usize {
+        self.slices.last().copied().unwrap_or(0)
+    }
+
     pub(crate) fn panels(&self) -> usize {
         if self.is_gated {
             self.columns.div_ceil(PANEL / 2)
@@ -187,15 +194,15 @@ impl CpuWeightLoader {
 
     /// Format of the head: at least eight bits, because it decides between tokens of nearly equal
     /// probability.
-    fn head_form(&self, stack: &[StoredMatrix]) -> StackForm {
+    fn head_form(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> StackForm {
         match self.quantize {
             Some(_) => StackForm::Int8,
-            None => self.stack_form(stack),
+            None => self.stack_form(stack, slices),
         }
     }
 
     /// Format in which a stack will be packed.
-    fn stack_form(&self, stack: &[StoredMatrix]) -> StackForm {
+    fn stack_form(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> StackForm {
         let dense = match self.precision {
             Precision::F32 => StackForm::F32,
             Precision::Bf16 if self.keeps_f16 && !stack.is_empty() && stack.iter().all(is_f16) => {
@@ -206,10 +213,10 @@ impl CpuWeightLoader {
         let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
         let stack_form = match self.quantize {
             Some(quantize) if stack.iter().all(is_dense) => {
-                StackForm::rounded_at_load(quantize, stack)
+                StackForm::rounded_at_load(quantize, slices)
             }
             _ if self.precision == Precision::Bf16 => {
-                StackForm::of_checkpoint(stack).unwrap_or(dense)
+                StackForm::of_checkpoint(stack, slices).unwrap_or(dense)
             }
             _ => dense,
         };
@@ -224,8 +231,11 @@ impl CpuWeightLoader {
         stack: &[StoredMatrix],
         order: RowOrder,
         bias: Option<&[f32]>,
+        slices: &InnerSlices,
     ) -> Result<CpuMatrix, EngineError> {
-        let key = StackKey::of_stack(stack, order);
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        assert_eq!(slices.elements().len(), width, "slices of a stack");
+        let key = StackKey::of_stack(stack, order, slices.count());
         let PackedStack {
             stack_form,
             words,
@@ -233,7 +243,7 @@ impl CpuWeightLoader {
         } = match self.with_cache(|cache| cache.take_stack(&key)) {
             Some(packed) => packed,
             None => {
-                let packed = self.pack(stack_form(), stack, order)?;
+                let packed = self.pack(stack_form(), stack, order, slices)?;
                 self.with_cache(|cache| {
                     cache.keep_stack(&key, &packed);
                     None::<()>
@@ -243,7 +253,6 @@ impl CpuWeightLoader {
             }
         };
         let rows: usize = stack.iter().map(StoredMatrix::rows).sum();
-        let width = stack.first().map_or(0, StoredMatrix::columns);
         let bias = bias.map(|bias| {
             assert_eq!(bias.len(), rows, "bias of a stack of {rows} rows");
             let of = |place: Option<usize>| place.map_or(0.0, |place| bias[place]);
@@ -262,7 +271,7 @@ impl CpuWeightLoader {
             columns: order.columns(rows),
             is_gated: order == RowOrder::GateUpInterleaved,
             width,
-            steps: stack_form.steps(width),
+            slices: slices.ends().map(|end| stack_form.steps(end)).collect(),
             words,
             bias,
         })
@@ -273,6 +282,7 @@ impl CpuWeightLoader {
         form: StackForm,
         stack: &[StoredMatrix],
         order: RowOrder,
+        slices: &InnerSlices,
     ) -> Result<PackedStack, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
@@ -284,7 +294,9 @@ impl CpuWeightLoader {
         let (steps, size) = (form.steps(width), form.panel_words(width));
         let mut words = PageMemory::zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
-        let mut of_columns = (form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL));
+        let ends: Vec<usize> = slices.ends().collect();
+        let mut of_columns =
+            (form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL, slices.count()));
         let sources: Vec<ColumnSource<'_>> = order
             .row_of_column(rows.len())
             .map(|place| place.map(|place| rows[place]))
@@ -313,9 +325,8 @@ impl CpuWeightLoader {
                             (StackForm::F16, _) => packer.pack_halves(sources, to),
                             (StackForm::Int8, Some(of_parts)) => {
                                 // SAFETY: as above.
-                                let (scales, sum_offsets) =
-                                    unsafe { of_parts.part(first..first + PANEL) };
-                                packer.pack_bytes(sources, to, scales, sum_offsets);
+                                let of_panel = unsafe { of_parts.part(first..first + PANEL) };
+                                packer.pack_bytes(sources, to, of_panel, &ends);
                             }
                             (StackForm::Int8, None) => unreachable!("eight bits come with scales"),
                             (StackForm::Groups(units), _) => packer.pack_groups(sources, units, to),
@@ -337,48 +348,8 @@ impl CpuWeightLoader {
     }
 }
 
-/// Order of a stack's rows in the columns of panels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowOrder {
-    /// Rows in the order of the stack.
-    Stacked,
-    /// Alternately sixteen rows of the first half and the same sixteen of the second.
-    GateUpInterleaved,
-}
-
 /// A row of a stored tensor; `None` for a padding column of a panel.
 type ColumnSource<'a> = Option<(&'a StoredMatrix, usize)>;
-
-impl RowOrder {
-    /// Columns of the result.
-    fn columns(self, rows: usize) -> usize {
-        match self {
-            Self::Stacked => rows,
-            Self::GateUpInterleaved => rows / 2,
-        }
-    }
-
-    pub(crate) fn panels(self, rows: usize) -> usize {
-        match self {
-            Self::Stacked => rows.div_ceil(PANEL),
-            Self::GateUpInterleaved => (rows / 2).div_ceil(PANEL / 2),
-        }
-    }
-
-    /// Row of each column of all panels; `None` for padding.
-    fn row_of_column(self, rows: usize) -> impl Iterator<Item = Option<usize>> {
-        const HALF: usize = PANEL / 2;
-        let columns = self.columns(rows);
-        (0..self.panels(rows) * PANEL).map(move |at| match self {
-            Self::Stacked => (at < rows).then_some(at),
-            Self::GateUpInterleaved => {
-                let column = at / PANEL * HALF + at % HALF;
-                let first = at % PANEL / HALF * columns;
-                (column < columns).then_some(first + column)
-            }
-        })
-    }
-}
 
 /// Bytes that a step reads of a packed stack.
 fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix]) -> u64 {
@@ -546,21 +517,23 @@ impl WeightLoader for CpuWeightLoader {
         Ok(())
     }
 
-    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
-        packed_bytes(self.stack_form(stack), stack)
+    fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
+        packed_bytes(self.stack_form(stack, slices), stack)
     }
 
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
-        let stack = [head.clone().into()];
-        packed_bytes(self.head_form(&stack), &stack)
+        let (stack, slices) = ([head.clone().into()], InnerSlices::whole(head.columns()));
+        packed_bytes(self.head_form(&stack, &slices), &stack)
     }
 
-    fn matrix(
+    fn sliced_matrix(
         &self,
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
+        slices: &InnerSlices,
     ) -> Result<CpuMatrix, EngineError> {
-        self.load_or_pack(|| self.stack_form(stack), stack, RowOrder::Stacked, bias)
+        let form = || self.stack_form(stack, slices);
+        self.load_or_pack(form, stack, RowOrder::Stacked, bias, slices)
     }
 
     fn gate_up(
@@ -568,17 +541,15 @@ impl WeightLoader for CpuWeightLoader {
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
     ) -> Result<CpuMatrix, EngineError> {
-        self.load_or_pack(
-            || self.stack_form(stack),
-            stack,
-            RowOrder::GateUpInterleaved,
-            bias,
-        )
+        let slices = InnerSlices::whole(stack.first().map_or(0, StoredMatrix::columns));
+        let form = || self.stack_form(stack, &slices);
+        self.load_or_pack(form, stack, RowOrder::GateUpInterleaved, bias, &slices)
     }
 
     fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
-        let stack = [head.clone().into()];
-        self.load_or_pack(|| self.head_form(&stack), &stack, RowOrder::Stacked, None)
+        let (stack, slices) = ([head.clone().into()], InnerSlices::whole(head.columns()));
+        let form = || self.head_form(&stack, &slices);
+        self.load_or_pack(form, &stack, RowOrder::Stacked, None, &slices)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CpuTable, EngineError> {

@@ -12,7 +12,7 @@ use cleave_cpu_kernels::kernel::StoredElement;
 use cleave_cpu_kernels::memory::{PageMemory, SliceParts};
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
-use cleave_engine::ops::Batch;
+use cleave_engine::ops::{Batch, PoolLayerShape};
 
 /// Widened keys and values of the current batch.
 #[derive(Default)]
@@ -41,10 +41,9 @@ impl WidenedKv {
         &mut self,
         threads: &mut Threads,
         pool: &CpuPool,
-        layer: usize,
+        layer: &PoolLayerShape,
     ) -> Result<(&Batch, &[T]), EngineError> {
-        let shape = pool.shape;
-        let each = shape.layer_elements();
+        let each = layer.layer_elements();
         let bytes = self.blocks.len() * each * size_of::<T>();
         if self.bytes.as_ref().is_none_or(|there| there.len() < bytes) {
             self.bytes = Some(PageMemory::zeroed(bytes.next_power_of_two())?);
@@ -56,8 +55,8 @@ impl WidenedKv {
         let parts = SliceParts::new(to);
         let (blocks, stored) = (&self.blocks, pool.elements::<u8>());
         threads.run(blocks.len(), &|turn| {
-            let start = blocks[turn.task].0 as usize * shape.block_elements();
-            let from = &stored[start + shape.key_offset(layer, 0)..][..each];
+            let start = blocks[turn.task].0 as usize * layer.block_elements;
+            let from = &stored[start + layer.key_offset(0)..][..each];
             // SAFETY: only one task writes a block.
             let to = unsafe { parts.part(turn.task * each..(turn.task + 1) * each) };
             for (to, bits) in to.iter_mut().zip(from) {

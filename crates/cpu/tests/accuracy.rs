@@ -41,6 +41,7 @@ fn build(dir: &Path, options: &CpuOptions) -> ModelEngine<CpuOps> {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: TOKENS as u32 / 16 + 2,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: TOKENS as u32 + 16,
     };
@@ -66,6 +67,7 @@ fn segment(position: usize, len: usize, logits: LogitsWanted) -> Segment {
         blocks: (0..TOKENS as u32 / 16 + 2).map(BlockIndex).collect(),
         logits,
         drafts: Vec::new(),
+        state: None,
     }
 }
 

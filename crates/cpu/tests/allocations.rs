@@ -113,6 +113,7 @@ fn engine(dir: &Path, case: AllocationCase) -> ModelEngine<CpuOps> {
     let limits = EngineLimits {
         block_tokens: BLOCK_TOKENS,
         blocks_count: STREAMS * BLOCKS_EACH,
+        states_count: 0,
         slots_count: STREAMS,
         step_tokens_max: 64,
     };
@@ -146,6 +147,7 @@ fn plan(step: u32, each: u32, sampling: &Arc<SamplingParams>) -> StepPlan {
             LogitsWanted::Sample
         },
         drafts: Vec::new(),
+        state: None,
     });
     StepPlan {
         step: StepId(u64::from(step)),

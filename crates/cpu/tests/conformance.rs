@@ -1,6 +1,7 @@
 //! The whole forward pass on every instruction set that this processor has, compared with the
 //! reference's goldens, and with itself on every path.
 
+use crate::harness::{available, options};
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
@@ -39,18 +40,6 @@ fn engine(
     let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
     let engine = ModelEngine::new(ops, weights, limits).map_err(|error| error.to_string())?;
     Ok(Box::new(engine))
-}
-
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
-
-fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
-    CpuOptions {
-        isa: Some(isa),
-        threads,
-        ..CpuOptions::new(precision)
-    }
 }
 
 // Invariant: I17.
@@ -106,6 +95,7 @@ fn the_kv_format_is_part_of_the_fingerprint() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 1,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
     };
@@ -235,6 +225,7 @@ fn the_rounding_of_weights_is_part_of_the_fingerprint() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 1,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
     };

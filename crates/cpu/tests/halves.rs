@@ -1,34 +1,17 @@
 //! Products with weights of f16, compared with sums in f64 on every instruction set that this
 //! processor has, and with themselves: rows alone and together, other thread counts, other sets.
 
+use crate::harness::{self, assert_independent, available, multiply, numbers, same_bits};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
-use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa};
-use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
+use cleave_cpu::{CpuOptions, CpuWeightLoader, Isa};
+use cleave_engine::ops::{InnerSlices, Precision, WeightLoader};
 use half::f16;
-
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
 
 fn options(isa: Isa, threads: usize) -> CpuOptions {
     CpuOptions {
-        isa: Some(isa),
-        threads,
         keeps_f16: true,
-        ..CpuOptions::new(Precision::Bf16)
+        ..harness::options(Precision::Bf16, isa, threads)
     }
-}
-
-/// Numbers in −1..1, the same for the same seed.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(next).collect()
 }
 
 /// Weights `(columns, width)`; every seventh is subnormal in f16.
@@ -40,23 +23,6 @@ fn weights(columns: usize, width: usize) -> Vec<f16> {
 
 fn stored(columns: usize, width: usize) -> StoredMatrix {
     StoredTensor::from_f16("w", columns, width, &weights(columns, width)).into()
-}
-
-fn multiply(
-    options: &CpuOptions,
-    matrix: &CpuMatrix,
-    columns: usize,
-    x: &[f32],
-    rows: usize,
-) -> Vec<f32> {
-    let mut ops = CpuOps::new(options).unwrap();
-    let mut left = ops
-        .rows(rows, x.len() / rows, BufferRole::Activations)
-        .unwrap();
-    left.values_mut().copy_from_slice(x);
-    let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
-    ops.matmul(matrix, rows, &left, &mut out).unwrap();
-    out.values().to_vec()
 }
 
 /// The product in f64, and the sum of magnitudes, to which errors are relative.
@@ -75,10 +41,6 @@ fn expected(columns: usize, width: usize, x: &[f32], bias: Option<&[f32]>) -> Ve
         }
     }
     out
-}
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 #[test]
@@ -103,7 +65,7 @@ fn f16_products_are_right_and_bit_equal_on_every_isa() {
                 let stack = [stored(columns, width)];
                 let matrix = pack.matrix(&stack, bias.as_deref()).unwrap();
                 assert_eq!(
-                    pack.matrix_bytes(&stack),
+                    pack.matrix_bytes(&stack, &InnerSlices::whole(width)),
                     (width * columns.next_multiple_of(32) * 2) as u64
                 );
                 let out = multiply(&options, &matrix, columns, &x, rows);
@@ -132,20 +94,9 @@ fn f16_rows_are_bit_equal_in_any_batch_and_thread_count() {
         let matrix = CpuWeightLoader::new(&options(isa, 2))
             .matrix(&[stored(columns, width)], None)
             .unwrap();
-        let run =
-            |threads, x: &[f32], rows| multiply(&options(isa, threads), &matrix, columns, x, rows);
-        let together = run(1, &x, rows);
-        for threads in [2, 5] {
-            assert!(
-                same_bits(&together, &run(threads, &x, rows)),
-                "{isa} {threads} threads"
-            );
-        }
-        for row in [0, 1, 30, 529] {
-            let alone = run(2, &x[row * width..(row + 1) * width], 1);
-            let among = &together[row * columns..(row + 1) * columns];
-            assert!(same_bits(&alone, among), "{isa} row {row}");
-        }
+        assert_independent(&x, rows, isa.name(), |threads, x, rows| {
+            multiply(&options(isa, threads), &matrix, columns, x, rows)
+        });
     }
 }
 

@@ -6,6 +6,8 @@
 mod accuracy;
 mod conformance;
 mod halves;
+mod harness;
 mod operations;
 mod packed;
 mod quantized;
+mod slices;

@@ -1,10 +1,15 @@
 //! Each operation compared with its formula in f64 on every instruction set that this processor
 //! has, and with itself: rows alone and together, other thread counts, other divisions.
 
+use crate::harness::{
+    assert_close, assert_independent, assert_rows_alone, available, filled, multiply, numbers,
+    options, same_bits,
+};
 use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane, StateCapacity};
+use cleave_engine::BlockSpan;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape, KvPoolShape,
     KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable, WeightLoader,
@@ -21,31 +26,6 @@ const FORMATS: [(Precision, KvType); 6] = [
     (Precision::F32, KvType::Int8PerTokenHead),
     (Precision::Bf16, KvType::Int8PerTokenHead),
 ];
-
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
-
-fn options(precision: Precision, isa: Isa, threads: usize) -> CpuOptions {
-    CpuOptions {
-        isa: Some(isa),
-        threads,
-        ..CpuOptions::new(precision)
-    }
-}
-
-/// Numbers in −1..1, the same for the same seed.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 fn rounded(precision: Precision, values: &[f32]) -> Vec<f64> {
     values
@@ -79,25 +59,6 @@ fn scale_of(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most: f32, v| most.max(v.abs())) / 127.0
 }
 
-fn filled(ops: &CpuOps, rows: usize, values: &[f32]) -> CpuRows {
-    let mut buffer = ops
-        .rows(rows, values.len() / rows.max(1), BufferRole::Activations)
-        .unwrap();
-    buffer.values_mut().copy_from_slice(values);
-    buffer
-}
-
-fn assert_close(found: &[f32], expected: &[f64], bound: f64, label: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
-        let error = (f64::from(found) - expected).abs();
-        assert!(
-            error <= bound * (1.0 + expected.abs()),
-            "{label}: element {i} is {found}, should be {expected}"
-        );
-    }
-}
-
 /// `x · weightᵀ + bias` on one instruction set.
 struct ProductCase {
     width: usize,
@@ -124,13 +85,7 @@ impl ProductCase {
         let matrix = CpuWeightLoader::new(options)
             .matrix(&[weights.into()], self.bias().as_deref())
             .unwrap();
-        let mut ops = CpuOps::new(options).unwrap();
-        let x = filled(&ops, rows, x);
-        let mut out = ops
-            .rows(rows, self.columns, BufferRole::Activations)
-            .unwrap();
-        ops.matmul(&matrix, rows, &x, &mut out).unwrap();
-        out.values().to_vec()
+        multiply(options, &matrix, self.columns, x, rows)
     }
 
     fn expected(&self, precision: Precision) -> Vec<f64> {
@@ -220,18 +175,10 @@ fn rows_are_bit_equal_in_any_batch_and_thread_count() {
                 rows: 61,
                 bias: true,
             };
-            let left = case.left();
-            let together = case.run(&options(precision, isa, 1), case.rows, &left);
-            for threads in [2, 5] {
-                let again = case.run(&options(precision, isa, threads), case.rows, &left);
-                assert!(same_bits(&together, &again), "{isa} {threads} threads");
-            }
-            for row in [0, 1, 30, 60] {
-                let x = &left[row * case.width..(row + 1) * case.width];
-                let alone = case.run(&options(precision, isa, 2), 1, x);
-                let among = &together[row * case.columns..(row + 1) * case.columns];
-                assert!(same_bits(&alone, among), "{isa} {precision:?} row {row}");
-            }
+            let label = format!("{isa} {precision:?}");
+            assert_independent(&case.left(), case.rows, &label, |threads, x, rows| {
+                case.run(&options(precision, isa, threads), rows, x)
+            });
         }
     }
 }
@@ -252,12 +199,15 @@ fn rows_of_a_large_product_equal_those_computed_alone() {
         let options = options(Precision::Bf16, isa, 1);
         let together = case.run(&options, case.rows, &left);
         assert_close(&together, &case.expected(Precision::Bf16), 5e-5, isa.name());
-        for row in [0, 511, 529] {
-            let x = &left[row * case.width..(row + 1) * case.width];
-            let alone = case.run(&options, 1, x);
-            let among = &together[row * case.columns..(row + 1) * case.columns];
-            assert!(same_bits(&alone, among), "{isa} row {row}");
-        }
+        let alone = |x: &[f32]| case.run(&options, 1, x);
+        assert_rows_alone(
+            &together,
+            &left,
+            case.rows,
+            &[0, 511, 529],
+            isa.name(),
+            alone,
+        );
     }
 }
 
@@ -306,10 +256,6 @@ fn exactly_stored_weights_pack_alike_from_every_type() {
         }
         assert!(same_bits(&results[0], &results[1]));
     }
-}
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 #[test]
@@ -421,13 +367,13 @@ const LAYERS: usize = 2;
 impl AttentionCase {
     fn shape(&self, kv: KvType) -> KvPoolShape {
         let blocks = self.lengths.iter().map(|n| n.div_ceil(self.block_tokens));
-        KvPoolShape {
-            blocks_count: blocks.sum::<usize>() + 1,
-            layers_count: LAYERS,
-            heads: self.heads,
-            block_tokens: self.block_tokens,
+        KvPoolShape::uniform(
+            self.heads,
+            LAYERS,
+            self.block_tokens,
+            blocks.sum::<usize>() + 1,
             kv,
-        }
+        )
     }
 
     /// Rows of one sequence, `(tokens, q | k | v)`.
@@ -462,12 +408,12 @@ impl AttentionCase {
     fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
         let mut ops = CpuOps::new(options).unwrap();
         let shape = self.shape(options.kv);
-        let mut pool = ops.pool(shape).unwrap();
+        let mut pool = ops.pool(shape.clone()).unwrap();
         // Earlier contents of a block are NaN in every format.
         let left = vec![0xff; shape.block_bytes()];
         for block in 0..shape.blocks_count as u32 {
-            ops.write_block(&mut pool, BlockIndex(block), 0, &left)
-                .unwrap();
+            let whole = shape.whole(KvPlane::Blocks, BlockIndex(block));
+            ops.write_block(&mut pool, whole, &left).unwrap();
         }
         let (cos, sin) = self.rotary();
         let half = self.heads.head_dim / 2;
@@ -510,6 +456,12 @@ impl AttentionCase {
         outs
     }
 
+    /// A step that computes all sequences whole.
+    fn whole(&self) -> Vec<(usize, usize, usize)> {
+        let lengths = self.lengths.iter().enumerate();
+        lengths.map(|(sequence, len)| (sequence, 0, *len)).collect()
+    }
+
     fn batch(&self, step: &[(usize, usize, usize)]) -> (Batch, Vec<f32>) {
         let mut batch = Batch::default();
         let mut values = Vec::new();
@@ -523,6 +475,7 @@ impl AttentionCase {
                 rows: row..row + to - from,
                 position: from,
                 blocks: first..first + table.len(),
+                state: None,
             });
             let width = self.heads.qkv_width();
             values.extend_from_slice(&self.qkv(sequence)[from * width..to * width]);
@@ -619,12 +572,7 @@ fn attention_follows_its_formula_on_every_isa() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
-                let whole: Vec<_> = case
-                    .lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &n)| (i, 0, n))
-                    .collect();
+                let whole = case.whole();
                 let options = CpuOptions {
                     kv,
                     ..options(precision, isa, 2)
@@ -653,12 +601,7 @@ fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
     for isa in available() {
         for (precision, kv) in FORMATS {
             for case in sequences() {
-                let whole: Vec<_> = case
-                    .lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &n)| (i, 0, n))
-                    .collect();
+                let whole = case.whole();
                 let options = |threads| CpuOptions {
                     kv,
                     ..options(precision, isa, threads)
@@ -700,8 +643,7 @@ fn attention_is_bit_equal_in_any_chunks_and_thread_count() {
 fn attention_is_bit_equal_on_isas_of_one_arithmetic() {
     for (precision, kv) in FORMATS {
         for case in sequences() {
-            let lengths = case.lengths.iter().enumerate();
-            let whole: Vec<_> = lengths.map(|(i, &n)| (i, 0, n)).collect();
+            let whole = case.whole();
             let mut outs_by_arithmetic: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
             for isa in available() {
                 let options = CpuOptions {
@@ -739,16 +681,11 @@ fn stored_block_bytes(
         ..options(precision, Isa::detect(), 1)
     };
     let mut ops = CpuOps::new(&options).unwrap();
-    let shape = KvPoolShape {
-        blocks_count: 1,
-        layers_count: 1,
-        heads,
-        block_tokens: 16,
-        kv: options.kv,
-    };
-    let mut pool = ops.pool(shape).unwrap();
+    let shape = KvPoolShape::uniform(heads, 1, 16, 1, options.kv);
+    let mut pool = ops.pool(shape.clone()).unwrap();
     let left = vec![0xff; shape.block_bytes()];
-    ops.write_block(&mut pool, BlockIndex(0), 0, &left).unwrap();
+    let whole = shape.whole(KvPlane::Blocks, BlockIndex(0));
+    ops.write_block(&mut pool, whole, &left).unwrap();
     let half = heads.head_dim / 2;
     let (cos, sin) = (vec![1.0; 16 * half], vec![0.0; 16 * half]);
     let (cos, sin) = (&cos, &sin);
@@ -765,6 +702,7 @@ fn stored_block_bytes(
                 rows: 0..rows,
                 position,
                 blocks: 0..1,
+                state: None,
             }],
             ..Batch::default()
         };
@@ -778,7 +716,7 @@ fn stored_block_bytes(
         position += rows;
     }
     let mut bytes = vec![0; shape.block_bytes()];
-    ops.read_block(&pool, BlockIndex(0), 0, &mut bytes).unwrap();
+    ops.read_block(&pool, whole, &mut bytes).unwrap();
     bytes
 }
 
@@ -848,25 +786,57 @@ fn int8_codes_and_scale_depend_only_on_token_and_head() {
 #[test]
 fn blocks_are_read_written_and_copied_as_bytes() {
     let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
-    let shape = KvPoolShape {
-        blocks_count: 3,
-        layers_count: 1,
-        heads: heads(1, 1, 16),
-        block_tokens: 2,
-        kv: KvType::Bf16,
-    };
-    let mut pool = ops.pool(shape).unwrap();
-    let bytes: Vec<u8> = (0..shape.block_bytes()).map(|i| i as u8).collect();
-    ops.write_block(&mut pool, BlockIndex(1), 5, &bytes[5..])
+    let shape = KvPoolShape::uniform(heads(1, 1, 16), 1, 2, 3, KvType::Bf16);
+    let mut pool = ops.pool(shape.clone()).unwrap();
+    let len = shape.block_bytes();
+    let span = |block, offset, len| BlockSpan::of_block(BlockIndex(block), offset, len);
+    let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+    ops.write_block(&mut pool, span(1, 5, len - 5), &bytes[5..])
         .unwrap();
-    ops.write_block(&mut pool, BlockIndex(1), 0, &bytes[..5])
+    ops.write_block(&mut pool, span(1, 0, 5), &bytes[..5])
         .unwrap();
-    ops.copy_block(&mut pool, BlockIndex(1), BlockIndex(2))
+    ops.copy_block(&mut pool, KvPlane::Blocks, BlockIndex(1), BlockIndex(2))
         .unwrap();
-    let mut read = vec![1; shape.block_bytes()];
-    ops.read_block(&pool, BlockIndex(0), 0, &mut read).unwrap();
+    let mut read = vec![1; len];
+    ops.read_block(&pool, span(0, 0, len), &mut read).unwrap();
     assert!(read.iter().all(|&b| b == 0), "a new pool is zero");
-    ops.read_block(&pool, BlockIndex(2), 3, &mut read[3..])
+    ops.read_block(&pool, span(2, 3, len - 3), &mut read[3..])
         .unwrap();
     assert_eq!(read[3..], bytes[3..]);
+}
+
+#[test]
+fn state_slots_and_blocks_share_no_byte() {
+    let mut ops = CpuOps::new(&options(Precision::Bf16, Isa::detect(), 1)).unwrap();
+    let mut shape = KvPoolShape::uniform(heads(1, 1, 16), 1, 1, 3, KvType::Bf16);
+    shape.states = Some(StateCapacity {
+        bytes: 37,
+        count: 3,
+    });
+    let mut pool = ops.pool(shape.clone()).unwrap();
+    let planes = [KvPlane::Blocks, KvPlane::State];
+    let all = || {
+        planes
+            .into_iter()
+            .flat_map(|plane| (0..3).map(move |index| (plane, index)))
+    };
+    for (plane, index) in all() {
+        let span = shape.whole(plane, BlockIndex(index));
+        let content = vec![1 + index as u8 + 3 * plane as u8; span.len];
+        ops.write_block(&mut pool, span, &content).unwrap();
+    }
+    ops.copy_block(&mut pool, KvPlane::State, BlockIndex(0), BlockIndex(1))
+        .unwrap();
+    ops.clear_state(&mut pool, BlockIndex(2)).unwrap();
+    let contents: Vec<u8> = all()
+        .map(|(plane, index)| {
+            let bytes = ops.host_block(&pool, plane, BlockIndex(index)).unwrap();
+            assert!(
+                bytes.iter().all(|byte| *byte == bytes[0]),
+                "{plane} {index}"
+            );
+            bytes[0]
+        })
+        .collect();
+    assert_eq!(contents, [1, 2, 3, 4, 4, 0]);
 }

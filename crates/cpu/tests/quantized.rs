@@ -2,34 +2,21 @@
 //! on every instruction set that this processor has, and with themselves: rows alone and together,
 //! other thread counts, other sets.
 
+use crate::harness::{
+    self, assert_close, assert_independent, available, multiply, numbers, same_bits,
+};
 use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
-use cleave_cpu::{CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
-use cleave_engine::ops::{BufferRole, Ops, Precision, WeightLoader};
+use cleave_cpu::{CpuOptions, CpuWeightLoader, Isa, Quantize};
+use cleave_engine::ops::{Precision, WeightLoader};
 
-fn available() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available())
-}
+/// The bound of an error of a product with rounded rows.
+const BOUND: f64 = 3e-5;
 
 fn options(quantize: Option<Quantize>, isa: Isa, threads: usize) -> CpuOptions {
     CpuOptions {
-        isa: Some(isa),
-        threads,
         quantize,
-        ..CpuOptions::new(Precision::Bf16)
+        ..harness::options(Precision::Bf16, isa, threads)
     }
-}
-
-/// Numbers in −1..1, the same for the same seed.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
 }
 
 /// A quantised weight, one byte per code.
@@ -158,38 +145,6 @@ impl CodedWeight {
     }
 }
 
-fn multiply(
-    options: &CpuOptions,
-    matrix: &CpuMatrix,
-    columns: usize,
-    x: &[f32],
-    rows: usize,
-) -> Vec<f32> {
-    let mut ops = CpuOps::new(options).unwrap();
-    let mut left = ops
-        .rows(rows, x.len() / rows, BufferRole::Activations)
-        .unwrap();
-    left.values_mut().copy_from_slice(x);
-    let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
-    ops.matmul(matrix, rows, &left, &mut out).unwrap();
-    out.values().to_vec()
-}
-
-fn assert_close(found: &[f32], expected: &[f64], label: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
-        let error = (f64::from(found) - expected).abs();
-        assert!(
-            error <= 3e-5 * (1.0 + expected.abs()),
-            "{label}: element {i} is {found}, should be {expected}"
-        );
-    }
-}
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
-
 /// Kinds, columns, widths and groups around panels, steps and blocks.
 fn weights() -> Vec<(CodeKind, CodedWeight)> {
     let mut weights = Vec::new();
@@ -250,7 +205,7 @@ fn quantised_products_are_right_and_bit_equal_on_every_isa() {
                     "{isa} {kind:?} {} × {} in {}, {rows} rows",
                     weight.width, weight.columns, weight.group
                 );
-                assert_close(&out, &expected, &label);
+                assert_close(&out, &expected, BOUND, &label);
                 let first = first.get_or_insert_with(|| out.clone());
                 assert!(
                     same_bits(first, &out),
@@ -278,21 +233,9 @@ fn quantised_rows_are_bit_equal_in_any_batch() {
             let matrix = CpuWeightLoader::new(&options(None, isa, 2))
                 .matrix(&[weight.stored()], None)
                 .unwrap();
-            let run = |threads, x: &[f32], rows| {
+            assert_independent(&x, rows, &format!("{isa} {kind:?}"), |threads, x, rows| {
                 multiply(&options(None, isa, threads), &matrix, columns, x, rows)
-            };
-            let together = run(1, &x, rows);
-            for threads in [2, 5] {
-                assert!(
-                    same_bits(&together, &run(threads, &x, rows)),
-                    "{isa} {threads} threads"
-                );
-            }
-            for row in [0, 1, 30, 529] {
-                let alone = run(2, &x[row * width..(row + 1) * width], 1);
-                let among = &together[row * columns..(row + 1) * columns];
-                assert!(same_bits(&alone, among), "{isa} {kind:?} row {row}");
-            }
+            });
         }
     }
 }
@@ -328,7 +271,7 @@ fn products_of_the_largest_codes_do_not_saturate() {
                     .matrix(&[weight.stored()], None)
                     .unwrap();
                 let out = multiply(&options, &matrix, columns, &x, 3);
-                assert_close(&out, &expected, &format!("{isa} {element:?} {code}"));
+                assert_close(&out, &expected, BOUND, &format!("{isa} {element:?} {code}"));
             }
         }
     }

@@ -14,7 +14,7 @@
 
 use cleave_checkpoint::StoredTensor;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, HeadShape, KvPoolShape, KvType,
     LoadPlan, Ops, PassPurpose, Precision, WeightLoader,
@@ -184,22 +184,22 @@ impl GpuBench {
         let heads = sizes.heads;
         let blocks_each = context.div_ceil(BLOCK_TOKENS);
         let layer_bytes = sequences * blocks_each * BLOCK_TOKENS * heads.kv_width() * 4;
-        let shape = KvPoolShape {
-            blocks_count: sequences * blocks_each,
-            layers_count: (TURNS_BYTES / layer_bytes).clamp(1, 32),
+        let shape = KvPoolShape::uniform(
             heads,
-            block_tokens: BLOCK_TOKENS,
-            kv: KvType::Bf16,
-        };
-        let mut pool = ops.pool(shape).unwrap();
+            (TURNS_BYTES / layer_bytes).clamp(1, 32),
+            BLOCK_TOKENS,
+            sequences * blocks_each,
+            KvType::Bf16,
+        );
+        let mut pool = ops.pool(shape.clone()).unwrap();
         let noise: Vec<u8> = noise(1, shape.block_bytes() / 2)
             .iter()
             .flat_map(|x| x.to_le_bytes())
             .collect();
-        ops.write_block(&mut pool, BlockIndex(0), 0, &noise)
-            .unwrap();
+        let first = shape.whole(KvPlane::Blocks, BlockIndex(0));
+        ops.write_block(&mut pool, first, &noise).unwrap();
         for block in 1..shape.blocks_count as u32 {
-            ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(block))
+            ops.copy_block(&mut pool, KvPlane::Blocks, BlockIndex(0), BlockIndex(block))
                 .unwrap();
         }
         let batch = batch(sequences, blocks_each, context, rows);
@@ -215,7 +215,7 @@ impl GpuBench {
         ops.begin(&batch, PassPurpose::Unspecified).unwrap();
         self.time(|turn| {
             let attention = Attention {
-                layer: turn % shape.layers_count,
+                layer: turn % shape.layers_count(),
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 window: None,
             };
@@ -317,6 +317,7 @@ fn batch(sequences: usize, blocks_each: usize, context: usize, rows: usize) -> B
             rows: first..first + rows,
             position: context - rows,
             blocks: sequence * blocks_each..(sequence + 1) * blocks_each,
+            state: None,
         });
     }
     batch

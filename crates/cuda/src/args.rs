@@ -6,6 +6,7 @@
 //! the other.
 
 use crate::driver::KernelArgs;
+use cleave_engine::ops::SLICES_MAX;
 
 /// An address on the device; 0 stands for none.
 pub(crate) type DeviceAddress = u64;
@@ -140,6 +141,9 @@ args! {
         spans: u32,
         group_shift: u32,
         is_out_f32: u32,
+        slices: u32,
+        slice_ends: [u32; SLICES_MAX],
+        padding: u32,
     }
     /// Arguments of the plain kernels of `kernels/matmul`.
     MatmulPlainArgs {
@@ -151,7 +155,8 @@ args! {
         columns: u32,
         width: u32,
         is_out_f32: u32,
-        padding: u32,
+        slices: u32,
+        slice_ends: [u32; SLICES_MAX],
     }
     /// Arguments of all kernels of `kernels/blocks`.
     BlocksArgs {
@@ -171,6 +176,15 @@ args! {
         vocab: u32,
         padding: u32,
     }
+}
+
+/// Returns the ends of slices as kernels take them; kernels read no more than there are.
+pub(crate) fn slice_ends(ends: impl Iterator<Item = usize>) -> [u32; SLICES_MAX] {
+    let mut all = [0; SLICES_MAX];
+    for (to, end) in all.iter_mut().zip(ends) {
+        *to = end as u32;
+    }
+    all
 }
 
 /// Mirrors `Piece` of `kernels/blocks`.

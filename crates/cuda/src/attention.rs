@@ -103,7 +103,7 @@ pub(crate) fn kernel_name(kv: KvType) -> &'static str {
 /// Returns whether the tensor-core kernels take a pool of this shape.
 fn is_tensor(shape: &KvPoolShape) -> bool {
     shape.kv != KvType::F32
-        && DIMS.contains(&shape.heads.head_dim)
+        && DIMS.contains(&shape.uniform_heads().head_dim)
         && shape.block_tokens.is_power_of_two()
         && BLOCK_TOKENS.contains(&shape.block_tokens)
 }
@@ -139,7 +139,8 @@ impl CudaAttention {
         stream: &CudaStream,
         shape: &KvPoolShape,
     ) -> Result<Self, CudaError> {
-        let dim = shape.heads.head_dim;
+        let heads = shape.uniform_heads();
+        let dim = heads.head_dim;
         let kv = kernel_name(shape.kv);
         let kernels = if is_tensor(shape) {
             tensor_kernels(images, stream, kv, dim)?
@@ -161,7 +162,7 @@ impl CudaAttention {
                 "counters of attention",
                 MemoryContents::Zeros,
             )?,
-            heads: shape.heads,
+            heads,
             windows: Vec::new(),
             tables: None,
             plans: Vec::new(),
@@ -359,7 +360,7 @@ fn window_of(attention: &Attention) -> u32 {
 }
 
 fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTables) -> AttendArgs {
-    let shape = &io.pool.shape;
+    let shape = io.pool.shape.layer(attention.layer);
     let bytes = |elements: usize| (elements * shape.kv.element_bytes()) as u64;
     AttendArgs {
         qkv: io.qkv.address(),
@@ -371,9 +372,9 @@ fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTable
         items_count: 0,
         states: 0,
         arrivals: 0,
-        block_bytes: shape.block_bytes() as u64,
-        key_bytes: bytes(shape.key_offset(attention.layer, 0)),
-        value_bytes: bytes(shape.value_offset(attention.layer, 0)),
+        block_bytes: bytes(shape.block_elements),
+        key_bytes: bytes(shape.key_offset(0)),
+        value_bytes: bytes(shape.value_offset(0)),
         query_heads: shape.heads.query_heads as u32,
         kv_heads: shape.heads.kv_heads as u32,
         block_shift: shape.block_tokens.trailing_zeros(),
@@ -388,7 +389,7 @@ fn plain_args(
     io: &AttentionBuffers<'_>,
     sent: SentTables,
 ) -> AttendPlainArgs {
-    let shape = &io.pool.shape;
+    let shape = io.pool.shape.layer(attention.layer);
     AttendPlainArgs {
         qkv: io.qkv.address(),
         out: io.out.address(),
@@ -396,9 +397,9 @@ fn plain_args(
         tables: sent.tables,
         segments: sent.segments,
         segments_count: sent.segments_count,
-        block_elements: shape.block_elements() as u64,
-        key_elements: shape.key_offset(attention.layer, 0) as u64,
-        value_elements: shape.value_offset(attention.layer, 0) as u64,
+        block_elements: shape.block_elements as u64,
+        key_elements: shape.key_offset(0) as u64,
+        value_elements: shape.value_offset(0) as u64,
         query_heads: shape.heads.query_heads as u32,
         kv_heads: shape.heads.kv_heads as u32,
         head_dim: shape.heads.head_dim as u32,
@@ -425,17 +426,12 @@ mod tests {
         let images = KernelImages::load(&device).expect("code");
         let stream = CudaStream::new(&device).expect("a stream");
         let grids = |kv, head_dim| {
-            let shape = KvPoolShape {
-                blocks_count: 2,
-                layers_count: 1,
-                heads: HeadShape {
-                    query_heads: 4,
-                    kv_heads: 1,
-                    head_dim,
-                },
-                block_tokens: 16,
-                kv,
+            let heads = HeadShape {
+                query_heads: 4,
+                kv_heads: 1,
+                head_dim,
             };
+            let shape = KvPoolShape::uniform(heads, 1, 16, 2, kv);
             let attention = CudaAttention::new(&images, &stream, &shape).expect("kernels");
             attention.grids()
         };

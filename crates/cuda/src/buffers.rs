@@ -1,5 +1,6 @@
 //! Activations and the KV pool on the device.
 
+use crate::blocks::PoolRegions;
 use crate::driver::{CudaStream, DeviceMemory};
 use crate::error::CudaError;
 use cleave_engine::ops::{KvPoolShape, Precision};
@@ -39,9 +40,10 @@ impl CudaRows {
 /// A KV pool. Clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct CudaPool {
-    /// The blocks, followed by the bytes that a speed test overwrites (see `blocks`).
     pub(crate) memory: Arc<DeviceMemory>,
     pub(crate) shape: KvPoolShape,
+    /// Where blocks and state slots lie in the memory.
+    pub(crate) regions: PoolRegions,
 }
 
 /// Memory that grows when a step needs more, and never shrinks.

@@ -8,6 +8,7 @@
 use crate::args::{
     AttendArgs, AttendPlainArgs, DeviceAddress, DeviceEdit, DeviceRule, EmbedArgs, GateArgs,
     GatherArgs, HeadNormArgs, MatmulArgs, MatmulPlainArgs, NormArgs, RotateArgs, SampleArgs,
+    slice_ends,
 };
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, KernelArgs, PinnedMemory};
 use crate::images::{KernelImages, TABLE};
@@ -319,6 +320,7 @@ fn batch(parts: &[(usize, usize)]) -> (Batch, Vec<u32>) {
             rows: row..row + rows,
             position: *position,
             blocks: first..tables.len(),
+            state: None,
         });
         row += rows;
     }
@@ -402,23 +404,38 @@ fn attend(bench: &KernelBench, name: &str) {
 }
 
 fn matmul_plain(bench: &KernelBench, name: &str) {
-    let (rows, columns, width) = (3, 70, 45);
-    let args = MatmulPlainArgs {
-        weights: bench.stored(name, columns * width),
-        x: bench.stored(name, rows * width),
-        bias: bench.floats(columns),
-        out: bench.zeros(rows * columns * 4),
-        rows_count: bench.of(&[rows as u32]),
-        columns: columns as u32,
-        width: width as u32,
-        is_out_f32: 1,
-        padding: 0,
-    };
-    bench.launch(name, [2, 1, 1], args);
+    let (rows, columns) = (3, 70);
+    for ends in [vec![45], vec![16, 48, 64, 80]] {
+        let width = ends[ends.len() - 1];
+        let args = MatmulPlainArgs {
+            weights: bench.stored(name, columns * width),
+            x: bench.stored(name, rows * width),
+            bias: bench.floats(columns),
+            out: bench.zeros(rows * columns * 4),
+            rows_count: bench.of(&[rows as u32]),
+            columns: columns as u32,
+            width: width as u32,
+            is_out_f32: 1,
+            slices: ends.len() as u32,
+            slice_ends: slice_ends(ends.iter().copied()),
+        };
+        bench.launch(name, [2, 1, 1], args);
+    }
 }
 
 /// The matrix has two tiles of columns and, in kernels for few rows, two spans that are merged.
 fn matmul(bench: &KernelBench, name: &str) {
+    // The last span is shorter, by a length that the narrowest groups and chunks still divide.
+    matmul_slices(bench, name, &[if name.contains("few") { 192 } else { 64 }]);
+    // A slice of two spans, and shorter ones.
+    matmul_slices(bench, name, &[32, 224, 256, 288]);
+}
+
+fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
+    const SPAN_WIDTH: usize = 128;
+    // Sums of slices that wait at once.
+    const WAITING: usize = 3;
+    const BLOCKS: u32 = 3;
     let (tile_rows, format) = name
         .trim_start_matches("matmul_")
         .trim_start_matches("few")
@@ -428,10 +445,11 @@ fn matmul(bench: &KernelBench, name: &str) {
         .unwrap();
     let tile_rows: usize = tile_rows.parse().unwrap();
     let is_few = name.contains("few");
-    let (columns, spans): (usize, usize) = (131, if is_few { 2 } else { 1 });
-    let span_width = 128;
-    // The last span is shorter, by a length that the narrowest groups and chunks still divide.
-    let width = spans * span_width - 64;
+    let columns: usize = 131;
+    let starts = std::iter::once(&0).chain(ends);
+    let widths = starts.zip(ends).map(|(start, end)| end - start);
+    let spans: usize = widths.map(|width| width.div_ceil(SPAN_WIDTH)).sum();
+    let width = ends[ends.len() - 1];
     // The tile is not full.
     let rows = tile_rows - 3;
     let tile_columns = match (is_few, format) {
@@ -440,6 +458,11 @@ fn matmul(bench: &KernelBench, name: &str) {
     };
     let tiles = columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
     let (groups, padded) = (width / 32, columns.next_multiple_of(4));
+    let sums_count = match (is_few, ends.len()) {
+        (true, _) => tiles * spans,
+        (false, 1) => 0,
+        (false, _) => BLOCKS as usize * WAITING,
+    };
     let args = MatmulArgs {
         weights: match format {
             "bf16" => bench.stored(name, columns * width),
@@ -458,20 +481,22 @@ fn matmul(bench: &KernelBench, name: &str) {
         bias: bench.floats(columns),
         out: bench.zeros(rows * columns * 2),
         rows_count: bench.of(&[rows as u32]),
-        sums: if is_few {
-            bench.zeros(tiles * spans * tile_columns * tile_rows * 4)
-        } else {
-            0
+        sums: match sums_count {
+            0 => 0,
+            _ => bench.zeros(sums_count * tile_columns * tile_rows * 4),
         },
         arrivals: if is_few { bench.zeros(tiles * 4) } else { 0 },
         columns: columns as u32,
         width: width as u32,
-        span_width: span_width as u32,
+        span_width: SPAN_WIDTH as u32,
         spans: spans as u32,
         group_shift: 5,
         is_out_f32: 0,
+        slices: ends.len() as u32,
+        slice_ends: slice_ends(ends.iter().copied()),
+        padding: 0,
     };
-    bench.launch(name, [3, 1, 1], args);
+    bench.launch(name, [BLOCKS, 1, 1], args);
 }
 
 /// Returns whether tests run on a real GPU.

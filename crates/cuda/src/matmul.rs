@@ -1,14 +1,15 @@
-//! Matrix products on the device: the choice of the kernel, and the cut of the inner dimension into
-//! spans.
+//! Matrix products on the device: the choice of the kernel, and the cut of slices of the inner
+//! dimension into spans.
 //!
 //! Owns: the choice by the number of rows, the spans that `kernels/matmul/matmul.cuh` describes,
 //! and the workspace for their sums.
 //! Never: waits for the device.
-//! Invariant: spans depend on a matrix's shape alone, so that a row gives the same bits from every
-//! kernel. A grid has no more thread blocks than its stream's multiprocessors hold at once, by the
-//! driver's count for the kernel.
+//! Invariant: spans depend on a product's shape and slices alone, so that a row gives the same bits
+//! from every kernel, and a rank that has some of the slices cuts them as one that has all. A grid
+//! has no more thread blocks than its stream's multiprocessors hold at once, by the driver's count
+//! for the kernel.
 
-use crate::args::{MatmulArgs, MatmulPlainArgs};
+use crate::args::{self, MatmulArgs, MatmulPlainArgs};
 use crate::buffers::{CudaRows, GrowingMemory, MemoryContents};
 use crate::cublaslt::CublasLt;
 use crate::driver::{CudaKernel, CudaStream};
@@ -19,7 +20,7 @@ use crate::pack::{CudaMatrix, QuantizedParts};
 use crate::quantized::QuantizedFormat;
 use crate::step_messages::{StepMessage, StepMessages};
 use crate::wgmma;
-use cleave_engine::ops::Precision;
+use cleave_engine::ops::{InnerSlices, Precision};
 
 /// Spans begin at multiples of this many elements: `SPAN_UNIT` of the kernels.
 const SPAN_UNIT: usize = 128;
@@ -28,8 +29,10 @@ const FEW_COLUMNS: usize = 64;
 /// The number of thread blocks that the cut into spans fills, the same on every device so that bits
 /// do not depend on its size: `BLOCKS_FILLED` of the kernels.
 const BLOCKS_FILLED: usize = 264;
-/// The most spans of a product: `SPANS_MAX` of the kernels.
+/// The most spans of a slice: `SPANS_MOST` of the kernels.
 const SPANS_MAX: usize = 16;
+/// Sums of slices that wait at once in a thread block's workspace: `WAITING_MOST` of the kernels.
+const WAITING_MAX: usize = 3;
 /// The tensor-core kernels take rows whose width is a multiple of this many elements.
 const ALIGNED_ELEMENTS: usize = 8;
 /// The number of rows from which an allowed cublasLt computes the product. With fewer rows the
@@ -233,7 +236,8 @@ impl CudaMatmul {
                 columns: matrix.columns as u32,
                 width: matrix.width as u32,
                 is_out_f32: u32::from(target.stored == Precision::F32),
-                padding: 0,
+                slices: matrix.slices.count() as u32,
+                slice_ends: args::slice_ends(matrix.slices.ends()),
             };
             let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
             let grid = [
@@ -244,24 +248,36 @@ impl CudaMatmul {
             // SAFETY: rows were checked here, the target by the caller.
             return unsafe { self.plain.launch(stream, grid, args) };
         };
-        let span_width = span_width(matrix.columns, matrix.width);
-        let spans = matrix.width.div_ceil(span_width);
+        let span_width = span_width(matrix.columns, &matrix.slices);
+        let spans = spans_count(&matrix.slices, span_width);
         let (tile_columns, tile_rows) = tiled.tile;
         let tiles = matrix.columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
-        let (mut sums, mut arrivals) = (0, 0);
-        let mut items = tiles;
         // Kernels for few rows have too few tiles to fill the device, so each span of a tile is an
-        // item of its own. The block that arrives last adds up the tile's spans in order.
-        if tiled.merges_spans {
-            items = tiles * spans;
-            if spans > 1 {
-                let bytes = items * tile_columns * tile_rows * size_of::<f32>();
-                let (before, counters) = (self.sums.memory().at(0), self.arrivals.memory().at(0));
-                sums = self.sums.ensure_bytes(stream, bytes)?.at(0);
-                let bytes = tiles * size_of::<u32>();
-                arrivals = self.arrivals.ensure_bytes(stream, bytes)?.at(0);
-                self.reallocations_count += u64::from(sums != before || arrivals != counters);
-            }
+        // item of its own. The block that arrives last adds up the tile's spans.
+        let items = if tiled.merges_spans {
+            tiles * spans
+        } else {
+            tiles
+        };
+        // Blocks beyond those that run at once would only wait; each block walks several items
+        // instead.
+        let blocks = items.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
+        let sums_count = match (tiled.merges_spans, matrix.slices.count()) {
+            (true, _) if spans > 1 => items,
+            (true, _) | (false, 1) => 0,
+            (false, _) => blocks * WAITING_MAX,
+        };
+        let (mut sums, mut arrivals) = (0, 0);
+        let (before, counters) = (self.sums.memory().at(0), self.arrivals.memory().at(0));
+        if sums_count > 0 {
+            let bytes = sums_count * tile_columns * tile_rows * size_of::<f32>();
+            sums = self.sums.ensure_bytes(stream, bytes)?.at(0);
+            self.reallocations_count += u64::from(sums != before);
+        }
+        if tiled.merges_spans && spans > 1 {
+            let bytes = tiles * size_of::<u32>();
+            arrivals = self.arrivals.ensure_bytes(stream, bytes)?.at(0);
+            self.reallocations_count += u64::from(arrivals != counters);
         }
         let (column_scales, group_scales, group_shift) = scales_of(matrix.quantized.as_ref());
         let args = MatmulArgs {
@@ -280,10 +296,10 @@ impl CudaMatmul {
             spans: spans as u32,
             group_shift,
             is_out_f32: u32::from(target.stored == Precision::F32),
+            slices: matrix.slices.count() as u32,
+            slice_ends: args::slice_ends(matrix.slices.ends()),
+            padding: 0,
         };
-        // Blocks beyond those that run at once would only wait; each block walks several items
-        // instead.
-        let blocks = items.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all
         // spans.
         unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
@@ -330,11 +346,15 @@ fn scales_of(quantized: Option<&QuantizedParts>) -> (u64, u64, u32) {
     }
 }
 
-/// Returns the width of a span. It must equal `span_width_of` of the kernels, whose comment gives
-/// the reasons.
-fn span_width(columns: usize, width: usize) -> usize {
-    let units = width.div_ceil(SPAN_UNIT);
-    let tiles = columns.div_ceil(FEW_COLUMNS);
+/// Returns the width of a span, the same for every matrix that has some of a product's slices. It
+/// must equal `span_width_of` of the kernels, whose comment gives the reasons.
+fn span_width(columns: usize, slices: &InnerSlices) -> usize {
+    let ends = slices.ends_of_all();
+    let starts = std::iter::once(&0).chain(ends);
+    let widths = starts.zip(ends).map(|(start, end)| end - start);
+    let units = widths.map(|width| width.div_ceil(SPAN_UNIT)).max();
+    let units = units.expect("a product has slices");
+    let tiles = columns.div_ceil(FEW_COLUMNS) * ends.len();
     let mut best = (units, tiles.div_ceil(BLOCKS_FILLED) * units);
     for spans in (2..=SPANS_MAX).take_while(|spans| spans * 2 <= units) {
         let length = units.div_ceil(spans);
@@ -346,4 +366,15 @@ fn span_width(columns: usize, width: usize) -> usize {
         }
     }
     best.0 * SPAN_UNIT
+}
+
+/// Returns the number of spans of all slices that a matrix has.
+fn spans_count(slices: &InnerSlices, span_width: usize) -> usize {
+    let mut start = 0;
+    let counts = slices.ends().map(|end| {
+        let width = end - start;
+        start = end;
+        width.div_ceil(span_width)
+    });
+    counts.sum()
 }

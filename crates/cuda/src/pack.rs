@@ -13,7 +13,7 @@ use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
 use crate::upload::{UploadSource, Uploader};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{LoadPlan, Precision, RotaryTable, WeightLoader};
+use cleave_engine::ops::{InnerSlices, LoadPlan, Precision, RotaryTable, WeightLoader};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub struct CudaMatrix {
     pub(crate) bias: Option<WeightPart>,
     pub(crate) columns: usize,
     pub(crate) width: usize,
+    /// Slices of the inner dimension, `width`.
+    pub(crate) slices: InnerSlices,
     /// The further parts of a quantised matrix; `None` for a dense one.
     pub(crate) quantized: Option<QuantizedParts>,
 }
@@ -171,9 +173,13 @@ impl CudaWeightLoader {
 
     /// Returns the layout in which kernels for quantised weights take the stack, or the reason why
     /// they do not.
-    fn quantized_stack(&self, stack: &[StoredMatrix]) -> Result<QuantizedStack, String> {
+    fn quantized_stack(
+        &self,
+        stack: &[StoredMatrix],
+        slices: &InnerSlices,
+    ) -> Result<QuantizedStack, String> {
         match self.precision {
-            Precision::Bf16 => QuantizedStack::of(stack),
+            Precision::Bf16 => QuantizedStack::of(stack, slices),
             Precision::F32 => Err("an f32 engine keeps all weights in f32".to_owned()),
         }
     }
@@ -296,8 +302,11 @@ impl WeightLoader for CudaWeightLoader {
             vector_elements,
             tensors_count,
         } = plan;
+        let packed = quantized
+            .iter()
+            .map(|(stack, slices)| self.matrix_bytes(stack, slices) as usize);
         let bytes = *matrix_elements as usize * self.precision.element_bytes()
-            + quantized.iter().map(|stack| self.matrix_bytes(stack) as usize).sum::<usize>()
+            + packed.sum::<usize>()
             + *vector_elements as usize * size_of::<f32>()
             // Codes and scales of a quantised matrix are two parts, and each part may lose bytes to
             // alignment.
@@ -312,8 +321,8 @@ impl WeightLoader for CudaWeightLoader {
         Ok(())
     }
 
-    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
-        let bytes = match self.quantized_stack(stack) {
+    fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
+        let bytes = match self.quantized_stack(stack, slices) {
             Ok(quantized) => quantized.weight_bytes() + quantized.scales_count() * size_of::<u32>(),
             Err(_) => self.dense_bytes(stack),
         };
@@ -330,17 +339,19 @@ impl WeightLoader for CudaWeightLoader {
         Ok(())
     }
 
-    fn matrix(
+    fn sliced_matrix(
         &self,
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
+        slices: &InnerSlices,
     ) -> Result<CudaMatrix, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(
             stack.iter().all(|tensor| tensor.columns() == width),
             "a stack of different widths"
         );
-        let (weight, quantized) = match self.quantized_stack(stack) {
+        assert_eq!(slices.elements().len(), width, "slices of a stack");
+        let (weight, quantized) = match self.quantized_stack(stack, slices) {
             Ok(quantized) => {
                 let (codes, parts) = self.packed(stack, quantized)?;
                 (codes, Some(parts))
@@ -355,6 +366,7 @@ impl WeightLoader for CudaWeightLoader {
             bias: bias.map(|bias| self.floats(bias)).transpose()?,
             columns: stack.iter().map(StoredMatrix::rows).sum(),
             width,
+            slices: slices.clone(),
             quantized,
         })
     }

@@ -198,6 +198,7 @@ mod tests {
                 rows: row..row + rows,
                 position: *position,
                 blocks: 0..0,
+                state: None,
             });
             row += rows;
         }

@@ -6,6 +6,7 @@
 //! Invariant: a column's elements stay in order, so the kernel alone decides the order of sums.
 
 use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
+use cleave_engine::ops::InnerSlices;
 use std::sync::Arc;
 
 /// The group sizes that kernels take, in columns, the widest first because it reads the fewest
@@ -55,11 +56,11 @@ pub(crate) struct QuantizedStack {
 }
 
 impl QuantizedStack {
-    /// Returns the layout in which kernels take a stack.
+    /// Returns the layout in which kernels take a stack, whose slices are whole groups.
     ///
     /// # Errors
     /// If no kernel takes the stack; the text gives the reason.
-    pub(crate) fn of(stack: &[StoredMatrix]) -> Result<Self, String> {
+    pub(crate) fn of(stack: &[StoredMatrix], slices: &InnerSlices) -> Result<Self, String> {
         let mut tensors = Vec::new();
         for matrix in stack {
             match matrix {
@@ -108,7 +109,7 @@ impl QuantizedStack {
                 ));
             }
             QuantizedFormat::Fp8Groups | QuantizedFormat::Int4 => {
-                Some(kernel_group(&groups, width)?)
+                Some(kernel_group(&groups, width, slices)?)
             }
         };
         Ok(Self {
@@ -202,11 +203,11 @@ fn nibbles_word(codes: &[u8], c: usize) -> u32 {
     even.chain(odd).fold(0, |word, code| word | code)
 }
 
-/// Returns the widest group that divides the row and every group of the tensors.
-fn kernel_group(groups: &[usize], width: usize) -> Result<usize, String> {
+/// Returns the widest group that divides every slice and every group of the tensors.
+fn kernel_group(groups: &[usize], width: usize, slices: &InnerSlices) -> Result<usize, String> {
     let divides = |group: &usize| {
         let divides_all = |each: &usize| *each >= width || each.is_multiple_of(*group);
-        width.is_multiple_of(*group) && groups.iter().all(divides_all)
+        slices.are_multiples_of(*group) && groups.iter().all(divides_all)
     };
     GROUPS.into_iter().find(divides).ok_or_else(|| {
         format!("{width} columns in groups of {groups:?} cannot be cut into groups of 32")

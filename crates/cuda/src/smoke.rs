@@ -7,7 +7,7 @@
 //! Never: measures; takes longer than a few seconds.
 #![allow(clippy::unwrap_used)] // Tests.
 
-use crate::args::{AttendArgs, AttendPlainArgs, GatherArgs, MatmulArgs};
+use crate::args::{AttendArgs, AttendPlainArgs, GatherArgs, MatmulArgs, slice_ends};
 use crate::driver::{CudaDevice, CudaEvent, CudaStream};
 use crate::every_kernel::{KernelBench, device};
 use crate::images::KernelImages;
@@ -166,6 +166,9 @@ fn codes_through_products(bench: &KernelBench) {
         spans: 1,
         group_shift: 0,
         is_out_f32: 1,
+        slices: 1,
+        slice_ends: slice_ends(std::iter::once(WIDTH)),
+        padding: 0,
     };
     for name in ["matmul_few8_fp8", "matmul_many64_fp8"] {
         bench.launch(name, [2, 1, 1], args);

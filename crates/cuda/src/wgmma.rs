@@ -7,7 +7,7 @@
 //! Never: decides for which rows either kernel is used.
 //! Invariant: without equal bits no wgmma kernel is used.
 
-use crate::args::MatmulArgs;
+use crate::args::{MatmulArgs, slice_ends};
 use crate::driver::{CudaKernel, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
 use crate::images::KernelImages;
@@ -128,6 +128,9 @@ impl WgmmaProbe {
             spans: WIDTH.div_ceil(SPAN_WIDTH) as u32,
             group_shift: 0,
             is_out_f32: 1,
+            slices: 1,
+            slice_ends: slice_ends(std::iter::once(WIDTH)),
+            padding: 0,
         };
         let mut fetched = PinnedMemory::new(stream.device(), bytes)?;
         // SAFETY: the sizes are those of the memory allocated above, which lives until the stream

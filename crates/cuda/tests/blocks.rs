@@ -3,24 +3,24 @@
 
 use crate::harness;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions};
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane, StateCapacity};
 use cleave_engine::ops::{HeadShape, KvPoolShape, KvType, Ops, Precision};
 use cleave_engine::{BlockSpan, DeviceBlocks};
 use std::sync::Arc;
 
 /// Returns a shape whose blocks have `2 × layers × 2 × 16 × 8` elements of f32.
 fn shape(layers_count: usize, blocks_count: usize) -> KvPoolShape {
-    KvPoolShape {
-        blocks_count,
-        layers_count,
-        heads: HeadShape {
+    KvPoolShape::uniform(
+        HeadShape {
             query_heads: 2,
             kv_heads: 2,
             head_dim: 8,
         },
-        block_tokens: 16,
-        kv: KvType::F32,
-    }
+        layers_count,
+        16,
+        blocks_count,
+        KvType::F32,
+    )
 }
 
 /// A pool with both accesses to its blocks: the engine's, and the one beside it.
@@ -38,7 +38,7 @@ impl TestPool {
 
     fn on(device: &Arc<CudaDevice>, shape: KvPoolShape) -> Self {
         let ops = CudaOps::new(device, &CudaOptions::new(Precision::F32)).unwrap();
-        let pool = ops.pool(shape).unwrap();
+        let pool = ops.pool(shape.clone()).unwrap();
         let blocks = ops.blocks(&pool).unwrap();
         Self {
             ops,
@@ -54,10 +54,8 @@ impl TestPool {
             .map(|block| noise(salt + u64::from(block), self.shape.block_bytes()))
             .collect();
         for (block, bytes) in contents.iter().enumerate() {
-            let block = BlockIndex(block as u32);
-            self.ops
-                .write_block(&mut self.pool, block, 0, bytes)
-                .unwrap();
+            let whole = span(block as u32, 0, bytes.len());
+            self.ops.write_block(&mut self.pool, whole, bytes).unwrap();
         }
         contents
     }
@@ -65,7 +63,7 @@ impl TestPool {
     fn content(&self, block: u32) -> Vec<u8> {
         let mut bytes = vec![0; self.shape.block_bytes()];
         self.ops
-            .read_block(&self.pool, BlockIndex(block), 0, &mut bytes)
+            .read_block(&self.pool, span(block, 0, bytes.len()), &mut bytes)
             .unwrap();
         bytes
     }
@@ -94,11 +92,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn span(block: u32, offset: usize, len: usize) -> BlockSpan {
-    BlockSpan {
-        block: BlockIndex(block),
-        offset,
-        len,
-    }
+    BlockSpan::of_block(BlockIndex(block), offset, len)
 }
 
 /// Returns whole blocks, pieces that kernels take, and pieces that no kernel takes.
@@ -125,7 +119,13 @@ fn reads_return_the_pools_bytes_and_checksums() {
         let spans = spans(pool.shape.block_bytes());
         let (buffers, sums) = pool.read(&spans);
         let again = pool.blocks.checksums(&spans).unwrap();
-        for (i, BlockSpan { block, offset, len }) in spans.iter().enumerate() {
+        for (
+            i,
+            BlockSpan {
+                block, offset, len, ..
+            },
+        ) in spans.iter().enumerate()
+        {
             let expected = &contents[block.0 as usize][*offset..offset + len];
             assert!(buffers[i] == expected, "{:?} of {layers} layers", spans[i]);
             let sum = xxhash_rust::xxh3::xxh3_64(expected);
@@ -311,4 +311,90 @@ fn an_invalid_or_mismatched_pool_handle_is_refused() {
     let handle = gone.blocks.handle().unwrap();
     drop(gone);
     assert!(near.blocks.open(&handle).is_err());
+}
+
+/// A shape with state slots of `bytes` bytes.
+fn shape_with_states(blocks_count: usize, bytes: u32, count: u32) -> KvPoolShape {
+    let mut shape = shape(2, blocks_count);
+    shape.states = Some(StateCapacity { bytes, count });
+    shape
+}
+
+fn state_span(slot: u32, offset: usize, len: usize) -> BlockSpan {
+    BlockSpan {
+        plane: KvPlane::State,
+        ..span(slot, offset, len)
+    }
+}
+
+#[test]
+fn states_are_copied_beside_the_engine_as_blocks_are() {
+    let Some(mut pool) = TestPool::new(shape_with_states(4, 5000, 3)) else {
+        return;
+    };
+    let contents = pool.fill(1);
+    let states: Vec<Vec<u8>> = (0..3).map(|slot| noise(70 + slot, 5000)).collect();
+    // In pieces, as they arrive from another worker.
+    let cut = 2048;
+    let parts: Vec<(BlockSpan, &[u8])> = (0..)
+        .zip(&states)
+        .flat_map(|(slot, bytes)| {
+            let (head, tail) = bytes.split_at(cut);
+            let head = (state_span(slot, 0, cut), head);
+            [head, (state_span(slot, cut, 5000 - cut), tail)]
+        })
+        .collect();
+    pool.blocks.write(&parts).unwrap();
+    let whole = |slot| state_span(slot, 0, 5000);
+    let (read, sums) = pool.read(&[whole(0), whole(1), whole(2)]);
+    for (bytes, (found, sum)) in states.iter().zip(read.iter().zip(sums)) {
+        assert!(found == bytes);
+        assert_eq!(sum, xxhash_rust::xxh3::xxh3_64(bytes));
+    }
+    pool.ops
+        .copy_block(&mut pool.pool, KvPlane::State, BlockIndex(0), BlockIndex(2))
+        .unwrap();
+    pool.ops.clear_state(&mut pool.pool, BlockIndex(1)).unwrap();
+    let mut after = vec![1; 5000];
+    for (slot, expected) in [(0, &states[0]), (1, &vec![0; 5000]), (2, &states[0])] {
+        pool.ops
+            .read_block(&pool.pool, whole(slot), &mut after)
+            .unwrap();
+        assert!(after == *expected, "slot {slot}");
+    }
+    for (block, expected) in (0..).zip(&contents) {
+        assert!(pool.content(block) == *expected, "block {block}");
+    }
+    for outside in [state_span(3, 0, 1), state_span(0, 1, 5000)] {
+        assert!(pool.blocks.checksums(&[outside]).is_err(), "{outside:?}");
+    }
+}
+
+#[test]
+fn states_are_copied_between_pools_of_one_process() {
+    let Some(near) = TestPool::new(shape_with_states(4, 5000, 3)) else {
+        return;
+    };
+    // Slots begin elsewhere in a pool with other numbers of blocks and slots.
+    let mut far = TestPool::new(shape_with_states(7, 5000, 2)).unwrap();
+    let before = far.fill(50);
+    let bytes = noise(9, 5000);
+    near.blocks
+        .write(&[(state_span(2, 0, 5000), &bytes)])
+        .unwrap();
+    let peer = near.blocks.open(&far.blocks.handle().unwrap()).unwrap();
+    peer.write(&[(state_span(2, 16, 4000), BlockIndex(1))])
+        .unwrap();
+    assert!(peer.probe().unwrap() > 0);
+    let (read, _) = far.read(&[state_span(1, 0, 5000), state_span(0, 0, 5000)]);
+    assert!(read[0][16..4016] == bytes[16..4016] && read[0][..16] == [0; 16]);
+    assert!(read[0][4016..] == [0; 984] && read[1] == [0; 5000]);
+    for (block, expected) in (0..).zip(&before) {
+        assert!(far.content(block) == *expected, "block {block}");
+    }
+    let outside = peer.write(&[(state_span(2, 0, 1), BlockIndex(2))]);
+    assert!(outside.is_err(), "the other pool has two slots");
+    let other = TestPool::new(shape_with_states(4, 4999, 3)).unwrap();
+    let refused = near.blocks.open(&other.blocks.handle().unwrap());
+    assert!(refused.unwrap_err().to_string().contains("state slots"));
 }

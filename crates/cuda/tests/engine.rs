@@ -83,6 +83,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 8,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 32,
     };
@@ -110,6 +111,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
                 blocks: (0..8).map(BlockIndex).collect(),
                 logits: LogitsWanted::No,
                 drafts: Vec::new(),
+                state: None,
             };
             let plan = StepPlan {
                 step: StepId(u64::from(chunk)),
@@ -118,14 +120,10 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
             };
             engine.step(&plan).unwrap();
             for block in [2 * chunk, 2 * chunk + 1].map(BlockIndex) {
-                let span = BlockSpan {
-                    block,
-                    offset: 0,
-                    len,
-                };
+                let span = BlockSpan::of_block(block, 0, len);
                 let (mut beside, mut after) = (vec![0; len], vec![0; len]);
                 blocks.read(&mut [(span, &mut beside)]).unwrap();
-                engine.read_block(block, 0, &mut after).unwrap();
+                engine.read_block(span, &mut after).unwrap();
                 assert!(after.iter().any(|byte| *byte != 0));
                 assert!(beside == after, "{block} with seed {seed}");
             }

@@ -8,3 +8,4 @@ mod blocks;
 mod engine;
 mod harness;
 mod operations;
+mod slices;

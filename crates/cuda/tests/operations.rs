@@ -9,7 +9,8 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader};
 use cleave_cuda::{
     CudaOps, CudaOptions, CudaRows, CudaWeightLoader, MultiprocessorShare, SharePart,
 };
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
+use cleave_engine::BlockSpan;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadNorms,
@@ -19,7 +20,7 @@ use cleave_engine::ops::{
 use half::bf16;
 
 /// A test's access to a device's buffers.
-trait BufferAccess: Ops {
+pub(crate) trait BufferAccess: Ops {
     fn set_rows(&self, rows: &mut Self::Rows, values: &[f32]);
     fn get_rows(&self, rows: &Self::Rows) -> Vec<f32>;
     /// Returns a block's elements in the order `[layer][K|V][kv_head][token][dim]`.
@@ -35,7 +36,7 @@ impl BufferAccess for CpuOps {
     }
     /// The CPU backend stores f32 keys as `[dim][token]` where both are multiples of a vector.
     fn in_rows(shape: &KvPoolShape, block: Vec<f32>) -> Vec<f32> {
-        let (tokens, dim) = (shape.block_tokens, shape.heads.head_dim);
+        let (tokens, dim) = (shape.block_tokens, shape.uniform_heads().head_dim);
         if !tokens.is_multiple_of(16) || !dim.is_multiple_of(16) {
             return block;
         }
@@ -45,7 +46,7 @@ impl BufferAccess for CpuOps {
             .zip(block.chunks_exact(tokens * dim))
             .enumerate()
         {
-            if (head / shape.heads.kv_heads).is_multiple_of(2) {
+            if (head / shape.uniform_heads().kv_heads).is_multiple_of(2) {
                 for (at, element) in rows.iter_mut().enumerate() {
                     *element = block[at % dim * tokens + at / dim];
                 }
@@ -68,14 +69,14 @@ impl BufferAccess for CudaOps {
 }
 
 /// One of the two compared backends, and the precision of its numbers.
-struct DeviceUnderTest<O: Ops> {
-    ops: O,
-    pack: O::Pack,
+pub(crate) struct DeviceUnderTest<O: Ops> {
+    pub(crate) ops: O,
+    pub(crate) pack: O::Pack,
     pool: KvType,
 }
 
 /// Returns numbers in −1..1 that bf16 can hold, the same for the same seed.
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
+pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..count)
         .map(|_| {
@@ -105,7 +106,7 @@ fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
     }
 }
 
-fn cuda(precision: Precision, kv: KvType) -> Option<DeviceUnderTest<CudaOps>> {
+pub(crate) fn cuda(precision: Precision, kv: KvType) -> Option<DeviceUnderTest<CudaOps>> {
     let device = harness::device()?;
     let options = CudaOptions {
         kv,
@@ -155,7 +156,7 @@ fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
 }
 
 impl<O: BufferAccess> DeviceUnderTest<O> {
-    fn rows(&self, values: &[f32], width: usize, holds: BufferRole) -> O::Rows {
+    pub(crate) fn rows(&self, values: &[f32], width: usize, holds: BufferRole) -> O::Rows {
         let count = values.len() / width;
         let mut rows = self.ops.rows(count, width, holds).unwrap();
         self.ops.set_rows(&mut rows, values);
@@ -285,14 +286,14 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         } = case;
         let width = heads.qkv_width();
         let tables = case.tables();
-        let shape = KvPoolShape {
-            blocks_count: tables.iter().map(Vec::len).sum::<usize>() + 1,
-            layers_count: 2,
-            heads: *heads,
-            block_tokens: *block_tokens,
-            kv: self.pool,
-        };
-        let mut pool = self.ops.pool(shape).unwrap();
+        let shape = KvPoolShape::uniform(
+            *heads,
+            2,
+            *block_tokens,
+            tables.iter().map(Vec::len).sum::<usize>() + 1,
+            self.pool,
+        );
+        let mut pool = self.ops.pool(shape.clone()).unwrap();
         let longest = segments
             .iter()
             .map(|(position, rows)| position + rows)
@@ -365,21 +366,25 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         }
         let mut bytes = vec![0; shape.block_bytes()];
         let block = tables[0][0];
-        self.ops.read_block(&pool, block, 0, &mut bytes).unwrap();
+        let whole = |block| shape.whole(KvPlane::Blocks, block);
+        self.ops
+            .read_block(&pool, whole(block), &mut bytes)
+            .unwrap();
         let spare = BlockIndex(shape.blocks_count as u32 - 1);
-        self.ops.copy_block(&mut pool, block, spare).unwrap();
+        self.ops
+            .copy_block(&mut pool, KvPlane::Blocks, block, spare)
+            .unwrap();
         let mut copied = vec![0; shape.block_bytes()];
-        self.ops.read_block(&pool, spare, 0, &mut copied).unwrap();
+        self.ops
+            .read_block(&pool, whole(spare), &mut copied)
+            .unwrap();
         assert_eq!(copied, bytes, "a copied block");
         let (head, tail) = bytes.split_at(bytes.len() / 3);
         let changed: Vec<u8> = tail.iter().map(|byte| byte ^ 0x55).collect();
-        self.ops
-            .write_block(&mut pool, spare, head.len(), &changed)
-            .unwrap();
+        let end = BlockSpan::of_block(spare, head.len(), tail.len());
+        self.ops.write_block(&mut pool, end, &changed).unwrap();
         let mut again = vec![0; tail.len()];
-        self.ops
-            .read_block(&pool, spare, head.len(), &mut again)
-            .unwrap();
+        self.ops.read_block(&pool, end, &mut again).unwrap();
         assert_eq!(again, changed, "a written block");
         [last, O::in_rows(&shape, self.elements(&bytes))]
     }
@@ -441,6 +446,7 @@ impl DeviceAttentionCase {
                 rows: first..first + rows,
                 position: *position,
                 blocks: block..batch.blocks.len(),
+                state: None,
             });
         }
         batch
@@ -808,21 +814,15 @@ fn recorded_decode_steps_fill_the_device() {
     let stand_in = harness::stand_in().expect("it has settings");
     for group in [4, 32] {
         let mut gpu = cuda(Precision::Bf16, KvType::Bf16).expect("a stand-in");
-        let shape = KvPoolShape {
-            blocks_count: 80,
-            layers_count: 1,
-            heads: heads(group, 1, 64),
-            block_tokens: 16,
-            kv: KvType::Bf16,
-        };
-        let pool = gpu.ops.pool(shape).unwrap();
+        let shape = KvPoolShape::uniform(heads(group, 1, 64), 1, 16, 80, KvType::Bf16);
+        let pool = gpu.ops.pool(shape.clone()).unwrap();
         let head = StoredTensor::from_f32("head", 8, group * 64, &numbers(3, 8 * group * 64));
         let head = gpu.pack.matrix(&[head.into()], None).unwrap();
         gpu.pack.finish().unwrap();
         let activations =
             |ops: &CudaOps, width| ops.rows(1, width, BufferRole::Activations).unwrap();
-        let qkv = activations(&gpu.ops, shape.heads.qkv_width());
-        let mut out = activations(&gpu.ops, shape.heads.query_width());
+        let qkv = activations(&gpu.ops, shape.uniform_heads().qkv_width());
+        let mut out = activations(&gpu.ops, shape.uniform_heads().query_width());
         let attention = Attention {
             layer: 0,
             window: None,
@@ -847,6 +847,7 @@ fn recorded_decode_steps_fill_the_device() {
                     rows: 0..1,
                     position: position as usize,
                     blocks: 0..80,
+                    state: None,
                 }],
                 blocks: (0..80).map(BlockIndex).collect(),
                 ..Batch::default()

@@ -9,14 +9,15 @@ use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::synth;
 use cleave_cuda::{CudaDevice, CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan, StepResult,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, PlaneLayout, SamplingParams, Segment,
+    SegmentState, SlotIndex, StepPlan, StepResult,
 };
 use cleave_emulator::StandInLibrary;
 use cleave_engine::ops::{
     Batch, BatchSegment, DrawRule, HeadShape, KvPoolShape, KvType, Ops, PassMode, PassPurpose,
     Precision,
 };
-use cleave_engine::{Engine, EngineError, EngineLimits, ModelEngine, Weights};
+use cleave_engine::{BlockSpan, Engine, EngineError, EngineLimits, ModelEngine, Weights};
 use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
 use std::sync::Arc;
@@ -25,10 +26,13 @@ const SLOTS: u32 = 3;
 /// The number of a sequence's blocks, of 16 tokens each.
 const TABLE: u32 = 4;
 const PROMPT: u32 = 5;
+/// State slots, where an engine has them.
+const STATES: u32 = SLOTS + 4;
 
 const LIMITS: EngineLimits = EngineLimits {
     block_tokens: 16,
     blocks_count: SLOTS * TABLE,
+    states_count: STATES,
     slots_count: SLOTS,
     step_tokens_max: 64,
 };
@@ -73,6 +77,11 @@ fn folder() -> &'static Path {
 
 /// Opens the GPU, loads weights, and builds an engine.
 fn build() -> Result<ModelEngine<CudaOps>, String> {
+    build_with_state(None)
+}
+
+/// Builds an engine whose sequences have a state of this layout, which no layer uses.
+fn build_with_state(state: Option<PlaneLayout>) -> Result<ModelEngine<CudaOps>, String> {
     let to_text = |error: &dyn std::fmt::Display| error.to_string();
     let device = CudaDevice::open(0).map_err(|error| to_text(&error))?;
     let checkpoint = Checkpoint::open(folder()).map_err(|error| to_text(&error))?;
@@ -81,7 +90,9 @@ fn build() -> Result<ModelEngine<CudaOps>, String> {
     let weights = weights.map_err(|error| to_text(&error))?;
     let options = CudaOptions::new(Precision::Bf16);
     let ops = CudaOps::new(&device, &options).map_err(|error| to_text(&error))?;
-    let engine = ModelEngine::new(ops, Arc::new(weights), LIMITS);
+    let mut layout = weights.kv_spec(LIMITS.block_tokens, ops.kv_type());
+    layout.state = state;
+    let engine = ModelEngine::with_layout(ops, Arc::new(weights), &layout, LIMITS);
     engine.map_err(|error| to_text(&error))
 }
 
@@ -132,6 +143,7 @@ fn plan(drawn_count: u32) -> StepPlan {
         blocks: (slot * TABLE..(slot + 1) * TABLE).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     };
     StepPlan {
         opens: match drawn_count {
@@ -214,14 +226,8 @@ fn copies_work_after_a_pass_fails_while_recorded() {
         kv_heads: 1,
         head_dim: 64,
     };
-    let shape = KvPoolShape {
-        blocks_count: 2,
-        layers_count: 1,
-        heads,
-        block_tokens: 16,
-        kv: KvType::Bf16,
-    };
-    let mut pool = ops.pool(shape).unwrap();
+    let shape = KvPoolShape::uniform(heads, 1, 16, 2, KvType::Bf16);
+    let mut pool = ops.pool(shape.clone()).unwrap();
     let batch = Batch {
         tokens: vec![1],
         positions: vec![0],
@@ -229,6 +235,7 @@ fn copies_work_after_a_pass_fails_while_recorded() {
             rows: 0..1,
             position: 0,
             blocks: 0..1,
+            state: None,
         }],
         blocks: vec![BlockIndex(0)],
         ..Batch::default()
@@ -248,13 +255,74 @@ fn copies_work_after_a_pass_fails_while_recorded() {
     }
     ops.abandon_pass();
     let wrote = vec![7; shape.block_bytes()];
-    ops.write_block(&mut pool, BlockIndex(0), 0, &wrote)
-        .unwrap();
-    ops.copy_block(&mut pool, BlockIndex(0), BlockIndex(1))
+    let plane = KvPlane::Blocks;
+    let whole = |block| shape.whole(plane, BlockIndex(block));
+    ops.write_block(&mut pool, whole(0), &wrote).unwrap();
+    ops.copy_block(&mut pool, plane, BlockIndex(0), BlockIndex(1))
         .unwrap();
     let mut read = vec![0; wrote.len()];
-    ops.read_block(&pool, BlockIndex(1), 0, &mut read).unwrap();
+    ops.read_block(&pool, whole(1), &mut read).unwrap();
     assert_eq!(read, wrote);
+}
+
+/// Decode steps are recorded and replayed: copies that became part of a recording would be repeated
+/// with the slots of the step that was recorded.
+#[test]
+fn recorded_steps_copy_the_states_of_their_own_plan() {
+    let Some(ExclusiveStandIn { stand_in, .. }) = &exclusive_stand_in() else {
+        return;
+    };
+    let layout = PlaneLayout::packed([(100, 24), (101, 40)]);
+    let mut engine = build_with_state(Some(layout)).unwrap();
+    let whole = |slot| BlockSpan {
+        plane: KvPlane::State,
+        block: BlockIndex(slot),
+        offset: 0,
+        len: 64,
+    };
+    let content = |engine: &ModelEngine<CudaOps>, slot| {
+        let mut bytes = [0; 64];
+        engine.read_block(whole(slot), &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "slot {slot}");
+        bytes[0]
+    };
+    for slot in 0..STATES {
+        let bytes = [slot as u8 + 1; 64];
+        engine.write_block(whole(slot), &bytes).unwrap();
+    }
+    let replays = stand_in.calls_count("graph_launch");
+    for drawn in 0..6 {
+        let mut plan = plan(drawn);
+        for (sequence, segment) in (0..).zip(&mut plan.segments) {
+            segment.state = Some(SegmentState {
+                slot: BlockIndex(sequence),
+                restore: None,
+                snapshot: None,
+            });
+        }
+        let states = |plan: &mut StepPlan, restore: u32, snapshot: u32| {
+            let state = plan.segments[0].state.as_mut().unwrap();
+            state.restore = Some(BlockIndex(restore));
+            state.snapshot = Some(BlockIndex(snapshot));
+        };
+        match drawn {
+            // The last slots are never written by a segment.
+            4 => states(&mut plan, STATES - 1, SLOTS),
+            5 => states(&mut plan, STATES - 2, SLOTS + 1),
+            _ => {}
+        }
+        let ahead = engine.overlap().unwrap();
+        ahead.begin(&plan).unwrap();
+        ahead.collect().unwrap();
+        let expected = match drawn {
+            0..4 => [0, 0, 0, 4, 5],
+            4 => [STATES, 0, 0, STATES, 5],
+            _ => [STATES - 1, 0, 0, STATES, STATES - 1],
+        };
+        let found: Vec<u32> = (0..5).map(|slot| content(&engine, slot).into()).collect();
+        assert_eq!(found, expected, "after step {drawn}");
+    }
+    assert!(stand_in.calls_count("graph_launch") > replays + 2);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The description and the load that a worker reports of itself.
 
-use crate::SPAN_MAX;
+use crate::{BlockIndex, KvPlane, KvUnit, SPAN_MAX};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub struct WorkerDescription {
 }
 
 /// The limits of an engine; the same numbers for engine, scheduler and router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Capacity {
     /// Tokens whose KV one block holds.
     pub block_tokens: u32,
@@ -82,6 +82,63 @@ pub struct Capacity {
     pub step_tokens_max: u32,
     /// Limit of a sequence, prompt and output together.
     pub context_tokens_max: u32,
+    /// The state plane; `None` if no layer of the model has a state.
+    #[serde(default)]
+    pub states: Option<StateCapacity>,
+}
+
+/// The slots of a state plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StateCapacity {
+    /// Bytes of one slot, at least 1.
+    pub bytes: u32,
+    /// Slots, for the states of sequences and for snapshots, at least 1.
+    pub count: u32,
+}
+
+impl Capacity {
+    /// The pieces in which a state is sent and copied, none longer than a block; 0 without states.
+    pub fn state_pieces(&self) -> u32 {
+        self.states
+            .map_or(0, |states| states.bytes.div_ceil(self.block_bytes))
+    }
+
+    /// The blocks of a sequence in their order, then the pieces of its state in `slot`; each with
+    /// the block or slot that it lies in.
+    pub fn units<'a>(
+        &self,
+        blocks: &'a [BlockIndex],
+        slot: Option<BlockIndex>,
+    ) -> impl Iterator<Item = (KvUnit, BlockIndex)> + use<'a> {
+        let blocks = (0..).map(KvUnit::block).zip(blocks.iter().copied());
+        let plane = KvPlane::State;
+        let pieces = (0..self.state_pieces()).map(move |ordinal| KvUnit { plane, ordinal });
+        blocks.chain(
+            slot.into_iter()
+                .flat_map(move |slot| pieces.clone().map(move |unit| (unit, slot))),
+        )
+    }
+
+    /// Bytes of a block, or of a piece of a state; the last piece may be shorter than the others,
+    /// and one past the end has none.
+    pub fn unit_bytes(&self, unit: KvUnit) -> u32 {
+        match unit.plane {
+            KvPlane::Blocks => self.block_bytes,
+            KvPlane::State => {
+                let bytes = self.states.map_or(0, |states| states.bytes);
+                let left = u64::from(bytes).saturating_sub(self.unit_start(unit));
+                u32::try_from(left).map_or(self.block_bytes, |left| left.min(self.block_bytes))
+            }
+        }
+    }
+
+    /// The first byte of a block, or of a piece of a state, from the start of its block or slot.
+    pub fn unit_start(&self, unit: KvUnit) -> u64 {
+        match unit.plane {
+            KvPlane::Blocks => 0,
+            KvPlane::State => u64::from(unit.ordinal) * u64::from(self.block_bytes),
+        }
+    }
 }
 
 /// The load of a worker after its last step.
@@ -95,6 +152,9 @@ pub struct WorkerLoad {
     pub sequences_running: u32,
     /// Blocks neither held nor reserved; cached prefixes that can be evicted count as free.
     pub blocks_free: u32,
+    /// State slots held by no sequence and no copy; snapshots that can be evicted count as free.
+    #[serde(default)]
+    pub states_free: u32,
     /// Whether its steps complete in time.
     pub progress: StepProgress,
     /// Tokens, prompt and output, of the sequences that decode or will decode here: in the batch,
@@ -190,4 +250,52 @@ pub enum StepProgress {
     Moving,
     /// The current step exceeds its time limit.
     Stuck,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Capacity, StateCapacity};
+    use crate::{KvPlane, KvUnit};
+
+    fn capacity(state_bytes: Option<u32>) -> Capacity {
+        Capacity {
+            block_tokens: 4,
+            block_bytes: 8,
+            blocks_count: 3,
+            slots_count: 2,
+            step_tokens_max: 8,
+            context_tokens_max: 12,
+            states: state_bytes.map(|bytes| StateCapacity { bytes, count: 2 }),
+        }
+    }
+
+    #[test]
+    fn pieces_cover_a_state_and_none_exceeds_a_block() {
+        for bytes in 1..40 {
+            let capacity = capacity(Some(bytes));
+            let mut end = 0;
+            for ordinal in 0..capacity.state_pieces() {
+                let plane = KvPlane::State;
+                let unit = KvUnit { plane, ordinal };
+                assert_eq!(capacity.unit_start(unit), end);
+                let len = capacity.unit_bytes(unit);
+                assert!((1..=8).contains(&len), "{len} of {bytes}");
+                end += u64::from(len);
+            }
+            assert_eq!(end, u64::from(bytes));
+            let ordinal = capacity.state_pieces();
+            let plane = KvPlane::State;
+            assert_eq!(capacity.unit_bytes(KvUnit { plane, ordinal }), 0);
+        }
+    }
+
+    #[test]
+    fn without_a_state_plane_only_blocks_have_bytes() {
+        let capacity = capacity(None);
+        assert_eq!(capacity.state_pieces(), 0);
+        assert_eq!(capacity.unit_bytes(KvUnit::block(7)), 8);
+        assert_eq!(capacity.unit_start(KvUnit::block(7)), 0);
+        let (plane, ordinal) = (KvPlane::State, 0);
+        assert_eq!(capacity.unit_bytes(KvUnit { plane, ordinal }), 0);
+    }
 }

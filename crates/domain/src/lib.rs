@@ -9,6 +9,7 @@
 
 mod fleet;
 mod id;
+mod kv;
 mod message;
 mod plan;
 mod price;
@@ -21,19 +22,22 @@ mod time;
 mod timing;
 
 pub use fleet::{
-    Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StepProgress, WorkerDescription,
-    WorkerLoad,
+    Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StateCapacity, StepProgress,
+    WorkerDescription, WorkerLoad,
 };
 pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
+pub use kv::{KvPlane, KvSpec, KvSpecError, KvUnit, LayerSpan, PlaneLayout};
 pub use message::{
     AbandonCause, Deadline, Emission, Ending, Failure, FinishReason, HandoffTarget, MigrateOrder,
     OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, RunOrder,
     TokenUsage,
 };
-pub use plan::{LogitsWanted, OpenSlot, SampledToken, Segment, StepPlan, StepResult, TokenScores};
+pub use plan::{
+    LogitsWanted, OpenSlot, SampledToken, Segment, SegmentState, StepPlan, StepResult, TokenScores,
+};
 pub use price::{LinkPrice, Prices, RowPrice, StepWork};
 pub use request::{Request, SamplingError, SamplingParams, StopRules};
 pub use resolve::{CLASS_HEADER, UnknownSloClass};

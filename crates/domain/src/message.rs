@@ -148,6 +148,10 @@ pub struct HandoffTarget {
     /// The reserved blocks for the others, in order: block `present + i` of the sequence goes to
     /// `blocks[i]`. May be more than the prompt fills; the rest is for growth.
     pub blocks: Vec<BlockRef>,
+    /// The reserved state slot, where the model has states. A sequence's state is final only when
+    /// it is sealed, so it is always sent.
+    #[serde(default)]
+    pub state: Option<BlockRef>,
 }
 
 /// A message from a worker to the router whose order it answers.
@@ -161,6 +165,9 @@ pub enum Report {
         present: u32,
         /// The reserved blocks, as in [`HandoffTarget::blocks`].
         blocks: Vec<BlockRef>,
+        /// The reserved state slot, as in [`HandoffTarget::state`].
+        #[serde(default)]
+        state: Option<BlockRef>,
     },
     /// Answers `ReserveOrder`, `PrefillOrder` or `RunOrder`: refused; the order changed nothing. An
     /// order that names a hand-off and leg already accepted is a repetition, and gets no answer.

@@ -54,6 +54,22 @@ pub struct Segment {
     /// it.
     #[serde(default)]
     pub drafts: Vec<TokenId>,
+    /// The sequence's state, where the model has one.
+    #[serde(default)]
+    pub state: Option<SegmentState>,
+}
+
+/// The state of a segment's sequence: what its layers without keys and values know of all tokens
+/// so far. Slots are indices of the state plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SegmentState {
+    /// The slot that is read and written; at position 0 it counts as empty, whatever is in it.
+    pub slot: BlockIndex,
+    /// A snapshot after `position` tokens, copied to `slot` before the segment; never at position
+    /// 0. `None`: `slot` has the state after `position` tokens.
+    pub restore: Option<BlockIndex>,
+    /// A slot that gets a copy of `slot` after the segment's last token.
+    pub snapshot: Option<BlockIndex>,
 }
 
 impl Segment {

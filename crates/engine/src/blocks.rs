@@ -15,19 +15,39 @@
 //! writes use separate queues, so that neither waits for the other.
 
 use crate::EngineError;
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// A byte range of one block.
+/// A byte range of one block, or of one slot of the state plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSpan {
-    /// Block that has the range.
+    /// Plane of the block or slot.
+    pub plane: KvPlane,
+    /// Block or slot that has the range.
     pub block: BlockIndex,
-    /// First byte, from the block's start.
+    /// First byte, from the start of the block or slot.
     pub offset: usize,
     /// Length of the range in bytes.
     pub len: usize,
+}
+
+impl BlockSpan {
+    /// A range of a block.
+    pub fn of_block(block: BlockIndex, offset: usize, len: usize) -> Self {
+        Self {
+            plane: KvPlane::Blocks,
+            block,
+            offset,
+            len,
+        }
+    }
+
+    /// The bytes of the range in its block or slot.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
 }
 
 /// A pool on a device. Checksums are XXH3-64 with seed 0.
@@ -70,9 +90,9 @@ pub trait DeviceBlocks: Send + Sync + Debug {
 
 /// Another worker's pool, open for writing.
 pub trait PeerBlocks: Send + Sync + Debug {
-    /// Copies parts of this worker's blocks to the same offsets in blocks of the other pool.
-    /// Returns a checksum per part, computed from the bytes in this worker's pool. The bytes are in
-    /// the other pool when the call returns.
+    /// Copies parts of this worker's blocks to the same offsets in blocks of the same plane of the
+    /// other pool. Returns a checksum per part, computed from the bytes in this worker's pool. The
+    /// bytes are in the other pool when the call returns.
     ///
     /// # Errors
     /// As [`DeviceBlocks::read`].

@@ -1,7 +1,9 @@
 //! The interface between a worker and a model, on any device.
 
-use crate::blocks::DeviceBlocks;
-use cleave_domain::{BlockIndex, Capacity, DeviceId, Fingerprint, SlotIndex, StepPlan, StepResult};
+use crate::blocks::{BlockSpan, DeviceBlocks};
+use cleave_domain::{
+    BlockIndex, Capacity, DeviceId, Fingerprint, KvPlane, SlotIndex, StepPlan, StepResult,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +26,8 @@ pub struct EngineDescription {
 
 /// A model with a KV pool. Synchronous, driven by one thread.
 ///
-/// The KV pool has one contiguous range per block, `[block][layer][K|V][kv_head]`.
+/// The KV pool has one contiguous range per block, `[block][layer][K|V][kv_head]`, and one per slot
+/// of the state plane, if the model has one.
 pub trait Engine: Send {
     /// Model, device, fingerprint and capacity of the engine.
     fn describe(&self) -> &EngineDescription;
@@ -34,12 +37,12 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` or `Slot` if the plan contradicts the engine's limits or itself; nothing has changed
-    /// then. `Device`, `NotFinite` or `Lost` if the device failed; the contents of the blocks that
-    /// the plan writes are then undefined.
+    /// then. `Device`, `NotFinite` or `Lost` if the device failed; the contents of the blocks and
+    /// state slots that the plan writes are then undefined, those of other sequences' states too.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
 
     /// Limit of a segment's drafts ([`cleave_domain::Segment::drafts`]); 0 if the engine cannot
-    /// verify drafts.
+    /// verify drafts, as with states, which cannot forget a rejected draft.
     fn drafts_max(&self) -> u32 {
         0
     }
@@ -50,21 +53,19 @@ pub trait Engine: Send {
         None
     }
 
-    /// Copies `out.len()` bytes out of a block, from byte `offset`.
+    /// Copies a range out of a block or slot, `[span.len]`.
     ///
     /// # Errors
-    /// `Plan` if the range is outside the block or the pool.
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError>;
+    /// `Plan` if the range is outside the block or slot, or the pool has no such block or plane.
+    ///
+    /// # Panics
+    /// If `out` is not as long as the range.
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError>;
 
-    /// A block's bytes in place, `[block_bytes]`, if it exists and the host can read it there; it
+    /// The bytes of a whole block or slot in place, if it exists and the host can read it there; it
     /// saves the caller one copy.
-    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
-        let _ = block;
+    fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
+        let _ = (plane, block);
         None
     }
 
@@ -74,22 +75,24 @@ pub trait Engine: Send {
         None
     }
 
-    /// Copies bytes into a block.
+    /// Copies bytes into a range of a block or slot, `[span.len]`.
     ///
     /// # Errors
     /// As [`Engine::read_block`].
-    fn write_block(
-        &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Result<(), EngineError>;
+    ///
+    /// # Panics
+    /// As [`Engine::read_block`].
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Copies whole blocks, `(from, to)`, in order.
+    /// Copies whole blocks or slots of a plane, `(from, to)`, in order.
     ///
     /// # Errors
     /// As [`Engine::read_block`].
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError>;
+    fn copy_blocks(
+        &mut self,
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError>;
 }
 
 /// An engine whose device accepts a step while it runs the one before, so that the device never
@@ -155,7 +158,8 @@ pub enum EngineError {
 
 impl EngineError {
     /// Slots whose sequences alone made a step fail, if known: the other sequences of the step can
-    /// run again, from their history and the KV that they had before it.
+    /// run again, from their history and the blocks that they had before it, and from a snapshot of
+    /// their state if they have one.
     pub fn slots(&self) -> &[SlotIndex] {
         match self {
             Self::Slot(slot, _) => std::slice::from_ref(slot),

@@ -1,17 +1,19 @@
 //! An engine that computes nothing.
 //!
 //! Owns: slots' histories, the invented tokens, and a pool of blocks whose bytes can be sent.
-//! Never: takes time: its caller decides the time of a step. Never: reads a block, so that a
-//! block's contents change no token.
+//! Never: takes time: its caller decides the time of a step. Never: reads or writes a block or a
+//! state, so that their contents change no token.
 //! Invariant: a token is a function of the sequence's seed and the token's position, so that every
 //! path through a fleet gives the same tokens; all tokens are equally likely, and have that score.
 
-use crate::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
+use crate::ops::PoolPlane;
+use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan, StepResult,
-    TokenId, TokenScores,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan,
+    StepResult, TokenId, TokenScores,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Drafts per segment, as in engines that compute.
 const DRAFTS_MAX: u32 = 16;
@@ -19,7 +21,8 @@ const DRAFTS_MAX: u32 = 16;
 /// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
     description: EngineDescription,
-    /// Bytes of the pool, `[blocks_count][block_bytes]`.
+    /// Bytes of the blocks, `[blocks_count][block_bytes]`, then of the state slots,
+    /// `[count][bytes]`.
     pool: Vec<u8>,
     /// `[slots_count]`; a slot's output grows with every drawn token.
     slots: Vec<Option<OpenSlot>>,
@@ -35,7 +38,10 @@ impl MockEngine {
     /// `Device` if there is no memory for the pool.
     pub fn new(description: EngineDescription) -> Result<Self, EngineError> {
         let capacity = &description.capacity;
-        let bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
+        let states = capacity.states.map_or(0, |states| {
+            u64::from(states.count) * u64::from(states.bytes)
+        });
+        let bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes) + states;
         let no_memory = || EngineError::Device(format!("no memory for {bytes} bytes of blocks"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
         let mut pool = Vec::new();
@@ -120,22 +126,44 @@ impl MockEngine {
         Ok(())
     }
 
-    /// Byte range of a part of a block in the pool.
-    fn span(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        len: usize,
-    ) -> Result<std::ops::Range<usize>, EngineError> {
-        let size = self.description.capacity.block_bytes as usize;
-        let start = block.0 as usize * size + offset;
-        if offset + len <= size && start + len <= self.pool.len() {
-            Ok(start..start + len)
-        } else {
-            Err(EngineError::Plan(format!(
-                "{len} bytes from {offset} of {block}: outside the pool"
-            )))
+    /// Number of blocks or slots of a plane, and their bytes.
+    fn plane(&self, plane: KvPlane) -> PoolPlane {
+        let capacity = &self.description.capacity;
+        match plane {
+            KvPlane::Blocks => PoolPlane {
+                count: capacity.blocks_count as usize,
+                bytes: capacity.block_bytes as usize,
+            },
+            KvPlane::State => capacity
+                .states
+                .map_or(PoolPlane::default(), |states| PoolPlane {
+                    count: states.count as usize,
+                    bytes: states.bytes as usize,
+                }),
         }
+    }
+
+    /// Byte range of a part of a block or slot in the pool.
+    fn range(&self, span: BlockSpan) -> Result<Range<usize>, EngineError> {
+        let range = self.plane(span.plane).range(&span);
+        let outside = || EngineError::Plan(format!("{span:?} is outside the pool"));
+        let range = range.ok_or_else(outside)?;
+        let states = self.plane(KvPlane::State);
+        let first = match span.plane {
+            KvPlane::Blocks => 0,
+            KvPlane::State => self.pool.len() - states.count * states.bytes,
+        };
+        Ok(first + range.start..first + range.end)
+    }
+
+    /// Byte range of a whole block or slot in the pool.
+    fn whole(&self, plane: KvPlane, block: BlockIndex) -> Result<Range<usize>, EngineError> {
+        self.range(BlockSpan {
+            plane,
+            block,
+            offset: 0,
+            len: self.plane(plane).bytes,
+        })
     }
 }
 
@@ -145,9 +173,10 @@ impl Engine for MockEngine {
     }
 
     fn drafts_max(&self) -> u32 {
-        match self.uncollected {
-            Some(_) => 0,
-            None => DRAFTS_MAX,
+        if self.uncollected.is_some() || self.description.capacity.states.is_some() {
+            0
+        } else {
+            DRAFTS_MAX
         }
     }
 
@@ -171,38 +200,30 @@ impl Engine for MockEngine {
         Ok(result)
     }
 
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        let span = self.span(block, offset, out.len())?;
-        out.copy_from_slice(&self.pool[span]);
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        let range = self.range(span)?;
+        out.copy_from_slice(&self.pool[range]);
         Ok(())
     }
 
-    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
-        let size = self.description.capacity.block_bytes as usize;
-        Some(&self.pool[self.span(block, 0, size).ok()?])
+    fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
+        Some(&self.pool[self.whole(plane, block).ok()?])
     }
 
-    fn write_block(
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        let range = self.range(span)?;
+        self.pool[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy_blocks(
         &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
     ) -> Result<(), EngineError> {
-        let span = self.span(block, offset, bytes.len())?;
-        self.pool[span].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
-        let size = self.description.capacity.block_bytes as usize;
         for (from, to) in pairs {
-            let from = self.span(*from, 0, size)?;
-            let to = self.span(*to, 0, size)?;
+            let from = self.whole(plane, *from)?;
+            let to = self.whole(plane, *to)?;
             self.pool.copy_within(from, to.start);
         }
         Ok(())
@@ -275,10 +296,14 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Capacity, Fingerprint, SamplingParams, StepId};
+    use cleave_domain::{Capacity, Fingerprint, SamplingParams, StateCapacity, StepId};
     use std::sync::Arc;
 
     fn engine() -> MockEngine {
+        engine_with_states(None)
+    }
+
+    fn engine_with_states(states: Option<StateCapacity>) -> MockEngine {
         let capacity = Capacity {
             block_tokens: 4,
             block_bytes: 8,
@@ -286,6 +311,7 @@ mod tests {
             slots_count: 2,
             step_tokens_max: 16,
             context_tokens_max: 24,
+            states,
         };
         MockEngine::new(EngineDescription {
             model: "mock".into(),
@@ -330,6 +356,7 @@ mod tests {
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
                 drafts: Vec::new(),
+                state: None,
             }],
             opens,
         })
@@ -363,6 +390,7 @@ mod tests {
                 blocks: vec![BlockIndex(0), BlockIndex(1)],
                 logits: LogitsWanted::Sample,
                 drafts: Vec::new(),
+                state: None,
             }],
             opens: vec![],
         }
@@ -425,12 +453,41 @@ mod tests {
         let mut engine = engine();
         assert!(step(&mut engine, vec![open(0, &[])], 0, 6).is_err());
         assert!(step(&mut engine, vec![open(9, &[])], 0, 5).is_err());
-        engine.write_block(BlockIndex(5), 4, &[1, 2, 3, 4]).unwrap();
+        let last = |offset| BlockSpan::of_block(BlockIndex(5), offset, 4);
+        engine.write_block(last(4), &[1, 2, 3, 4]).unwrap();
+        let plane = KvPlane::Blocks;
         engine
-            .copy_blocks(&[(BlockIndex(5), BlockIndex(0))])
+            .copy_blocks(plane, &[(BlockIndex(5), BlockIndex(0))])
             .unwrap();
-        assert_eq!(engine.host_block(BlockIndex(0)).unwrap()[4..], [1, 2, 3, 4]);
-        assert!(engine.write_block(BlockIndex(5), 5, &[0; 4]).is_err());
-        assert!(engine.host_block(BlockIndex(6)).is_none());
+        let copied = engine.host_block(plane, BlockIndex(0)).unwrap();
+        assert_eq!(copied[4..], [1, 2, 3, 4]);
+        assert!(engine.write_block(last(5), &[0; 4]).is_err());
+        assert!(engine.host_block(plane, BlockIndex(6)).is_none());
+        assert!(engine.host_block(KvPlane::State, BlockIndex(0)).is_none());
+    }
+
+    #[test]
+    fn mock_state_slots_lie_behind_the_blocks() {
+        let states = StateCapacity { bytes: 5, count: 3 };
+        let mut engine = engine_with_states(Some(states));
+        assert_eq!(engine.drafts_max(), 0);
+        let plane = KvPlane::State;
+        let span = |block, len| BlockSpan {
+            plane,
+            block: BlockIndex(block),
+            offset: 0,
+            len,
+        };
+        engine.write_block(span(2, 5), &[9; 5]).unwrap();
+        engine
+            .copy_blocks(plane, &[(BlockIndex(2), BlockIndex(0))])
+            .unwrap();
+        let read = |block| engine.host_block(plane, BlockIndex(block));
+        assert_eq!([0, 1, 2].map(|slot| read(slot).unwrap()[4]), [9, 0, 9]);
+        assert!(read(3).is_none() && engine.read_block(span(0, 6), &mut [0; 6]).is_err());
+        for block in 0..6 {
+            let bytes = engine.host_block(KvPlane::Blocks, BlockIndex(block));
+            assert_eq!(bytes.unwrap(), [0; 8]);
+        }
     }
 }

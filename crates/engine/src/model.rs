@@ -4,21 +4,24 @@
 //! Never: decides which sequences run.
 //! Invariant: a refused plan changes nothing.
 
+mod fingerprint;
 mod in_flight;
+mod states;
 
-use crate::blocks::DeviceBlocks;
+use crate::blocks::{BlockSpan, DeviceBlocks};
 use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
-use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops};
-use crate::plan::{PlanCheck, block_out_of_range};
+use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane};
+use crate::plan::PlanCheck;
 use crate::sampling::{NotFinite, SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, Fingerprint, LogitsWanted, SampledToken, Segment, SlotIndex, StepPlan,
-    StepResult, TokenId,
+    BlockIndex, Capacity, KvPlane, KvSpec, LogitsWanted, SampledToken, Segment, SlotIndex,
+    StepPlan, StepResult, TokenId,
 };
+use fingerprint::fingerprint;
 use in_flight::UncollectedStep;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,6 +33,8 @@ pub struct EngineLimits {
     pub block_tokens: u32,
     /// Blocks in the pool, at least 1.
     pub blocks_count: u32,
+    /// State slots in the pool, at least 1 if the model has a state, else ignored.
+    pub states_count: u32,
     /// Sequences that have a slot at once, at least 1.
     pub slots_count: u32,
     /// Limit of tokens in one step, at least 1. Activations are allocated for so many rows.
@@ -49,6 +54,7 @@ pub struct ModelEngine<O: Ops> {
     ops: O,
     weights: Arc<Weights<O::Pack>>,
     pool: O::Pool,
+    shape: KvPoolShape,
     buffers: ActivationBuffers<O>,
     description: EngineDescription,
     check: PlanCheck,
@@ -131,19 +137,45 @@ impl<O: Ops> ModelEngine<O> {
         weights: Arc<Weights<O::Pack>>,
         limits: EngineLimits,
     ) -> Result<Self, EngineError> {
+        let spec = weights.kv_spec(limits.block_tokens, ops.kv_type());
+        Self::with_layout(ops, weights, &spec, limits)
+    }
+
+    /// The same with a given layout of the KV. Its blocks are those of [`Weights::kv_spec`]; a
+    /// state plane is kept for the sequences even if no layer of the model uses it.
+    ///
+    /// # Errors
+    /// As [`ModelEngine::new`].
+    ///
+    /// # Panics
+    /// If the layout's blocks are not those of the weights.
+    pub fn with_layout(
+        ops: O,
+        weights: Arc<Weights<O::Pack>>,
+        spec: &KvSpec,
+        limits: EngineLimits,
+    ) -> Result<Self, EngineError> {
         let EngineLimits {
             block_tokens,
             blocks_count,
+            states_count,
             slots_count,
             step_tokens_max,
         } = limits;
-        if [block_tokens, blocks_count, slots_count, step_tokens_max].contains(&0) {
+        let has_no_slot = spec.state.is_some() && states_count == 0;
+        let counts = [block_tokens, blocks_count, slots_count, step_tokens_max];
+        if counts.contains(&0) || has_no_slot {
             return Err(EngineError::Plan(format!("a limit is 0: {limits:?}")));
         }
         let vocab_size = weights.spec().vocab_size;
-        let shape = weights.pool_shape(block_tokens as usize, blocks_count as usize, ops.kv_type());
-        let block_bytes = u32::try_from(shape.block_bytes())
-            .map_err(|_| EngineError::Plan(format!("blocks of {} bytes", shape.block_bytes())))?;
+        let kv = ops.kv_type();
+        spec.check()
+            .map_err(|error| EngineError::Plan(error.to_string()))?;
+        let block_bytes = u32::try_from(spec.blocks.bytes).expect("the layout was checked");
+        let heads = weights.spec().attention().map(|attention| attention.heads);
+        let shape = KvPoolShape::new(spec, heads, blocks_count as usize, states_count, kv);
+        assert_eq!(shape.block_tokens, block_tokens as usize, "another layout");
+        let states = shape.states;
         let rows_max = step_tokens_max as usize;
         let logit_rows_max = if ops.can_draw() {
             // All slots at once: the device's buffers stay on the device and have room.
@@ -156,7 +188,7 @@ impl<O: Ops> ModelEngine<O> {
             model: weights.name.clone(),
             device: ops.device(),
             device_id: ops.device_id(),
-            fingerprint: fingerprint(&weights, &shape, &ops.arithmetic()),
+            fingerprint: fingerprint(&weights, spec, &shape, &ops.arithmetic()),
             capacity: Capacity {
                 block_tokens,
                 block_bytes,
@@ -164,17 +196,15 @@ impl<O: Ops> ModelEngine<O> {
                 slots_count,
                 step_tokens_max,
                 context_tokens_max: weights.context_tokens_max() as u32,
+                states,
             },
             vocab_size: vocab_size as u32,
         };
         Ok(Self {
-            pool: ops.pool(shape)?,
+            pool: ops.pool(shape.clone())?,
+            shape,
             buffers: ActivationBuffers::new(&ops, &weights, rows_max, logit_rows_max)?,
-            check: PlanCheck::new(
-                blocks_count as usize,
-                slots_count as usize,
-                drafts_max(&ops),
-            ),
+            check: PlanCheck::new(&description.capacity, drafts_max(&ops, states.is_some())),
             slots: (0..slots_count).map(|_| None).collect(),
             opens_counts: vec![0; slots_count as usize],
             in_flight: VecDeque::new(),
@@ -257,6 +287,7 @@ impl<O: Ops> ModelEngine<O> {
                 rows: first..first + len,
                 position,
                 blocks: table..batch.blocks.len(),
+                state: segment.state.map(|state| state.slot),
             });
             for (row, purpose) in logit_purposes(segment, history.len()) {
                 let is_sample = matches!(purpose, LogitPurpose::Sample(..));
@@ -280,14 +311,21 @@ impl<O: Ops> ModelEngine<O> {
         logit_rows.append(on_host);
     }
 
-    /// Lays a step out and queues it, with the draws that the device makes.
+    /// Lays a step out and queues it, with the draws that the device makes and the copies of states
+    /// before and after it.
     fn queue_pass(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         self.build_batch(plan);
-        let queued = self.queue_operations();
+        let prepared = self.prepare_states(plan);
+        let queued = prepared.and_then(|()| self.queue_operations());
         if queued.is_err() {
             self.ops.abandon_pass();
+            return queued;
         }
-        queued
+        let taken = self.take_snapshots(plan);
+        if taken.is_err() {
+            self.discard_draw();
+        }
+        taken
     }
 
     fn queue_operations(&mut self) -> Result<(), EngineError> {
@@ -411,20 +449,12 @@ impl<O: Ops> ModelEngine<O> {
         Ok(())
     }
 
-    fn check_range(&self, block: BlockIndex, offset: usize, len: usize) -> Result<(), EngineError> {
-        if block.0 >= self.description.capacity.blocks_count {
-            return Err(EngineError::Plan(block_out_of_range(
-                &self.description,
-                block,
-            )));
+    /// Checks that a range lies in a block or slot of the pool.
+    fn check_span(&self, span: &BlockSpan) -> Result<(), EngineError> {
+        if self.shape.plane(span.plane).range(span).is_some() {
+            return Ok(());
         }
-        let bytes = self.description.capacity.block_bytes as usize;
-        match offset.checked_add(len) {
-            Some(end) if end <= bytes => Ok(()),
-            _ => Err(EngineError::Plan(format!(
-                "{len} bytes from {offset} of a block of {bytes}"
-            ))),
-        }
+        Err(EngineError::Plan(outside_pool(&self.shape, span)))
     }
 }
 
@@ -459,37 +489,25 @@ fn logit_purposes(
     scores.chain(sample).chain(verified)
 }
 
-/// Compatibility key: blocks can be exchanged only between engines with equal keys.
-fn fingerprint<P: crate::ops::WeightLoader>(
-    weights: &Weights<P>,
-    shape: &KvPoolShape,
-    arithmetic: &str,
-) -> Fingerprint {
-    let KvPoolShape {
-        blocks_count: _,
-        layers_count,
-        heads,
-        block_tokens,
-        kv,
-    } = shape;
-    let form = match weights.weight_form {
-        "" => String::new(),
-        form => format!("-{form}"),
-    };
-    Fingerprint(format!(
-        "{}-{}{form}-{arithmetic}-{}l{layers_count}h{}d{}t{block_tokens}",
-        weights.revision,
-        weights.precision.name(),
-        kv.name(),
-        heads.kv_heads,
-        heads.head_dim,
-    ))
+/// A device that draws itself draws one token per sequence and step, so that it can verify no
+/// drafts. A state that ran a rejected draft could not be taken back.
+fn drafts_max(ops: &impl Ops, has_states: bool) -> u32 {
+    if ops.can_draw() || has_states {
+        0
+    } else {
+        DRAFTS_MAX
+    }
 }
 
-/// A device that draws itself draws one token per sequence and step, so that it can verify no
-/// drafts.
-fn drafts_max(ops: &impl Ops) -> u32 {
-    if ops.can_draw() { 0 } else { DRAFTS_MAX }
+fn outside_pool(shape: &KvPoolShape, span: &BlockSpan) -> String {
+    let BlockSpan {
+        plane,
+        block,
+        offset,
+        len,
+    } = *span;
+    let PoolPlane { count, bytes } = shape.plane(plane);
+    format!("{len} bytes from {offset} of {block}: the plane {plane} has {count} of {bytes} bytes")
 }
 
 impl<O: Ops> Engine for ModelEngine<O> {
@@ -498,7 +516,7 @@ impl<O: Ops> Engine for ModelEngine<O> {
     }
 
     fn drafts_max(&self) -> u32 {
-        drafts_max(&self.ops)
+        drafts_max(&self.ops, self.shape.states.is_some())
     }
 
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
@@ -519,45 +537,51 @@ impl<O: Ops> Engine for ModelEngine<O> {
         }
     }
 
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        self.check_range(block, offset, out.len())?;
-        self.ops.read_block(&self.pool, block, offset, out)
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        assert_eq!(span.len, out.len(), "a buffer is as long as its range");
+        self.check_span(&span)?;
+        self.ops.read_block(&self.pool, span, out)
     }
 
-    fn host_block(&self, block: BlockIndex) -> Option<&[u8]> {
-        self.check_range(block, 0, 0).ok()?;
-        self.ops.host_block(&self.pool, block)
+    fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
+        self.check_span(&empty_span(plane, block)).ok()?;
+        self.ops.host_block(&self.pool, plane, block)
     }
 
     fn blocks(&self) -> Option<Arc<dyn DeviceBlocks>> {
         self.ops.blocks(&self.pool)
     }
 
-    fn write_block(
-        &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Result<(), EngineError> {
-        self.check_range(block, offset, bytes.len())?;
-        self.ops.write_block(&mut self.pool, block, offset, bytes)
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        assert_eq!(span.len, bytes.len(), "a buffer is as long as its range");
+        self.check_span(&span)?;
+        self.ops.write_block(&mut self.pool, span, bytes)
     }
 
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+    fn copy_blocks(
+        &mut self,
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError> {
         for (from, to) in pairs {
-            self.check_range(*from, 0, 0)?;
-            self.check_range(*to, 0, 0)?;
+            self.check_span(&empty_span(plane, *from))?;
+            self.check_span(&empty_span(plane, *to))?;
         }
         for (from, to) in pairs {
             if from != to {
-                self.ops.copy_block(&mut self.pool, *from, *to)?;
+                self.ops.copy_block(&mut self.pool, plane, *from, *to)?;
             }
         }
         Ok(())
+    }
+}
+
+/// The start of a block or slot, which is a range of it if it exists.
+fn empty_span(plane: KvPlane, block: BlockIndex) -> BlockSpan {
+    BlockSpan {
+        plane,
+        block,
+        offset: 0,
+        len: 0,
     }
 }

@@ -14,74 +14,26 @@
 //! see [`WeightLoader::matrix`]. An implementation may rely on these contracts, and panics with
 //! `assert!` if one is broken: a wrong shape is a defect of the forward pass, not an input.
 
+mod batch;
 mod draw;
 mod io;
 mod shapes;
 mod supports;
 
-pub use cleave_models::HeadShape;
+pub use batch::{Batch, BatchSegment, FedRow};
+pub use cleave_models::{HeadShape, InnerSlices, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
-pub use shapes::{KvPoolShape, KvType, Precision};
+pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;
-use crate::blocks::DeviceBlocks;
+use crate::blocks::{BlockSpan, DeviceBlocks};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
-use cleave_domain::{BlockIndex, DeviceId, TokenId};
+use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_models::{ModelSpec, Unsupported};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The rows of one forward pass: every segment's tokens one after the other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// Token of each row, `(rows)`; ignored for rows in `fed_rows`.
-    pub tokens: Vec<TokenId>,
-    /// Rows whose token is the result of the last draw, in row order; only if [`Ops::can_draw`].
-    pub fed_rows: Vec<FedRow>,
-    /// Position of each row in its sequence, `(rows)`.
-    pub positions: Vec<u32>,
-    /// Segments in row order; together they cover every row.
-    pub segments: Vec<BatchSegment>,
-    /// Block tables of all segments, one after the other.
-    pub blocks: Vec<BlockIndex>,
-}
-
-impl Batch {
-    /// Number of rows: one for each token.
-    pub fn rows_count(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// A segment's block table: block `i` holds positions `i × block_tokens ..`.
-    pub fn table(&self, segment: &BatchSegment) -> &[BlockIndex] {
-        &self.blocks[segment.blocks.clone()]
-    }
-}
-
-/// A row whose token the host does not know yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FedRow {
-    /// Row of the batch.
-    pub row: u32,
-    /// Row of the last [`Ops::queue_draw`] whose token it takes. If that draw failed because its
-    /// logits were not finite, any token of the table will do: the row's result is never reported.
-    pub draw_row: u32,
-}
-
-/// A run of consecutive tokens of one sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatchSegment {
-    /// Rows in the batch; row `rows.start + i` is at `position + i`.
-    pub rows: Range<usize>,
-    /// Position of the first row. Keys and values of `0..position` are already in the pool.
-    pub position: usize,
-    /// Block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens. No other
-    /// segment stores rows in the blocks that this one stores its rows in.
-    pub blocks: Range<usize>,
-}
 
 /// Cosines and sines of the rotary embedding, for every position of the context.
 ///
@@ -143,9 +95,9 @@ pub enum BufferRole {
 pub struct LoadPlan {
     /// Elements of dense matrices and tables; one tensor that serves as both counts once.
     pub matrix_elements: u64,
-    /// Stacks of matrices with at least one quantised one, as they will be passed to
-    /// [`WeightLoader::matrix`].
-    pub quantized: Vec<Vec<StoredMatrix>>,
+    /// Stacks of matrices with at least one quantised one, and their slices, as they will be passed
+    /// to [`WeightLoader::sliced_matrix`].
+    pub quantized: Vec<(Vec<StoredMatrix>, InnerSlices)>,
     /// Elements of vectors, biases and rotary tables.
     pub vector_elements: u64,
     /// Number of tensors in all.
@@ -220,15 +172,18 @@ pub trait WeightLoader: Send + Sync {
         Ok(())
     }
 
-    /// Bytes that a step reads of the matrix that [`WeightLoader::matrix`] makes of this stack.
-    fn matrix_bytes(&self, stack: &[StoredMatrix]) -> u64 {
+    /// Bytes that a step reads of the matrix that [`WeightLoader::sliced_matrix`] makes of this
+    /// stack.
+    fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
+        let _ = slices;
         let elements: usize = stack.iter().map(|part| part.rows() * part.columns()).sum();
         (elements * self.precision().element_bytes()) as u64
     }
 
     /// Bytes that a step reads of [`WeightLoader::head`].
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
-        self.matrix_bytes(&[head.clone().into()])
+        let slices = InnerSlices::whole(head.columns());
+        self.matrix_bytes(&[head.clone().into()], &slices)
     }
 
     /// Packs the head `(vocab, in)`, which computes logits.
@@ -250,6 +205,23 @@ pub trait WeightLoader: Send + Sync {
         &self,
         stack: &[StoredMatrix],
         bias: Option<&[f32]>,
+    ) -> Result<Self::Matrix, EngineError> {
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        self.sliced_matrix(stack, bias, &InnerSlices::whole(width))
+    }
+
+    /// As [`WeightLoader::matrix`], for a product whose inner dimension has slices: each is summed
+    /// from zero in f32, in the order of a matrix of the slice alone, and the sums are added as
+    /// [`InnerSlices`] says; then comes the bias. If activations are rounded with a scale, no scale
+    /// covers two slices. A matrix with a rank's share of the slices gives that subtree's sum.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn sliced_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+        slices: &InnerSlices,
     ) -> Result<Self::Matrix, EngineError>;
 
     /// As [`WeightLoader::matrix`], for [`Ops::gated`] alone: the first half of the stack's rows
@@ -552,37 +524,47 @@ pub trait Ops: Send {
         None
     }
 
-    /// Copies `out.len()` bytes out of a block, from byte `offset`. The range is within the block.
+    /// Copies a range out of a block or slot, `[span.len]`. The pool has the range.
     fn read_block(
         &self,
         pool: &Self::Pool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         out: &mut [u8],
     ) -> Result<(), EngineError>;
 
-    /// A block's bytes in place, if the host can read them there. The block is one of the pool's.
-    fn host_block<'a>(&self, pool: &'a Self::Pool, block: BlockIndex) -> Option<&'a [u8]> {
-        let _ = (pool, block);
+    /// The bytes of a whole block or slot in place, if the host can read them there. The pool has
+    /// the block or slot.
+    fn host_block<'a>(
+        &self,
+        pool: &'a Self::Pool,
+        plane: KvPlane,
+        block: BlockIndex,
+    ) -> Option<&'a [u8]> {
+        let _ = (pool, plane, block);
         None
     }
 
-    /// Copies bytes into a block, from byte `offset`. The range is within the block.
+    /// Copies bytes into a range of a block or slot, `[span.len]`. The pool has the range.
     fn write_block(
         &mut self,
         pool: &mut Self::Pool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         bytes: &[u8],
     ) -> Result<(), EngineError>;
 
-    /// Copies one whole block onto another.
+    /// Copies one whole block or slot of a plane onto another, between the passes before and after
+    /// this call. A device may queue the copy.
     fn copy_block(
         &mut self,
         pool: &mut Self::Pool,
+        plane: KvPlane,
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError>;
+
+    /// Sets a state slot to that of a sequence without tokens: zeros. Ordered as
+    /// [`Ops::copy_block`].
+    fn clear_state(&mut self, pool: &mut Self::Pool, slot: BlockIndex) -> Result<(), EngineError>;
 }
 
 fn cannot_draw() -> EngineError {

@@ -2,12 +2,14 @@
 //!
 //! Owns: every rule that a [`StepPlan`] must keep; no part of a plan is trusted.
 //! Never: changes an engine.
-//! Invariant: an accepted plan cannot index outside a buffer, write two sequences into one block,
-//! or run a token that is neither in the slot's history nor being drawn for it.
+//! Invariant: an accepted plan cannot index outside a buffer, write two sequences into one block or
+//! state slot, or run a token that is neither in the slot's history nor being drawn for it.
 
 use crate::sampling::{self, SamplingSlot};
 use crate::{EngineDescription, EngineError};
-use cleave_domain::{BlockIndex, LogitsWanted, OpenSlot, Segment, StepPlan};
+use cleave_domain::{
+    BlockIndex, Capacity, LogitsWanted, OpenSlot, Segment, SegmentState, StateCapacity, StepPlan,
+};
 
 /// Records the blocks and slots that a plan names. Serial numbers make clearing between plans
 /// unnecessary.
@@ -19,6 +21,9 @@ pub(crate) struct PlanCheck {
     written_by_plan: Vec<u64>,
     /// Plan that last ran a slot.
     ran_by_plan: Vec<u64>,
+    /// Plan that last wrote a state slot, and plan that last restored it.
+    state_written_by_plan: Vec<u64>,
+    state_restored_by_plan: Vec<u64>,
     segments_serial: u64,
     plans_serial: u64,
     /// Limit of a segment's drafts, see [`crate::Engine::drafts_max`].
@@ -26,12 +31,16 @@ pub(crate) struct PlanCheck {
 }
 
 impl PlanCheck {
-    pub(crate) fn new(blocks_count: usize, slots_count: usize, drafts_max: u32) -> Self {
+    pub(crate) fn new(capacity: &Capacity, drafts_max: u32) -> Self {
+        let blocks_count = capacity.blocks_count as usize;
+        let states_count = capacity.states.map_or(0, |states| states.count as usize);
         Self {
             drafts_max,
             named_by_segment: vec![0; blocks_count],
             written_by_plan: vec![0; blocks_count],
-            ran_by_plan: vec![0; slots_count],
+            ran_by_plan: vec![0; capacity.slots_count as usize],
+            state_written_by_plan: vec![0; states_count],
+            state_restored_by_plan: vec![0; states_count],
             segments_serial: 0,
             plans_serial: 0,
         }
@@ -126,7 +135,57 @@ impl PlanCheck {
         if samples && end != tokens_count {
             return Err(format!("samples after {end} of {tokens_count} tokens"));
         }
-        self.check_blocks(engine, segment, end + segment.drafts.len())
+        self.check_blocks(engine, segment, end + segment.drafts.len())?;
+        match (engine.capacity.states, &segment.state) {
+            (None, None) => Ok(()),
+            (None, Some(_)) => Err("has a state slot, the model has no state".to_owned()),
+            (Some(_), None) => Err("has no state slot, the model has a state".to_owned()),
+            (Some(states), Some(state)) => self.check_state(states, state, segment.position),
+        }
+    }
+
+    /// Checks the state slots of a segment: no other segment may see what this one writes.
+    fn check_state(
+        &mut self,
+        states: StateCapacity,
+        state: &SegmentState,
+        position: u32,
+    ) -> Result<(), String> {
+        let SegmentState {
+            slot,
+            restore,
+            snapshot,
+        } = *state;
+        let named = [Some(slot), restore, snapshot];
+        if let Some(outside) = named.iter().flatten().find(|slot| slot.0 >= states.count) {
+            let count = states.count;
+            return Err(format!("no state slot {}, there are {count}", outside.0));
+        }
+        if position == 0 && restore.is_some() {
+            return Err("restores a state at position 0".to_owned());
+        }
+        let plan = self.plans_serial;
+        for written in [Some(slot), snapshot].into_iter().flatten() {
+            let index = written.0 as usize;
+            let before = std::mem::replace(&mut self.state_written_by_plan[index], plan);
+            if before == plan {
+                return Err(format!("state slot {index} is written twice"));
+            }
+        }
+        if let Some(restored) = restore {
+            self.state_restored_by_plan[restored.0 as usize] = plan;
+        }
+        let is_both = |slot: &&BlockIndex| {
+            let index = slot.0 as usize;
+            (
+                self.state_written_by_plan[index],
+                self.state_restored_by_plan[index],
+            ) == (plan, plan)
+        };
+        match named.iter().flatten().find(is_both) {
+            Some(slot) => Err(format!("state slot {} is restored and written", slot.0)),
+            None => Ok(()),
+        }
     }
 
     /// Checks drafts: they are the segment's last tokens but never its first, and each is within
@@ -187,7 +246,7 @@ impl PlanCheck {
 }
 
 /// Error message for a block that the pool does not have.
-pub(crate) fn block_out_of_range(engine: &EngineDescription, block: BlockIndex) -> String {
+fn block_out_of_range(engine: &EngineDescription, block: BlockIndex) -> String {
     format!(
         "no block {block}, the pool has {}",
         engine.capacity.blocks_count

@@ -5,12 +5,12 @@
 //! Invariant: weights are immutable once loaded; several engines of one process share them.
 
 use crate::EngineError;
-use crate::ops::{KvPoolShape, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
+use crate::ops::{InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
 use crate::rotary::{self, RotaryValues};
-use cleave_checkpoint::{Checkpoint, CheckpointProgress, Revision, StoredMatrix};
-use cleave_models::{
-    AttentionSpec, HeadShape, Mixer, Mlp, ModelSpec, Projection, TensorRole, Unsupported,
-};
+use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
+use cleave_domain::KvSpec;
+use cleave_models::{AttentionSpec, Mixer, Mlp, ModelSpec, Projection, TensorRole, Unsupported};
+use std::collections::BTreeSet;
 
 /// Errors of loading weights, one variant for each remedy.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +26,6 @@ pub enum LoadError {
 /// A model's weights in a device's own layout.
 pub struct Weights<P: WeightLoader> {
     pub(crate) spec: ModelSpec,
-    /// Heads of every layer.
-    heads: HeadShape,
     pub(crate) revision: Revision,
     /// Architecture, size and quantisation, for people: `qwen3 0.6B, awq int4`.
     pub(crate) name: String,
@@ -36,6 +34,9 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) precision: Precision,
     /// Name of the format, see [`WeightLoader::weight_form`].
     pub(crate) weight_form: &'static str,
+    /// Numbers of slices of the row-parallel products, for the fingerprint: `o8d8`, attention's
+    /// output and down projection.
+    pub(crate) slices: String,
     /// Bytes of all layers' matrices, and of the head, as a step reads them.
     layer_bytes: u64,
     head_bytes: u64,
@@ -136,10 +137,10 @@ impl<P: WeightLoader> Weights<P> {
             revision: checkpoint.revision(),
             name: name(checkpoint, pack.weight_form()),
             weight_form: pack.weight_form(),
+            slices: slices_name(checkpoint),
             context_tokens_max: context,
             precision: pack.precision(),
             spec,
-            heads,
             table,
             layers,
             norm,
@@ -163,15 +164,16 @@ impl<P: WeightLoader> Weights<P> {
         &self.spec
     }
 
-    /// Shape of the KV pool of an engine with these weights; known before an engine is built.
-    pub fn pool_shape(&self, block_tokens: usize, blocks_count: usize, kv: KvType) -> KvPoolShape {
-        KvPoolShape {
-            blocks_count,
-            layers_count: self.spec.layers.len(),
-            heads: self.heads,
-            block_tokens,
-            kv,
-        }
+    /// Bytes of a KV block of an engine with these weights; known before an engine is built.
+    pub fn block_bytes(&self, block_tokens: u32, kv: KvType) -> u64 {
+        self.kv_spec(block_tokens, kv).blocks.bytes
+    }
+
+    /// Layout of the KV of a sequence.
+    pub fn kv_spec(&self, block_tokens: u32, kv: KvType) -> KvSpec {
+        let (element, scale) = (kv.element_bytes(), kv.scale_bytes());
+        self.spec
+            .kv_spec(block_tokens, element as u64, scale as u64)
     }
 
     /// Longest sequence in tokens.
@@ -221,7 +223,8 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
             });
             if dense.clone().count() < stack.len() {
                 plan.matrix_elements -= dense.sum::<usize>() as u64;
-                plan.quantized.push(stack);
+                let slices = inner_slices(checkpoint, layer, parts);
+                plan.quantized.push((stack, slices));
                 plan.tensors_count += 1;
             }
         }
@@ -242,6 +245,50 @@ fn name(checkpoint: &Checkpoint, form: &str) -> String {
     }
 }
 
+/// Slices of a stack's inner dimension. Its projections read the same input.
+fn inner_slices(checkpoint: &Checkpoint, layer: usize, parts: &[Projection]) -> InnerSlices {
+    let (first, others) = parts.split_first().expect("a stack is not empty");
+    let slices_of = |part: &Projection| {
+        let group = group_columns(&checkpoint.weight(*part, layer));
+        checkpoint.spec().inner_slices(layer, *part, group)
+    };
+    let slices = slices_of(first);
+    assert!(
+        others.iter().all(|part| slices_of(part) == slices),
+        "projections of one stack have the same slices"
+    );
+    slices
+}
+
+/// Columns that share a scale and stay in one slice; 1 if the weight may be cut anywhere.
+fn group_columns(weight: &StoredMatrix) -> usize {
+    let StoredMatrix::Quantized(tensor) = weight else {
+        return 1;
+    };
+    let columns = tensor.columns();
+    match (tensor.element(), tensor.group_columns()) {
+        // Columns of a group lie apart, so no kernel keeps the groups.
+        (_, None) => 1,
+        // A scale of the whole row multiplies sums of slices.
+        (QuantizedType::Int8 | QuantizedType::E4m3, Some(group)) if group >= columns => 1,
+        (_, Some(group)) => group.min(columns),
+    }
+}
+
+/// Numbers of slices in all layers: `o8d8`, or several joined by `+` if layers differ.
+fn slices_name(checkpoint: &Checkpoint) -> String {
+    let count = |layer: usize, parts: &[Projection]| inner_slices(checkpoint, layer, parts).count();
+    let layers = 0..checkpoint.spec().layers.len();
+    let names: BTreeSet<String> = layers
+        .map(|layer| {
+            let output = count(layer, Projection::OUTPUT);
+            let down = count(layer, Projection::DOWN);
+            format!("o{output}d{down}")
+        })
+        .collect();
+    names.into_iter().collect::<Vec<_>>().join("+")
+}
+
 /// A parameter count for people: 1235814400 is `1.2B`.
 fn rounded(count: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")];
@@ -256,9 +303,13 @@ fn rounded(count: u64) -> String {
     }
 }
 
-/// Function that packs a stack and its bias into a matrix.
-type LoadStack<P> =
-    fn(&P, &[StoredMatrix], Option<&[f32]>) -> Result<<P as WeightLoader>::Matrix, EngineError>;
+/// Function that packs a stack, its bias and its slices into a matrix.
+type LoadStack<P> = fn(
+    &P,
+    &[StoredMatrix],
+    Option<&[f32]>,
+    &InnerSlices,
+) -> Result<<P as WeightLoader>::Matrix, EngineError>;
 
 /// Loads a checkpoint's tensors in order, and counts bytes.
 struct CheckpointLoader<'a, P> {
@@ -292,7 +343,7 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         spec: &AttentionSpec,
         layer: usize,
     ) -> Result<AttentionWeights<P>, EngineError> {
-        let qkv = self.matrix(layer, Projection::QKV, P::matrix)?;
+        let qkv = self.matrix(layer, Projection::QKV, P::sliced_matrix)?;
         let head_norms = match spec.head_norms {
             None => None,
             Some(_) => Some(HeadNormWeights {
@@ -303,14 +354,15 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         Ok(AttentionWeights {
             qkv,
             head_norms,
-            output: self.matrix(layer, Projection::OUTPUT, P::matrix)?,
+            output: self.matrix(layer, Projection::OUTPUT, P::sliced_matrix)?,
         })
     }
 
     fn gated_mlp(&mut self, layer: usize) -> Result<GatedMlpWeights<P>, EngineError> {
+        let gate_up: LoadStack<P> = |pack, stack, bias, _| pack.gate_up(stack, bias);
         Ok(GatedMlpWeights {
-            gate_up: self.matrix(layer, Projection::GATE_UP, P::gate_up)?,
-            down: self.matrix(layer, Projection::DOWN, P::matrix)?,
+            gate_up: self.matrix(layer, Projection::GATE_UP, gate_up)?,
+            down: self.matrix(layer, Projection::DOWN, P::sliced_matrix)?,
         })
     }
 
@@ -340,8 +392,9 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         let bias: Option<Vec<f32>> =
             has_bias.then(|| biases.iter().flat_map(|part| part.to_f32()).collect());
         let bias_bytes: usize = biases.iter().map(|part| part.bytes().len()).sum();
-        let matrix = pack(self.pack, &weights, bias.as_deref())?;
-        self.matrix_bytes += self.pack.matrix_bytes(&weights);
+        let slices = inner_slices(checkpoint, layer, parts);
+        let matrix = pack(self.pack, &weights, bias.as_deref(), &slices)?;
+        self.matrix_bytes += self.pack.matrix_bytes(&weights, &slices);
         let stored: usize = weights.iter().map(StoredMatrix::stored_bytes).sum();
         self.advance(stored + bias_bytes);
         Ok(matrix)

@@ -44,6 +44,7 @@ fn an_unsupported_value_is_named_with_supported_ones() {
             json!(["GPT2LMHeadModel"]),
             "LlamaForCausalLM",
         ),
+        ("model_type", json!("qwen2"), "`model_type` is llama"),
         ("quantization_config", json!({"quant_method": "hqq"}), "hqq"),
         ("hidden_act", json!("gelu"), "silu"),
         (
@@ -136,6 +137,7 @@ fn a_mismatched_tensor_is_named_with_its_file() {
     // The bias would be ignored.
     let dir = copy("qwen2");
     edit_config(dir.path(), "architectures", json!(["MistralForCausalLM"]));
+    edit_config(dir.path(), "model_type", json!("mistral"));
     assert_error_contains(
         dir.path(),
         &["_proj.bias", "is not part of a mistral model"],

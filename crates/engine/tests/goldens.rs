@@ -120,6 +120,7 @@ fn the_fingerprint_depends_on_weights_and_block_size_only() {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 4,
+        states_count: 0,
         slots_count: 2,
         step_tokens_max: 8,
     };
@@ -141,6 +142,32 @@ fn the_fingerprint_depends_on_weights_and_block_size_only() {
     };
     assert_ne!(first, fingerprint("qwen3", other_blocks));
     assert_ne!(first, fingerprint("qwen2", limits));
+    // States of another length cannot be exchanged, whatever their number.
+    let states = [1, 5].map(|states_count| EngineLimits {
+        states_count,
+        ..limits
+    });
+    let [few, many] = states.map(|limits| fingerprint("qwen3", limits));
+    assert_eq!(few, many);
+    assert_eq!(few.0, format!("{}-s1b{}", first.0, reference::STATE_BYTES));
+}
+
+/// Attention's output and the down projection; 100 columns of the latter are no multiple of 16.
+#[test]
+fn the_fingerprint_names_the_slices_of_both_products() {
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 4,
+        slots_count: 2,
+        step_tokens_max: 8,
+        states_count: 0,
+    };
+    for (name, slices) in [("llama2", "o4d1"), ("llama3", "o2d4"), ("qwen3", "o2d1")] {
+        let engine = build(&folder(name), limits).unwrap();
+        let fingerprint = &engine.describe().fingerprint.0;
+        let mut parts = fingerprint.split('-');
+        assert!(parts.any(|part| part == slices), "{fingerprint}");
+    }
 }
 
 #[test]

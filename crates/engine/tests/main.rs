@@ -11,4 +11,5 @@ mod overlap;
 mod plans;
 mod quantized;
 mod reference;
+mod states;
 mod synth;

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 const LIMITS: EngineLimits = EngineLimits {
     block_tokens: 4,
     blocks_count: 8,
+    states_count: 0,
     slots_count: 2,
     step_tokens_max: 16,
 };
@@ -57,6 +58,7 @@ fn segment(slot: u32, position: u32, len: u32) -> Segment {
         blocks: (slot * 4..slot * 4 + 4).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     }
 }
 

@@ -2,22 +2,32 @@
 
 use crate::reference;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SamplingParams, Segment, SegmentState, SlotIndex,
+    StepId, StepPlan,
 };
-use cleave_engine::{Engine, EngineError, EngineLimits};
+use cleave_engine::{BlockSpan, Engine, EngineError, EngineLimits};
 use std::path::Path;
 use std::sync::Arc;
 
 const LIMITS: EngineLimits = EngineLimits {
     block_tokens: 4,
     blocks_count: 8,
+    states_count: 0,
     slots_count: 2,
     step_tokens_max: 16,
 };
 
 fn engine() -> impl Engine {
+    engine_with_states(0)
+}
+
+fn engine_with_states(states_count: u32) -> impl Engine {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama2");
-    reference::engine(&dir, LIMITS).unwrap()
+    let limits = EngineLimits {
+        states_count,
+        ..LIMITS
+    };
+    reference::engine(&dir, limits).unwrap()
 }
 
 fn open(slot: u32, prompt: &[u32]) -> OpenSlot {
@@ -39,6 +49,7 @@ fn segment(slot: u32, position: u32, len: u32, blocks: &[u32]) -> Segment {
         blocks: blocks.iter().copied().map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     }
 }
 
@@ -162,6 +173,100 @@ fn an_inconsistent_plan_is_refused() {
     assert_eq!(engine.step(&fine()).unwrap().sampled.len(), 2);
 }
 
+fn first(plan: &mut StepPlan) -> &mut SegmentState {
+    plan.segments[0].state.as_mut().unwrap()
+}
+
+fn second(plan: &mut StepPlan) -> &mut SegmentState {
+    plan.segments[1].state.as_mut().unwrap()
+}
+
+#[test]
+fn a_plan_with_inconsistent_states_is_refused() {
+    let state = |slot: u32| SegmentState {
+        slot: BlockIndex(slot),
+        restore: None,
+        snapshot: None,
+    };
+    // The second segment goes on from a snapshot of four tokens.
+    let with_states = || {
+        let mut plan = fine();
+        plan.segments[0].state = Some(state(0));
+        plan.segments[1].position = 4;
+        plan.segments[1].len = 2;
+        plan.segments[1].state = Some(SegmentState {
+            restore: Some(BlockIndex(2)),
+            snapshot: Some(BlockIndex(3)),
+            ..state(1)
+        });
+        plan
+    };
+    let damages: [(&str, DamagePlan); 12] = [
+        ("has no state slot", |p| p.segments[1].state = None),
+        ("no state slot 5, there are 5", |p| first(p).slot.0 = 5),
+        ("no state slot 5", |p| {
+            second(p).restore = Some(BlockIndex(5))
+        }),
+        ("no state slot 9", |p| {
+            second(p).snapshot = Some(BlockIndex(9))
+        }),
+        ("restores a state at position 0", |p| {
+            first(p).restore = Some(BlockIndex(4));
+        }),
+        ("state slot 0 is written twice", |p| second(p).slot.0 = 0),
+        ("state slot 0 is written twice", |p| {
+            second(p).snapshot = Some(BlockIndex(0));
+        }),
+        ("state slot 1 is written twice", |p| {
+            second(p).snapshot = Some(BlockIndex(1));
+        }),
+        ("state slot 0 is restored and written", |p| {
+            second(p).restore = Some(BlockIndex(0));
+        }),
+        ("state slot 1 is restored and written", |p| {
+            second(p).restore = Some(BlockIndex(1));
+        }),
+        ("state slot 3 is restored and written", |p| {
+            second(p).restore = Some(BlockIndex(3));
+        }),
+        ("1 drafts, the engine takes 0", |p| {
+            p.segments[0].len = 7;
+            p.segments[0].drafts = vec![7];
+        }),
+    ];
+    let mut engine = engine_with_states(5);
+    assert_eq!(engine.drafts_max(), 0);
+    let mut before = vec![1; reference::STATE_BYTES];
+    for (expected, damage) in damages {
+        let mut plan = with_states();
+        damage(&mut plan);
+        // A segment may name a slot that a later one writes.
+        let mut reversed = plan.clone();
+        reversed.segments.reverse();
+        for plan in [plan, reversed] {
+            match engine.step(&plan) {
+                Err(EngineError::Slot(_, problem)) => {
+                    assert!(problem.contains(expected), "{problem}")
+                }
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+        let whole = BlockSpan {
+            plane: KvPlane::State,
+            block: BlockIndex(3),
+            offset: 0,
+            len: before.len(),
+        };
+        engine.read_block(whole, &mut before).unwrap();
+        assert_eq!(before, [0; reference::STATE_BYTES], "nothing was copied");
+    }
+    engine.step(&with_states()).unwrap();
+    let mut stateless = fine();
+    stateless.segments[0].state = Some(state(0));
+    let refused = engine_with_states(0).step(&stateless).unwrap_err();
+    assert!(refused.to_string().contains("the model has no state"));
+}
+
 #[test]
 fn a_block_shared_for_reading_is_accepted() {
     let mut engine = engine();
@@ -192,19 +297,53 @@ fn a_byte_range_outside_a_block_is_refused() {
     let mut engine = engine();
     let bytes = engine.describe().capacity.block_bytes as usize;
     let mut buffer = vec![0; bytes];
-    assert!(engine.read_block(BlockIndex(7), 0, &mut buffer).is_ok());
-    assert!(engine.write_block(BlockIndex(7), bytes, &[]).is_ok());
+    let span = |block, offset, len| BlockSpan::of_block(BlockIndex(block), offset, len);
+    assert!(engine.read_block(span(7, 0, bytes), &mut buffer).is_ok());
+    assert!(engine.write_block(span(7, bytes, 0), &[]).is_ok());
     let outside = [
-        engine.read_block(BlockIndex(8), 0, &mut buffer),
-        engine.read_block(BlockIndex(0), 1, &mut buffer),
-        engine.write_block(BlockIndex(0), bytes - 1, &[0, 0]),
-        engine.write_block(BlockIndex(0), usize::MAX, &[0, 0]),
-        engine.copy_blocks(&[
-            (BlockIndex(0), BlockIndex(1)),
-            (BlockIndex(0), BlockIndex(8)),
-        ]),
+        engine.read_block(span(8, 0, bytes), &mut buffer),
+        engine.read_block(span(0, 1, bytes), &mut buffer),
+        engine.write_block(span(0, bytes - 1, 2), &[0, 0]),
+        engine.write_block(span(0, usize::MAX, 2), &[0, 0]),
+        engine.copy_blocks(
+            KvPlane::Blocks,
+            &[
+                (BlockIndex(0), BlockIndex(1)),
+                (BlockIndex(0), BlockIndex(8)),
+            ],
+        ),
+        engine.copy_blocks(KvPlane::State, &[(BlockIndex(0), BlockIndex(1))]),
     ];
     for refused in outside {
+        assert!(matches!(refused, Err(EngineError::Plan(_))), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_byte_range_outside_a_state_slot_is_refused() {
+    let mut engine = engine_with_states(2);
+    let bytes = reference::STATE_BYTES;
+    let mut buffer = vec![0; bytes];
+    let plane = KvPlane::State;
+    let span = |slot, offset, len| BlockSpan {
+        plane,
+        ..BlockSpan::of_block(BlockIndex(slot), offset, len)
+    };
+    engine
+        .write_block(span(0, 0, bytes), &vec![7; bytes])
+        .unwrap();
+    engine.write_block(span(0, bytes - 1, 1), &[8]).unwrap();
+    engine
+        .copy_blocks(plane, &[(BlockIndex(0), BlockIndex(1))])
+        .unwrap();
+    engine.read_block(span(1, 0, bytes), &mut buffer).unwrap();
+    assert_eq!((buffer[bytes - 2], buffer[bytes - 1]), (7, 8));
+    for refused in [
+        engine.read_block(span(2, 0, bytes), &mut buffer),
+        engine.read_block(span(0, 1, bytes), &mut buffer),
+        engine.write_block(span(1, usize::MAX, 2), &[0, 0]),
+        engine.copy_blocks(plane, &[(BlockIndex(0), BlockIndex(2))]),
+    ] {
         assert!(matches!(refused, Err(EngineError::Plan(_))), "{refused:?}");
     }
 }

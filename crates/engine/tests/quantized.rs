@@ -104,6 +104,7 @@ fn every_quantised_layout_loads_and_is_named() {
         let limits = cleave_engine::EngineLimits {
             block_tokens: 16,
             blocks_count: 2,
+            states_count: 0,
             slots_count: 1,
             step_tokens_max: 16,
         };

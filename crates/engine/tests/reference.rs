@@ -1,14 +1,17 @@
 //! The reference implementation of `Ops` in plain Rust: one loop per formula, sums in f64.
 
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
-use cleave_domain::{BlockIndex, DeviceId, TokenId};
+use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
-    KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
-    ResidualIo, RotaryTable, WeightLoader,
+    InnerSlices, KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer,
+    Precision, ResidualIo, RotaryTable, WeightLoader,
 };
-use cleave_engine::{EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights};
+use cleave_engine::{
+    BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
+};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,6 +20,28 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub(crate) struct PlainOps {
     /// Set if it draws tokens itself, as a device does.
     pub(crate) device: Option<PlainDevice>,
+    /// Token of each row of the pass.
+    tokens: Vec<TokenId>,
+}
+
+/// Bytes of a sequence's state, where the pool has states: [`state_after`].
+pub(crate) const STATE_BYTES: usize = 12;
+
+/// The state after tokens from position 0 on: their number, and a hash of them.
+pub(crate) fn state_after(tokens: &[TokenId]) -> [u8; STATE_BYTES] {
+    let mut state = [0; STATE_BYTES];
+    tokens.iter().for_each(|token| absorb(&mut state, *token));
+    state
+}
+
+fn absorb(state: &mut [u8], token: TokenId) {
+    let (count, hash) = state.split_at_mut(4);
+    let before = u32::from_le_bytes(count.try_into().unwrap());
+    count.copy_from_slice(&(before + 1).to_le_bytes());
+    let before = u64::from_le_bytes((&*hash).try_into().unwrap());
+    let mixed = (before ^ u64::from(token)).wrapping_add(1);
+    let mixed = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    hash.copy_from_slice(&mixed.to_le_bytes());
 }
 
 /// State of a device that draws tokens, and accepts the next pass before they were fetched.
@@ -38,6 +63,8 @@ pub(crate) struct PlainDeviceProbe {
     pub(crate) breaks_first_row: AtomicBool,
     /// Makes the next logits not finite in every row.
     pub(crate) breaks_every_row: AtomicBool,
+    /// Makes the next copy of a state fail.
+    pub(crate) breaks_state_copy: AtomicBool,
 }
 
 impl PlainDevice {
@@ -127,19 +154,27 @@ impl Rows {
 pub(crate) struct Pool {
     shape: KvPoolShape,
     values: Vec<f32>,
+    /// The state slots, one after the other.
+    states: Vec<u8>,
 }
 
 impl Pool {
     /// Index of the first element of a token's key.
     fn key(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
         block.0 as usize * self.shape.block_elements()
-            + self.shape.key_offset(layer, kv_head)
-            + token * self.shape.heads.head_dim
+            + self.shape.layer(layer).key_offset(kv_head)
+            + token * self.shape.layer(layer).heads.head_dim
     }
 
     fn value(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
-        self.key(block, layer, kv_head, token) + self.shape.value_offset(layer, kv_head)
-            - self.shape.key_offset(layer, kv_head)
+        let shape = self.shape.layer(layer);
+        self.key(block, layer, kv_head, token) + shape.value_offset(kv_head)
+            - shape.key_offset(kv_head)
+    }
+
+    /// Bytes of a span of a state slot.
+    fn state_range(&self, span: &BlockSpan) -> Range<usize> {
+        self.shape.plane(KvPlane::State).range(span).unwrap()
     }
 }
 
@@ -153,7 +188,13 @@ impl WeightLoader for PlainOps {
         Precision::F32
     }
 
-    fn matrix(&self, stack: &[StoredMatrix], bias: Option<&[f32]>) -> Result<Matrix, EngineError> {
+    /// In f64 no slice changes a result by more than the tests allow.
+    fn sliced_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+        _: &InnerSlices,
+    ) -> Result<Matrix, EngineError> {
         let values: Vec<f32> = stack.iter().flat_map(StoredMatrix::to_f32).collect();
         let columns = stack[0].columns();
         let bias = bias.map_or_else(|| vec![0.0; values.len() / columns], <[f32]>::to_vec);
@@ -244,8 +285,9 @@ impl Ops for PlainOps {
 
     fn pool(&self, shape: KvPoolShape) -> Result<Pool, EngineError> {
         Ok(Pool {
-            shape,
             values: vec![0.0; shape.blocks_count * shape.block_elements()],
+            states: vec![0; shape.plane(KvPlane::State).bytes_total().unwrap()],
+            shape,
         })
     }
 
@@ -266,6 +308,7 @@ impl Ops for PlainOps {
         for (row, token) in tokens.iter().enumerate() {
             table.read_row(*token as usize, out.row_mut(row));
         }
+        self.tokens = tokens;
         Ok(())
     }
 
@@ -342,8 +385,16 @@ impl Ops for PlainOps {
         pool: PoolLayer<'_, Pool>,
     ) -> Result<(), EngineError> {
         let PoolLayer { pool, layer } = pool;
-        let heads = pool.shape.heads;
+        let heads = pool.shape.layer(layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
+        for segment in batch.segments.iter().filter(|_| layer == 0) {
+            if let Some(slot) = segment.state {
+                let slot = pool.state_range(&pool.shape.whole(KvPlane::State, slot));
+                for row in segment.rows.clone() {
+                    absorb(&mut pool.states[slot.clone()], self.tokens[row]);
+                }
+            }
+        }
         for segment in &batch.segments {
             for row in segment.rows.clone() {
                 let position = batch.positions[row] as usize;
@@ -372,7 +423,7 @@ impl Ops for PlainOps {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
-        let heads = pool.shape.heads;
+        let heads = pool.shape.layer(attention.layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
             let table = batch.table(segment);
@@ -507,13 +558,17 @@ impl Ops for PlainOps {
         false
     }
 
-    fn read_block(
-        &self,
-        pool: &Pool,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
+    fn read_block(&self, pool: &Pool, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        let BlockSpan {
+            plane,
+            block,
+            offset,
+            ..
+        } = span;
+        if plane == KvPlane::State {
+            out.copy_from_slice(&pool.states[pool.state_range(&span)]);
+            return Ok(());
+        }
         let start = block.0 as usize * pool.shape.block_elements();
         let values = &pool.values[start..][..pool.shape.block_elements()];
         let bytes: Vec<u8> = values
@@ -527,10 +582,20 @@ impl Ops for PlainOps {
     fn write_block(
         &mut self,
         pool: &mut Pool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         bytes: &[u8],
     ) -> Result<(), EngineError> {
+        let BlockSpan {
+            plane,
+            block,
+            offset,
+            ..
+        } = span;
+        if plane == KvPlane::State {
+            let range = pool.state_range(&span);
+            pool.states[range].copy_from_slice(bytes);
+            return Ok(());
+        }
         let start = block.0 as usize * pool.shape.block_elements();
         for (index, byte) in bytes.iter().enumerate() {
             let (element, part) = ((offset + index) / 4, (offset + index) % 4);
@@ -544,13 +609,30 @@ impl Ops for PlainOps {
     fn copy_block(
         &mut self,
         pool: &mut Pool,
+        plane: KvPlane,
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError> {
+        if plane == KvPlane::State {
+            let watched = self.device.as_ref().map(|device| &device.watched);
+            if watched.is_some_and(|on| on.breaks_state_copy.swap(false, Ordering::Relaxed)) {
+                return Err(EngineError::Device("the copy failed".to_owned()));
+            }
+            let [from, to] =
+                [from, to].map(|slot| pool.state_range(&pool.shape.whole(plane, slot)));
+            pool.states.copy_within(from, to.start);
+            return Ok(());
+        }
         let size = pool.shape.block_elements();
         let start = from.0 as usize * size;
         pool.values
             .copy_within(start..start + size, to.0 as usize * size);
+        Ok(())
+    }
+
+    fn clear_state(&mut self, pool: &mut Pool, slot: BlockIndex) -> Result<(), EngineError> {
+        let slot = pool.state_range(&pool.shape.whole(KvPlane::State, slot));
+        pool.states[slot].fill(0);
         Ok(())
     }
 }
@@ -569,6 +651,7 @@ pub(crate) fn device_engine(
     let watched = Arc::clone(&device.watched);
     let plain = PlainOps {
         device: Some(device),
+        ..PlainOps::default()
     };
     Ok((engine_over(plain, dir, limits)?, watched))
 }
@@ -581,5 +664,12 @@ fn engine_over(
     let checkpoint = cleave_checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let weights = Weights::load(&plain, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
-    ModelEngine::new(plain, weights, limits).map_err(|error| error.to_string())
+    let mut layout = weights.kv_spec(limits.block_tokens, plain.kv_type());
+    if limits.states_count > 0 {
+        // A layer behind those of the model, so that all of them may have keys and values.
+        let layer = layout.blocks.layers.len() as u32;
+        layout.state = Some(PlaneLayout::packed([(layer, STATE_BYTES as u64)]));
+    }
+    let engine = ModelEngine::with_layout(plain, weights, &layout, limits);
+    engine.map_err(|error| error.to_string())
 }

@@ -22,6 +22,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
     let limits = EngineLimits {
         block_tokens: 16,
         blocks_count: 8,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 64,
     };
@@ -44,6 +45,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
             blocks: (0..8).map(BlockIndex).collect(),
             logits: LogitsWanted::Sample,
             drafts: Vec::new(),
+            state: None,
         };
         let plan = StepPlan {
             opens: std::mem::take(&mut opens),

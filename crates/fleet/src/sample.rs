@@ -23,6 +23,7 @@ pub fn registration() -> Registration {
                 slots_count: 8,
                 step_tokens_max: 512,
                 context_tokens_max: 1024,
+                states: None,
             },
             queue_max: 4,
             device: None,

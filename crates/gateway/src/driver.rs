@@ -90,13 +90,8 @@ impl RouterEffects {
     }
 }
 
-/// Everything that the driver handles; this list is closed.
-enum RouterWakeup {
-    Worker(WorkerConnectionEvent),
-    Client(RouterEvent),
-}
-
-/// The driver's inputs: connections wait when the driver is behind, clients cannot.
+/// Everything that the driver handles, apart from its deadlines; this list is closed. Connections
+/// wait when the driver is behind, clients cannot.
 pub(crate) struct RouterInbox {
     pub(crate) workers: mpsc::Receiver<WorkerConnectionEvent>,
     pub(crate) clients: mpsc::UnboundedReceiver<RouterEvent>,
@@ -144,17 +139,17 @@ impl RouterDriver {
 
     /// Runs until it is stopped. The caller ends the flights that are left.
     pub(crate) async fn run(mut self) {
-        while let Some(event) = self.next_event().await {
+        while let Some(event) = self.next_client_event().await {
             match event {
-                RouterWakeup::Client(RouterEvent::Stop) => break,
-                RouterWakeup::Client(event) => self.handle_event(event),
-                RouterWakeup::Worker(event) => self.handle_connection(event),
+                RouterEvent::Stop => break,
+                event => self.handle_event(event),
             }
         }
     }
 
-    /// The next event; `None` when no sender is left. Wakes the brain at its deadlines.
-    async fn next_event(&mut self) -> Option<RouterWakeup> {
+    /// The next event of a client; `None` when no sender is left. Meanwhile handles what workers
+    /// send, and wakes the brain at its deadlines.
+    async fn next_client_event(&mut self) -> Option<RouterEvent> {
         loop {
             let deadlines = [self.brain.deadline(), self.standby.deadline()];
             let deadline = deadlines.into_iter().flatten().min();
@@ -163,13 +158,14 @@ impl RouterDriver {
             // starved.
             tokio::select! {
                 biased;
-                () = deadline_reached(self.clock, deadline) => {}
-                event = self.inbox.workers.recv() => return event.map(RouterWakeup::Worker),
-                event = self.inbox.clients.recv() => return event.map(RouterWakeup::Client),
+                () = deadline_reached(self.clock, deadline) => {
+                    self.handle(RouterInput::Woke);
+                    self.standby.wake(self.clock.now());
+                    self.count_standby();
+                }
+                event = self.inbox.workers.recv() => self.handle_connection(event?),
+                event = self.inbox.clients.recv() => return event,
             }
-            self.handle(RouterInput::Woke);
-            self.standby.wake(self.clock.now());
-            self.count_standby();
         }
     }
 

@@ -567,6 +567,7 @@ mod tests {
             slots_count: 1,
             step_tokens_max: 16,
             context_tokens_max: 1_000,
+            states: None,
         };
         let handle_report = |report: &Report| flights.handle_report(report, &receiver);
         let reserved = |number, present| {
@@ -574,6 +575,7 @@ mod tests {
                 handoff: attempt(number),
                 present,
                 blocks: Vec::new(),
+                state: None,
             })
         };
         let prefilled = |number| {

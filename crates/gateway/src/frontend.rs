@@ -133,6 +133,10 @@ impl Frontend for RouterFrontend {
             .send(RouterEvent::WaitingOutside { place, count });
     }
 
+    fn sequence_tokens_max(&self) -> Option<u32> {
+        self.roster.sequence_tokens_max()
+    }
+
     fn progress(&self) -> ServingProgress {
         let pulses = self.monitors.lock();
         match pulses.iter().find_map(|pulse| pulse.check().err()) {

@@ -92,6 +92,7 @@ mod tests {
                 worker: MAKER,
                 present: 0,
                 blocks: Vec::new(),
+                state: None,
             },
             tokens: 0,
         })

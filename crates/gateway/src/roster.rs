@@ -6,7 +6,7 @@
 //! connected workers only.
 
 use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
-use cleave_domain::{Report, StepProgress, WorkerId, WorkerRef};
+use cleave_domain::{Capacity, Report, StepProgress, WorkerId, WorkerRef};
 use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
 use cleave_fleet::{LinkState, Registration, WorkerActivity};
 use cleave_router::RouterNote;
@@ -14,6 +14,7 @@ use cleave_telemetry::{NoteContext, RouterObserver};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use tracing::warn;
 
@@ -24,11 +25,14 @@ const LINKS_AHEAD_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRoster {
     workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
+    /// See [`WorkerRoster::sequence_tokens_max`]; 0 before the first worker.
+    sequence_tokens_max: AtomicU32,
 }
 
 #[derive(Debug)]
 struct RosterEntry {
     view: WorkerView,
+    capacity: Capacity,
     draining: bool,
     in_process: bool,
     commands: PendingCommands,
@@ -57,6 +61,7 @@ impl WorkerRoster {
     pub(crate) fn join(&self, registration: &Registration, activity: Arc<WorkerActivity>) {
         let entry = RosterEntry {
             view: views::initial_view(registration),
+            capacity: registration.description.capacity,
             draining: false,
             in_process: registration.data_address.is_empty(),
             commands: PendingCommands::default(),
@@ -67,7 +72,9 @@ impl WorkerRoster {
             activity,
             rate_sampled: None,
         };
-        self.lock().insert(registration.worker.worker, entry);
+        let mut workers = self.lock();
+        workers.insert(registration.worker.worker, entry);
+        self.update_sequence_tokens_max(&workers);
     }
 
     /// Removes a worker; gives its name and state, if it was there.
@@ -80,7 +87,28 @@ impl WorkerRoster {
                 entry.link_sums = None;
             }
         }
+        self.update_sequence_tokens_max(&workers);
         left
+    }
+
+    /// Tokens of the longest sequence, prompt and output together, that a connected worker can
+    /// hold; while none is connected, that the last ones could. `None` before the first worker.
+    pub(crate) fn sequence_tokens_max(&self) -> Option<u32> {
+        match self.sequence_tokens_max.load(Ordering::Relaxed) {
+            0 => None,
+            tokens => Some(tokens),
+        }
+    }
+
+    /// A sequence grows where it decodes, so workers that only prefill count where no other is
+    /// connected. Workers that drain take nothing new.
+    fn update_sequence_tokens_max(&self, workers: &BTreeMap<WorkerId, RosterEntry>) {
+        let open = || workers.values().filter(|entry| !entry.draining);
+        let decoding = open().filter(|entry| entry.view.role.decodes());
+        let longest = decoding.map(RosterEntry::tokens_max).max();
+        if let Some(tokens) = longest.or_else(|| open().map(RosterEntry::tokens_max).max()) {
+            self.sequence_tokens_max.store(tokens, Ordering::Relaxed);
+        }
     }
 
     /// The name of a worker.
@@ -105,10 +133,12 @@ impl WorkerRoster {
             Report::Draining => {
                 entry.draining = true;
                 entry.commands.drain_began();
+                self.update_sequence_tokens_max(&workers);
             }
             Report::Serves { role } => {
                 entry.view.role = *role;
                 entry.commands.role_changed(*role);
+                self.update_sequence_tokens_max(&workers);
             }
             Report::Reserved { .. }
             | Report::Running { .. }
@@ -229,6 +259,18 @@ impl RouterObserver for WorkerRoster {
 }
 
 impl RosterEntry {
+    /// Tokens of the longest sequence that the worker can hold: its pool, or the context.
+    fn tokens_max(&self) -> u32 {
+        let Capacity {
+            blocks_count,
+            block_tokens,
+            context_tokens_max,
+            ..
+        } = self.capacity;
+        let pool_tokens = blocks_count.saturating_mul(block_tokens);
+        pool_tokens.min(context_tokens_max)
+    }
+
     /// Warns the operator once for each incarnation of a worker; the metric counts all.
     fn warn_of_dropped_prefixes(&mut self) {
         if !std::mem::replace(&mut self.warned_of_prefixes, true) {
@@ -372,6 +414,41 @@ mod tests {
         roster.join(&named(9, "h:9"), Arc::default());
         roster.link_measured(life(1), link(9));
         assert_eq!(peers(&roster, "w1"), ["w9"]);
+    }
+
+    #[test]
+    fn the_longest_sequence_is_that_of_the_largest_open_decoder() {
+        let roster = WorkerRoster::default();
+        let join = |number, role, blocks_count| {
+            let mut registration = named(number, "h:1");
+            registration.description.role = role;
+            registration.description.capacity = Capacity {
+                block_tokens: 16,
+                block_bytes: 1,
+                blocks_count,
+                slots_count: 1,
+                step_tokens_max: 16,
+                context_tokens_max: 1000,
+                states: None,
+            };
+            roster.join(&registration, Arc::default());
+        };
+        assert_eq!(roster.sequence_tokens_max(), None);
+        join(1, Role::Prefill, 50);
+        assert_eq!(roster.sequence_tokens_max(), Some(800), "no other is there");
+        join(2, Role::Decode, 10);
+        assert_eq!(roster.sequence_tokens_max(), Some(160));
+        join(3, Role::Both, 100);
+        assert_eq!(roster.sequence_tokens_max(), Some(1000), "the context");
+        roster.handle_report(life(3), &Report::Draining);
+        assert_eq!(roster.sequence_tokens_max(), Some(160));
+        let role = Role::Decode;
+        roster.handle_report(life(1), &Report::Serves { role });
+        assert_eq!(roster.sequence_tokens_max(), Some(800));
+        for number in 1..=3 {
+            roster.leave(life(number));
+        }
+        assert!(roster.sequence_tokens_max().is_some(), "the last known");
     }
 
     #[test]

@@ -10,6 +10,9 @@ use cleave_domain::{BlockHash, TokenId};
 /// The first 24 bytes of the key. A new definition changes them, and so every hash.
 const KEY_PREFIX: &[u8; 24] = b"cleave kv block, 1st ed.";
 
+/// The key of states: no block's, because the salt that follows a block's key is in the prefix.
+const SNAPSHOT_KEY: &[u8; 32] = b"cleave kv snapshot, 1st edition.";
+
 /// The longest block that is hashed without allocation.
 const USUAL_TOKENS: usize = 32;
 
@@ -40,6 +43,14 @@ pub fn block_hash(salt: u64, previous: Option<BlockHash>, tokens: &[TokenId]) ->
     hash
 }
 
+/// The content of a state after the last token of a full block, given that block's hash.
+pub fn snapshot_hash(prefix: BlockHash) -> BlockHash {
+    let digest = blake3::keyed_hash(SNAPSHOT_KEY, &prefix.0);
+    let mut hash = BlockHash::default();
+    hash.0.copy_from_slice(&digest.as_bytes()[..16]);
+    hash
+}
+
 /// The hashes of every full block of `tokens`, in order: `[tokens.len() / block_tokens]`.
 pub fn block_hashes(salt: u64, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockHash> {
     let mut hashes = Vec::new();
@@ -63,7 +74,7 @@ pub fn extend_hashes(
 
 #[cfg(test)]
 mod tests {
-    use super::{block_hash, block_hashes, extend_hashes};
+    use super::{block_hash, block_hashes, extend_hashes, snapshot_hash};
     use cleave_domain::BlockHash;
 
     /// From the `blake3` package for Python: `blake3(previous + tokens, key=b"cleave kv block, 1st
@@ -93,6 +104,16 @@ mod tests {
         assert_ne!(plain[1], block_hashes(0, &[1, 9, 3, 4], 2)[1]);
         assert_ne!(plain[1], block_hash(0, None, &[3, 4]));
         assert_eq!(plain, block_hashes(0, &[1, 2, 3, 4, 5], 2));
+    }
+
+    #[test]
+    fn a_state_is_another_content_than_its_prefix() {
+        let hashes = block_hashes(0, &[1, 2, 3, 4], 2);
+        let states: Vec<_> = hashes.iter().map(|hash| snapshot_hash(*hash)).collect();
+        let all = hashes.iter().chain(&states);
+        let different: std::collections::BTreeSet<_> = all.collect();
+        assert_eq!(different.len(), 4);
+        assert_eq!(snapshot_hash(hashes[0]), states[0]);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Records which sequence holds which KV block.
 //!
-//! Owns: the chained hash that defines "same content", the pool of blocks with their generations,
+//! Owns: the chained hash that defines "same content", the pools of blocks and state slots,
 //! the prefix indexes, the index of the tiers below the pool, and the hand-off machine (both ends).
-//! Never: touches a byte of KV; bodies move the bytes that this crate names.
+//! Never: moves or keeps a byte of KV; bodies move the bytes that this crate names, and hand them
+//! in for their checksum only.
 //! Invariant: every block has exactly one state, and a write is accepted only by the generation it
 //! was reserved for.
 
@@ -11,13 +12,15 @@ pub mod handoff;
 mod hash;
 mod packet;
 mod pool;
+mod pools;
 mod prefix;
 mod tier;
 
 pub use checksum::{Checksum, checksum};
 pub use handoff::PoolWriter;
-pub use hash::{block_hash, block_hashes, extend_hashes};
+pub use hash::{block_hash, block_hashes, extend_hashes, snapshot_hash};
 pub use packet::{BlockPart, Packet, PayloadCondition, Seal};
-pub use pool::{BlockPool, BlockReservation, PrefixChanges, PrefixHits, ReadPin};
+pub use pool::{BlockReservation, PlanePool, PrefixChanges, PrefixHits, ReadPin};
+pub use pools::{KvPools, PrefixNeed, SecuredKv, SecuredState};
 pub use prefix::FleetPrefixIndex;
 pub use tier::{EvictableContents, NoTierRoom, TierIndex, TierLevel};

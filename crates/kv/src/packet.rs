@@ -1,7 +1,7 @@
 //! The packets that two workers exchange about one hand-off. The payload of a frame travels beside
 //! its packet; brains see only the packet.
 
-use cleave_domain::{AbandonCause, BlockHash, BlockRef, HandoffId, TokenId};
+use cleave_domain::{AbandonCause, BlockHash, BlockRef, HandoffId, KvPlane, KvUnit, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// A packet from worker to worker over a link. Nothing may depend on the order in which packets
@@ -49,15 +49,28 @@ impl Packet {
     }
 }
 
-/// A byte range of a block of a sequence.
+/// A byte range of a block of a sequence, or of a piece of its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockPart {
-    /// The index of the block in the sequence, counted from its start (skipped blocks included).
+    /// The plane of the block or piece.
+    #[serde(default)]
+    pub plane: KvPlane,
+    /// Its index, as in [`KvUnit::ordinal`].
     pub ordinal: u32,
-    /// The first byte within the block.
+    /// The first byte within the block or piece.
     pub offset: u32,
     /// The number of bytes, at least 1.
     pub len: u32,
+}
+
+impl BlockPart {
+    /// The block or piece that has the range.
+    pub fn unit(&self) -> KvUnit {
+        KvUnit {
+            plane: self.plane,
+            ordinal: self.ordinal,
+        }
+    }
 }
 
 /// Closes a hand-off: the blocks that must have arrived, and the state of the sequence.
@@ -66,7 +79,7 @@ pub struct Seal {
     pub handoff: HandoffId,
     /// The number of blocks sent (skipped blocks not counted).
     pub blocks_count: u32,
-    /// The digest over every frame, in any order, and every other field of this seal
+    /// The digest over every frame of a block, in any order, and every other field of this seal
     /// ([`crate::handoff::HandoffDigest::seal_digest`]); both ends compute it.
     pub digest: u64,
     /// The hash of the tokens, prompt and output, that were sent to the receiver with its
@@ -76,6 +89,9 @@ pub struct Seal {
     /// Output tokens drawn since the reservation, `[tokens >= 1]`, already emitted by the sender.
     /// The last of them has no KV yet: the KV covers everything before it.
     pub output: Vec<TokenId>,
+    /// The digest over every frame of the state, in any order; `None` if the sequence has no state.
+    #[serde(default)]
+    pub state: Option<u64>,
 }
 
 /// Whether the payload of a packet arrived intact, as checked by the receiver.

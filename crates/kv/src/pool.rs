@@ -1,24 +1,25 @@
-//! The blocks of one worker's KV pool: the holders, generation and content of each block.
+//! One plane of a worker's KV memory: the holders, generation and content of each block or slot.
 //!
 //! Owns: the state of every block (free, held by a number of sequences, cached for reuse), the
 //! number of blocks reserved for sequences that will grow, and the index from content to block.
 //! Never: knows a sequence; holders are counted, and the brain that owns them proves the count.
 //! Invariant: every block is in exactly one state, `promised <= free + cached`, and the index names
-//! exactly the blocks that carry a content. [`BlockPool::check`] proves it.
+//! exactly the blocks that carry a content. [`PlanePool::check`] proves it.
 
 use cleave_domain::{BlockHash, BlockIndex, BlockRef, Generation};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
-/// The state of a KV pool.
+/// The records of one plane. A slot of the state plane is a block here: one that a sequence holds
+/// is its state, and a cached one is a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BlockPool {
+pub struct PlanePool {
     blocks: Vec<PoolBlock>,
     /// Free blocks; the block freed last is taken first, so that late writers are detected early.
     free: Vec<BlockIndex>,
     /// Cached blocks in eviction order, the least recently used first.
     cached: BTreeMap<u64, BlockIndex>,
-    /// Cached blocks touched no later than this were already given by [`BlockPool::next_to_evict`];
+    /// Cached blocks touched no later than this were already given by [`PlanePool::next_to_evict`];
     /// the next field counts them.
     inspected_until: u64,
     inspected_count: u32,
@@ -30,7 +31,7 @@ pub struct BlockPool {
     holders_total: u64,
     /// Counts touches; orders `cached`.
     clock: u64,
-    /// Changes of the index since the last call of [`BlockPool::changes`].
+    /// Changes of the index since the last call of [`PlanePool::changes`].
     changes: BTreeMap<BlockHash, PrefixChange>,
 }
 
@@ -62,7 +63,7 @@ enum PrefixChange {
 }
 
 /// Blocks reserved for the growth of one sequence. Return it with
-/// [`BlockPool::release_all_reserved`]. It is cloned only with the whole simulated state.
+/// [`PlanePool::release_all_reserved`]. It is cloned only with the whole simulated state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockReservation(u32);
 
@@ -73,7 +74,7 @@ impl BlockReservation {
     }
 }
 
-/// A cached block that is pinned while it is read; returned with [`BlockPool::unpin`].
+/// A cached block that is pinned while it is read; returned with [`PlanePool::unpin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadPin {
     pub held: BlockRef,
@@ -99,7 +100,7 @@ pub struct PrefixChanges {
     pub evicted: Vec<BlockHash>,
 }
 
-impl BlockPool {
+impl PlanePool {
     /// Creates a pool of free blocks, all of generation 0.
     pub fn new(blocks_count: u32) -> Self {
         let block = PoolBlock {
@@ -161,7 +162,7 @@ impl BlockPool {
     }
 
     /// Of the `depth` cached blocks that would be evicted first, those not marked by
-    /// [`BlockPool::mark_inspected`], the oldest first: the time of the last touch, and the
+    /// [`PlanePool::mark_inspected`], the oldest first: the time of the last touch, and the
     /// content.
     pub fn next_to_evict(&self, depth: u32) -> impl Iterator<Item = (u64, BlockHash)> + '_ {
         let rest = depth.saturating_sub(self.inspected_count) as usize;
@@ -172,7 +173,7 @@ impl BlockPool {
         cached.map(|(touched, block)| (*touched, self.content(*block)))
     }
 
-    /// Marks the cached blocks touched up to then: [`BlockPool::next_to_evict`] gives only later
+    /// Marks the cached blocks touched up to then: [`PlanePool::next_to_evict`] gives only later
     /// ones from now on.
     pub fn mark_inspected(&mut self, touched: u64) {
         let looked = self.inspected_until.saturating_add(1)..=touched;
@@ -512,7 +513,7 @@ impl BlockPool {
         self.free.push(block);
     }
 
-    /// Opposite changes between two calls of [`BlockPool::changes`] cancel out.
+    /// Opposite changes between two calls of [`PlanePool::changes`] cancel out.
     fn record_change(&mut self, hash: BlockHash, change: PrefixChange) {
         match self.changes.get(&hash) {
             Some(earlier) if *earlier != change => self.changes.remove(&hash),
@@ -528,7 +529,7 @@ fn count(length: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockPool, BlockReservation, PrefixHits};
+    use super::{BlockReservation, PlanePool, PrefixHits};
     use cleave_domain::{BlockHash, Generation};
     use std::hash::Hasher;
 
@@ -539,7 +540,7 @@ mod tests {
     // Invariant: I2.
     #[test]
     fn freeing_a_block_advances_its_generation() {
-        let mut pool = BlockPool::new(1);
+        let mut pool = PlanePool::new(1);
         let first = pool.take().unwrap();
         pool.release(first);
         let second = pool.take().unwrap();
@@ -551,7 +552,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "is not held")]
     fn releasing_a_block_twice_panics() {
-        let mut pool = BlockPool::new(2);
+        let mut pool = PlanePool::new(2);
         let held = pool.take().unwrap();
         pool.release(held);
         pool.release(held);
@@ -559,7 +560,7 @@ mod tests {
 
     #[test]
     fn generations_wrap() {
-        let mut pool = BlockPool::new(1);
+        let mut pool = PlanePool::new(1);
         pool.blocks[0].generation = Generation(u32::MAX);
         let last = pool.take().unwrap();
         pool.release(last);
@@ -570,7 +571,7 @@ mod tests {
     // Lesson: 10.
     #[test]
     fn reserved_blocks_are_not_given_to_others() {
-        let mut pool = BlockPool::new(3);
+        let mut pool = PlanePool::new(3);
         let mut reservation = pool.reserve(2).unwrap();
         let block = pool.take().unwrap();
         assert_eq!(pool.take(), None);
@@ -585,7 +586,7 @@ mod tests {
 
     #[test]
     fn a_reserved_cached_block_cannot_be_held() {
-        let mut pool = BlockPool::new(1);
+        let mut pool = PlanePool::new(1);
         let held = pool.take().unwrap();
         pool.set_content(held, hash(1));
         pool.release(held);
@@ -597,7 +598,7 @@ mod tests {
 
     #[test]
     fn shared_blocks_outlive_a_holder_and_the_oldest_is_evicted() {
-        let mut pool = BlockPool::new(2);
+        let mut pool = PlanePool::new(2);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         pool.set_content(a, hash(1));
         pool.set_content(b, hash(2));
@@ -619,7 +620,7 @@ mod tests {
 
     #[test]
     fn a_second_block_of_the_same_content_is_freed_not_cached() {
-        let mut pool = BlockPool::new(2);
+        let mut pool = PlanePool::new(2);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         pool.set_content(a, hash(1));
         pool.set_content(b, hash(1));
@@ -632,7 +633,7 @@ mod tests {
 
     #[test]
     fn reading_a_cached_block_keeps_its_eviction_order() {
-        let mut pool = BlockPool::new(3);
+        let mut pool = PlanePool::new(3);
         let held = [1, 2, 3].map(|content| {
             let held = pool.take().unwrap();
             pool.set_content(held, hash(content));
@@ -661,7 +662,7 @@ mod tests {
         pool.check([second, shared], 0);
     }
 
-    fn print(pool: &BlockPool) -> u64 {
+    fn print(pool: &PlanePool) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         pool.fingerprint(&mut hasher);
         hasher.finish()
@@ -670,7 +671,7 @@ mod tests {
     #[test]
     fn pool_fingerprints_differ_only_where_behaviour_does() {
         let made = |touches: u8| {
-            let mut pool = BlockPool::new(3);
+            let mut pool = PlanePool::new(3);
             let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
             pool.set_content(a, hash(1));
             pool.set_content(b, hash(2));
@@ -700,7 +701,7 @@ mod tests {
 
     #[test]
     fn a_content_stored_and_evicted_is_not_reported() {
-        let mut pool = BlockPool::new(1);
+        let mut pool = PlanePool::new(1);
         let held = pool.take().unwrap();
         pool.set_content(held, hash(1));
         pool.release(held);

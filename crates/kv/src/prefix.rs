@@ -7,6 +7,7 @@
 //! later one reports; for each worker at most the number of contents that the caller allows is
 //! kept.
 
+use crate::snapshot_hash;
 use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -136,6 +137,35 @@ impl FleetPrefixIndex {
         found.into_iter().map(worker_ref).collect()
     }
 
+    /// For each of these workers, with its leading blocks from
+    /// [`FleetPrefixIndex::longest_prefixes`]: the leading blocks before its last snapshot of a
+    /// state, 0 without one. In the order of `prefixes`.
+    ///
+    /// Costs a lookup for each block behind the last snapshots, for all workers together.
+    pub fn snapshot_prefixes(
+        &self,
+        hashes: &[BlockHash],
+        prefixes: &[(WorkerRef, u32)],
+    ) -> Vec<u32> {
+        let mut found = vec![0; prefixes.len()];
+        let longest = prefixes.iter().map(|(_, blocks)| *blocks).max();
+        for blocks in (1..=longest.unwrap_or(0)).rev() {
+            let content = snapshot_hash(hashes[blocks as usize - 1]);
+            let Some(holders) = self.holders.get(&content) else {
+                continue;
+            };
+            for (found, (worker, leading)) in found.iter_mut().zip(prefixes) {
+                if *found == 0 && *leading >= blocks && holders.contains(&worker.worker) {
+                    *found = blocks;
+                }
+            }
+            if found.iter().all(|found| *found > 0) {
+                break;
+            }
+        }
+        found
+    }
+
     /// Splits `workers` into those that have the block, and the others.
     fn split(&self, workers: Vec<WorkerId>, hash: &BlockHash) -> (Vec<WorkerId>, Vec<WorkerId>) {
         match self.holders.get(hash) {
@@ -190,6 +220,7 @@ fn remove_holder(
 #[cfg(test)]
 mod tests {
     use super::FleetPrefixIndex;
+    use crate::snapshot_hash;
     use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
 
     fn worker(id: u64, incarnation: u64) -> WorkerRef {
@@ -243,6 +274,31 @@ mod tests {
             (worker(1, 1), 1)
         );
         assert_eq!(index.longest_prefixes(&[]), []);
+    }
+
+    #[test]
+    fn a_prefix_ends_at_the_workers_last_snapshot() {
+        let mut index = FleetPrefixIndex::default();
+        let blocks = hashes(&[1, 2, 3, 4]);
+        let snapshots: Vec<_> = blocks.iter().map(|hash| snapshot_hash(*hash)).collect();
+        for (id, leading, kept) in [
+            (1, 4, &[1, 3][..]),
+            (2, 4, &[]),
+            (3, 2, &[0, 3]),
+            (4, 3, &[2]),
+        ] {
+            index.stored(worker(id, 1), &blocks[..leading], MANY);
+            for snapshot in kept {
+                index.stored(worker(id, 1), &[snapshots[*snapshot]], MANY);
+            }
+        }
+        let prefixes = index.longest_prefixes(&blocks);
+        let leading: Vec<u32> = prefixes.iter().map(|(_, blocks)| *blocks).collect();
+        assert_eq!(leading, [4, 4, 2, 3], "snapshots are no blocks");
+        assert_eq!(index.snapshot_prefixes(&blocks, &prefixes), [4, 0, 1, 3]);
+        index.evicted(worker(1, 1), &[snapshots[3]]);
+        assert_eq!(index.snapshot_prefixes(&blocks, &prefixes), [2, 0, 1, 3]);
+        assert_eq!(index.snapshot_prefixes(&blocks, &[]), [0; 0]);
     }
 
     #[test]

@@ -137,6 +137,21 @@ mod tests {
         assert_eq!(cost.token_bytes, 128 << 10);
     }
 
+    #[test]
+    fn kv_layout_and_cost_agree_on_bytes() {
+        let model = llama_8b();
+        let token_bytes = model.cost_stored_in(2).token_bytes;
+        let spec = model.kv_spec(16, 2, 0);
+        assert_eq!(spec.check(), Ok(()));
+        assert_eq!(spec.state, None);
+        assert_eq!(spec.blocks.bytes, 16 * token_bytes);
+        let layer_bytes = 16 * token_bytes / 32;
+        for (layer, span) in (0..32).zip(&spec.blocks.layers) {
+            let at = (u64::from(span.layer), span.offset, span.bytes);
+            assert_eq!(at, (layer, layer * layer_bytes, layer_bytes));
+        }
+    }
+
     /// Four bits a weight, and one byte for each element of keys and values.
     #[test]
     fn quantised_weights_and_kv_cost_their_stored_bytes() {

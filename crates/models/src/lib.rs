@@ -17,6 +17,7 @@ mod fields;
 mod harmless;
 mod registry;
 mod rope;
+mod slices;
 mod spec;
 mod tensors;
 
@@ -25,6 +26,7 @@ pub use error::ConfigError;
 pub use fields::ConfigFields;
 pub use registry::{DescribedModel, Family, families, read_model};
 pub use rope::{Rope, RopeScaling};
+pub use slices::{InnerSlices, SLICES_MAX};
 pub use spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
     Mixer, Mlp, ModelSpec, NormSpec, RopeIndex, Scalars, Unsupported,

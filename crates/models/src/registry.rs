@@ -1,6 +1,7 @@
 //! The model families, one row each.
 //!
-//! Owns: the choice of a family by config.json's `architectures` and `model_type`.
+//! Owns: the choice of a family by config.json's `architectures` and `model_type`, which must agree
+//! where both are given.
 //! Never: reads another key.
 
 use crate::error::ConfigError;
@@ -77,7 +78,10 @@ fn family(fields: &ConfigFields) -> Result<&'static Family, ConfigError> {
         }
     });
     if let Some(family) = found {
-        return Ok(family);
+        return match model_type {
+            Some(name) if name != family.name => Err(contradiction(fields, family, name)),
+            _ => Ok(family),
+        };
     }
     let supported: Vec<&str> = families()
         .flat_map(|family| family.classes)
@@ -94,4 +98,55 @@ fn family(fields: &ConfigFields) -> Result<&'static Family, ConfigError> {
     };
     let problem = format!("{is} is not supported; supported are {supported}");
     Err(fields.unsupported(field, problem))
+}
+
+/// The error of a class and a `model_type` of two models: transformers would choose by the second.
+fn contradiction(fields: &ConfigFields, family: &Family, name: &str) -> ConfigError {
+    let (class, own_name) = (family.classes[0], family.name);
+    let problem = format!(
+        "{name} is another model than {class}, which `architectures` names and whose `model_type` \
+         is {own_name}; correct the field that does not fit the weights"
+    );
+    fields.unsupported("model_type", problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn family_of(config: &Value) -> Result<&'static str, String> {
+        let map = config.as_object().cloned().unwrap_or_default();
+        let fields = ConfigFields::new(Path::new("config.json"), map);
+        let found = family(&fields).map(|family| family.name);
+        found.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_family_is_found_by_class_or_model_type() {
+        for found in families() {
+            let (class, name) = (found.classes[0], found.name);
+            for config in [
+                json!({"architectures": [class], "model_type": name}),
+                json!({"architectures": [class], "model_type": null}),
+                json!({"architectures": [class]}),
+                json!({"architectures": [], "model_type": name}),
+                json!({"model_type": name}),
+            ] {
+                assert_eq!(family_of(&config), Ok(name), "{config}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_class_with_a_foreign_model_type_is_refused() {
+        for name in ["qwen3", "deepseek_v3"] {
+            let config = json!({"architectures": ["LlamaForCausalLM"], "model_type": name});
+            let error = family_of(&config).unwrap_err();
+            for part in ["field `model_type`", name, "LlamaForCausalLM", "is llama"] {
+                assert!(error.contains(part), "{error} lacks {part}");
+            }
+        }
+    }
 }

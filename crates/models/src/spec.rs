@@ -6,7 +6,7 @@
 //! Invariant: plain data; equal specs with equal weights give equal answers.
 
 use crate::rope::Rope;
-use cleave_domain::TokenId;
+use cleave_domain::{KvSpec, PlaneLayout, TokenId};
 
 /// A model: what each layer computes, and the scalars between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -199,6 +199,23 @@ impl ModelSpec {
         let mut shapes = self.attention().map(|attention| attention.heads);
         let first = shapes.next()?;
         shapes.all(|heads| heads == first).then_some(first)
+    }
+
+    /// The KV memory that the model needs with blocks of `block_tokens` tokens and this number
+    /// format: bytes of a key's or a value's element, and of the scale of a token's key or value in
+    /// a head, or 0. [`KvSpec::check`] says whether it is possible.
+    pub fn kv_spec(&self, block_tokens: u32, element_bytes: u64, scale_bytes: u64) -> KvSpec {
+        let head_bytes = |heads: HeadShape| heads.head_dim as u64 * element_bytes + scale_bytes;
+        let token_bytes = |heads: HeadShape| 2 * heads.kv_heads as u64 * head_bytes(heads);
+        let layers = (0..).zip(&self.layers).map(|(index, layer)| {
+            let Mixer::Attention(AttentionSpec { heads, .. }) = &layer.mixer;
+            (index, token_bytes(*heads) * u64::from(block_tokens))
+        });
+        KvSpec {
+            block_tokens,
+            blocks: PlaneLayout::packed(layers),
+            state: None,
+        }
     }
 
     /// Widths of the activations, each the widest of all layers.

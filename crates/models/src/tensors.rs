@@ -153,6 +153,11 @@ impl LayerSpec {
         self.projection(projection, 0).has_bias
     }
 
+    /// Inner dimension of a projection: elements summed per result.
+    pub(crate) fn inner_width(&self, projection: Projection, hidden: usize) -> usize {
+        self.projection(projection, hidden).columns
+    }
+
     fn projection(&self, projection: Projection, hidden: usize) -> ProjectionSize {
         let Mixer::Attention(AttentionSpec { heads, biases, .. }) = &self.mixer;
         let Mlp::Gated(mlp) = &self.mlp;

@@ -1,10 +1,10 @@
 //! Predicted costs of work, and the number of workers that it takes.
 //!
 //! Owns: the formulas from [`cleave_domain::Prices`] to times, the sources of prices (a device's
-//! datasheet and measured work), and the brain that decides how large a fleet is to be
+//! datasheet and measured work), and the state machine that decides how large a fleet is to be
 //! ([`scaling`]).
-//! Never: knows a request or the time of day, or starts anything.
-//! Invariant: more work never costs less, and never takes fewer workers.
+//! Never: knows the state of a single request, or the time of day; starts anything.
+//! Invariant: more work is never predicted to take less time, or to need fewer workers.
 
 mod chunk;
 mod learner;

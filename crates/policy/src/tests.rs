@@ -39,6 +39,8 @@ fn the_example_policy_parses_as_commented() {
     assert_eq!(policy.tenants[1].quota, quota);
     assert_eq!(policy.tenants[0].quota, TenantQuota::default());
     assert_eq!(policy.rules.len(), 3);
+    let lengths = [0, 1].map(|rule: usize| policy.rules[rule].prompt_tokens.clone());
+    assert_eq!(lengths, [Some(0..=4000), Some(8000..=u32::MAX)]);
     let scaling = policy.scaling.expect("the example has some");
     assert_eq!((scaling.devices_max, scaling.prefill.max), (8, 6));
     assert_eq!(scaling.decode.down_after, Duration::from_secs(600));

@@ -216,6 +216,7 @@ fn joined(worker: WorkerRef, role: Role) -> RouterInput {
             slots_count: 256,
             step_tokens_max: 8192,
             context_tokens_max: 131_072,
+            states: None,
         },
         queue_max: 1024,
         device: None,

@@ -98,7 +98,7 @@ impl SharedDevices {
             let standing = DeviceMemberRank {
                 too_small: !policy::fits_ever(snapshot, &query.ask),
                 unavailable: failed || stuck(worker),
-                full: anywhere && !policy::has_blocks(snapshot, &query.ask),
+                full: anywhere && !policy::has_memory(snapshot, &query.ask, snapshot.cached_blocks),
                 sends_away: !snapshot.role.decodes(),
                 worker,
             };

@@ -100,6 +100,9 @@ impl RouterBrain {
         (capacity.slots_count, capacity.context_tokens_max).hash(hasher);
         let load = &worker.load;
         (load.queue_tokens, load.blocks_free).hash(hasher);
+        if let Some(states) = capacity.states {
+            (states, load.states_free).hash(hasher);
+        }
         // Placement uses their sum only.
         let sequences = load.sequences_running;
         load.sequences_waiting

@@ -11,8 +11,8 @@ use crate::devices::SharedDevices;
 use crate::event::{MoveReason, RoleCounts};
 use crate::ledger::WorkerLedger;
 use cleave_domain::{
-    BlockHash, Fingerprint, FlightId, HandoffId, Prices, Report, Role, StepProgress, Time,
-    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    BlockHash, Capacity, Fingerprint, FlightId, HandoffId, Prices, Report, Role, StepProgress,
+    Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::FleetPrefixIndex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +46,11 @@ pub(crate) struct FleetWorker {
 /// So a worker that reports without end takes some two kilobytes of this router's memory for each
 /// block it announced.
 const CONTENTS_PER_BLOCK: usize = 16;
+
+/// Number of state slots, or 0.
+fn states_count(capacity: &Capacity) -> u32 {
+    capacity.states.map_or(0, |states| states.count)
+}
 
 /// Workers with one fingerprint, which may exchange blocks.
 #[derive(Clone, Debug, Default)]
@@ -137,6 +142,7 @@ impl RouterFleet {
         let role = description.role;
         let load = WorkerLoad {
             blocks_free: description.capacity.blocks_count,
+            states_free: states_count(&description.capacity),
             ..WorkerLoad::default()
         };
         let worker = FleetWorker {
@@ -227,8 +233,10 @@ impl RouterFleet {
         let Some(group) = self.groups.get_mut(&worker.description.fingerprint) else {
             return 0;
         };
-        let blocks = worker.description.capacity.blocks_count as usize;
-        let contents_max = blocks.saturating_mul(CONTENTS_PER_BLOCK);
+        let capacity = &worker.description.capacity;
+        // Snapshots of states are contents too.
+        let slots = capacity.blocks_count.saturating_add(states_count(capacity)) as usize;
+        let contents_max = slots.saturating_mul(CONTENTS_PER_BLOCK);
         // A content that was evicted and stored again in one report is present.
         group.prefixes.evicted(worker_ref, evicted);
         group.prefixes.stored(worker_ref, stored, contents_max)
@@ -255,6 +263,7 @@ impl RouterFleet {
         let mut backlog = old.backlog.micros.iter().flatten().zip(new);
         !worker.ledger.settled_by(load.orders_received).is_empty()
             || load.blocks_free > old.blocks_free
+            || load.states_free > old.states_free
             || sequences(load) < sequences(old)
             || load.queue_tokens < old.queue_tokens
             || load.context_tokens < old.context_tokens
@@ -469,12 +478,15 @@ impl RouterFleet {
 
     /// Block size of each group; it is part of the fingerprint.
     pub(crate) fn block_sizes(&self) -> impl Iterator<Item = u32> {
-        self.groups.values().filter_map(|g| self.block_tokens(g))
+        let capacities = self.groups.values().filter_map(|g| self.group_capacity(g));
+        capacities.map(|capacity| capacity.block_tokens)
     }
 
-    pub(crate) fn block_tokens(&self, group: &CompatibleWorkers) -> Option<u32> {
+    /// Capacity of the first worker of a group; the others have the same sizes, which are part of
+    /// the fingerprint, in other numbers.
+    pub(crate) fn group_capacity(&self, group: &CompatibleWorkers) -> Option<&Capacity> {
         let worker = self.workers.get(group.workers.first()?)?;
-        Some(worker.description.capacity.block_tokens)
+        Some(&worker.description.capacity)
     }
 
     pub(crate) fn hash_groups(&self, hasher: &mut impl Hasher) {
@@ -488,6 +500,8 @@ impl RouterFleet {
 
 #[cfg(test)]
 mod claim_tests;
+#[cfg(test)]
+mod state_tests;
 
 #[cfg(test)]
 mod tests {
@@ -509,6 +523,7 @@ mod tests {
             slots_count: 1,
             step_tokens_max: 16,
             context_tokens_max: 64,
+            states: None,
         };
         let description = WorkerDescription {
             role: Role::Both,

@@ -118,6 +118,9 @@ impl StreamSpan {
 /// Sums over the claims on a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LedgerTotals {
+    /// Claims that the worker's load does not include yet; each takes a state slot, where the model
+    /// has states.
+    pub(crate) claims_fresh: u32,
     pub(crate) prompts: u32,
     pub(crate) tokens: u64,
     pub(crate) tokens_fresh: u64,
@@ -337,6 +340,7 @@ impl LedgerTotals {
         let fresh = u32::from(claim.unreported);
         let sequence = u32::from(claim.blocks > 0);
         let work = nanos(claim.work);
+        self.claims_fresh += fresh;
         self.prompts += u32::from(claim.tokens > 0);
         self.tokens += claim.tokens;
         self.tokens_fresh += claim.tokens * u64::from(fresh);
@@ -360,6 +364,7 @@ impl LedgerTotals {
         let fresh = u32::from(claim.unreported);
         let sequence = u32::from(claim.blocks > 0);
         let work = nanos(claim.work);
+        self.claims_fresh -= fresh;
         self.prompts -= u32::from(claim.tokens > 0);
         self.tokens -= claim.tokens;
         self.tokens_fresh -= claim.tokens * u64::from(fresh);
@@ -469,6 +474,7 @@ mod tests {
             guests: 1,
             blocks: 12,
             blocks_fresh: 8,
+            claims_fresh: 2,
             streams: 1,
             arriving: 1,
             without_tpot: 2,
@@ -484,6 +490,7 @@ mod tests {
         let expected = LedgerTotals {
             tokens_fresh: 0,
             sequences_fresh: 1,
+            claims_fresh: 1,
             blocks_fresh: 5,
             ..expected
         };

@@ -58,6 +58,8 @@ pub struct WorkerSnapshot {
     pub capacity: Capacity,
     /// Blocks free after all claims.
     pub blocks_free: u32,
+    /// State slots free after all claims; 0 where the model has no states.
+    pub states_free: u32,
     /// Sequences that it runs, has waiting, or is to receive.
     pub sequences: u32,
     /// Upper limit of queued prompts.
@@ -68,6 +70,9 @@ pub struct WorkerSnapshot {
     pub queue_tokens: u64,
     /// Leading blocks of this request in its prefix cache.
     pub cached_blocks: u32,
+    /// The leading ones of them after which it can continue a prompt: all of them, or those before
+    /// its last snapshot of a state, where the model has states.
+    pub hit_blocks: u32,
     /// When it was last chosen, as a count; breaks ties so that equals take turns.
     pub chosen: u64,
 }
@@ -238,20 +243,22 @@ pub(crate) fn takes_prompt(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
 
 /// Whether it could decode for another worker.
 pub(crate) fn takes_stream(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    c.role.decodes() && has_stream_room(c, ask)
+    c.role.decodes() && has_stream_room(c, ask, c.cached_blocks)
 }
 
 /// Whether it could do both for itself, which any role permits.
 pub(crate) fn takes_whole(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    has_prompt_room(c, ask) && has_stream_room(c, ask)
+    // Blocks behind the last snapshot are computed again, into blocks of its own.
+    has_prompt_room(c, ask) && has_stream_room(c, ask, c.hit_blocks)
 }
 
 fn has_prompt_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    !c.closed && ask.prompt_tokens < c.tokens_max() && c.prompts_open < c.queue_max
+    let able = !c.closed && ask.prompt_tokens < c.tokens_max() && c.has_state();
+    able && c.prompts_open < c.queue_max
 }
 
-fn has_stream_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    let able = !c.closed && fits_ever(c, ask) && has_blocks(c, ask);
+fn has_stream_room(c: &WorkerSnapshot, ask: &AttemptSize, cached_blocks: u32) -> bool {
+    let able = !c.closed && fits_ever(c, ask) && has_memory(c, ask, cached_blocks);
     able && c.sequences < c.slots_overbooked()
 }
 
@@ -260,10 +267,11 @@ pub(crate) fn fits_ever(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
     c.holds_whole(ask)
 }
 
-/// Whether it has the blocks that the sequence is expected to take.
-pub(crate) fn has_blocks(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    let blocks_usable = c.blocks_free.saturating_add(c.cached_blocks);
-    !c.memory_short && c.blocks(ask.tokens_expected) <= blocks_usable
+/// Whether it has the blocks that the sequence is expected to take, besides those that are cached,
+/// and a state slot.
+pub(crate) fn has_memory(c: &WorkerSnapshot, ask: &AttemptSize, cached_blocks: u32) -> bool {
+    let blocks_usable = c.blocks_free.saturating_add(cached_blocks);
+    !c.memory_short && c.blocks(ask.tokens_expected) <= blocks_usable && c.has_state()
 }
 
 /// Whether the request could ever be placed.
@@ -338,11 +346,14 @@ impl WorkerSnapshot {
             && self.blocks(ask.tokens_max) <= self.capacity.blocks_count
     }
 
+    /// Whether it has a slot for the state of one more sequence, if the model has states.
+    fn has_state(&self) -> bool {
+        self.capacity.states.is_none() || self.states_free > 0
+    }
+
     /// At least one token is always computed: its logits give the first output token.
     pub(crate) fn cached_tokens(&self, ask: &AttemptSize) -> u32 {
-        let tokens = self
-            .cached_blocks
-            .saturating_mul(self.capacity.block_tokens);
+        let tokens = self.hit_blocks.saturating_mul(self.capacity.block_tokens);
         tokens.min(ask.prompt_tokens - 1)
     }
 

@@ -121,11 +121,13 @@ impl RouterBrain {
                 handoff,
                 present,
                 blocks,
+                state,
             } => {
                 let target = HandoffTarget {
                     worker,
                     present,
                     blocks,
+                    state,
                 };
                 self.reserved(handoff, target);
             }

@@ -1,4 +1,4 @@
-//! The link between the router's brain and the autoscaler's.
+//! The link between the router's brain and the autoscaler in it.
 //!
 //! Owns: the facts given to [`Scaler`], the relay of its gossip to other routers, and requests that
 //! wait for workers to be started. Never: decides how many workers there are to be.
@@ -319,6 +319,7 @@ mod tests {
                     slots_count: 4,
                     step_tokens_max: 16,
                     context_tokens_max: 100,
+                    states: None,
                 },
                 queue_max: 3,
                 device: None,

@@ -111,6 +111,7 @@ impl AbsurdReports {
             tpot_least: self.chance().then(|| self.span()),
             step_left: self.span(),
             orders_received: self.long(),
+            states_free: 0,
         }
     }
 

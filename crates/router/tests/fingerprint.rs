@@ -42,6 +42,7 @@ fn reserved(attempt: u32) -> Report {
         handoff: handoff(attempt),
         present: 0,
         blocks: Vec::new(),
+        state: None,
     }
 }
 
@@ -78,6 +79,7 @@ fn joined(id: u64, role: Role) -> RouterInput {
                 slots_count: 4,
                 step_tokens_max: 16,
                 context_tokens_max: 100,
+                states: None,
             },
             queue_max: 3,
             device: None,

@@ -32,6 +32,7 @@ pub(crate) fn capacity() -> Capacity {
         slots_count: 32,
         step_tokens_max: 512,
         context_tokens_max: 16_384,
+        states: None,
     }
 }
 
@@ -524,6 +525,7 @@ impl PricedWorld {
                 handoff,
                 present: 0,
                 blocks: Vec::new(),
+                state: None,
             },
         };
         self.send_report(router, worker_ref, report);

@@ -50,6 +50,7 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
             slots_count: 3,
             step_tokens_max: 16,
             context_tokens_max: 100,
+            states: None,
         },
         queue_max: 3,
         // Some have a device of their own, some share one of two.
@@ -581,6 +582,7 @@ fn reserved(handoff: HandoffId) -> Report {
         handoff,
         present: 0,
         blocks: Vec::new(),
+        state: None,
     }
 }
 

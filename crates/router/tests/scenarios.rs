@@ -322,6 +322,7 @@ fn description(words: &[&str]) -> WorkerDescription {
             slots_count: number("slots", 8),
             step_tokens_max: 64,
             context_tokens_max: number("context", 200),
+            states: None,
         },
         queue_max: number("queue", 8),
         device: text(words, "device").map(|device| DeviceId(device.to_owned())),
@@ -400,6 +401,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                     generation: Generation(0),
                 })
                 .collect(),
+            state: None,
         },
         "running" => Report::Running {
             handoff: id(),
@@ -470,6 +472,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             tpot_least: millis(words, "tpot"),
             step_left: Duration::from_millis(number("step").into()),
             orders_received: number("heard").into(),
+            states_free: 0,
         }),
         // The first blocks of a flight's prompt and output.
         "stored" => Report::Prefix {

@@ -150,6 +150,7 @@ impl WorkerBrain {
         let present = sequence.published;
         self.take_blocks(&mut sequence, blocks);
         let blocks = sequence.table[present as usize..].to_vec();
+        let state = sequence.state.map(|state| state.live);
         let content = block_hash(sequence.request.cache_salt, None, &sequence.tokens);
         sequence.peer_state_open = true;
         sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
@@ -157,8 +158,8 @@ impl WorkerBrain {
             sender,
             present,
             blocks: blocks.clone(),
-            block_bytes: self.limits.capacity.block_bytes,
-            block_tokens: size,
+            state,
+            capacity: self.limits.capacity,
             vocab_size: self.limits.vocab_size,
             tokens,
             content,
@@ -170,6 +171,7 @@ impl WorkerBrain {
             handoff,
             present,
             blocks,
+            state,
         })
     }
 
@@ -200,6 +202,7 @@ impl WorkerBrain {
             || target.worker.worker == self.limits.me.worker
             || blocks_reserved < blocks
             || target.present as usize > blocks
+            || target.state.is_some() != self.pools.states.is_some()
         {
             return Err(Refusal::WrongWorker);
         }
@@ -237,7 +240,8 @@ impl WorkerBrain {
         self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        sequence.outgoing = Some(HandoffSender::new(handoff, target));
+        let pieces = self.limits.capacity.state_pieces();
+        sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
         self.start_prompt(sequence);
         Ok(())
     }

@@ -8,14 +8,19 @@
 use crate::sequence::SequenceStage;
 use crate::{WorkerBrain, WorkerNote};
 use cleave_domain::WorkerLoad;
+use cleave_kv::PlanePool;
 
 impl WorkerBrain {
     pub(crate) fn audit(&self, load: WorkerLoad) -> WorkerNote {
         let (mut reserved, mut leased, mut quarantined) = (0, 0, 0);
+        let mut slots_named = 0;
         let mut named = self.tiers.offloading().len() as u64;
         for sequence in self.sequences.values() {
             let blocks = sequence.table.len() as u64;
             named += blocks;
+            slots_named += sequence
+                .state
+                .map_or(0, |state| state.held().count() as u64);
             match sequence.stage {
                 SequenceStage::Reserved => reserved += blocks,
                 SequenceStage::Closing { .. } if sequence.quarantined() => quarantined += blocks,
@@ -28,12 +33,14 @@ impl WorkerBrain {
                 | SequenceStage::Closing { .. } => {}
             }
         }
-        let leaked = self.pool.holders_total().abs_diff(named);
+        let leaked = self.pools.blocks.holders_total().abs_diff(named);
+        let states = self.pools.states.as_ref();
+        let slots_held = states.map_or(0, PlanePool::holders_total);
         let count = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX);
         WorkerNote::Pool {
-            blocks_held: self.pool.blocks_held(),
+            blocks_held: self.pools.blocks.blocks_held(),
             blocks_free: load.blocks_free,
-            blocks_cached: self.pool.blocks_cached(),
+            blocks_cached: self.pools.blocks.blocks_cached(),
             sequences_running: load.sequences_running,
             sequences_waiting: load.sequences_waiting,
             blocks_reserved: count(reserved),
@@ -41,6 +48,9 @@ impl WorkerBrain {
             blocks_quarantined: count(quarantined),
             blocks_leaked: count(leaked),
             blocks_swapped: count(self.blocks_swapped()),
+            states_held: states.map_or(0, PlanePool::blocks_held),
+            states_cached: states.map_or(0, PlanePool::blocks_cached),
+            states_leaked: count(slots_held.abs_diff(slots_named)),
         }
     }
 }
@@ -62,6 +72,7 @@ pub(crate) mod tests {
                 slots_count: 1,
                 step_tokens_max: 4,
                 context_tokens_max: 8,
+                states: None,
             },
             vocab_size: 10,
             queue_max: 1,
@@ -92,7 +103,7 @@ pub(crate) mod tests {
         let mut brain = WorkerBrain::new(limits());
         assert_eq!(leaked(&brain), 0);
         for blocks in 1..=3 {
-            brain.pool.take().expect("eight are free");
+            brain.pools.blocks.take().expect("eight are free");
             assert_eq!(leaked(&brain), blocks);
         }
     }

@@ -19,10 +19,10 @@ use crate::speculate::DraftAcceptance;
 use crate::tier::OffloadTiers;
 use crate::{DraftOutcome, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    HandoffId, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork, Time,
-    TokenId, WorkerLoad,
+    HandoffId, KvUnit, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork,
+    Time, TokenId, WorkerLoad,
 };
-use cleave_kv::{BlockPool, Packet};
+use cleave_kv::{KvPools, Packet, PlanePool};
 use cleave_planner::PriceLearner;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const PREFIXES_MAX: usize = 16 * 1024;
 pub struct WorkerBrain {
     pub(crate) limits: WorkerLimits,
     pub(crate) now: Time,
-    pub(crate) pool: BlockPool,
+    pub(crate) pools: KvPools,
     /// Every hand-off accepted and not released.
     pub(crate) sequences: BTreeMap<HandoffId, WorkerSequence>,
     /// Hand-offs that ended lately, to recognise repeated orders and late packets.
@@ -135,12 +135,13 @@ pub(crate) enum WorkerDrainState {
 impl WorkerBrain {
     /// A worker that holds nothing and knows no router.
     pub fn new(limits: WorkerLimits) -> Self {
+        let limits = limits.possible();
         let capacity = &limits.capacity;
         // Every sequence with a slot can decode in one step.
         let slots = capacity.slots_count.min(capacity.step_tokens_max);
         Self {
             now: Time::ZERO,
-            pool: BlockPool::new(capacity.blocks_count),
+            pools: KvPools::new(capacity),
             sequences: BTreeMap::new(),
             recently_ended: RecentlyEnded::default(),
             moves: BTreeMap::new(),
@@ -174,6 +175,7 @@ impl WorkerBrain {
             dirty: false,
             load_reported: WorkerLoad {
                 blocks_free: capacity.blocks_count,
+                states_free: capacity.states.map_or(0, |states| states.count),
                 ..WorkerLoad::default()
             },
             pool_noted: None,
@@ -216,9 +218,10 @@ impl WorkerBrain {
             WorkerInput::LinkMeasured { peer, price } => self.link_measured(peer, price),
             WorkerInput::Exported {
                 handoff,
+                plane,
                 ordinal,
                 outcome,
-            } => self.exported(handoff, ordinal, outcome),
+            } => self.exported(handoff, KvUnit { plane, ordinal }, outcome),
             WorkerInput::Imported {
                 handoff,
                 part,
@@ -413,8 +416,14 @@ impl WorkerBrain {
         &self.limits
     }
 
-    pub fn pool(&self) -> &BlockPool {
-        &self.pool
+    /// The pool of blocks.
+    pub fn pool(&self) -> &PlanePool {
+        &self.pools.blocks
+    }
+
+    /// The pool of state slots, if the model has states.
+    pub fn states(&self) -> Option<&PlanePool> {
+        self.pools.states.as_ref()
     }
 
     /// Whether there is no sequence, no step under way and no block being copied out.

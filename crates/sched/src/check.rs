@@ -5,7 +5,7 @@
 
 use crate::WorkerBrain;
 use crate::sequence::{SequenceStage, WorkerSequence};
-use cleave_domain::HandoffId;
+use cleave_domain::{HandoffId, KvUnit};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl WorkerBrain {
@@ -21,11 +21,21 @@ impl WorkerBrain {
         let reserved = self.sequences.values().map(|s| s.reservation.count()).sum();
         // Every held block is in the table of a holder, and every reservation belongs to a
         // sequence.
-        self.pool.check(tables, reserved);
+        self.pools.blocks.check(tables, reserved);
+        let slots = self.sequences.values().filter_map(|s| s.state);
+        let slots = slots.flat_map(|state| state.held());
+        match &self.pools.states {
+            Some(states) => states.check(slots, 0),
+            None => assert_eq!(slots.count(), 0, "a state without a plane"),
+        }
         self.check_lists();
         for (handoff, sequence) in &self.sequences {
             assert_eq!(*handoff, sequence.rank.handoff);
             check_sequence(sequence, size);
+            // No sequence has blocks and waits for a slot, or the reverse.
+            let has_blocks = !sequence.table.is_empty() || sequence.reservation.count() > 0;
+            let expects_state = has_blocks && self.pools.states.is_some();
+            assert_eq!(sequence.state.is_some(), expects_state, "{sequence:?}");
             let may_remain = !sequence.settled() || self.read_for_a_move(*handoff);
             assert!(
                 !sequence.closing() || may_remain,
@@ -42,7 +52,7 @@ impl WorkerBrain {
         );
         let named: u64 = self.sequences.values().map(|s| s.table.len() as u64).sum();
         let named = named + self.tiers.offloading().len() as u64;
-        assert_eq!(self.pool.holders_total(), named, "blocks leaked");
+        assert_eq!(self.pools.blocks.holders_total(), named, "blocks leaked");
     }
 
     /// Asserts that a move is open exactly as long as its sequence names it, and is dropped once
@@ -179,8 +189,11 @@ impl WorkerBrain {
                     .values()
                     .any(|outbound| !outbound.sender.is_settled())
                 || self.tiers.offloading().len() > 0;
+            let waits = |s: &WorkerSequence| {
+                s.starved() || s.lacks_state() && self.blocks_are_read(s.rank.handoff)
+            };
             assert!(
-                copied || active.all(WorkerSequence::starved),
+                copied || active.all(waits),
                 "the engine is idle although an active sequence could run"
             );
         }
@@ -210,10 +223,11 @@ impl WorkerBrain {
         let mut senders = moves
             .map(|outbound| &outbound.sender)
             .chain(&sequence.outgoing);
-        let read = senders.any(|sender| (first..end).any(|ordinal| sender.is_reading(ordinal)));
+        let read = senders
+            .any(|sender| (first..end).any(|ordinal| sender.is_reading(KvUnit::block(ordinal))));
         assert!(
-            !read,
-            "a step writes to a block that is being read: {sequence:?}"
+            !read && !self.state_is_read(sequence),
+            "a step writes to a block or state that is being read: {sequence:?}"
         );
     }
 }

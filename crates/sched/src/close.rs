@@ -167,7 +167,7 @@ impl WorkerBrain {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return;
         };
-        sequence.release_blocks(&mut self.pool);
+        sequence.release_blocks(&mut self.pools);
         sequence.free_slot(&mut self.slots_free);
         self.dirty = true;
         if let SequenceStage::Closing {

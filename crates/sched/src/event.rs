@@ -7,8 +7,9 @@
 use crate::LookupLimits;
 use crate::outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, LinkPrice, Order,
-    Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult, StepWork, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, KvPlane, KvUnit,
+    LinkPrice, Order, Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult,
+    StepWork, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, PoolWriter, TierLevel};
 use serde::{Deserialize, Serialize};
@@ -38,9 +39,10 @@ pub struct WorkerLimits {
     /// Whether blocks of finished sequences are kept for reuse.
     pub prefix_cache: bool,
     /// Blocks of host memory to which sequences may be swapped when the pool is short; 0 for none.
+    /// A piece of a state counts as a block.
     pub swap_blocks: u32,
     /// Blocks of host memory for prefix-cache blocks that would be evicted; 0 for none, and then
-    /// none on disk either.
+    /// none on disk either. None if the model has states.
     #[serde(default)]
     pub host_blocks: u32,
     /// Blocks on disk for the same purpose.
@@ -54,9 +56,25 @@ pub struct WorkerLimits {
     #[serde(default = "one_step")]
     pub steps_in_flight: u32,
     /// Limits of prompt-lookup speculation, further bounded by what the engine takes for each
-    /// sequence; `None` for none.
+    /// sequence; `None` for none. None if the model has states.
     #[serde(default)]
     pub speculation: Option<LookupLimits>,
+}
+
+impl WorkerLimits {
+    /// The limits without what a model with states cannot have: a wrong draft cannot be taken back
+    /// from a state, and a block kept below the pool is of no use without the state after it.
+    pub(crate) fn possible(self) -> Self {
+        if self.capacity.states.is_none() {
+            return self;
+        }
+        Self {
+            host_blocks: 0,
+            disk_blocks: 0,
+            speculation: None,
+            ..self
+        }
+    }
 }
 
 /// Default for tapes written before the field existed.
@@ -138,7 +156,10 @@ pub enum WorkerInput {
     /// Answers `Export`, once, also after `Forget` or `LinkLost`: the block is no longer read.
     Exported {
         handoff: HandoffId,
-        /// Index of the block in the sequence.
+        /// Plane of the block, or of the piece of a state.
+        #[serde(default)]
+        plane: KvPlane,
+        /// Its index, as in [`KvUnit::ordinal`].
         ordinal: u32,
         outcome: ExportOutcome,
     },
@@ -188,7 +209,8 @@ pub enum WorkerOutput {
         handoff: HandoffId,
         emission: Emission,
     },
-    /// Copy a block out of the pool and send it, as one frame or several; answered by `Exported`.
+    /// Copy a block, or a piece of a state, out of the pool and send it, as one frame or several;
+    /// answered by `Exported`.
     Export(BlockExport),
     /// Send this packet to another worker, at once: frames of exports that are not answered yet may
     /// follow.
@@ -205,19 +227,25 @@ pub enum WorkerOutput {
     },
     /// Drop the payload of the frame that just arrived.
     Discard { handoff: HandoffId, part: BlockPart },
-    /// Copy these blocks to host memory, under the hand-off's name; answered by `SwappedOut`. The
-    /// blocks do not change until then.
+    /// Copy these blocks and this state to host memory, under the hand-off's name; answered by
+    /// `SwappedOut`. They do not change until then.
     SwapOut {
         handoff: HandoffId,
         /// In the sequence's order.
         blocks: Vec<BlockIndex>,
+        /// The slot of its state, where the model has states.
+        #[serde(default)]
+        state: Option<BlockIndex>,
     },
-    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and drop it; answered
-    /// by `SwappedIn`.
+    /// Copy what `SwapOut` stored back into these blocks, as many as it had, and this slot, and
+    /// drop it; answered by `SwappedIn`.
     SwapIn {
         handoff: HandoffId,
         /// In the sequence's order.
         blocks: Vec<BlockIndex>,
+        /// The slot of its state, where the model has states.
+        #[serde(default)]
+        state: Option<BlockIndex>,
     },
     /// Drop what `SwapOut` stored or is storing; `SwapOut` and `SwapIn` are answered all the same.
     SwapDrop { handoff: HandoffId },
@@ -258,17 +286,31 @@ pub enum WorkerOutput {
 pub struct BlockExport {
     pub handoff: HandoffId,
     pub to: WorkerRef,
+    /// Plane of the block, or of the piece of a state.
+    #[serde(default)]
+    pub plane: KvPlane,
+    /// Block or slot of this pool.
     pub from: BlockIndex,
-    /// Index of the block in the sequence.
+    /// Its index, as in [`KvUnit::ordinal`].
     pub ordinal: u32,
+    /// Block or slot of the receiver's pool.
     pub block: BlockRef,
 }
 
 impl BlockExport {
+    /// The block, or the piece of a state, that is exported.
+    pub fn unit(&self) -> KvUnit {
+        KvUnit {
+            plane: self.plane,
+            ordinal: self.ordinal,
+        }
+    }
+
     /// The input that answers it.
     pub fn answer(&self, outcome: ExportOutcome) -> WorkerInput {
         WorkerInput::Exported {
             handoff: self.handoff,
+            plane: self.plane,
             ordinal: self.ordinal,
             outcome,
         }
@@ -385,12 +427,14 @@ pub enum WorkerNote {
     /// A running sequence was copied to host memory.
     SwappedOut {
         handoff: HandoffId,
+        /// Blocks, and pieces of its state.
         blocks: u32,
         took: Duration,
     },
     /// A swapped sequence was copied back into the pool.
     SwappedIn {
         handoff: HandoffId,
+        /// Blocks, and pieces of its state.
         blocks: u32,
         took: Duration,
     },
@@ -457,6 +501,15 @@ pub enum WorkerNote {
         /// Held without an owner that the audit can name; anything but 0 is a defect.
         blocks_leaked: u32,
         blocks_swapped: u32,
+        /// State slots held by sequences: their states and the snapshots that they use.
+        #[serde(default)]
+        states_held: u32,
+        /// Snapshots that no sequence uses.
+        #[serde(default)]
+        states_cached: u32,
+        /// State slots held without an owner; anything but 0 is a defect.
+        #[serde(default)]
+        states_leaked: u32,
     },
 }
 

@@ -26,7 +26,7 @@ impl WorkerBrain {
         let Self {
             limits,
             now,
-            pool,
+            pools,
             sequences,
             recently_ended,
             moves,
@@ -62,8 +62,8 @@ impl WorkerBrain {
             "poll every output before taking a fingerprint"
         );
         (limits.me, limits.role, draining).hash(hasher);
-        pool.fingerprint(hasher);
-        tiers.fingerprint(*now, |touched| pool.count_older(touched), hasher);
+        pools.fingerprint(hasher);
+        tiers.fingerprint(*now, |touched| pools.blocks.count_older(touched), hasher);
         sequences.len().hash(hasher);
         self.hash_sequences(hasher);
         for (handoff, outbound) in moves {
@@ -121,6 +121,7 @@ fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
         sequences_waiting,
         sequences_running,
         blocks_free,
+        states_free,
         progress,
         context_tokens,
         streams,
@@ -131,6 +132,7 @@ fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
     } = load;
     let waiting = (sequences_waiting, sequences_running);
     (queue_tokens, waiting, blocks_free, progress).hash(hasher);
+    states_free.hash(hasher);
     (context_tokens, streams, backlog, tpot_least).hash(hasher);
     (step_left, orders_received).hash(hasher);
 }
@@ -154,6 +156,7 @@ impl WorkerSequence {
             computed,
             table,
             reservation,
+            state,
             // Derived from the tokens.
             hashes: _,
             published,
@@ -194,6 +197,7 @@ impl WorkerSequence {
             computed,
             table,
             reservation,
+            state,
         )
             .hash(hasher);
         (published, exported, slot, opened, steps_count).hash(hasher);

@@ -6,6 +6,8 @@
 //! quarter of its time, so that a router whose forecast was a little better is not contradicted,
 //! and several routers cannot overbook one worker.
 
+use cleave_kv::PrefixNeed;
+
 use crate::WorkerBrain;
 use crate::batch;
 use crate::policy::{self, ServiceRank};
@@ -34,7 +36,8 @@ impl WorkerBrain {
         let size = self.limits.capacity.block_tokens;
         // Blocks in the pool, and those worth fetching from a tier, need no prefill.
         let in_pool = if self.limits.prefix_cache {
-            self.pool.prefix_hits(sequence.reusable(size)).blocks
+            self.pools
+                .prefix_blocks(sequence.reusable(size), PrefixNeed::EveryPlane)
         } else {
             0
         };

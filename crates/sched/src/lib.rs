@@ -38,6 +38,7 @@ mod reservation;
 mod sequence;
 mod settle;
 mod speculate;
+mod state;
 mod step_ahead;
 mod swap;
 mod tier;

@@ -5,6 +5,8 @@
 //! with prices, values that change with every token are reported at intervals, or when they have
 //! moved noticeably.
 
+use cleave_kv::PlanePool;
+
 use crate::WorkerBrain;
 use crate::brain::StepInFlight;
 use crate::sequence::{SequenceStage, WorkerSequence};
@@ -72,7 +74,8 @@ impl WorkerBrain {
                 StepProgress::Moving
             },
             step_left: self.step_left(),
-            blocks_free: self.pool.blocks_available(),
+            blocks_free: self.pools.blocks.blocks_available(),
+            states_free: self.states().map_or(0, PlanePool::blocks_available),
             ..WorkerLoad::default()
         };
         for sequence in self.sequences.values() {

@@ -65,7 +65,7 @@ impl WorkerBrain {
                 lacking += sequence.lacks(STEPS_AHEAD, size);
             }
         }
-        lacking > leaving_blocks as u64 + u64::from(self.pool.blocks_available())
+        lacking > leaving_blocks as u64 + u64::from(self.pools.blocks.blocks_available())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::sequence::{SequenceStage, WorkerSequence};
 use crate::settle::ReadyBlocks;
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    AbandonCause, Failure, HandoffId, MigrateOrder, PrefillTiming, Report, RouterId, Time,
+    AbandonCause, Failure, HandoffId, KvUnit, MigrateOrder, PrefillTiming, Report, RouterId, Time,
     WorkerRef,
 };
 use cleave_kv::block_hash;
@@ -91,6 +91,7 @@ impl WorkerBrain {
             !is_taken
                 && self.recently_ended.trace(handoff).is_none()
                 && target.worker.worker != self.limits.me.worker
+                && target.state.is_some() == sequence.state.is_some()
                 && sequence.decodes_next()
                 && sequence.moving.is_none()
                 && (sequence.prompt_count()..=sequence.len()).contains(&tokens)
@@ -104,7 +105,11 @@ impl WorkerBrain {
         if let Some(sequence) = self.sequences.get_mut(&of) {
             sequence.moving = Some(handoff);
         }
-        let sender = HandoffSender::new(handoff, order.target.clone());
+        let sender = HandoffSender::new(
+            handoff,
+            order.target.clone(),
+            self.limits.capacity.state_pieces(),
+        );
         let started = OutboundMigration {
             order,
             sender,
@@ -145,7 +150,8 @@ impl WorkerBrain {
         let table = &sequence.table[new.start as usize..new.end as usize];
         let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
         for (ordinal, from) in blocks {
-            self.send(handoff, sender::SenderInput::Computed { ordinal, from });
+            let unit = KvUnit::block(ordinal);
+            self.send(handoff, sender::SenderInput::Computed { unit, from });
         }
     }
 
@@ -166,7 +172,8 @@ impl WorkerBrain {
     fn sequence_that_moves(&self, of: HandoffId) -> Option<(&WorkerSequence, &OutboundMigration)> {
         let sequence = self.sequences.get(&of)?;
         let outbound = self.moves.get(&sequence.moving?)?;
-        (sequence.decodes_next() && !sequence.stepping()).then_some((sequence, outbound))
+        let stands = sequence.decodes_next() && !sequence.stepping();
+        (stands && sequence.has_current_state()).then_some((sequence, outbound))
     }
 
     /// Pauses a moving sequence that would have to take another's block: it leaves anyway.
@@ -207,6 +214,7 @@ impl WorkerBrain {
             },
         );
         self.export_move(of, ReadyBlocks::All);
+        self.export_state(handoff, of);
         self.send(handoff, sender::SenderInput::Sampled { content, output });
     }
 
@@ -369,12 +377,14 @@ impl WorkerBrain {
         moves.any(|outbound| outbound.order.of == of && !outbound.sender.is_settled())
     }
 
-    /// Whether the block that the sequence writes to next is being read for a move that is over.
+    /// Whether the block that the sequence writes to next, or its state, is being read for a move
+    /// that is over.
     pub(crate) fn last_block_is_read(&self, sequence: &WorkerSequence) -> bool {
-        let ordinal = sequence.computed / self.limits.capacity.block_tokens;
+        let unit = KvUnit::block(sequence.computed / self.limits.capacity.block_tokens);
         let mut moves = self.moves.values();
         moves.any(|outbound| {
-            outbound.order.of == sequence.rank.handoff && outbound.sender.is_reading(ordinal)
+            let of_sequence = outbound.order.of == sequence.rank.handoff;
+            of_sequence && (outbound.sender.is_reading(unit) || outbound.sender.is_reading_state())
         })
     }
 

@@ -11,12 +11,12 @@
 use crate::close::CloseReason;
 use crate::moves::OutboundMigration;
 use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequencePhase, SequenceStage};
+use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
 use crate::{
     BlockExport, ExportOutcome, ImportOutcome, PayloadCondition, WorkerBrain, WorkerNote,
     WorkerOutput,
 };
-use cleave_domain::{AbandonCause, Failure, HandoffId, Report, Time, TokenId, WorkerRef};
+use cleave_domain::{AbandonCause, Failure, HandoffId, KvUnit, Report, Time, TokenId, WorkerRef};
 use cleave_kv::handoff::{receiver, sender};
 use cleave_kv::{BlockPart, Packet};
 use cleave_planner::Predict;
@@ -132,17 +132,22 @@ impl WorkerBrain {
         self.emit_output(WorkerOutput::Send { to: from, packet });
     }
 
-    pub(crate) fn exported(&mut self, handoff: HandoffId, ordinal: u32, outcome: ExportOutcome) {
+    pub(crate) fn exported(&mut self, handoff: HandoffId, unit: KvUnit, outcome: ExportOutcome) {
         let outcome = match outcome {
             ExportOutcome::Sent { digest, bytes } => Ok((digest, bytes)),
             ExportOutcome::Dropped => Err(Failure::LinkLost),
             ExportOutcome::Broken => Err(Failure::Engine("a block could not be read".into())),
         };
-        self.send(handoff, sender::SenderInput::Exported { ordinal, outcome });
+        self.send(handoff, sender::SenderInput::Exported { unit, outcome });
         match self.moves.get(&handoff).map(|outbound| outbound.order.of) {
             // The export may have been the last full block.
             Some(of) => self.advance_move(of),
-            None => self.release_if_settled(handoff),
+            None => {
+                // A sequence whose state was lost may have waited for this read.
+                let sequence = self.sequences.get(&handoff);
+                self.dirty |= sequence.is_some_and(WorkerSequence::lacks_state);
+                self.release_if_settled(handoff);
+            }
         }
     }
 
@@ -245,19 +250,16 @@ impl WorkerBrain {
             let to = sender.receiver();
             let (bytes, blocks) = (sender.bytes(), sender.blocks_count());
             match output {
-                sender::SenderOutput::Export {
-                    from,
-                    ordinal,
-                    block,
-                } => {
+                sender::SenderOutput::Export { from, unit, block } => {
                     if let Some(sequence) = self.sequences.get_mut(&handoff) {
                         sequence.times.sending.get_or_insert(now);
                     }
                     self.emit_output(WorkerOutput::Export(BlockExport {
                         handoff,
                         to,
+                        plane: unit.plane,
                         from,
-                        ordinal,
+                        ordinal: unit.ordinal,
                         block,
                     }));
                 }
@@ -317,6 +319,7 @@ impl WorkerBrain {
         let blocks = sequence.len().saturating_sub(1);
         let blocks = blocks.div_ceil(self.limits.capacity.block_tokens) - present;
         let ended = sequence.finish_reason(context);
+        self.state_reached(handoff);
         self.publish(handoff);
         self.dirty = true;
         self.emit_output(WorkerOutput::Forget { handoff });
@@ -514,6 +517,7 @@ mod tests {
             digest: 0,
             content: BlockHash([0; 16]),
             output: vec![1],
+            state: None,
         });
         let condition = PayloadCondition::Intact;
         let input = WorkerInput::Arrived {

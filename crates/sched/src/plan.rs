@@ -29,7 +29,7 @@ pub(crate) struct StepBuilder {
     /// Work in the step, with the targets of its streams.
     pub(crate) held: batch::BatchLoad,
     /// Sequences that must wait for a copy to end.
-    waiting: Vec<HandoffId>,
+    pub(crate) waiting: Vec<HandoffId>,
     /// Sequences deferred to a later step.
     deferred: Vec<HandoffId>,
     /// Blocks being freed that sequences of `waiting` will take.
@@ -75,6 +75,7 @@ impl WorkerBrain {
             blocks_awaited: 0,
             late_prompt_placed: false,
         };
+        self.recompute_lost_states(&mut draft);
         // Decodes first: a stream that draws late is noticed at every token. Chunks then fill the
         // rows and the time that the streams leave, and drafts take only what remains.
         self.place_decodes(&mut draft);
@@ -113,7 +114,7 @@ impl WorkerBrain {
     }
 
     /// Ranks of the active sequences for which `pick` holds, the most important first.
-    fn active_where(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
+    pub(crate) fn active_where(&self, pick: impl Fn(&WorkerSequence) -> bool) -> Vec<ServiceRank> {
         let picked = |rank: &&ServiceRank| pick(&self.sequences[&rank.handoff]);
         self.active.iter().filter(picked).copied().collect()
     }
@@ -199,7 +200,8 @@ impl WorkerBrain {
             if sequence.slot.is_none() {
                 return;
             }
-            // A block that a move still reads must not be written: the sequence waits for the copy.
+            // A block or state that a move still reads must not be written: the sequence waits for
+            // the copy.
             if self.last_block_is_read(&self.sequences[&handoff]) {
                 return draft.waiting.push(handoff);
             }
@@ -215,8 +217,8 @@ impl WorkerBrain {
                 break;
             }
             // Its own reservation first, then any free or cached block.
-            let block = self.pool.take_reserved(&mut sequence.reservation);
-            if let Some(block) = block.or_else(|| self.pool.take()) {
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
+            if let Some(block) = block.or_else(|| self.pools.blocks.take()) {
                 sequence.table.push(block);
                 continue;
             }
@@ -377,24 +379,32 @@ impl WorkerBrain {
     /// meanwhile.
     fn adopt(&mut self, sequence: &mut WorkerSequence) {
         let size = self.limits.capacity.block_tokens;
-        if !self.limits.prefix_cache || sequence.computed != sequence.published * size {
+        // A block alone does not bring the state after it.
+        let able = self.limits.prefix_cache && sequence.state.is_none();
+        if !able || sequence.computed != sequence.published * size {
             return;
         }
         let published = sequence.published as usize;
         let hashes = sequence.reusable(size).to_vec();
         for (i, hash) in hashes.into_iter().enumerate().skip(published) {
-            if self.pool.prefix_hits(&[hash]).blocks == 0 {
+            if self.pools.blocks.prefix_hits(&[hash]).blocks == 0 {
                 return;
             }
             // The released block, or the reservation of one, pays for the adopted block.
             match sequence.table.get(i).copied() {
-                Some(own) => self.pool.release(own),
+                Some(own) => self.pools.blocks.release(own),
                 None => assert!(
-                    self.pool.release_reservation(&mut sequence.reservation),
+                    self.pools
+                        .blocks
+                        .release_reservation(&mut sequence.reservation),
                     "a block that is neither held nor reserved"
                 ),
             }
-            let block = self.pool.hold(hash).expect("a block was released for it");
+            let block = self
+                .pools
+                .blocks
+                .hold(hash)
+                .expect("a block was released for it");
             match sequence.table.get_mut(i) {
                 Some(own) => *own = block,
                 None => sequence.table.push(block),
@@ -429,17 +439,21 @@ impl WorkerBrain {
             chunk_room,
             size,
         );
-        draft.held.work += StepWork::prefill(sequence.computed, chunk.tokens());
-        draft.held.work.draws += u32::from(chunk.tokens() == sequence.tokens_to_run());
+        let tokens = self.cut_at_snapshot(handoff, chunk.tokens());
+        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            return;
+        };
+        draft.held.work += StepWork::prefill(sequence.computed, tokens);
+        draft.held.work.draws += u32::from(tokens == sequence.tokens_to_run());
         self.last_chunk_at = Some(self.now);
-        let blocks = (sequence.computed + chunk.tokens()).div_ceil(size);
+        let blocks = (sequence.computed + tokens).div_ceil(size);
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence
                 .table
                 .push(block.expect("a secured sequence has its blocks"));
         }
-        self.place(handoff, chunk.tokens(), draft);
+        self.place(handoff, tokens, draft);
     }
 
     /// Tokens of the room for which the streams in the draft have slack; at least a block, once in
@@ -514,6 +528,7 @@ impl WorkerBrain {
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(tokens),
             drafts: Vec::new(),
+            state: sequence.state.map(|state| state.segment(sequence.computed)),
         });
         draft.segments.push(SegmentInFlight {
             handoff,

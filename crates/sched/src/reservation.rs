@@ -1,4 +1,5 @@
-//! Blocks for a sequence: those that the prefix cache has, and a reservation for the others.
+//! KV for a sequence: blocks and a snapshot that the prefix cache has, a reservation for the other
+//! blocks, and a state slot.
 //!
 //! Owns: how many blocks a sequence needs, and taking them. Never: frees a block of another
 //! sequence. Invariant: a sequence gets all that it needs, or nothing.
@@ -6,7 +7,9 @@
 use crate::WorkerBrain;
 use crate::policy;
 use crate::sequence::WorkerSequence;
+use crate::state::SequenceState;
 use cleave_domain::Refusal;
+use cleave_kv::{PrefixNeed, SecuredKv};
 use std::time::Duration;
 
 /// How much of a sequence may come from the prefix cache.
@@ -37,8 +40,8 @@ impl WorkerBrain {
         Err(Refusal::NoBlocks { retry_after })
     }
 
-    /// Holds the cached blocks of `sequence`, and reserves the rest of its blocks and `growth`
-    /// more; all or none.
+    /// Holds the cached prefix of `sequence` and takes its state slot, and reserves the rest of its
+    /// blocks and `growth` more; all or none.
     pub(crate) fn secure(
         &mut self,
         sequence: &mut WorkerSequence,
@@ -52,32 +55,40 @@ impl WorkerBrain {
         } else {
             CacheReuse::NoBlock
         };
-        let hashes = match reach {
-            CacheReuse::NoBlock => &[],
-            CacheReuse::AllButLastToken => sequence.reusable(size),
+        let (hashes, need) = match reach {
+            CacheReuse::NoBlock => (&[][..], PrefixNeed::EveryPlane),
+            CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
             CacheReuse::EveryFullBlock => {
                 sequence.extend_hashes(size);
-                &sequence.hashes[..]
+                (&sequence.hashes[..], PrefixNeed::Blocks)
             }
         };
-        let hits = self.pool.prefix_hits(hashes);
-        if hits.cached + blocks - hits.blocks > self.pool.blocks_available() {
+        let Some(secured) = self.pools.secure(hashes, need, blocks) else {
             return false;
-        }
-        let held = hashes[..hits.blocks as usize].iter();
-        let held = held.map(|hash| self.pool.hold(*hash).expect("room was counted"));
-        sequence.table = held.collect();
-        sequence.published = hits.blocks;
-        sequence.computed = hits.blocks * size;
-        let reservation = self.pool.reserve(blocks - hits.blocks);
-        sequence.reservation = reservation.expect("room was counted");
+        };
+        let SecuredKv {
+            table,
+            reservation,
+            state,
+        } = secured;
+        sequence.published = u32::try_from(table.len()).expect("a table fits the pool");
+        sequence.computed = sequence.published * size;
+        sequence.table = table;
+        sequence.reservation = reservation;
+        // A snapshot serves only prompts that are run here.
+        let points = |known_blocks| match (reach, need) {
+            (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
+            _ => sequence.snapshot_points(known_blocks, size),
+        };
+        let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
+        sequence.state = state;
         true
     }
 
     /// Takes blocks of the sequence's reservation until it has `count`.
     pub(crate) fn take_blocks(&mut self, sequence: &mut WorkerSequence, count: u32) {
         while sequence.table.len() < count as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence.table.push(block.expect("reserved just now"));
         }
     }

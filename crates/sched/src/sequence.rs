@@ -7,6 +7,7 @@
 use crate::client_timing::ClientTiming;
 use crate::policy::ServiceRank;
 use crate::speculate::SpeculationState;
+use crate::state::SequenceState;
 use crate::swap::{SwapStage, SwapState};
 use crate::tier::TierFetch;
 use cleave_domain::{
@@ -14,7 +15,7 @@ use cleave_domain::{
     PrefillTiming, Request, RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,
 };
 use cleave_kv::handoff::{receiver::HandoffReceiver, sender::HandoffSender};
-use cleave_kv::{BlockPool, BlockReservation, extend_hashes};
+use cleave_kv::{BlockReservation, KvPools, extend_hashes};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -49,6 +50,8 @@ pub(crate) struct WorkerSequence {
     pub(crate) table: Vec<BlockRef>,
     /// Blocks reserved for it alone.
     pub(crate) reservation: BlockReservation,
+    /// Its state; `None` if the model has none, or it holds nothing.
+    pub(crate) state: Option<SequenceState>,
     /// Hashes of its leading full blocks, as far as they were needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Leading blocks whose content the pool knows.
@@ -135,6 +138,7 @@ impl WorkerSequence {
             computed: 0,
             table: Vec::new(),
             reservation: BlockReservation::default(),
+            state: None,
             hashes: Vec::new(),
             published: 0,
             exported: 0,
@@ -348,13 +352,17 @@ impl WorkerSequence {
         extend_hashes(&mut self.hashes, salt, &self.tokens, block_tokens);
     }
 
-    /// Returns every block and reservation to the pool, the last blocks first, so that a cached
-    /// prefix is evicted from its end.
-    pub(crate) fn release_blocks(&mut self, pool: &mut BlockPool) {
-        for slot in self.table.drain(..).rev() {
-            pool.release(slot);
+    /// Returns every block, reservation and state slot to the pools, the last blocks first, so that
+    /// a cached prefix is evicted from its end.
+    pub(crate) fn release_blocks(&mut self, pools: &mut KvPools) {
+        for held in self.table.drain(..).rev() {
+            pools.blocks.release(held);
         }
-        pool.release_all_reserved(&mut self.reservation);
+        pools.blocks.release_all_reserved(&mut self.reservation);
+        if let Some(state) = self.state.take() {
+            let states = pools.states.as_mut();
+            state.release(states.expect("a sequence has a state only where the pool has slots"));
+        }
         self.computed = 0;
         self.published = 0;
     }

@@ -9,8 +9,8 @@ use crate::close::CloseReason;
 use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    Emission, Failure, HandoffId, PromptFacts, Report, SampledToken, SlotIndex, StepId, StepResult,
-    TokenId,
+    Emission, Failure, HandoffId, KvUnit, PromptFacts, Report, SampledToken, SlotIndex, StepId,
+    StepResult, TokenId,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::sender;
@@ -97,8 +97,9 @@ impl WorkerBrain {
         self.take_back(&step);
     }
 
-    /// Restores each sequence of the step to its state before it, and opens its slot anew: the
-    /// engine may have drawn tokens of it that were never emitted.
+    /// Takes each sequence of the step back to where it stood before, and opens its slot anew: the
+    /// engine may have drawn tokens of it that were never emitted. The state is lost, if it has
+    /// one.
     fn take_back(&mut self, step: &StepInFlight) {
         self.dirty = true;
         for placed in &step.segments {
@@ -108,6 +109,11 @@ impl WorkerBrain {
             sequence.steps_count -= 1;
             sequence.opened = false;
             sequence.speculating.discard_drafts();
+            // Unlike a block's, the content of a state's slot is that of its last tokens alone.
+            if let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) {
+                let spare = state.lose();
+                spare.into_iter().for_each(|slot| states.release(slot));
+            }
             if sequence.closing() && !sequence.stepping() {
                 sequence.free_slot(&mut self.slots_free);
             }
@@ -173,6 +179,7 @@ impl WorkerBrain {
         sequence.computed += placed.tokens - placed.drafts;
         sequence.client_timing.step_ended(self.now);
         sequence.prompt_scores.extend(scores);
+        self.state_reached(handoff);
         self.weigh_guess(handoff, &drawn);
         if drawn.is_empty() {
             self.publish(handoff);
@@ -259,6 +266,7 @@ impl WorkerBrain {
         sequence.free_slot(&mut self.slots_free);
         self.report(router, Report::Prefilled { handoff, timing });
         self.export(handoff, ReadyBlocks::All);
+        self.export_state(handoff, handoff);
         let (content, output) = (received, vec![token]);
         self.send(handoff, sender::SenderInput::Sampled { content, output });
     }
@@ -275,7 +283,9 @@ impl WorkerBrain {
         sequence.extend_hashes(size);
         while sequence.published < sequence.computed / size {
             let i = sequence.published as usize;
-            self.pool.set_content(sequence.table[i], sequence.hashes[i]);
+            self.pools
+                .blocks
+                .set_content(sequence.table[i], sequence.hashes[i]);
             sequence.published += 1;
         }
     }
@@ -289,13 +299,15 @@ impl WorkerBrain {
         if sequence.outgoing.is_none() {
             return;
         }
-        let done = ready.blocks(sequence.computed, size);
+        // A sequence that is computed again has sent its first blocks before.
+        let done = ready.blocks(sequence.computed, size).max(sequence.exported);
         let new = sequence.exported..done;
         sequence.exported = done;
         let table = &sequence.table[new.start as usize..new.end as usize];
         let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
         for (ordinal, from) in blocks {
-            self.send(handoff, sender::SenderInput::Computed { ordinal, from });
+            let unit = KvUnit::block(ordinal);
+            self.send(handoff, sender::SenderInput::Computed { unit, from });
         }
     }
 

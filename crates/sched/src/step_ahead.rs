@@ -104,7 +104,7 @@ impl WorkerBrain {
         let lacking = ranks
             .iter()
             .map(|rank| self.sequences[&rank.handoff].lacks(2, size));
-        lacking.sum::<u64>() <= u64::from(self.pool.blocks_available())
+        lacking.sum::<u64>() <= u64::from(self.pools.blocks.blocks_available())
     }
 
     /// Whether all of them would run together by the planner's rule.
@@ -128,8 +128,8 @@ impl WorkerBrain {
         let slot = sequence.slot.expect("a sequence that runs has a slot");
         let blocks = (sequence.len() + 1).div_ceil(size);
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
-            let block = block.or_else(|| self.pool.take());
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
+            let block = block.or_else(|| self.pools.blocks.take());
             sequence.table.push(block.expect("blocks were counted"));
         }
         sequence.steps_count += 1;
@@ -141,6 +141,9 @@ impl WorkerBrain {
             blocks: sequence.table.iter().map(|block| block.block).collect(),
             logits: sequence.logits(1),
             drafts: Vec::new(),
+            state: sequence
+                .state
+                .map(|state| state.segment(sequence.computed + 1)),
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

@@ -19,6 +19,9 @@ pub(crate) struct SwapState {
     pub(crate) stage: SwapStage,
     /// Blocks with KV in them: as many are copied each way.
     pub(crate) blocks: u32,
+    /// The blocks and the pieces of its state together: its share of host memory, and its cost to
+    /// copy.
+    pub(crate) units: u32,
     /// Leading tokens whose KV is in them.
     pub(crate) computed: u32,
 }
@@ -59,14 +62,17 @@ impl WorkerBrain {
         let blocks = sequence
             .computed
             .div_ceil(self.limits.capacity.block_tokens);
+        let pieces = self.limits.capacity.state_pieces();
+        let units = blocks + sequence.state.map_or(0, |_| pieces);
         let fits_host =
-            self.blocks_swapped() + u64::from(blocks) <= u64::from(self.limits.swap_blocks);
-        let able = sequence.decodes_next() && blocks > 0 && fits_host;
+            self.blocks_swapped() + u64::from(units) <= u64::from(self.limits.swap_blocks);
+        let whole = sequence.decodes_next() && sequence.has_current_state();
+        let able = whole && blocks > 0 && fits_host;
         if able
-            && policy::preemption_method(&self.swap_prices, blocks, sequence.computed)
+            && policy::preemption_method(&self.swap_prices, units, sequence.computed)
                 == PreemptionMethod::Swap
         {
-            self.swap_out(handoff, blocks);
+            self.swap_out(handoff, blocks, units);
             return BlockRelease::Later;
         }
         self.preempt(handoff);
@@ -75,13 +81,13 @@ impl WorkerBrain {
 
     /// Takes everything from a sequence; it will compute its tokens again, and continue drawing
     /// where it stopped.
-    fn preempt(&mut self, handoff: HandoffId) {
+    pub(crate) fn preempt(&mut self, handoff: HandoffId) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
         let recomputed_tokens = sequence.computed;
         sequence.swap = None;
-        sequence.release_blocks(&mut self.pool);
+        sequence.release_blocks(&mut self.pools);
         sequence.prompt_scores.clear();
         sequence.free_slot(&mut self.slots_free);
         self.note(WorkerNote::Preempted {
@@ -90,7 +96,7 @@ impl WorkerBrain {
         });
     }
 
-    fn swap_out(&mut self, handoff: HandoffId, blocks: u32) {
+    fn swap_out(&mut self, handoff: HandoffId, blocks: u32, units: u32) {
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
@@ -98,11 +104,17 @@ impl WorkerBrain {
         sequence.swap = Some(SwapState {
             stage: SwapStage::Out,
             blocks,
+            units,
             computed: sequence.computed,
         });
         let table = sequence.table[..blocks as usize].iter();
         let blocks = table.map(|held| held.block).collect();
-        self.emit_output(WorkerOutput::SwapOut { handoff, blocks });
+        let state = sequence.state.map(|state| state.live.block);
+        self.emit_output(WorkerOutput::SwapOut {
+            handoff,
+            blocks,
+            state,
+        });
     }
 
     pub(crate) fn swapped_out(&mut self, handoff: HandoffId, outcome: SwapOutcome, took: Duration) {
@@ -122,41 +134,46 @@ impl WorkerBrain {
             ..swap
         });
         if let Some(sequence) = self.sequences.get_mut(&handoff) {
-            sequence.release_blocks(&mut self.pool);
+            sequence.release_blocks(&mut self.pools);
         }
-        self.swap_prices.swapped_out(swap.blocks, took);
+        self.swap_prices.swapped_out(swap.units, took);
         self.note(WorkerNote::SwappedOut {
             handoff,
-            blocks: swap.blocks,
+            blocks: swap.units,
             took,
         });
     }
 
     // === the way back ===
 
-    /// Copies a sequence's blocks back; false if there are not enough.
+    /// Copies a sequence's blocks and state back; false if there is no room for them.
     pub(crate) fn swap_in(&mut self, handoff: HandoffId) -> bool {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return false;
         };
         // One block more than it needs now, or it would be the next victim.
         let size = self.limits.capacity.block_tokens;
-        let whole = sequence.len().div_ceil(size) == self.pool.blocks_count();
+        let whole = sequence.len().div_ceil(size) == self.pools.blocks.blocks_count();
         let growth = u32::from(!whole);
         let secured = self.secure(&mut sequence, CacheReuse::NoBlock, growth);
         let mut blocks = Vec::new();
         if let Some(swap) = sequence.swap.as_mut().filter(|_| secured) {
             swap.stage = SwapStage::In;
             for _ in 0..swap.blocks {
-                let held = self.pool.take_reserved(&mut sequence.reservation);
+                let held = self.pools.blocks.take_reserved(&mut sequence.reservation);
                 let held = held.expect("reserved just now");
                 blocks.push(held.block);
                 sequence.table.push(held);
             }
         }
+        let state = sequence.state.map(|state| state.live.block);
         self.sequences.insert(handoff, sequence);
         if secured {
-            self.emit_output(WorkerOutput::SwapIn { handoff, blocks });
+            self.emit_output(WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            });
         }
         secured
     }
@@ -179,10 +196,11 @@ impl WorkerBrain {
             return self.fetch(handoff);
         }
         sequence.computed = swap.computed;
-        self.swap_prices.swapped_in(swap.blocks, took);
+        self.state_reached(handoff);
+        self.swap_prices.swapped_in(swap.units, took);
         self.note(WorkerNote::SwappedIn {
             handoff,
-            blocks: swap.blocks,
+            blocks: swap.units,
             took,
         });
         self.publish(handoff);
@@ -214,10 +232,10 @@ impl WorkerBrain {
         Some((sequence, swap))
     }
 
-    /// Blocks in host memory, or being copied there or back.
+    /// Blocks and pieces of states in host memory, or being copied there or back.
     pub(crate) fn blocks_swapped(&self) -> u64 {
         let swaps = self.sequences.values().filter_map(|s| s.swap);
-        swaps.map(|swap| u64::from(swap.blocks)).sum()
+        swaps.map(|swap| u64::from(swap.units)).sum()
     }
 
     /// Blocks that will be free once they have been copied, of sequences that wait for nothing

@@ -53,6 +53,7 @@ pub(crate) fn limits() -> WorkerLimits {
             slots_count: 4,
             step_tokens_max: 64,
             context_tokens_max: 1000,
+            states: None,
         },
         vocab_size: 1000,
         queue_max: 8,

@@ -121,14 +121,14 @@ impl WorkerBrain {
         if self.limits.host_blocks == 0 || self.draining() {
             return;
         }
-        let water =
-            self.limits.capacity.blocks_count / FREE_TARGET_PARTS + self.pool.blocks_reserved();
+        let water = self.limits.capacity.blocks_count / FREE_TARGET_PARTS
+            + self.pools.blocks.blocks_reserved();
         // An idle engine copies the whole cache; a busy one only as deep as eviction may soon
         // reach.
         let depth = if self.steps_in_flight.is_empty() {
             u32::MAX
         } else {
-            water.saturating_sub(self.pool.blocks_free())
+            water.saturating_sub(self.pools.blocks.blocks_free())
         };
         let tier_blocks = self
             .limits
@@ -138,12 +138,12 @@ impl WorkerBrain {
         let offloading = self.tiers.offloading_count();
         // A block being copied out cannot be taken, so only a part of the available blocks leaves
         // at a time.
-        let most = (self.pool.blocks_available() + offloading) / OFFLOADING_PARTS;
+        let most = (self.pools.blocks.blocks_available() + offloading) / OFFLOADING_PARTS;
         let offloads_max = most.min(OFFLOADING_MAX).saturating_sub(offloading);
         if offloads_max == 0 {
             return;
         }
-        let next = self.pool.next_to_evict(depth);
+        let next = self.pools.blocks.next_to_evict(depth);
         // Blocks that a tier has already cost no copy and do not count towards the limit.
         let mut unknown = 0;
         let next: Vec<_> = next
@@ -158,7 +158,7 @@ impl WorkerBrain {
             if !in_tier && self.worth_keeping() && !self.offload_one(content) {
                 return;
             }
-            self.pool.mark_inspected(touched);
+            self.pools.blocks.mark_inspected(touched);
         }
     }
 
@@ -182,7 +182,7 @@ impl WorkerBrain {
             let place = TierLevel::Host;
             self.emit_output(WorkerOutput::TierDrop { content, place });
         }
-        let Some(pin) = self.pool.pin_for_read(content) else {
+        let Some(pin) = self.pools.blocks.pin_for_read(content) else {
             self.tiers.index.abort_copy(content, TierLevel::Host);
             return false;
         };
@@ -214,7 +214,7 @@ impl WorkerBrain {
         let Some(pin) = self.tiers.offloading.remove(&content) else {
             return;
         };
-        self.pool.unpin(pin);
+        self.pools.blocks.unpin(pin);
         match outcome {
             OffloadOutcome::Copied => self.tiers.index.finish_copy(content, TierLevel::Host),
             OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Host),
@@ -291,10 +291,10 @@ impl WorkerBrain {
         let cleave_kv::PrefixChanges {
             mut stored,
             mut evicted,
-        } = self.pool.take_changes();
+        } = self.pools.take_changes();
         let (gained, lost) = self.tiers.index.take_changes();
         evicted.retain(|hash| self.tiers.index.level_of(*hash).is_none());
-        let not_in_pool = |hash: &BlockHash| !self.pool.contains(*hash);
+        let not_in_pool = |hash: &BlockHash| !self.pools.blocks.contains(*hash);
         evicted.extend(lost.into_iter().filter(not_in_pool));
         stored.extend(gained.into_iter().filter(not_in_pool));
         (stored, evicted)
@@ -303,8 +303,8 @@ impl WorkerBrain {
     /// All contents that can be reused.
     pub(crate) fn cache_contents(&self) -> Vec<BlockHash> {
         let below = self.tiers.index.contents();
-        let below = below.filter(|hash| !self.pool.contains(*hash));
-        self.pool.contents().chain(below).collect()
+        let below = below.filter(|hash| !self.pools.blocks.contains(*hash));
+        self.pools.contents().chain(below).collect()
     }
 
     pub(crate) fn note_tiers(&mut self) {
@@ -321,7 +321,7 @@ impl WorkerBrain {
 
     /// Blocks that only a copy to a tier holds, and that will be cached once it ends.
     pub(crate) fn blocks_pinned(&self) -> u64 {
-        let alone = |pin: &ReadPin| self.pool.has_one_holder(pin.held);
+        let alone = |pin: &ReadPin| self.pools.blocks.has_one_holder(pin.held);
         self.tiers.offloading().filter(alone).count() as u64
     }
 

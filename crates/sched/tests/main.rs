@@ -20,4 +20,5 @@ mod scenarios;
 mod slo_targets;
 mod speculation;
 mod stage;
+mod states;
 mod tier;

@@ -4,10 +4,10 @@
 //! always caused by a choice of the brain.
 
 use cleave_domain::{
-    Capacity, Deadline, FlightId, HandoffId, Incarnation, LinkPrice, OnDeadlineMiss, Order, Prices,
-    Refusal, Report, Request, RequestSlo, Role, RouterId, RowPrice, RunOrder, SampledToken,
-    SamplingParams, SloMetric, StepPlan, StepResult, StepWork, StopRules, Time, WorkerId,
-    WorkerLoad, WorkerRef,
+    Capacity, Deadline, FlightId, HandoffId, Incarnation, KvPlane, LinkPrice, OnDeadlineMiss,
+    Order, Prices, Refusal, Report, Request, RequestSlo, Role, RouterId, RowPrice, RunOrder,
+    SampledToken, SamplingParams, SloMetric, StepPlan, StepResult, StepWork, StopRules, Time,
+    WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_planner::{Predict, quantum};
@@ -98,6 +98,7 @@ impl PricedWorkerHarness {
                     slots_count: 256,
                     step_tokens_max: 512,
                     context_tokens_max: 200_000,
+                    states: None,
                 },
                 vocab_size: 1000,
                 queue_max: 1000,
@@ -510,6 +511,7 @@ fn an_import_at_its_due_time_delays_no_step_ahead() {
     harness.handle(WorkerInput::Imported {
         handoff: handoff(9),
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: 1024,

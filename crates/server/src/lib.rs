@@ -22,13 +22,13 @@ pub use open_files::fit_to_open_files;
 pub use peer_router::{PeerRouterClient, PeerRouterLoad, PeerRouterUnavailable};
 
 use axum::Router;
-use cleave_telemetry::ServerSeries;
+use cleave_telemetry::{LogLimit, ServerSeries};
 use cleave_tls::tokio_rustls::LazyConfigAcceptor;
 use cleave_tls::{PeerProtocol, PeerTls, ServerTls, rustls};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::{JoinHandle, JoinSet};
@@ -103,6 +103,8 @@ struct HttpServerState {
     limits: HttpLimits,
     series: ServerSeries,
     stopping: channel::Receiver<bool>,
+    /// Limits the lines about clients that are no peers.
+    strangers_log: Arc<LogLimit>,
 }
 
 impl HttpServer {
@@ -121,6 +123,7 @@ impl HttpServer {
             limits,
             series,
             stopping,
+            strangers_log: Arc::default(),
         };
         Ok(Self {
             address,
@@ -235,7 +238,9 @@ impl HttpServerState {
                     .await;
                 let stream = stream.inspect_err(|ended| {
                     if let ConnectionEnd::Broken(error) = ended {
-                        warn!(%from, %error, "connection refused: the client is no peer of this fleet");
+                        if let Some(left_out) = self.strangers_log.admit(Instant::now()) {
+                            warn!(%from, %error, left_out, "connection refused: the client is no peer of this fleet");
+                        }
                         self.series.connection_ended("no_peer");
                     }
                 })?;

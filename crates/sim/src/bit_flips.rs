@@ -152,12 +152,13 @@ fn flip_bit(bytes: &mut [u8], bit: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId};
+    use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId, KvPlane};
     use cleave_kv::BlockPart;
 
     fn packets() -> Vec<Packet> {
         let handoff = HandoffId::default();
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 1,
             offset: 2,
             len: 300,
@@ -175,6 +176,7 @@ mod tests {
                 digest: 77,
                 content: BlockHash([3; 16]),
                 output: vec![1, 2, 3],
+                state: None,
             }),
             Packet::Landed { handoff },
             Packet::Abandoned {

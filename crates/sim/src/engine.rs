@@ -5,10 +5,10 @@
 //! other cell is a violation.
 
 use crate::model::{KvHash, draw_token};
-use crate::rng::SimRng;
+use crate::rng::{SimRng, mix};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan, StepResult,
-    TokenId, TokenScores,
+    BlockIndex, Capacity, KvPlane, KvUnit, LogitsWanted, OpenSlot, SampledToken, Segment,
+    SegmentState, SlotIndex, StateCapacity, StepPlan, StepResult, TokenId, TokenScores,
 };
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -20,6 +20,25 @@ pub(crate) struct KvCell {
     pub(crate) kv: KvHash,
     /// The cache salt of the content's owner; content is shared only within a salt.
     pub(crate) salt: u64,
+}
+
+/// Bytes that a cell stands for.
+const CELL_BYTES: u32 = 8;
+/// The running hash of a state before the first token; cells of tokens begin with another one.
+const STATE_START: KvHash = KvHash(0x1405_7b7e_f767_814f);
+
+/// The cells of a state: a different one in each place, which no token's cell gives away.
+fn state_cells(state: KvHash, salt: u64, count: usize) -> Vec<Option<KvCell>> {
+    let cell = |place: usize| {
+        let kv = KvHash(mix(state.0 ^ mix(place as u64)));
+        Some(KvCell { kv, salt })
+    };
+    (0..count).map(cell).collect()
+}
+
+/// The slots that a segment writes.
+fn slots_written(place: SegmentState) -> impl Iterator<Item = BlockIndex> {
+    std::iter::once(place.slot).chain(place.snapshot)
 }
 
 /// Times of engine operations, in nanoseconds.
@@ -43,6 +62,10 @@ pub(crate) struct EngineCosts {
 pub(crate) struct SimEngine {
     block_tokens: usize,
     cells: Vec<Option<KvCell>>,
+    /// The cells of each state slot.
+    states: Vec<Vec<Option<KvCell>>>,
+    /// Cells of a block, and of a piece of a state that is not the last.
+    unit_cells: usize,
     /// Mixed into every draw: engines with equal salts draw equal tokens.
     pub(crate) draw_salt: u64,
     slots: BTreeMap<SlotIndex, SimEngineSlot>,
@@ -55,11 +78,16 @@ struct SimEngineSlot {
 }
 
 impl SimEngine {
-    pub(crate) fn new(blocks_count: u32, block_tokens: u32, draw_salt: u64) -> Self {
+    pub(crate) fn new(capacity: &Capacity, draw_salt: u64) -> Self {
+        let block_tokens = capacity.block_tokens as usize;
+        let slot = |states: StateCapacity| vec![None; states.bytes.div_ceil(CELL_BYTES) as usize];
+        let slots_count = capacity.states.map_or(0, |states| states.count) as usize;
         Self {
             draw_salt,
-            block_tokens: block_tokens as usize,
-            cells: vec![None; blocks_count as usize * block_tokens as usize],
+            block_tokens,
+            cells: vec![None; capacity.blocks_count as usize * block_tokens],
+            states: vec![capacity.states.map_or(Vec::new(), slot); slots_count],
+            unit_cells: (capacity.block_bytes / CELL_BYTES) as usize,
             slots: BTreeMap::new(),
         }
     }
@@ -107,6 +135,7 @@ impl SimEngine {
         }
         // Drafts are written like tokens, whether they are accepted or not.
         let run = [&history[..sent_len], &segment.drafts].concat();
+        self.run_state(segment, &run, salt)?;
         let (mut last, mut last_sent) = (KvHash::default(), KvHash::default());
         // Every position before the segment must hold the cell of this very sequence; the
         // positions of the segment are written.
@@ -145,6 +174,41 @@ impl SimEngine {
                 return Err(format!("{} samples before its end", segment.slot));
             }
             self.draw(segment, last_sent, result)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a segment on its state slot, which must have the state of the tokens before it.
+    fn run_state(&mut self, segment: &Segment, run: &[TokenId], salt: u64) -> Result<(), String> {
+        let Some(place) = segment.state else {
+            if self.states.is_empty() {
+                return Ok(());
+            }
+            return Err(format!("{} runs without a state", segment.slot));
+        };
+        let slot_of = |slot: BlockIndex, count: usize| {
+            let index = slot.0 as usize;
+            let outside = || format!("{slot} is no state slot");
+            (index < count).then_some(index).ok_or_else(outside)
+        };
+        let count = self.states.len();
+        let slot = slot_of(place.slot, count)?;
+        let (before, rest) = run.split_at(segment.position as usize);
+        if let Some(snapshot) = place.restore {
+            self.states[slot] = self.states[slot_of(snapshot, count)?].clone();
+        }
+        let cells_count = self.states[slot].len();
+        let state = STATE_START.extend_all(before);
+        if !before.is_empty() && self.states[slot] != state_cells(state, salt, cells_count) {
+            return Err(format!(
+                "{} reads {} at position {}: not the state of its tokens",
+                segment.slot, place.slot, segment.position
+            ));
+        }
+        self.states[slot] = state_cells(state.extend_all(rest), salt, cells_count);
+        if let Some(snapshot) = place.snapshot {
+            let snapshot = slot_of(snapshot, count)?;
+            self.states[snapshot] = self.states[slot].clone();
         }
         Ok(())
     }
@@ -196,16 +260,19 @@ impl SimEngine {
         Ok(place)
     }
 
-    /// The blocks that a step writes to.
-    pub(crate) fn blocks_written(&self, plan: &StepPlan) -> Vec<BlockIndex> {
+    /// The blocks and state slots that a step writes to.
+    pub(crate) fn blocks_written(&self, plan: &StepPlan) -> Vec<(KvPlane, BlockIndex)> {
         let size = self.block_tokens as u32;
         let mut blocks = Vec::new();
         for segment in &plan.segments {
             let first = segment.position / size;
             let last = (segment.position + segment.len.max(1) - 1) / size;
             for ordinal in first..=last {
-                blocks.extend(segment.blocks.get(ordinal as usize));
+                let block = segment.blocks.get(ordinal as usize);
+                blocks.extend(block.map(|block| (KvPlane::Blocks, *block)));
             }
+            let slots = segment.state.into_iter().flat_map(slots_written);
+            blocks.extend(slots.map(|slot| (KvPlane::State, slot)));
         }
         blocks
     }
@@ -213,6 +280,7 @@ impl SimEngine {
     /// Hashes the state of this engine.
     pub(crate) fn hash_into(&self, print: &mut impl Hasher) {
         self.cells.hash(print);
+        self.states.hash(print);
         for (slot, engine_slot) in &self.slots {
             slot.hash(print);
             engine_slot.open.prompt.hash(print);
@@ -231,6 +299,37 @@ impl SimEngine {
         self.cells[first..first + cells.len()].copy_from_slice(cells);
     }
 
+    /// The cells of a block, or of a piece of the state in slot `block`.
+    pub(crate) fn read_unit(&self, unit: KvUnit, block: BlockIndex) -> &[Option<KvCell>] {
+        match unit.plane {
+            KvPlane::Blocks => self.read(block),
+            KvPlane::State => {
+                let state = &self.states[block.0 as usize];
+                let first = unit.ordinal as usize * self.unit_cells;
+                &state[first..state.len().min(first + self.unit_cells)]
+            }
+        }
+    }
+
+    /// Writes cells into a block, or into a piece of the state in slot `block`, from cell `offset`
+    /// on.
+    pub(crate) fn write_unit(
+        &mut self,
+        unit: KvUnit,
+        block: BlockIndex,
+        offset: usize,
+        cells: &[Option<KvCell>],
+    ) {
+        match unit.plane {
+            KvPlane::Blocks => self.write(block, offset, cells),
+            KvPlane::State => {
+                let first = unit.ordinal as usize * self.unit_cells + offset;
+                let state = &mut self.states[block.0 as usize];
+                state[first..first + cells.len()].copy_from_slice(cells);
+            }
+        }
+    }
+
     /// Writes garbage where the step was to write: a failed step leaves undefined KV.
     pub(crate) fn write_garbage(&mut self, plan: &StepPlan, rng: &mut SimRng) {
         let size = self.block_tokens as u32;
@@ -243,6 +342,10 @@ impl SimEngine {
                 if let Some(block) = segment.blocks.get((position / size) as usize) {
                     self.write(*block, (position % size) as usize, &[Some(cell)]);
                 }
+            }
+            for slot in segment.state.into_iter().flat_map(slots_written) {
+                let kv = KvHash(rng.next());
+                self.states[slot.0 as usize].fill(Some(KvCell { kv, salt: 0 }));
             }
         }
     }

@@ -44,6 +44,8 @@ pub struct ChaosOptions {
     pub tape: bool,
     /// Whether links verify checksums.
     pub link_checks: LinkChecks,
+    /// Gives the seed's model a state, drawn apart, so that the rest of its world stays the same.
+    pub states: bool,
 }
 
 /// The result of a run without violation.
@@ -98,7 +100,10 @@ impl std::error::Error for Violation {}
 /// # Errors
 /// The first violation found by a checker or by a brain's own `check`.
 pub fn run_chaos(seed: u64, options: &ChaosOptions) -> Result<ChaosReport, Box<Violation>> {
-    let world = world::ChaosWorld::draw(seed);
+    let mut world = world::ChaosWorld::draw(seed);
+    if options.states {
+        world.draw_states();
+    }
     let mut run = run::ChaosRun::new(&world, options);
     let outcome = catch_unwind(AssertUnwindSafe(|| run.run_to_end())).unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<String>().map(String::as_str);

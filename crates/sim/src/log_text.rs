@@ -1,6 +1,6 @@
 //! Messages and inputs as short text that fits a column of the log.
 
-use cleave_domain::{Order, Report, StepProgress};
+use cleave_domain::{KvUnit, Order, Report, StepProgress};
 use cleave_kv::Packet;
 use cleave_sched::WorkerInput;
 
@@ -26,6 +26,7 @@ pub(crate) fn report(report: &Report) -> String {
             handoff,
             present,
             blocks,
+            state: _,
         } => format!("reserved {handoff} {present}+{}", blocks.len()),
         Report::Running { handoff, present } => format!("running {handoff} {present}"),
         Report::Refused { handoff, refusal } => {
@@ -69,7 +70,7 @@ pub(crate) fn packet(packet: &Packet) -> String {
     match packet {
         Packet::Frame { handoff, part, .. } => {
             let (from, to) = (part.offset, part.offset + part.len);
-            format!("frame {handoff} {}:{from}..{to}", part.ordinal)
+            format!("frame {handoff} {}:{from}..{to}", part.unit())
         }
         Packet::Seal(seal) => format!("seal {} of {}", seal.handoff, seal.blocks_count),
         Packet::Landed { handoff } => format!("landed {handoff}"),
@@ -87,15 +88,22 @@ pub(crate) fn input(input: &WorkerInput) -> String {
             format!("{} drew {} in {took:?}", result.step, result.sampled.len())
         }
         WorkerInput::Exported {
-            handoff, ordinal, ..
-        } => format!("exported {handoff} {ordinal}"),
+            handoff,
+            plane,
+            ordinal,
+            ..
+        } => {
+            let (plane, ordinal) = (*plane, *ordinal);
+            format!("exported {handoff} {}", KvUnit { plane, ordinal })
+        }
         WorkerInput::Imported {
             handoff,
             part,
             outcome,
         } => truncated(&format!(
             "imported {handoff} {}:{} {outcome:?}",
-            part.ordinal, part.offset
+            part.unit(),
+            part.offset
         )),
         WorkerInput::StepFailed { step, .. } => format!("{step} failed"),
         WorkerInput::EngineLost { .. } => "engine lost".to_owned(),

@@ -27,6 +27,11 @@ impl KvHash {
     pub(crate) fn extend(self, token: TokenId) -> Self {
         Self(mix(self.0.rotate_left(17) ^ mix(u64::from(token) + 1)))
     }
+
+    /// The cell of the last of `tokens` after that sequence.
+    pub(crate) fn extend_all(self, tokens: &[TokenId]) -> Self {
+        tokens.iter().fold(self, |last, token| last.extend(*token))
+    }
 }
 
 /// Draws the token at `position`, after a sequence whose last cell is `last`.

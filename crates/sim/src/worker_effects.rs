@@ -103,11 +103,21 @@ impl ChaosRun<'_> {
                 body.take_arrived_frame(handoff, part)?;
                 self.count("frames discarded");
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                body.swap(EngineOp::SwapOut { handoff, blocks })?
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapOut { handoff, units })?
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
-                body.swap(EngineOp::SwapIn { handoff, blocks })?
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapIn { handoff, units })?
             }
             WorkerOutput::SwapDrop { handoff } => {
                 for answer in body.swap_drop(handoff) {
@@ -134,8 +144,14 @@ impl ChaosRun<'_> {
                 }
             }
             WorkerOutput::Drained => self.drained(worker)?,
-            WorkerOutput::Note(WorkerNote::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
-                return Err(format!("{me} reports {blocks_leaked} leaked blocks"));
+            WorkerOutput::Note(WorkerNote::Pool {
+                blocks_leaked,
+                states_leaked,
+                ..
+            }) if blocks_leaked + states_leaked > 0 => {
+                return Err(format!(
+                    "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
+                ));
             }
             WorkerOutput::Note(note) => {
                 if let WorkerNote::Pool {
@@ -231,7 +247,7 @@ impl ChaosRun<'_> {
                 words
             }
             EngineOpResult::Send(export, payload) => {
-                let words = format!("read {} block {}", export.handoff, export.ordinal);
+                let words = format!("read {} block {}", export.handoff, export.unit());
                 match self.world.writer {
                     PoolWriter::Receiver => {
                         self.send_block(worker, &export, &payload);

@@ -12,8 +12,8 @@ use crate::engine::EngineCosts;
 use crate::rng::{SimRng, mix};
 use crate::speculation::draw_speculation;
 use cleave_domain::{
-    Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, StopRules, Time, TokenId,
-    WorkerDescription,
+    Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, StateCapacity, StopRules,
+    Time, TokenId, WorkerDescription,
 };
 use cleave_kv::PoolWriter;
 use cleave_router::OperatorRequest;
@@ -31,6 +31,9 @@ pub(crate) enum FaultPlan {
 
 /// Separates the draw of steps in flight from the seed's other draws.
 const STEPS_SEED_SALT: u64 = 0x6c62_272e_07bb_0142;
+
+/// Separates the draw of states from the seed's other draws.
+const STATES_SEED_SALT: u64 = 0x2bd7_a6a6_e99c_2ddc;
 
 /// All inputs of a run.
 #[derive(Clone, Debug)]
@@ -208,6 +211,17 @@ impl ChaosWorld {
         }
     }
 
+    /// Gives the model a state of one to forty cells. Some workers have few slots for it, some more
+    /// than sequences.
+    pub(crate) fn draw_states(&mut self) {
+        let rng = &mut SimRng::new(self.seed ^ STATES_SEED_SALT);
+        let bytes = 8 * rng.count(1, 40);
+        for worker in &mut self.workers {
+            let count = rng.count(1, 2 * worker.capacity.slots_count + 2);
+            worker.capacity.states = Some(StateCapacity { bytes, count });
+        }
+    }
+
     /// The longest time for which a cancelled flight may hold blocks in a world without faults:
     /// messages to both workers and back, the engines' operations in progress, and transfers that
     /// the links have taken.
@@ -226,9 +240,12 @@ impl ChaosWorld {
         let slots = u64::from(capacity.slots_count);
         let context = slots * u64::from(capacity.context_tokens_max) * context_token;
         let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
-        let copies = 4 * u64::from(capacity.blocks_count) * copy;
+        let slots_count = capacity.states.map_or(0, |states| u64::from(states.count));
+        let pieces = slots_count * u64::from(capacity.state_pieces());
+        let copies = 4 * (u64::from(capacity.blocks_count) + pieces) * copy;
         let engine = Duration::from_nanos(steps * (step + tokens + context) + copies);
-        let pool_bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes + 128);
+        let units = u64::from(capacity.blocks_count) + pieces;
+        let pool_bytes = units * u64::from(capacity.block_bytes + 128);
         let link = Duration::from_nanos(pool_bytes * self.links.nanos_per_byte);
         4 * (self.links.latency + self.links.jitter) + engine + link
     }
@@ -282,6 +299,7 @@ fn draw_capacity(rng: &mut SimRng) -> Capacity {
         slots_count: rng.count(1, 8),
         step_tokens_max: rng.count(8, 64),
         context_tokens_max,
+        states: None,
     }
 }
 

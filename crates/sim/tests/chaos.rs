@@ -10,19 +10,13 @@ fn variable(name: &str, default: u64) -> u64 {
     value.map_or(default, |v| v.parse().expect("a number"))
 }
 
-// Invariant: I49.
-#[test]
-fn seeded_worlds_break_no_property() {
-    let from = variable("CHAOS_FROM", 0);
-    let count = variable("CHAOS_SEEDS", 500);
-    let options = ChaosOptions {
-        log: std::env::var("CHAOS_LOG").is_ok(),
-        ..ChaosOptions::default()
-    };
-    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+/// Runs the worlds of these seeds; returns how often each thing happened in them.
+fn run_worlds(seeds: std::ops::Range<u64>, options: &ChaosOptions) -> BTreeMap<&'static str, u64> {
+    let count = seeds.end - seeds.start;
+    let mut sums: BTreeMap<&'static str, u64> = BTreeMap::new();
     let mut broken = Vec::new();
-    for seed in from..from + count {
-        match run_chaos(seed, &options) {
+    for seed in seeds {
+        match run_chaos(seed, options) {
             Ok(report) => {
                 for (name, times) in report.counts {
                     *sums.entry(name).or_default() += times;
@@ -41,7 +35,23 @@ fn seeded_worlds_break_no_property() {
             }
         }
     }
-    println!("{sums:#?}");
+    eprintln!("{sums:#?}");
+    if let Some(first) = broken.first() {
+        panic!("{first}\n{} of {count} seeds broke something", broken.len());
+    }
+    sums
+}
+
+// Invariant: I49.
+#[test]
+fn seeded_worlds_break_no_property() {
+    let from = variable("CHAOS_FROM", 0);
+    let count = variable("CHAOS_SEEDS", 500);
+    let options = ChaosOptions {
+        log: std::env::var("CHAOS_LOG").is_ok(),
+        ..ChaosOptions::default()
+    };
+    let sums = run_worlds(from..from + count, &options);
     // Each of these must occur, or the test would pass because nothing happened.
     for corner in [
         "kept in memory",
@@ -79,8 +89,23 @@ fn seeded_worlds_break_no_property() {
         let reached = sums.get(corner).is_some_and(|times| *times > 0);
         assert!(reached || count < 500, "no world had {corner:?}");
     }
-    if let Some(first) = broken.first() {
-        panic!("{first}\n{} of {count} seeds broke something", broken.len());
+}
+
+// Invariant: I53.
+/// The same worlds, for a model with a state.
+#[test]
+fn seeded_worlds_with_states_break_no_property() {
+    let from = variable("CHAOS_FROM", 0);
+    let count = variable("CHAOS_SEEDS", 500) * 2 / 5;
+    let options = ChaosOptions {
+        log: std::env::var("CHAOS_LOG").is_ok(),
+        states: true,
+        ..ChaosOptions::default()
+    };
+    let sums = run_worlds(from..from + count, &options);
+    for corner in ["moved", "preempted", "one-sided writes", "seals changed"] {
+        let reached = sums.get(corner).is_some_and(|times| *times > 0);
+        assert!(reached || count < 200, "no world had {corner:?}");
     }
 }
 
@@ -175,6 +200,40 @@ fn a_tape_without_steps_in_flight_replays() {
         }
     }
     assert!(silent > 0, "all of them took two");
+}
+
+/// Tapes of earlier versions name no plane and no state; all their blocks are blocks.
+#[test]
+fn a_tape_without_planes_replays() {
+    let options = ChaosOptions {
+        tape: true,
+        ..ChaosOptions::default()
+    };
+    let absent = [
+        "\"plane\":\"Blocks\",",
+        ",\"states\":null",
+        ",\"states_free\":0",
+        ",\"state\":null",
+        ",\"states_held\":0,\"states_cached\":0,\"states_leaked\":0",
+    ];
+    let mut removed = [0; 5];
+    for seed in 10..14 {
+        let report = run_chaos(seed, &options).expect("nothing breaks");
+        for lines in &report.tapes {
+            let mut tape = lines.join("\n");
+            for (field, count) in absent.iter().zip(&mut removed) {
+                *count += tape.matches(field).count();
+                tape = tape.replace(field, "");
+            }
+            assert!(
+                !tape.contains("state\":") && !tape.contains("plane"),
+                "{tape}"
+            );
+            let replayed = tape::replay(tape.lines());
+            replayed.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+    }
+    assert!(removed.iter().all(|count| *count > 0), "{removed:?}");
 }
 
 #[test]

@@ -45,9 +45,10 @@ fn small_worlds_break_no_property() {
 }
 
 /// For each guard, a world in which its absence shows, and the property that breaks.
-const WITHOUT: [(Guard, &str, &str); 12] = [
+const WITHOUT: [(Guard, &str, &str); 13] = [
     (Guard::Generation, "astray", "S2"),
     (Guard::Place, "astray", "S2"),
+    (Guard::Plane, "state", "S2"),
     (Guard::Sender, "astray", "S2"),
     (Guard::Quarantine, "one-sided", "S3"),
     (Guard::Incarnation, "one", "L1"),

@@ -5,6 +5,7 @@
 //! notes. Never knows a connection, a driver or a server. Invariant: base units; every series of
 //! the hand-off exists from the start, so that a zero is a zero and not an absence.
 
+mod log_limit;
 mod observer;
 mod outcome;
 mod overhead;
@@ -20,6 +21,7 @@ mod tape;
 mod trace;
 mod worker;
 
+pub use log_limit::LogLimit;
 pub use observer::{NoteContext, RouterObserver, WorkerObserver};
 pub use outcome::{HandoffLoss, RequestVerdict, failure_name, refusal_name};
 pub use overhead::RouterOverhead;
@@ -33,8 +35,8 @@ pub use slo::{SloMeters, SloSeries};
 pub use tape::{RouterTapeRecord, TapeRecorder, WorkerTapeRecord};
 use trace::TraceSeries;
 pub use trace::{
-    AttemptChange, FlightOutcome, FlightSpan, RequestContext, TraceOptions, TraceSampler,
-    TraceSamplerError, Traces, WorkerSpans, log_ids,
+    AttemptChange, FlightOutcome, FlightSpan, OtlpScheme, RequestContext, TraceOptions,
+    TraceSampler, TraceSamplerError, Traces, WorkerSpans, log_ids,
 };
 pub use worker::{DeviceCeilings, WorkerMeters, WorkerSeries};
 
@@ -53,7 +55,9 @@ use std::sync::atomic::AtomicU64;
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The collector of traces cannot be used.
-    #[error("cannot send traces to {endpoint}: {reason}")]
+    #[error(
+        "--otlp-endpoint {endpoint} (or OTEL_EXPORTER_OTLP_ENDPOINT): traces cannot be sent there: {reason}"
+    )]
     Collector {
         /// The endpoint as configured.
         endpoint: String,

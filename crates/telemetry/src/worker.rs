@@ -91,6 +91,9 @@ const BLOCKS: [&str; 8] = [
     "swapped",
 ];
 
+/// The states of a state plane's slots; see the help of `cleave_state_slots`.
+const STATE_SLOTS: [&str; 4] = ["held", "free", "cached", "leaked"];
+
 /// Counts into one worker's series.
 #[derive(Clone, Debug)]
 pub struct WorkerMeters {
@@ -102,6 +105,8 @@ pub struct WorkerMeters {
     load: WorkerLoad,
     tiers: Option<WorkerNote>,
     block_bytes: u32,
+    /// Number of state slots; `None` without states, which have no series then.
+    states_count: Option<u32>,
     /// The device's limits, if they are known.
     ceilings: Option<DeviceCeilings>,
     used: DeviceUtilisation,
@@ -120,6 +125,7 @@ impl WorkerMeters {
             load: WorkerLoad::default(),
             tiers: None,
             block_bytes: 0,
+            states_count: None,
             ceilings: None,
             used: DeviceUtilisation::default(),
         };
@@ -136,6 +142,8 @@ impl WorkerMeters {
     /// Shows from now on the size of its pool.
     pub fn with_capacity(mut self, capacity: Capacity) -> Self {
         self.block_bytes = capacity.block_bytes;
+        self.states_count = capacity.states.map(|states| states.count);
+        self.begin_states();
         let shape = CacheConfigLabels {
             worker: self.worker.worker.clone(),
             model_name: self.model.clone(),
@@ -170,12 +178,20 @@ impl WorkerMeters {
         ] {
             drop(counter.get_or_create(&self.worker));
         }
+        self.begin_states();
         drop(series.stuck.get_or_create(&self.worker));
         drop(series.grants.get_or_create(&self.worker));
         self.begin_tier();
         drop(series.vllm_running.get_or_create(&self.model_labels()));
         drop(series.vllm_waiting.get_or_create(&self.model_labels()));
         drop(series.vllm_usage.get_or_create(&self.model_labels()));
+    }
+
+    /// Creates the series of the state plane, if there is one, at zero.
+    fn begin_states(&self) {
+        if self.states_count.is_some() {
+            self.state_slots([0; STATE_SLOTS.len()]);
+        }
     }
 
     /// The worker serves other legs from now on: counters begin anew under that role, and gauges
@@ -188,6 +204,9 @@ impl WorkerMeters {
         let series = &self.series;
         for kind in BLOCKS {
             series.blocks.remove(&self.kind_labels(kind));
+        }
+        for kind in STATE_SLOTS {
+            series.state_slots.remove(&self.kind_labels(kind));
         }
         series.stuck.remove(&self.worker);
         series.grants.remove(&self.worker);
@@ -396,6 +415,9 @@ impl WorkerMeters {
                 blocks_quarantined,
                 blocks_leaked,
                 blocks_swapped,
+                states_held,
+                states_cached,
+                states_leaked,
             } => {
                 self.pool([
                     *blocks_held,
@@ -407,6 +429,10 @@ impl WorkerMeters {
                     *blocks_leaked,
                     *blocks_swapped,
                 ]);
+                if let Some(count) = self.states_count {
+                    let free = count.saturating_sub(*states_held);
+                    self.state_slots([*states_held, free, *states_cached, *states_leaked]);
+                }
                 self.pool = Some(note.clone());
             }
             other => assert_not_counted_here(other),
@@ -486,6 +512,13 @@ impl WorkerMeters {
         let count = f64::from(held) + f64::from(free);
         let usage = self.series.vllm_usage.get_or_create(&self.model_labels());
         usage.set(f64::from(held) / count.max(1.0));
+    }
+
+    /// In the order of [`STATE_SLOTS`].
+    fn state_slots(&self, counts: [u32; STATE_SLOTS.len()]) {
+        for (kind, slots) in STATE_SLOTS.into_iter().zip(counts) {
+            set(&self.series.state_slots, &self.kind_labels(kind), slots);
+        }
     }
 
     fn kind_labels(&self, kind: &'static str) -> WorkerKindLabels {
@@ -593,6 +626,9 @@ mod tests {
             blocks_quarantined: 7,
             blocks_leaked: 0,
             blocks_swapped: 8,
+            states_held: 0,
+            states_cached: 0,
+            states_leaked: 0,
         });
         meters.load_changed(WorkerLoad {
             sequences_running: 3,

@@ -24,4 +24,4 @@ pub use model_files::{ModelError, ModelFiles};
 pub use model_text::{ModelText, REPETITION_PENALTY, SamplingDefaults};
 pub use stop::{StopMatch, StopStrings};
 pub use template::{RenderEnd, RenderError, TemplateInput, TemplateValue, rendering_bytes_max};
-pub use tokenizer::{EncodeError, EncodedText, ModelTokenizer, SpecialTokens};
+pub use tokenizer::{EncodeError, EncodedText, ModelTokenizer, PIECE_BYTES_MAX, SpecialTokens};

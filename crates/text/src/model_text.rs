@@ -5,10 +5,10 @@
 
 use crate::model_files::{ModelError, ModelFiles};
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
-use crate::tokenizer::{ModelTokenizer, load_tokenizer};
+use crate::tokenizer::{ModelTokenizer, PIECE_BYTES_MAX, load_tokenizer};
 use cleave_domain::TokenId;
 use serde_json::{Map, Value};
-use std::ops::RangeInclusive;
+use std::ops::{Bound, RangeBounds, RangeInclusive};
 use std::sync::Arc;
 
 /// A tokenizer with templates and defaults, ready to serve.
@@ -151,8 +151,12 @@ impl ModelText {
         self.templates.is_some()
     }
 
-    /// Longest text, in bytes, that is tokenized before it is known to exceed the context.
-    pub fn text_bytes_max(&self) -> usize {
+    /// Longest text, in bytes, that the `tokenizers` library gets at once: a piece, or where only
+    /// the library knows the tokens, a text that is not yet known to exceed the context.
+    pub fn library_bytes_max(&self) -> usize {
+        if self.tokenizer.is_byte_level() {
+            return PIECE_BYTES_MAX;
+        }
         let bytes_max = self.tokenizer.bytes_per_token_max();
         bytes_max.saturating_mul(self.context_tokens_max as usize + 1)
     }
@@ -172,34 +176,57 @@ impl ModelText {
 }
 
 impl SamplingDefaults {
+    /// Reads the values; those of a file that says `do_sample: false` do not count.
     fn of(generation: &Map<String, Value>) -> Result<Self, ModelError> {
-        let sampled = generation.get("do_sample") != Some(&Value::Bool(false));
-        let value = |key: &str, otherwise: f32| match generation.get(key) {
-            Some(Value::Number(number)) if sampled => {
-                number.as_f64().map_or(otherwise, |n| n as f32)
-            }
-            _ => otherwise,
+        let unsampled = Map::new();
+        let values = match generation.get("do_sample") {
+            Some(Value::Bool(false)) => &unsampled,
+            _ => generation,
         };
-        let defaults = Self {
-            temperature: value("temperature", 1.0),
-            top_k: value("top_k", 0.0).max(0.0) as u32,
-            top_p: value("top_p", 1.0),
-            min_p: value("min_p", 0.0),
-            repetition_penalty: value("repetition_penalty", 1.0),
-        };
-        let sound = (0.0..=2.0).contains(&defaults.temperature)
-            && (0.0..=1.0).contains(&defaults.min_p)
-            && defaults.top_p > 0.0
-            && defaults.top_p <= 1.0
-            && REPETITION_PENALTY.contains(&f64::from(defaults.repetition_penalty));
-        if sound {
-            return Ok(defaults);
-        }
-        Err(ModelError::Invalid {
-            file: "generation_config.json",
-            reason: format!("a sampling value is out of range: {defaults:?}"),
+        let read = |key, default, range| default_value(values, key, default, range);
+        let share = (Bound::Excluded(0.0), Bound::Included(1.0));
+        let penalty = (
+            Bound::Included(*REPETITION_PENALTY.start()),
+            Bound::Included(*REPETITION_PENALTY.end()),
+        );
+        let up_to = |high: f64| (Bound::Included(0.0), Bound::Included(high));
+        let ids = (Bound::Included(-1.0), Bound::Included(f64::from(u32::MAX)));
+        Ok(Self {
+            temperature: read("temperature", 1.0, up_to(2.0))? as f32,
+            // -1 and 0 both keep all, as in vLLM.
+            top_k: read("top_k", 0.0, ids)?.max(0.0) as u32,
+            // A share too small for f32 still keeps the most likely token.
+            top_p: (read("top_p", 1.0, share)? as f32).max(f32::MIN_POSITIVE),
+            min_p: read("min_p", 0.0, up_to(1.0))? as f32,
+            repetition_penalty: read("repetition_penalty", 1.0, penalty)? as f32,
         })
     }
+}
+
+/// Reads a number of `generation_config.json`; `null` is the same as absent.
+fn default_value(
+    generation: &Map<String, Value>,
+    key: &str,
+    default: f64,
+    range: (Bound<f64>, Bound<f64>),
+) -> Result<f64, ModelError> {
+    let value = match generation.get(key) {
+        None | Some(Value::Null) => return Ok(default),
+        Some(value) => value,
+    };
+    let number = value.as_f64().filter(|number| range.contains(number));
+    number.ok_or_else(|| {
+        let bound = |bound: Bound<f64>| match bound {
+            Bound::Included(limit) => limit.to_string(),
+            Bound::Excluded(limit) => format!("above {limit}"),
+            Bound::Unbounded => "any".to_owned(),
+        };
+        let (low, high) = (bound(range.0), bound(range.1));
+        ModelError::Invalid {
+            file: "generation_config.json",
+            reason: format!("{key} is {value}; it must be a number from {low} to {high}"),
+        }
+    })
 }
 
 fn object(file: &'static str, text: &str) -> Result<Map<String, Value>, ModelError> {
@@ -353,4 +380,60 @@ fn select_templates(
         return Err(invalid("no template is named `default`"));
     }
     Ok(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn defaults(generation: &Value) -> Result<SamplingDefaults, String> {
+        let Value::Object(map) = generation else {
+            panic!("an object");
+        };
+        SamplingDefaults::of(map).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_bad_sampling_default_is_named_with_its_range() {
+        for (generation, expected) in [
+            (
+                json!({"temperature": -1}),
+                "temperature is -1; it must be a number from 0 to 2",
+            ),
+            (
+                json!({"temperature": "x"}),
+                "temperature is \"x\"; it must be a number from 0 to 2",
+            ),
+            (
+                json!({"top_p": 0}),
+                "top_p is 0; it must be a number from above 0 to 1",
+            ),
+            (json!({"top_k": []}), "top_k is []"),
+            (json!({"min_p": 1.5}), "min_p is 1.5"),
+            (json!({"repetition_penalty": 0}), "from 0.0001 to 100"),
+        ] {
+            let reason = defaults(&generation).unwrap_err();
+            assert!(reason.contains(expected), "{reason}");
+        }
+    }
+
+    #[test]
+    fn absent_and_unsampled_defaults_are_openais() {
+        let openai = defaults(&json!({})).unwrap();
+        assert_eq!(
+            (openai.temperature, openai.top_k, openai.top_p),
+            (1.0, 0, 1.0)
+        );
+        for same in [
+            json!({"temperature": null}),
+            json!({"do_sample": false, "temperature": "x", "top_k": 5}),
+            json!({"top_k": -1}),
+        ] {
+            assert_eq!(defaults(&same), Ok(openai));
+        }
+        let read = defaults(&json!({"temperature": 0.5, "top_k": 20, "top_p": 1e-300})).unwrap();
+        assert_eq!((read.temperature, read.top_k), (0.5, 20));
+        assert!(read.top_p > 0.0);
+    }
 }

@@ -27,10 +27,9 @@ pub struct DataAddresses {
     parts: BTreeMap<Transport, String>,
 }
 
-/// The form of a transport's part of a data address.
+/// The form of a transport's part of a data address; the name of the transport begins it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddressScheme {
-    pub(crate) name: &'static str,
     /// Whether the part only adds to those of other transports; alone it is no address.
     pub(crate) is_addition: bool,
     /// Whether a text after `SCHEME://` is a part; another one is ignored.
@@ -97,7 +96,7 @@ impl DataAddresses {
     /// Of two parts of one transport the last counts.
     fn parse_part(&mut self, name: &str, text: &str) {
         for transport in Transport::ALL {
-            let Some(scheme) = scheme(transport).filter(|scheme| scheme.name == name) else {
+            let Some(scheme) = scheme(transport).filter(|_| transport.name() == name) else {
                 continue;
             };
             if (scheme.is_valid)(text) {
@@ -151,13 +150,13 @@ impl fmt::Display for DataAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = self.parts.iter().rev();
         let mut parts: Vec<_> = parts
-            .filter_map(|(transport, text)| Some((scheme(*transport)?, text)))
+            .filter_map(|(transport, text)| {
+                let is_addition = scheme(*transport)?.is_addition;
+                Some((is_addition, format!("{transport}://{text}")))
+            })
             .collect();
-        parts.sort_by_key(|(scheme, _)| scheme.is_addition);
-        let parts = parts.iter();
-        let parts: Vec<_> = parts
-            .map(|(scheme, text)| format!("{}://{text}", scheme.name))
-            .collect();
+        parts.sort_by_key(|(is_addition, _)| *is_addition);
+        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
         f.write_str(&parts.join(","))
     }
 }

@@ -15,7 +15,8 @@ use crate::payload::ReceivedPayload;
 use crate::transports::Transport;
 use crate::{LocalNet, Nixl, PeerRoute};
 use cleave_domain::{
-    BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, WorkerId, WorkerRef,
+    BlockIndex, BlockRef, Fingerprint, FlightId, HandoffId, Incarnation, KvPlane, WorkerId,
+    WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, Seal};
 use cleave_tls::PeerTls;
@@ -252,6 +253,7 @@ fn seal(handoff: HandoffId, blocks_count: u32) -> Packet {
         digest: 0,
         content: Default::default(),
         output: vec![0],
+        state: None,
     })
 }
 
@@ -265,6 +267,7 @@ impl BenchBlockRead {
                 .frame_bytes_max()
                 .min(shape.block_bytes - offset);
             let part = BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal: self.ordinal,
                 offset,
                 len,
@@ -421,6 +424,7 @@ impl MemoryFloor {
 /// The whole of a block.
 fn whole_block(shape: BenchPoolShape) -> BlockPart {
     BlockPart {
+        plane: KvPlane::Blocks,
         ordinal: 0,
         offset: 0,
         len: shape.block_bytes,

@@ -14,19 +14,19 @@ use crate::transports::Transport;
 use crate::transports::shm::{self, HostAddress, HostListener, SenderRing};
 use crate::wire::{FrameHead, LinkHello, LinkMessage};
 use crate::{LocalNet, PeerRoute, checksum};
-use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
+use cleave_domain::{BlockHash, Fingerprint, HandoffId, Incarnation, KvPlane, WorkerId, WorkerRef};
 use cleave_kv::{BlockPart, PayloadCondition, Seal};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream, unix};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-const BLOCK: u32 = 4096;
+pub(crate) const BLOCK: u32 = 4096;
 
-fn worker(worker: u64) -> WorkerRef {
+pub(crate) fn worker(worker: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(worker),
         incarnation: Incarnation(1),
@@ -88,22 +88,31 @@ impl CompliantWorker {
         }
     }
 
-    async fn connect(&self) -> LinkStream<OwnedReadHalf, OwnedWriteHalf> {
+    async fn expect_lost(&mut self, expected: &str) {
+        let reason = self.next_lost().await;
+        assert!(reason.contains(expected), "{reason}");
+    }
+
+    /// Has the worker dial a peer, which read its hello and answers with these terms.
+    async fn dialled(&self, credit: u32, frame_bytes: u32) -> PlainTcpLinkStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        self.links.add_peer(worker(1), PeerRoute::tcp(address));
+        let mut stream = stream(listener.accept().await.unwrap().0);
+        let hello = stream.reader.message().await.unwrap();
+        assert!(matches!(hello, LinkMessage::Hello(_)));
+        send(&mut stream, &welcome(credit, frame_bytes), &[]).await;
+        stream
+    }
+
+    async fn connect(&self) -> PlainTcpLinkStream {
         stream(TcpStream::connect(&self.address).await.unwrap())
     }
 
     /// Opens a link up to its welcome, and returns its key.
-    async fn connect_link(&self) -> (LinkStream<OwnedReadHalf, OwnedWriteHalf>, u64) {
+    async fn connect_link(&self) -> (PlainTcpLinkStream, u64) {
         let mut stream = self.connect().await;
-        let hello = LinkMessage::Hello(LinkHello {
-            from: worker(1),
-            to: worker(2),
-            block_bytes: BLOCK,
-            fingerprint: "f".into(),
-        });
-        write_message(&mut stream.writer, &hello, &[])
-            .await
-            .unwrap();
+        send(&mut stream, &LinkMessage::Hello(hello(1)), &[]).await;
         match stream.reader.message().await.unwrap() {
             LinkMessage::Welcome { key, .. } => (stream, key),
             other => panic!("{other:?}"),
@@ -126,19 +135,50 @@ impl CompliantWorker {
     }
 }
 
-fn stream(stream: TcpStream) -> LinkStream<OwnedReadHalf, OwnedWriteHalf> {
+pub(crate) type PlainTcpLinkStream = LinkStream<OwnedReadHalf, OwnedWriteHalf>;
+
+pub(crate) fn stream(stream: TcpStream) -> PlainTcpLinkStream {
     let (reader, writer) = stream.into_split();
     LinkStream {
-        reader: MessageReader::new(reader, Duration::from_secs(20), BLOCK),
+        reader: MessageReader::new(reader, Duration::from_secs(30), BLOCK),
         writer,
     }
 }
 
-fn head(bytes: &[u8]) -> FrameHead {
+pub(crate) async fn send<R, W: AsyncWrite + Unpin>(
+    stream: &mut LinkStream<R, W>,
+    message: &LinkMessage,
+    payload: &[u8],
+) {
+    let written = write_message(&mut stream.writer, message, payload);
+    written.await.unwrap();
+}
+
+pub(crate) fn hello(from: u64) -> LinkHello {
+    LinkHello {
+        from: worker(from),
+        to: worker(2),
+        block_bytes: BLOCK,
+        fingerprint: "f".into(),
+    }
+}
+
+/// The answer of the first worker to a hello.
+pub(crate) fn welcome(credit: u32, frame_bytes: u32) -> LinkMessage {
+    LinkMessage::Welcome {
+        me: worker(1),
+        credit: u64::from(credit),
+        key: 1,
+        frame_bytes,
+    }
+}
+
+pub(crate) fn head(bytes: &[u8]) -> FrameHead {
     FrameHead {
         handoff: HandoffId::default(),
         block: Default::default(),
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: bytes.len() as u32,
@@ -156,20 +196,12 @@ async fn a_peer_that_exceeds_its_credit_is_disconnected() {
     let mut arrived = Vec::new();
     for _ in 0..4 {
         let frame = LinkMessage::Frame(head(&bytes));
-        write_message(&mut stream.writer, &frame, &bytes)
-            .await
-            .unwrap();
+        send(&mut stream, &frame, &bytes).await;
         arrived.push(victim.next().await);
     }
     let frame = LinkMessage::Frame(head(&bytes));
-    write_message(&mut stream.writer, &frame, &bytes)
-        .await
-        .unwrap();
-    let reason = victim.next_lost().await;
-    assert!(
-        reason.contains("more payload than it was granted"),
-        "{reason}"
-    );
+    send(&mut stream, &frame, &bytes).await;
+    victim.expect_lost("more payload than it was granted").await;
 }
 
 // Lesson: 2.
@@ -183,20 +215,14 @@ async fn sending_a_held_or_unknown_slot_ends_the_link() {
         let frame = head(&first);
         let number = first.lend_to_receiver();
         let sent = LinkMessage::SlotFrame(frame, number);
-        write_message(&mut stream.writer, &sent, &[]).await.unwrap();
+        send(&mut stream, &sent, &[]).await;
         let held = victim.next().await;
         let condition = PayloadCondition::Intact;
         assert!(matches!(held, LinkEvent::Arrived { condition: found, .. } if found == condition));
         let number = if slot == 0 { number } else { slot };
         let again = LinkMessage::SlotFrame(frame, number);
-        write_message(&mut stream.writer, &again, &[])
-            .await
-            .unwrap();
-        let reason = victim.next_lost().await;
-        assert!(
-            reason.contains("more payload than it was granted"),
-            "{reason}"
-        );
+        send(&mut stream, &again, &[]).await;
+        victim.expect_lost("more payload than it was granted").await;
     }
 }
 
@@ -213,7 +239,7 @@ async fn bytes_changed_in_shared_memory_fail_verification() {
     // slot would change it.
     slot[1234] ^= 1;
     let sent = LinkMessage::SlotFrame(before, slot.lend_to_receiver());
-    write_message(&mut stream.writer, &sent, &[]).await.unwrap();
+    send(&mut stream, &sent, &[]).await;
     let LinkEvent::Arrived { payload, .. } = victim.next().await else {
         panic!("a frame was sent");
     };
@@ -245,9 +271,7 @@ async fn a_peer_lost_inside_a_frame_delivers_no_frame() {
     // The memory of the lost frame is credit again for the next link.
     let (mut stream, _) = victim.connect_link().await;
     let whole = LinkMessage::Frame(head(&bytes));
-    write_message(&mut stream.writer, &whole, &bytes)
-        .await
-        .unwrap();
+    send(&mut stream, &whole, &bytes).await;
     assert!(matches!(victim.next().await, LinkEvent::Arrived { .. }));
 }
 
@@ -261,6 +285,7 @@ async fn a_damaged_message_ends_the_link_and_is_named() {
         digest: 2,
         content: BlockHash::default(),
         output: vec![7],
+        state: None,
     });
     let bytes = [7; BLOCK as usize];
     let (frame, slot_frame) = (head(&bytes), LinkMessage::SlotFrame(head(&bytes), 0));
@@ -304,9 +329,7 @@ async fn a_stream_joins_only_the_link_of_its_own_peer_and_key() {
     for (from, key, welcome) in [(1, key, true), (1, key + 1, false), (3, key, false)] {
         let mut further = victim.connect().await;
         let from = worker(from);
-        write_message(&mut further.writer, &LinkMessage::Join { from, key }, &[])
-            .await
-            .unwrap();
+        send(&mut further, &LinkMessage::Join { from, key }, &[]).await;
         match further.reader.message().await.unwrap() {
             LinkMessage::Joined => assert!(welcome),
             LinkMessage::Reject(reason) => assert!(!welcome && reason.contains("gone"), "{reason}"),
@@ -322,14 +345,11 @@ async fn the_end_of_one_stream_ends_the_link() {
     let (mut first, key) = victim.connect_link().await;
     let mut second = victim.connect().await;
     let from = worker(1);
-    write_message(&mut second.writer, &LinkMessage::Join { from, key }, &[])
-        .await
-        .unwrap();
+    send(&mut second, &LinkMessage::Join { from, key }, &[]).await;
     let joined = second.reader.message().await.unwrap();
     assert_eq!(joined, LinkMessage::Joined);
     drop(second);
-    let reason = victim.next_lost().await;
-    assert!(reason.contains("closed"), "{reason}");
+    victim.expect_lost("closed").await;
     // The first stream was closed before the loss was reported.
     assert!(first.reader.message().await.is_err());
 }
@@ -345,11 +365,10 @@ async fn a_link_of_too_many_streams_is_ended() {
             from: worker(1),
             key,
         };
-        write_message(&mut stream.writer, &join, &[]).await.unwrap();
+        send(&mut stream, &join, &[]).await;
         further.push(stream);
     }
-    let reason = victim.next_lost().await;
-    assert!(reason.contains("beyond the limit"), "{reason}");
+    victim.expect_lost("beyond the limit").await;
 }
 
 #[tokio::test]
@@ -360,21 +379,7 @@ async fn credit_beyond_the_window_ends_the_link() {
         (LinkMessage::Joined, "from the receiver of a link"),
     ] {
         let mut victim = CompliantWorker::start().await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        victim.links.add_peer(worker(1), PeerRoute::tcp(address));
-        let mut stream = stream(listener.accept().await.unwrap().0);
-        let hello = stream.reader.message().await.unwrap();
-        assert!(matches!(hello, LinkMessage::Hello(_)));
-        let welcome = LinkMessage::Welcome {
-            me: worker(1),
-            credit: u64::from(4 * BLOCK),
-            key: 1,
-            frame_bytes: BLOCK,
-        };
-        write_message(&mut stream.writer, &welcome, &[])
-            .await
-            .unwrap();
+        let mut stream = victim.dialled(4 * BLOCK, BLOCK).await;
         // The measurement: three round trips, and one after each of two probes.
         for _ in 0..5 {
             let nonce = loop {
@@ -387,13 +392,10 @@ async fn credit_beyond_the_window_ends_the_link() {
                 }
             };
             let pong = LinkMessage::Pong(nonce);
-            write_message(&mut stream.writer, &pong, &[]).await.unwrap();
+            send(&mut stream, &pong, &[]).await;
         }
-        write_message(&mut stream.writer, &grant, &[])
-            .await
-            .unwrap();
-        let reason = victim.next_lost().await;
-        assert!(reason.contains(expected), "{reason}");
+        send(&mut stream, &grant, &[]).await;
+        victim.expect_lost(expected).await;
     }
 }
 
@@ -408,23 +410,8 @@ async fn terms_too_small_for_a_block_make_no_link() {
         (4 * BLOCK, 1, "frames of 1 bytes, and 4096 is the least"),
     ] {
         let mut victim = CompliantWorker::start().await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        victim.links.add_peer(worker(1), PeerRoute::tcp(address));
-        let mut stream = stream(listener.accept().await.unwrap().0);
-        let hello = stream.reader.message().await.unwrap();
-        assert!(matches!(hello, LinkMessage::Hello(_)));
-        let welcome = LinkMessage::Welcome {
-            me: worker(1),
-            credit: u64::from(credit),
-            key: 1,
-            frame_bytes,
-        };
-        write_message(&mut stream.writer, &welcome, &[])
-            .await
-            .unwrap();
-        let reason = victim.next_lost().await;
-        assert!(reason.contains(expected), "{reason}");
+        let _stream = victim.dialled(credit, frame_bytes).await;
+        victim.expect_lost(expected).await;
     }
 }
 
@@ -437,12 +424,7 @@ async fn a_ring_over_the_size_limit_is_not_mapped() {
         let mut reader = MessageReader::new(reader, Duration::from_secs(20), BLOCK);
         let hello = reader.message().await.unwrap();
         assert!(matches!(hello, LinkMessage::Hello(_)));
-        let welcome = LinkMessage::Welcome {
-            me: worker(1),
-            credit: u64::from(BLOCK) << 19,
-            key: 1,
-            frame_bytes: BLOCK,
-        };
+        let welcome = welcome(BLOCK << 19, BLOCK);
         write_message(&mut writer, &welcome, &[]).await.unwrap();
         // Until the dialler closes.
         let _ = reader.message().await;

@@ -53,7 +53,7 @@ pub(crate) enum LinkError {
     CreditExceeded,
     #[error("hand-off {0}: {1}")]
     InvalidGrant(HandoffId, WriteGrantError),
-    #[error("{label}: {1}", label = .0.implementation().label())]
+    #[error("{label}: {1}", label = .0.facts().label)]
     Transport(Transport, String),
     #[error("the link that the stream was to join is gone")]
     NoSuchLink,
@@ -210,6 +210,7 @@ pub(crate) async fn write_message<W: AsyncWrite + Unpin>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_domain::KvPlane;
     use cleave_kv::BlockPart;
 
     fn frame(payload: &[u8]) -> LinkMessage {
@@ -217,6 +218,7 @@ mod tests {
             handoff: HandoffId::default(),
             block: Default::default(),
             part: BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal: 3,
                 offset: 16,
                 len: payload.len() as u32,

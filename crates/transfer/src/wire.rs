@@ -17,20 +17,20 @@ use bytes::{BufMut, BytesMut};
 use cleave_domain::{AbandonCause, BlockHash, BlockRef, HandoffId, WorkerRef};
 use cleave_kv::{BlockPart, Seal};
 use fields::{
-    MessageFields, put_cause, put_frame_head, put_handoff, put_hello, put_preamble, put_text,
-    put_worker,
+    MessageFields, put_cause, put_frame_head, put_handoff, put_hello, put_preamble,
+    put_state_digest, put_text, put_worker,
 };
 
 /// The first bytes of the first message of each direction; they distinguish foreign clients.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// The version of the format; it grows with every change, and both ends must agree.
-pub(crate) const VERSION: u16 = 6;
+pub(crate) const VERSION: u16 = 7;
 /// The header: kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// The checksum after the fields.
 pub(crate) const CHECK_BYTES: usize = 8;
 /// The body of a frame before its payload: fields and checksum.
-pub(crate) const FRAME_HEAD_BYTES: usize = 40 + CHECK_BYTES;
+pub(crate) const FRAME_HEAD_BYTES: usize = 41 + CHECK_BYTES;
 /// Limit of the body of a message other than a frame or a probe.
 const CONTROL_BYTES_MAX: usize = 8 << 10;
 /// Limit of the body of a seal: as many output tokens as a prefill worker may draw for a hand-off.
@@ -155,6 +155,10 @@ pub(crate) enum LinkWireError {
     Damaged(&'static str),
     #[error("frame of {0} bytes at offset {1} does not fit a block of {2} bytes")]
     OutsideBlock(u32, u32, u32),
+    #[error("plane code {0} does not exist")]
+    PlaneCode(u8),
+    #[error("code {0} stands for neither a state nor none")]
+    StateCode(u8),
     #[error("cause code {0} does not exist")]
     CauseCode(u8),
     #[error("failure code {0} does not exist")]
@@ -311,7 +315,7 @@ impl FrameHead {
         Ok(frame)
     }
 
-    /// Whether the payload lies inside a block.
+    /// Whether the payload is no longer than a block: no piece of a state is.
     pub(crate) fn check_within_block(&self, block_bytes: u32) -> Result<(), LinkWireError> {
         let BlockPart { offset, len, .. } = self.part;
         let end = u64::from(offset) + u64::from(len);
@@ -396,6 +400,7 @@ impl LinkMessage {
                 out.put_u32_le(seal.blocks_count);
                 out.put_u64_le(seal.digest);
                 out.put_slice(&seal.content.0);
+                put_state_digest(out, seal.state);
                 for token in &seal.output {
                     out.put_u32_le(*token);
                 }
@@ -503,6 +508,8 @@ impl LinkMessage {
                 blocks_count: fields.u32()?,
                 digest: fields.u64()?,
                 content: BlockHash(fields.bytes()?),
+                // Before the tokens, which are the rest of the body.
+                state: fields.state_digest()?,
                 output: fields.words()?,
             }),
             SLOT_FRAME => Self::SlotFrame(fields.frame_head()?, fields.u32()?),
@@ -531,7 +538,9 @@ impl LinkMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{BlockIndex, Failure, FlightId, Generation, Incarnation, WorkerId};
+    use cleave_domain::{
+        BlockIndex, Failure, FlightId, Generation, Incarnation, KvPlane, WorkerId,
+    };
     use proptest::prelude::*;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
@@ -591,17 +600,22 @@ mod tests {
         let metadata = prop::collection::vec(any::<u8>(), 0..200);
         let ring_offer = (any::<u64>(), metadata)
             .prop_map(|(start, metadata)| LinkMessage::RingOffer { start, metadata });
-        let seal = (handoff(), any::<(u32, u64, [u8; 16], Vec<u32>)>()).prop_map(
-            |(handoff, (blocks_count, digest, content, output))| {
-                LinkMessage::Seal(Seal {
-                    handoff,
-                    blocks_count,
-                    digest,
-                    content: BlockHash(content),
-                    output,
-                })
-            },
-        );
+        let seal = (
+            handoff(),
+            any::<(u32, u64, [u8; 16], Vec<u32>, Option<u64>)>(),
+        )
+            .prop_map(
+                |(handoff, (blocks_count, digest, content, output, state))| {
+                    LinkMessage::Seal(Seal {
+                        handoff,
+                        blocks_count,
+                        digest,
+                        content: BlockHash(content),
+                        output,
+                        state,
+                    })
+                },
+            );
         prop_oneof![
             hello().prop_map(LinkMessage::Hello),
             hello().prop_map(LinkMessage::HelloRdma),
@@ -643,15 +657,17 @@ mod tests {
     }
 
     fn frame_head() -> impl Strategy<Value = FrameHead> {
+        let plane = prop_oneof![Just(KvPlane::Blocks), Just(KvPlane::State)];
         let numbers = any::<(u32, u32, u32, u64)>();
-        (handoff(), numbers, 0u32..1000, 1u32..1000).prop_map(
-            |(handoff, (block, generation, ordinal, checksum), offset, len)| FrameHead {
+        (handoff(), plane, numbers, 0u32..1000, 1u32..1000).prop_map(
+            |(handoff, plane, (block, generation, ordinal, checksum), offset, len)| FrameHead {
                 handoff,
                 block: BlockRef {
                     block: BlockIndex(block),
                     generation: Generation(generation),
                 },
                 part: BlockPart {
+                    plane,
                     ordinal,
                     offset,
                     len,
@@ -774,9 +790,9 @@ mod tests {
             let [a, b, c, d] = len.to_le_bytes();
             MessageHeader::parse([kind, 0, 0, 0, a, b, c, d], 4096)
         };
-        assert!(header(FRAME, 4096 + 48).is_ok());
+        assert!(header(FRAME, 4096 + 49).is_ok());
         assert!(matches!(
-            header(FRAME, 4096 + 49),
+            header(FRAME, 4096 + 50),
             Err(LinkWireError::TooLong { .. })
         ));
         assert!(matches!(

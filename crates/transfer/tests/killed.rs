@@ -2,8 +2,7 @@
 
 use crate::pair::*;
 use cleave_transfer::{DataAddresses, PeerRoute, Transport};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
 const CHILD: &str = "CLEAVE_TEST_RECEIVER";
 
@@ -23,17 +22,8 @@ async fn receiver_process() {
 }
 
 fn receiver() -> (Child, DataAddresses) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "killed::receiver_process", "--nocapture"])
-        .env(CHILD, "1")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let mut lines = lines.map_while(Result::ok);
-    let announced = lines.find_map(|line| Some(line.split_once("here: ")?.1.to_owned()));
-    (child, DataAddresses::parse(&announced.unwrap()).unwrap())
+    let (child, announced) = start_process("killed::receiver_process", (CHILD, "1"), "here: ");
+    (child, DataAddresses::parse(&announced).unwrap())
 }
 
 // Lesson: 8.

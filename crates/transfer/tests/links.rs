@@ -61,17 +61,8 @@ async fn frames_and_packets_arrive_whole_over_every_transport() {
 async fn blocks_waiting_for_credit_do_not_delay_seals() {
     for transport in ALL {
         let (mut sender, mut receiver) = pair(transport).await;
-        // The receiver keeps the payloads, so the window of four blocks fills up.
-        let mut held = Vec::new();
-        for ordinal in 0..4 {
-            sender.send_block(receiver.me, 1, ordinal).await;
-            held.push(receiver.next_packet().await.payload.unwrap());
-        }
+        let mut held = fill_window(&mut sender, &mut receiver).await;
         let link = sender.links.link(receiver.me).unwrap();
-        assert!(
-            link.reserve(frame(1, 0).handoff, 1).is_none(),
-            "the window is used up"
-        );
         link.send(seal(2)).unwrap();
         assert_eq!(receiver.next_packet().await.packet, seal(2));
         // Dropping the payloads returns all credit, and the next block may be sent.
@@ -125,9 +116,7 @@ async fn a_fingerprint_mismatch_is_refused_with_both_values() {
         let mut sender = LinkedWorker::on(net.clone(), config(worker_ref(1, 1), "weights-a")).await;
         let receiver = LinkedWorker::on(net, config(worker_ref(2, 1), "weights-b")).await;
         receiver.links.add_peer(sender.me, unreachable_route());
-        sender
-            .links
-            .add_peer(receiver.me, receiver.route(transport));
+        sender.add_peer(&receiver, transport);
         // No other transport is tried, because it would fail the same way.
         let LinkEvent::Lost { peer, reason } = sender.next().await else {
             panic!("the loss comes first");
@@ -225,9 +214,7 @@ async fn a_dead_peer_is_lost_at_both_ends_and_redialled() {
         );
 
         receiver.listen().await;
-        sender
-            .links
-            .add_peer(receiver.me, receiver.route(transport));
+        sender.add_peer(&receiver, transport);
         sender.send_block(receiver.me, 2, 0).await;
         loop {
             // The aborted server reported nothing; the new link delivers the block.
@@ -251,7 +238,7 @@ async fn a_second_dial_replaces_the_first_link() {
         assert!(receiver.next_packet().await.payload.is_some());
         // The same incarnation dials again, as after a loss that the receiver has not noticed.
         let mut again = LinkedWorker::start(worker_ref(1, 1), "f").await;
-        again.links.add_peer(receiver.me, receiver.route(transport));
+        again.add_peer(&receiver, transport);
         let (peer, reason) = receiver.next_lost().await;
         assert_eq!(peer, worker_ref(1, 1));
         assert!(reason.contains("replaced"), "{reason}");

@@ -12,7 +12,6 @@ use cleave_transfer::{
     DataAddresses, LinkEvent, LinksConfig, LocalNet, Nixl, PeerRoute, Transport,
 };
 use pair::*;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -176,16 +175,7 @@ async fn a_sender_writes_only_granted_slots() {
         return;
     }
     let (mut sender, mut receiver) = nixl_pair().await;
-    let mut held = Vec::new();
-    for ordinal in 0..4 {
-        sender.send_block(receiver.me, 1, ordinal).await;
-        held.push(receiver.next_packet().await.payload.unwrap());
-    }
-    let link = sender.links.link(receiver.me).unwrap();
-    assert!(
-        link.reserve(frame(1, 0).handoff, BLOCK).is_none(),
-        "all of it is held"
-    );
+    let mut held = fill_window(&mut sender, &mut receiver).await;
     for (ordinal, payload) in held.iter().enumerate() {
         assert_eq!(payload.bytes().unwrap(), block_bytes(1, ordinal as u32));
     }
@@ -336,12 +326,10 @@ async fn a_receiver_killed_during_writes_is_lost_once_and_redialled() {
     let mut before = None;
     for flight in 0..3 {
         let mut child = other("receive");
-        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-        let mut lines = lines.map_while(Result::ok);
-        let announced = lines.find_map(|line| Some(line.split_once("here: ")?.1.to_owned()));
+        let announced = printed_after("here: ", &mut child);
         sender
             .links
-            .add_peer(to, PeerRoute::parse(&announced.unwrap()).unwrap());
+            .add_peer(to, PeerRoute::parse(&announced).unwrap());
         assert_eq!(sender.next_measured().await.transport, Transport::Nixl);
         for ordinal in 0..4 {
             sender.send_block(to, flight, ordinal).await;

@@ -3,13 +3,15 @@
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Fingerprint, FlightId, Generation, HandoffId, Incarnation,
-    WorkerId, WorkerRef,
+    KvPlane, WorkerId, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, Seal};
 use cleave_transfer::{
     DataAddresses, Frame, LinkEvent, LinkSpeed, Links, LinksConfig, ListenOptions, Listeners,
     LocalNet, PeerRoute, ReceivedPayload, Transport, checksum,
 };
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -103,6 +105,10 @@ impl LinkedWorker {
         }
     }
 
+    pub fn add_peer(&self, peer: &Self, transport: Transport) {
+        self.links.add_peer(peer.me, peer.route(transport));
+    }
+
     pub async fn next_measured(&mut self) -> LinkSpeed {
         loop {
             match self.next().await {
@@ -173,6 +179,45 @@ impl LinkedWorker {
     }
 }
 
+/// Starts a test of this program in a process of its own, with this variable, and returns what the
+/// process prints after the mark.
+pub fn start_process(test: &str, variable: (&str, &str), mark: &str) -> (Child, String) {
+    let (name, value) = variable;
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(name, value)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let printed = printed_after(mark, &mut child);
+    (child, printed)
+}
+
+/// Waits until a process prints the mark, and returns the rest of that line.
+pub fn printed_after(mark: &str, child: &mut Child) -> String {
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let printed = lines.find_map(|line| Some(line.split_once(mark)?.1.to_owned()));
+    printed.unwrap()
+}
+
+/// Sends blocks until the window is used up; the receiver keeps their payloads.
+pub async fn fill_window(
+    sender: &mut LinkedWorker,
+    receiver: &mut LinkedWorker,
+) -> Vec<ReceivedPayload> {
+    let mut held = Vec::new();
+    for ordinal in 0..4 {
+        sender.send_block(receiver.me, 1, ordinal).await;
+        held.push(receiver.next_packet().await.payload.unwrap());
+    }
+    let link = sender.links.link(receiver.me).unwrap();
+    let reserved = link.reserve(frame(1, 0).handoff, 1);
+    assert!(reserved.is_none(), "the window is used up");
+    held
+}
+
 pub async fn listeners() -> (Listeners, String, DataAddresses) {
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap().to_string();
@@ -190,9 +235,7 @@ pub async fn pair(transport: Transport) -> (LinkedWorker, LinkedWorker) {
     let net = LocalNet::default();
     let sender = LinkedWorker::on(net.clone(), config(worker_ref(1, 1), "f")).await;
     let receiver = LinkedWorker::on(net, config(worker_ref(2, 1), "f")).await;
-    sender
-        .links
-        .add_peer(receiver.me, receiver.route(transport));
+    sender.add_peer(&receiver, transport);
     (sender, receiver)
 }
 
@@ -218,6 +261,7 @@ pub fn frame(flight: u64, ordinal: u32) -> Frame {
             generation: Generation(1),
         },
         part: BlockPart {
+            plane: KvPlane::Blocks,
             ordinal,
             offset: 0,
             len: BLOCK,
@@ -232,5 +276,6 @@ pub fn seal(flight: u64) -> Packet {
         digest: 5,
         content: BlockHash([8; 16]),
         output: vec![6, 7],
+        state: None,
     })
 }

@@ -25,9 +25,7 @@ async fn blocks_arrive_whole_between_peers() {
     let authority = TestAuthority::new();
     let mut sender = worker(1, Some(peer(&authority))).await;
     let mut receiver = worker(2, Some(peer(&authority))).await;
-    sender
-        .links
-        .add_peer(receiver.me, receiver.route(Transport::Tcp));
+    sender.add_peer(&receiver, Transport::Tcp);
     assert!(sender.links.link(receiver.me).is_ok());
     sender.next_measured().await;
     let to = receiver.me;
@@ -55,9 +53,7 @@ async fn blocks_arrive_whole_between_peers() {
 async fn link_failure(dials: Option<PeerTls>, takes: Option<PeerTls>) -> String {
     let mut sender = worker(1, dials).await;
     let receiver = worker(2, takes).await;
-    sender
-        .links
-        .add_peer(receiver.me, receiver.route(Transport::Tcp));
+    sender.add_peer(&receiver, Transport::Tcp);
     assert!(sender.links.link(receiver.me).is_ok());
     loop {
         match sender.next().await {
@@ -95,9 +91,7 @@ async fn a_sender_without_a_valid_grant_is_refused() {
     for transport in REMOTE {
         let (mut sender, sender_grants) = worker_with_grants(1, 1).await;
         let (mut receiver, receiver_grants) = worker_with_grants(2, 2).await;
-        sender
-            .links
-            .add_peer(receiver.me, receiver.route(transport));
+        sender.add_peer(&receiver, transport);
         let to = receiver.me;
         sender_grants.store(
             handoff(7),
@@ -136,9 +130,7 @@ async fn late_messages_of_an_ended_hand_off_keep_the_link() {
     for transport in REMOTE {
         let (mut sender, sender_grants) = worker_with_grants(1, 1).await;
         let (mut receiver, receiver_grants) = worker_with_grants(2, 2).await;
-        sender
-            .links
-            .add_peer(receiver.me, receiver.route(transport));
+        sender.add_peer(&receiver, transport);
         let link = sender.links.link(receiver.me).unwrap();
         for flight in [7, 8] {
             let grant = receiver_grants.issue(handoff(flight), sender.me, "acme");

@@ -9,8 +9,7 @@ use cleave_transfer::{
     PoolSharing, SendPermit, Transport, checksum,
 };
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 
 const BLOCKS: u32 = 8;
@@ -120,9 +119,7 @@ async fn pool_workers(transport: Transport, opens: bool) -> PoolWorkers {
     let (from, to) = (HostMemoryPool::new(opens), HostMemoryPool::new(true));
     let sender = LinkedWorker::on(net.clone(), with_pool(worker_ref(1, 1), &from)).await;
     let receiver = LinkedWorker::on(net, with_pool(worker_ref(2, 1), &to)).await;
-    sender
-        .links
-        .add_peer(receiver.me, receiver.route(transport));
+    sender.add_peer(&receiver, transport);
     PoolWorkers {
         sender,
         receiver,
@@ -220,8 +217,8 @@ async fn a_worker_without_a_pool_receives_bytes_without_fallback() {
         let pool = HostMemoryPool::new(true);
         let mut with = LinkedWorker::on(net.clone(), with_pool(worker_ref(1, 1), &pool)).await;
         let mut without = LinkedWorker::on(net, config(worker_ref(2, 1), "f")).await;
-        with.links.add_peer(without.me, without.route(transport));
-        without.links.add_peer(with.me, with.route(transport));
+        with.add_peer(&without, transport);
+        without.add_peer(&with, transport);
         let expected = match transport {
             Transport::CudaIpc => Transport::SharedMemory,
             other => other,
@@ -254,9 +251,7 @@ async fn a_peer_on_another_host_never_gets_the_pool() {
         with_pool(far, &HostMemoryPool::new(true)),
     )
     .await;
-    sender
-        .links
-        .add_peer(receiver.me, receiver.route(Transport::CudaIpc));
+    sender.add_peer(&receiver, Transport::CudaIpc);
     let transport = sender.next_measured().await.transport;
     assert_eq!(transport, Transport::SharedMemory);
     assert_eq!(receiver.links.pool_access(far), PoolAccess::Never);
@@ -279,9 +274,7 @@ async fn a_local_peer_is_fenced_only_when_its_pool_is_dropped() {
     drop((permit, sender.links, sender.events));
     // The test still holds the pool: an event of another worker comes first.
     let other = LinkedWorker::on(LocalNet::default(), config(worker_ref(3, 1), "f")).await;
-    other
-        .links
-        .add_peer(receiver.me, receiver.route(Transport::Tcp));
+    other.add_peer(&receiver, Transport::Tcp);
     other
         .links
         .link(receiver.me)
@@ -315,17 +308,9 @@ async fn sender_process() {
 }
 
 fn sender(to: &LinkedWorker) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "pools::sender_process", "--nocapture"])
-        .env(CHILD, to.addresses().to_string())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let mut lines = lines.map_while(Result::ok);
-    let by = lines.find_map(|line| Some(line.split_once("by: ")?.1.to_owned()));
-    assert_eq!(by.as_deref(), Some("cuda-ipc"));
+    let address = to.addresses().to_string();
+    let (child, by) = start_process("pools::sender_process", (CHILD, &address), "by: ");
+    assert_eq!(by, "cuda-ipc");
     child
 }
 

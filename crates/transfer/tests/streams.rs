@@ -334,9 +334,7 @@ async fn garbage_and_idle_connections_do_not_disturb_links() {
         stream.write_all(garbage).await.unwrap();
         idle_streams.push(stream);
     }
-    sender
-        .links
-        .add_peer(receiver.me, receiver.route(Transport::Tcp));
+    sender.add_peer(&receiver, Transport::Tcp);
     sender.send_block(receiver.me, 1, 0).await;
     assert!(receiver.next_packet().await.payload.is_some());
     // All connections but the idle one were closed.

@@ -6,8 +6,8 @@
 //! the times measured so far predict the rest.
 
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SlotIndex, StepId,
-    StepPlan, StepWork,
+    BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SegmentState, SlotIndex,
+    StepId, StepPlan, StepWork,
 };
 use cleave_engine::{Engine, EngineError};
 use cleave_models::ModelCost;
@@ -96,6 +96,9 @@ impl<'a> StepTimer<'a> {
         let blocks = |part: &StepPart| u64::from(part.end().div_ceil(capacity.block_tokens));
         let fits = parts.iter().map(blocks).sum::<u64>() <= u64::from(capacity.blocks_count)
             && parts.len() <= capacity.slots_count as usize
+            && capacity
+                .states
+                .is_none_or(|states| parts.len() <= states.count as usize)
             && parts.iter().map(|part| part.tokens).sum::<u32>() <= capacity.step_tokens_max
             && parts
                 .iter()
@@ -120,6 +123,11 @@ impl<'a> StepTimer<'a> {
                 blocks: (first..next).map(BlockIndex).collect(),
                 logits: part.logits,
                 drafts: Vec::new(),
+                state: capacity.states.map(|_| SegmentState {
+                    slot: BlockIndex(slot),
+                    restore: None,
+                    snapshot: None,
+                }),
             }
         });
         let plan = StepPlan {
@@ -321,8 +329,8 @@ fn calibration_steps(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<StepPart
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Capacity, Fingerprint, RowPrice, StepResult};
-    use cleave_engine::{EngineDescription, MockEngine};
+    use cleave_domain::{BlockIndex, Capacity, Fingerprint, KvPlane, RowPrice, StepResult};
+    use cleave_engine::{BlockSpan, EngineDescription, MockEngine};
     use cleave_planner::{bytes_used, flops_used};
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -346,26 +354,20 @@ mod tests {
             self.engine.step(plan)
         }
 
-        fn read_block(
-            &self,
-            block: BlockIndex,
-            offset: usize,
-            into: &mut [u8],
-        ) -> Result<(), EngineError> {
-            self.engine.read_block(block, offset, into)
+        fn read_block(&self, span: BlockSpan, into: &mut [u8]) -> Result<(), EngineError> {
+            self.engine.read_block(span, into)
         }
 
-        fn write_block(
+        fn write_block(&mut self, span: BlockSpan, from: &[u8]) -> Result<(), EngineError> {
+            self.engine.write_block(span, from)
+        }
+
+        fn copy_blocks(
             &mut self,
-            block: BlockIndex,
-            offset: usize,
-            from: &[u8],
+            plane: KvPlane,
+            pairs: &[(BlockIndex, BlockIndex)],
         ) -> Result<(), EngineError> {
-            self.engine.write_block(block, offset, from)
-        }
-
-        fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
-            self.engine.copy_blocks(pairs)
+            self.engine.copy_blocks(plane, pairs)
         }
     }
 
@@ -405,6 +407,7 @@ mod tests {
                 slots_count: 64,
                 step_tokens_max: 512,
                 context_tokens_max: 4096,
+                states: None,
             },
             vocab_size: 1000,
             model: String::new(),

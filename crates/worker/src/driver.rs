@@ -11,13 +11,14 @@ use super::admin::WorkerAdmin;
 use super::directory::PeerDirectory;
 use super::engine::{BlockImport, EngineHost, EngineWork};
 use super::exports::ExportQueue;
+use super::spans::unit_span;
 use super::stops::PendingStops;
 use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, BlockIndex, Emission, HandoffId, Order, Report, ReserveOrder, Role, RouterId,
-    TapeRecord, WorkerLoad,
+    BlockHash, BlockIndex, Capacity, Emission, HandoffId, Order, Report, ReserveOrder, Role,
+    RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
@@ -84,7 +85,7 @@ pub(crate) enum LinkPriceSource {
 pub(crate) struct WorkerDriver {
     clock: BrainClock,
     brain: WorkerBrain,
-    block_bytes: u32,
+    capacity: Capacity,
     inbox: WorkerInbox,
     effects: WorkerEffects,
     routers: BTreeMap<RouterId, RouterConnection>,
@@ -109,14 +110,14 @@ impl WorkerDriver {
         inbox: WorkerInbox,
         mut effects: WorkerEffects,
     ) -> Self {
-        let block_bytes = limits.capacity.block_bytes;
+        let capacity = limits.capacity;
         effects
             .recorder
             .write_worker(TapeRecord::Started { limits: &limits });
         Self {
             clock: BrainClock::start(),
             brain: WorkerBrain::new(limits),
-            block_bytes,
+            capacity,
             inbox,
             effects,
             routers: BTreeMap::new(),
@@ -377,18 +378,22 @@ impl WorkerDriver {
                 }));
             }
             WorkerOutput::Discard { .. } => drop(self.payload_arriving.take()),
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                self.swap(handoff, blocks, SwapDirection::Out)
-            }
-            WorkerOutput::SwapIn { handoff, blocks } => {
-                self.swap(handoff, blocks, SwapDirection::In)
-            }
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => self.swap(handoff, SwapDirection::Out, &blocks, state),
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => self.swap(handoff, SwapDirection::In, &blocks, state),
             WorkerOutput::SwapDrop { handoff } => {
                 self.pending
                     .extend(self.effects.engine.drop_swapped(handoff));
             }
             WorkerOutput::Offload { content, block } => {
-                let bytes = self.block_bytes;
+                let bytes = self.capacity.block_bytes;
                 self.effects.engine.push(EngineWork::Offload(OffloadJob {
                     content,
                     block,
@@ -434,8 +439,17 @@ impl WorkerDriver {
         }
     }
 
-    fn swap(&self, handoff: HandoffId, blocks: Vec<BlockIndex>, direction: SwapDirection) {
-        let swap = SwapJob::new(handoff, blocks, direction);
+    fn swap(
+        &self,
+        handoff: HandoffId,
+        direction: SwapDirection,
+        blocks: &[BlockIndex],
+        state: Option<BlockIndex>,
+    ) {
+        let capacity = &self.capacity;
+        let span = |(unit, block)| unit_span(capacity, block, unit);
+        let spans = capacity.units(blocks, state).map(span).collect();
+        let swap = SwapJob::new(handoff, spans, direction);
         self.effects.engine.push(EngineWork::Swap(swap));
     }
 

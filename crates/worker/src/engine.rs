@@ -28,10 +28,11 @@ use super::kv_copier::KvCopier;
 use super::overlap::StepExecution;
 use super::pace::{StepPacer, StepTime};
 use super::queue::EngineQueue;
+use super::spans::part_span;
 use super::swap::{HostSwapPool, SwapJob, SwapProgress};
 use super::tier::{self, LoadedBlock, OffloadJob, PendingLoad, PendingLoads, TierIo};
-use cleave_domain::{BlockIndex, BlockRef, HandoffId, StepPlan, StepResult};
-use cleave_engine::{DeviceBlocks, Engine, EngineError};
+use cleave_domain::{BlockRef, Capacity, HandoffId, StepPlan, StepResult};
+use cleave_engine::{BlockSpan, DeviceBlocks, Engine, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::{BlockPart, handoff::HandoffDigest};
 use cleave_sched::{
@@ -98,7 +99,7 @@ impl BlockImport {
 /// Limits of the host's work.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineHostLimits {
-    pub(crate) block_bytes: u32,
+    pub(crate) capacity: Capacity,
     pub(crate) write_bytes_max: u64,
     pub(crate) swap_bytes_max: u64,
     pub(crate) time: StepTime,
@@ -135,7 +136,7 @@ impl EngineHost {
         let time = limits.time.clone();
         let kv_copier = blocks.clone().map(|blocks| {
             let monitor = Arc::clone(&monitor);
-            KvCopier::start(blocks, limits.block_bytes, monitor, answers.clone())
+            KvCopier::start(blocks, limits.capacity, monitor, answers.clone())
         });
         let kv_copier = kv_copier.transpose()?;
         let mut engine_thread = EngineThread::new(engine, blocks, limits, monitor);
@@ -438,19 +439,28 @@ impl EngineThread {
         })
     }
 
-    /// Sends a block in frames; each is copied once, straight into the transport's buffer.
+    /// Sends a block, or a piece of a state, in frames; each is copied once, straight into the
+    /// transport's buffer.
     fn read(&mut self, export: &BlockExport, mut permit: SendPermit) -> WorkerInput {
-        let block_bytes = self.limits.block_bytes;
+        let capacity = self.limits.capacity;
+        let bytes = capacity.unit_bytes(export.unit());
         let mut digest = HandoffDigest::default();
         let mut offset = 0;
-        while offset < block_bytes {
-            let len = permit.frame_bytes_max().min(block_bytes - offset);
+        while offset < bytes {
+            let len = permit.frame_bytes_max().min(bytes - offset);
             let part = BlockPart {
+                plane: export.plane,
                 ordinal: export.ordinal,
                 offset,
                 len,
             };
-            let sent = self.catch_engine_panic(|engine| send(engine, export, part, &mut permit));
+            let frame = Frame {
+                handoff: export.handoff,
+                block: export.block,
+                part,
+            };
+            let span = part_span(&capacity, export.from, part);
+            let sent = self.catch_engine_panic(|engine| send(engine, span, frame, &mut permit));
             let reason = match sent {
                 Ok(Ok(checksum)) => {
                     digest.add_frame(part, checksum);
@@ -468,13 +478,14 @@ impl EngineThread {
         }
         export.answer(ExportOutcome::Sent {
             digest: digest.value(),
-            bytes: u64::from(block_bytes),
+            bytes: u64::from(bytes),
         })
     }
 
     fn write(&mut self, import: &BlockImport) -> WorkerInput {
         let block = import.block.block;
-        let reason = match self.catch_engine_panic(|engine| write(engine, import)) {
+        let span = part_span(&self.limits.capacity, block, import.part);
+        let reason = match self.catch_engine_panic(|engine| write(engine, span, import)) {
             Ok(Ok(true)) => return import.answer(ImportOutcome::Written),
             Ok(Ok(false)) => {
                 error!(%block, "bytes of a block changed on their way");
@@ -543,60 +554,49 @@ enum BlockSendError {
 /// Sends one part; gives its checksum.
 fn send(
     engine: &dyn Engine,
-    export: &BlockExport,
-    part: BlockPart,
+    span: BlockSpan,
+    frame: Frame,
     permit: &mut SendPermit,
 ) -> Result<u64, BlockSendError> {
-    let frame = Frame {
-        handoff: export.handoff,
-        block: export.block,
-        part,
-    };
-    if let Some(block) = engine.host_block(export.from) {
+    if let Some(block) = engine.host_block(span.plane, span.block) {
         return permit
-            .send_copy(frame, &block[range(part)])
+            .send_copy(frame, &block[span.range()])
             .map_err(|_| BlockSendError::LinkBroken);
     }
-    let buffer = permit.buffer(part.len);
-    let read = engine.read_block(export.from, part.offset as usize, buffer);
+    let buffer = permit.buffer(frame.part.len);
+    let read = engine.read_block(span, buffer);
     read.map_err(BlockSendError::Engine)?;
     permit.send(frame).map_err(|_| BlockSendError::LinkBroken)
 }
 
 /// Writes one part; gives whether its bytes are those that were sent.
-fn write(engine: &mut dyn Engine, import: &BlockImport) -> Result<bool, EngineError> {
-    let mut place = PoolDestination {
-        engine,
-        block: import.block.block,
-        part: import.part,
-    };
+fn write(
+    engine: &mut dyn Engine,
+    span: BlockSpan,
+    import: &BlockImport,
+) -> Result<bool, EngineError> {
+    let mut place = PoolDestination { engine, span };
     import.payload.write_verified(&mut place)
 }
 
-/// A part of a block in the pool, as the destination of a payload.
+/// A part of a block or slot in the pool, as the destination of a payload.
 struct PoolDestination<'a> {
     engine: &'a mut dyn Engine,
-    block: BlockIndex,
-    part: BlockPart,
+    span: BlockSpan,
 }
 
 impl PayloadDestination for PoolDestination<'_> {
     type Error = EngineError;
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
-        let offset = self.part.offset as usize;
-        self.engine.write_block(self.block, offset, bytes)
+        self.engine.write_block(self.span, bytes)
     }
 
     fn written(&self) -> Option<&[u8]> {
-        Some(&self.engine.host_block(self.block)?[range(self.part)])
+        let block = self.engine.host_block(self.span.plane, self.span.block)?;
+        Some(&block[self.span.range()])
     }
 }
 
-/// The byte range of a part within its block.
-pub(super) fn range(part: BlockPart) -> std::ops::Range<usize> {
-    part.offset as usize..part.offset as usize + part.len as usize
-}
-
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -60,7 +60,7 @@ impl ExportQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{FlightId, WorkerId};
+    use cleave_domain::{FlightId, KvPlane, WorkerId};
 
     fn export(flight: u64, to: u64, ordinal: u32) -> BlockExport {
         BlockExport {
@@ -72,6 +72,7 @@ mod tests {
                 worker: WorkerId(to),
                 ..WorkerRef::default()
             },
+            plane: KvPlane::Blocks,
             from: Default::default(),
             ordinal,
             block: Default::default(),

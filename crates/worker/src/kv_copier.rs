@@ -7,8 +7,9 @@
 //! written straight into a peer's pool is answered only when nothing of it is being written there
 //! any more.
 
-use super::engine::{BlockImport, range};
-use cleave_domain::{BlockIndex, HandoffId};
+use super::engine::BlockImport;
+use super::spans::part_span;
+use cleave_domain::{Capacity, HandoffId};
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use cleave_fleet::{HealthMonitor, panic_message};
 use cleave_kv::BlockPart;
@@ -40,7 +41,7 @@ type OutgoingBlock = (BlockExport, SendPermit);
 #[derive(Clone)]
 struct KvCopyThread {
     blocks: Arc<dyn DeviceBlocks>,
-    block_bytes: u32,
+    capacity: Capacity,
     monitor: Arc<HealthMonitor>,
     answers: mpsc::UnboundedSender<WorkerInput>,
 }
@@ -48,13 +49,13 @@ struct KvCopyThread {
 impl KvCopier {
     pub(super) fn start(
         blocks: Arc<dyn DeviceBlocks>,
-        block_bytes: u32,
+        capacity: Capacity,
         monitor: Arc<HealthMonitor>,
         answers: mpsc::UnboundedSender<WorkerInput>,
     ) -> std::io::Result<Self> {
         let copy_thread = KvCopyThread {
             blocks,
-            block_bytes,
+            capacity,
             monitor,
             answers,
         };
@@ -64,8 +65,9 @@ impl KvCopier {
         };
         let (queue, own) = (Arc::clone(&copier.outgoing), copy_thread.clone());
         let takes = move || {
-            let bytes = u64::from(own.block_bytes);
-            while let Some(batch) = queue.take_batch(|_| bytes, same_route) {
+            let bytes =
+                |(export, _): &OutgoingBlock| u64::from(own.capacity.unit_bytes(export.unit()));
+            while let Some(batch) = queue.take_batch(bytes, same_route) {
                 if !own.answer(own.send_batch(batch)) {
                     return;
                 }
@@ -169,6 +171,7 @@ impl KvCopyThread {
 
     /// Copies blocks into the transport's buffers and sends those.
     fn send_frames(&self, batch: &mut [OutgoingBlock]) -> Result<Vec<ExportOutcome>, CopyFailure> {
+        let sizes = self.sizes(batch);
         let mut buffers: Vec<(usize, Frame, FrameBuffer)> = Vec::new();
         for (number, (export, permit)) in batch.iter_mut().enumerate() {
             for frame in self.frames(export, permit) {
@@ -177,10 +180,13 @@ impl KvCopyThread {
         }
         let mut parts: Vec<(BlockSpan, &mut [u8])> = buffers
             .iter_mut()
-            .map(|(number, frame, buffer)| (span(batch[*number].0.from, frame.part), &mut **buffer))
+            .map(|(number, frame, buffer)| {
+                let span = part_span(&self.capacity, batch[*number].0.from, frame.part);
+                (span, &mut **buffer)
+            })
             .collect();
         let sums = self.catch_copy_panic(|blocks| blocks.read(&mut parts))?;
-        let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
+        let mut outcomes = ExportOutcomes::new(sizes);
         for ((number, frame, buffer), sum) in buffers.into_iter().zip(sums) {
             let sent = buffer.send(frame, sum).is_ok();
             outcomes.record_frame(number, frame.part, sent.then_some(sum));
@@ -194,6 +200,7 @@ impl KvCopyThread {
         batch: &mut [OutgoingBlock],
         pool: &dyn PeerPool,
     ) -> Result<Vec<ExportOutcome>, CopyFailure> {
+        let sizes = self.sizes(batch);
         let mut frames: Vec<(usize, Frame)> = Vec::new();
         for (number, (export, permit)) in batch.iter().enumerate() {
             frames.extend(self.frames(export, permit).map(|frame| (number, frame)));
@@ -205,7 +212,7 @@ impl KvCopyThread {
         };
         let parts: Vec<DirectCopy> = frames.iter().map(direct).collect();
         let sums = self.catch_copy_panic(|_| pool.write(&parts).map_err(EngineError::Device))?;
-        let mut outcomes = ExportOutcomes::new(batch.len(), self.block_bytes);
+        let mut outcomes = ExportOutcomes::new(sizes);
         for ((number, frame), sum) in frames.into_iter().zip(sums) {
             let is_sent = batch[number].1.send_written(frame, sum).is_ok();
             outcomes.record_frame(number, frame.part, is_sent.then_some(sum));
@@ -213,27 +220,36 @@ impl KvCopyThread {
         Ok(outcomes.list)
     }
 
-    /// The frames of a block, each as long as its link allows.
+    /// The bytes of each block, or of each piece of a state.
+    fn sizes(&self, batch: &[OutgoingBlock]) -> Vec<u32> {
+        let bytes = |(export, _): &OutgoingBlock| self.capacity.unit_bytes(export.unit());
+        batch.iter().map(bytes).collect()
+    }
+
+    /// The frames of a block, or of a piece of a state, each as long as its link allows.
     fn frames(
         &self,
         export: &BlockExport,
         permit: &SendPermit,
     ) -> impl Iterator<Item = Frame> + use<> {
-        let (block_bytes, most) = (self.block_bytes, permit.frame_bytes_max());
+        let bytes = self.capacity.unit_bytes(export.unit());
+        let most = permit.frame_bytes_max();
         let BlockExport {
             handoff,
             block,
+            plane,
             ordinal,
             ..
         } = *export;
-        let starts = (0..block_bytes).step_by(most as usize);
+        let starts = (0..bytes).step_by(most as usize);
         starts.map(move |offset| Frame {
             handoff,
             block,
             part: BlockPart {
+                plane,
                 ordinal,
                 offset,
-                len: most.min(block_bytes - offset),
+                len: most.min(bytes - offset),
             },
         })
     }
@@ -243,7 +259,7 @@ impl KvCopyThread {
         let written = self.catch_copy_panic(|blocks| {
             let parts: Vec<(BlockSpan, &[u8])> = batch
                 .iter()
-                .filter_map(|import| Some((import_span(import), import.payload.bytes()?)))
+                .filter_map(|import| Some((self.import_span(import), import.payload.bytes()?)))
                 .collect();
             if !parts.is_empty() {
                 blocks.write(&parts)?;
@@ -251,7 +267,7 @@ impl KvCopyThread {
             let due: Vec<BlockSpan> = batch
                 .iter()
                 .filter(|import| import.payload.checksum_unverified().is_some())
-                .map(import_span)
+                .map(|import| self.import_span(import))
                 .collect();
             blocks.checksums(&due)
         });
@@ -279,6 +295,10 @@ impl KvCopyThread {
             }
         };
         batch.iter().map(outcome).collect()
+    }
+
+    fn import_span(&self, import: &BlockImport) -> BlockSpan {
+        part_span(&self.capacity, import.block.block, import.part)
     }
 
     /// Uses the pool. A panic becomes an error; like a lost device it makes this worker unhealthy.
@@ -328,15 +348,16 @@ impl CopyFailure {
 struct ExportOutcomes {
     list: Vec<ExportOutcome>,
     digests: Vec<HandoffDigest>,
-    block_bytes: u32,
+    /// Bytes of each export.
+    sizes: Vec<u32>,
 }
 
 impl ExportOutcomes {
-    fn new(count: usize, block_bytes: u32) -> Self {
+    fn new(sizes: Vec<u32>) -> Self {
         Self {
-            list: vec![ExportOutcome::Dropped; count],
-            digests: vec![HandoffDigest::default(); count],
-            block_bytes,
+            list: vec![ExportOutcome::Dropped; sizes.len()],
+            digests: vec![HandoffDigest::default(); sizes.len()],
+            sizes,
         }
     }
 
@@ -348,25 +369,14 @@ impl ExportOutcomes {
             return;
         };
         self.digests[number].add_frame(part, checksum);
-        if part.offset + part.len == self.block_bytes {
+        let bytes = self.sizes[number];
+        if part.offset + part.len == bytes {
             self.list[number] = ExportOutcome::Sent {
                 digest: self.digests[number].value(),
-                bytes: u64::from(self.block_bytes),
+                bytes: u64::from(bytes),
             };
         }
     }
-}
-
-fn span(block: BlockIndex, part: BlockPart) -> BlockSpan {
-    BlockSpan {
-        block,
-        offset: range(part).start,
-        len: range(part).len(),
-    }
-}
-
-fn import_span(import: &BlockImport) -> BlockSpan {
-    span(import.block.block, import.part)
 }
 
 /// Copies to be made, in order.
@@ -450,12 +460,26 @@ impl<T> CopyQueue<T> {
 pub(super) mod tests {
     use super::*;
     use crate::engine::BlockImport;
-    use cleave_domain::{BlockRef, FlightId, WorkerId, WorkerRef};
+    use crate::engine::tests::{EngineLinkPair, handoff, worker};
+    use cleave_domain::{BlockIndex, BlockRef, KvPlane};
     use cleave_engine::PeerBlocks;
-    use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute, checksum};
+    use cleave_transfer::checksum;
     use std::time::Duration;
 
     pub(crate) const BLOCK: usize = 64;
+
+    /// The capacity of an engine with blocks of this size, and no states.
+    pub(crate) const fn capacity(block_bytes: u32) -> Capacity {
+        Capacity {
+            block_tokens: 4,
+            block_bytes,
+            blocks_count: 6,
+            slots_count: 4,
+            step_tokens_max: 16,
+            context_tokens_max: 24,
+            states: None,
+        }
+    }
 
     /// Blocks in host memory. A test that holds their lock delays every copy.
     #[derive(Debug, Default)]
@@ -511,24 +535,11 @@ pub(super) mod tests {
         }
     }
 
-    fn worker(worker: u64) -> WorkerRef {
-        WorkerRef {
-            worker: WorkerId(worker),
-            ..WorkerRef::default()
-        }
-    }
-
-    fn handoff(flight: u64) -> HandoffId {
-        HandoffId {
-            flight: FlightId(flight),
-            attempt: 0,
-        }
-    }
-
     fn export(flight: u64, from: u32) -> BlockExport {
         BlockExport {
             handoff: handoff(flight),
             to: worker(2),
+            plane: KvPlane::Blocks,
             from: BlockIndex(from),
             ordinal: from,
             block: BlockRef::default(),
@@ -541,68 +552,45 @@ pub(super) mod tests {
         blocks: Arc<HostMemoryBlocks>,
         monitor: Arc<HealthMonitor>,
         answers: mpsc::UnboundedReceiver<WorkerInput>,
-        sender: Links,
-        granted: mpsc::Receiver<LinkEvent>,
-        arrived: mpsc::Receiver<LinkEvent>,
-        _receiver: Links,
+        links: EngineLinkPair,
     }
 
     impl KvCopierFixture {
         fn new(host_blocks: HostMemoryBlocks) -> Self {
-            let net = LocalNet::default();
-            let links = |me| {
-                let (events, link_events) = mpsc::channel(64);
-                let config = LinksConfig::new(me, Default::default(), BLOCK as u32);
-                (Links::new(config, events, net.clone()), link_events)
-            };
-            let ((sender, granted), (receiver, arrived)) = (links(worker(1)), links(worker(2)));
-            sender.add_peer(worker(2), PeerRoute::Local);
             let (answer_sender, answers) = mpsc::unbounded_channel();
             let monitor = Arc::new(HealthMonitor::new(Duration::MAX));
             let host_blocks = Arc::new(host_blocks);
             let blocks = Arc::clone(&host_blocks) as Arc<dyn DeviceBlocks>;
             Self {
-                copier: KvCopier::start(blocks, BLOCK as u32, Arc::clone(&monitor), answer_sender)
-                    .unwrap(),
+                copier: KvCopier::start(
+                    blocks,
+                    capacity(BLOCK as u32),
+                    Arc::clone(&monitor),
+                    answer_sender,
+                )
+                .unwrap(),
                 blocks: host_blocks,
                 monitor,
                 answers,
-                sender,
-                granted,
-                arrived,
-                _receiver: receiver,
-            }
-        }
-
-        async fn permit(&mut self) -> SendPermit {
-            loop {
-                let link = self.sender.link(worker(2)).unwrap();
-                match link.reserve(handoff(9), BLOCK as u32) {
-                    Some(permit) => return permit,
-                    None => drop(self.granted.recv().await.unwrap()),
-                }
+                links: EngineLinkPair::new(),
             }
         }
 
         /// The next frame at the other end, to be written here.
         async fn import(&mut self, to: u32) -> BlockImport {
-            loop {
-                let event = self.arrived.recv().await.unwrap();
-                if let LinkEvent::Arrived { payload, .. } = event {
-                    return BlockImport {
-                        handoff: handoff(9),
-                        part: BlockPart {
-                            ordinal: to,
-                            offset: 0,
-                            len: BLOCK as u32,
-                        },
-                        block: BlockRef {
-                            block: BlockIndex(to),
-                            ..BlockRef::default()
-                        },
-                        payload: payload.unwrap(),
-                    };
-                }
+            BlockImport {
+                handoff: handoff(9),
+                part: BlockPart {
+                    plane: KvPlane::Blocks,
+                    ordinal: to,
+                    offset: 0,
+                    len: BLOCK as u32,
+                },
+                block: BlockRef {
+                    block: BlockIndex(to),
+                    ..BlockRef::default()
+                },
+                payload: self.links.arrived_payload().await,
             }
         }
     }
@@ -617,11 +605,12 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_copied_block_is_answered_at_both_ends() {
         let mut fixture = KvCopierFixture::new(numbered_blocks(false));
-        let permit = fixture.permit().await;
+        let permit = fixture.links.permit().await;
         fixture.copier.read(export(1, 4), permit);
         let sent = fixture.answers.recv().await.unwrap();
         let mut digest = HandoffDigest::default();
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 4,
             offset: 0,
             len: BLOCK as u32,
@@ -643,7 +632,7 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_panicked_copy_answers_its_blocks_and_loses_the_engine() {
         let mut fixture = KvCopierFixture::new(numbered_blocks(true));
-        let permit = fixture.permit().await;
+        let permit = fixture.links.permit().await;
         fixture.copier.read(export(1, 0), permit);
         let broken = export(1, 0).answer(ExportOutcome::Broken);
         assert_eq!(fixture.answers.recv().await, Some(broken));
@@ -661,9 +650,9 @@ pub(super) mod tests {
         let mut fixture = KvCopierFixture::new(numbered_blocks(false));
         let host_blocks = Arc::clone(&fixture.blocks);
         let (first, second, third) = (
-            fixture.permit().await,
-            fixture.permit().await,
-            fixture.permit().await,
+            fixture.links.permit().await,
+            fixture.links.permit().await,
+            fixture.links.permit().await,
         );
         let answers = {
             // Copies that have begun wait for the lock.

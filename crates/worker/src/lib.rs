@@ -17,6 +17,7 @@ mod overlap;
 mod pace;
 mod pools;
 mod queue;
+mod spans;
 mod stops;
 mod swap;
 mod tier;
@@ -43,7 +44,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Orders that wait for the driver; connections wait when it is full.
 const INBOX_MAX: usize = 4096;
@@ -119,7 +120,13 @@ impl WorkerBody {
             &description.fingerprint,
             description.capacity.block_bytes,
         )?;
-        let tier = tier.filter(|_| options.prefix_cache);
+        // A block is of no use to a model with states without the state after it, which no tier
+        // keeps.
+        let has_states = description.capacity.states.is_some();
+        if has_states && tier.is_some() {
+            warn!("no KV blocks are kept in host memory or on disk: the model has a state besides");
+        }
+        let tier = tier.filter(|_| options.prefix_cache && !has_states);
         let below = tier
             .as_ref()
             .map(|tier| (tier.host_blocks, tier.disk_blocks));
@@ -127,7 +134,9 @@ impl WorkerBody {
         let host = EngineHost::start(engine, blocks, tier, limits, Arc::clone(&monitor), answers);
         let host = host.map_err(WorkerError::Thread)?;
         let (link_events, received_events) = mpsc::channel(LINK_EVENTS_MAX);
-        let pools = pools.map(|blocks| Arc::new(DevicePools(blocks)) as Arc<dyn PoolSharing>);
+        let capacity = description.capacity;
+        let pools =
+            pools.map(|blocks| Arc::new(DevicePools { blocks, capacity }) as Arc<dyn PoolSharing>);
         let writer = match pools {
             // See `cleave_transfer::PoolSharing` for why that is safe for peers that send frames,
             // too.
@@ -243,7 +252,7 @@ fn identity(name: &str) -> WorkerRef {
 
 fn engine_limits(options: &WorkerOptions, engine: &EngineDescription) -> EngineHostLimits {
     EngineHostLimits {
-        block_bytes: engine.capacity.block_bytes,
+        capacity: engine.capacity,
         write_bytes_max: options.import_bytes_per_step,
         swap_bytes_max: swap_bytes(options, engine),
         time: options.step_time.clone(),
@@ -297,8 +306,14 @@ pub fn speculation(engine: &dyn Engine, requested: Option<LookupLimits>) -> Opti
     let requested = requested?;
     let drafts_max = requested.drafts_max.min(engine.drafts_max());
     if drafts_max == 0 {
-        let device = &engine.describe().device;
-        info!(%device, "speculation is off: the device samples its tokens itself, one in each step");
+        let EngineDescription {
+            device, capacity, ..
+        } = engine.describe();
+        let reason = match capacity.states {
+            Some(_) => "the model has a state, which cannot take back a rejected token",
+            None => "the device samples its tokens itself, one in each step",
+        };
+        info!(%device, "speculation is off: {reason}");
         return None;
     }
     Some(LookupLimits {
@@ -319,7 +334,10 @@ fn steps_in_flight(engine: &mut dyn Engine) -> u32 {
 /// Bytes of host memory for swapping.
 fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
     let capacity = &engine.capacity;
-    let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
+    let states = capacity.states.map_or(0, |states| {
+        u64::from(states.count) * u64::from(states.bytes)
+    });
+    let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes) + states;
     options.swap_bytes.unwrap_or(pool / 4)
 }
 
@@ -327,8 +345,8 @@ fn swap_bytes(options: &WorkerOptions, engine: &EngineDescription) -> u64 {
 mod tests {
     use super::*;
     use cleave_api::{Operator, WorkerState};
-    use cleave_domain::{BlockIndex, Capacity, Role, RouterId, StepPlan, StepResult};
-    use cleave_engine::EngineError;
+    use cleave_domain::{BlockIndex, Capacity, KvPlane, Role, RouterId, StepPlan, StepResult};
+    use cleave_engine::{BlockSpan, EngineError};
     use cleave_fleet::LinkState;
 
     /// An engine that is never used.
@@ -343,15 +361,19 @@ mod tests {
             unreachable!("nothing runs here")
         }
 
-        fn read_block(&self, _: BlockIndex, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
+        fn read_block(&self, _: BlockSpan, _: &mut [u8]) -> Result<(), EngineError> {
             unreachable!("nothing leaves")
         }
 
-        fn write_block(&mut self, _: BlockIndex, _: usize, _: &[u8]) -> Result<(), EngineError> {
+        fn write_block(&mut self, _: BlockSpan, _: &[u8]) -> Result<(), EngineError> {
             unreachable!("nothing comes")
         }
 
-        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        fn copy_blocks(
+            &mut self,
+            _: KvPlane,
+            _: &[(BlockIndex, BlockIndex)],
+        ) -> Result<(), EngineError> {
             unreachable!("nothing is copied")
         }
     }

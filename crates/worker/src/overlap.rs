@@ -107,10 +107,11 @@ fn overlap(engine: &mut dyn Engine) -> &mut dyn Overlap {
 mod tests {
     use super::*;
     use crate::engine::{EngineHost, EngineHostLimits, EngineWork};
+    use crate::kv_copier::tests::capacity;
     use crate::pace::StepTime;
     use crate::swap::{SwapDirection, SwapJob};
-    use cleave_domain::{BlockIndex, FlightId, HandoffId, SlotIndex, StepId, StepResult};
-    use cleave_engine::EngineDescription;
+    use cleave_domain::{BlockIndex, FlightId, HandoffId, KvPlane, SlotIndex, StepId, StepResult};
+    use cleave_engine::{BlockSpan, EngineDescription};
     use cleave_fleet::HealthMonitor;
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -157,16 +158,20 @@ mod tests {
             unreachable!("steps are begun and collected")
         }
 
-        fn read_block(&self, _: BlockIndex, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
+        fn read_block(&self, _: BlockSpan, _: &mut [u8]) -> Result<(), EngineError> {
             self.report("read".into());
             Ok(())
         }
 
-        fn write_block(&mut self, _: BlockIndex, _: usize, _: &[u8]) -> Result<(), EngineError> {
+        fn write_block(&mut self, _: BlockSpan, _: &[u8]) -> Result<(), EngineError> {
             unreachable!("nothing comes")
         }
 
-        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        fn copy_blocks(
+            &mut self,
+            _: KvPlane,
+            _: &[(BlockIndex, BlockIndex)],
+        ) -> Result<(), EngineError> {
             unreachable!("nothing is copied")
         }
     }
@@ -218,7 +223,7 @@ mod tests {
     }
 
     const LIMITS: EngineHostLimits = EngineHostLimits {
-        block_bytes: 8,
+        capacity: capacity(8),
         write_bytes_max: u64::MAX,
         swap_bytes_max: u64::MAX,
         time: StepTime::Measured,
@@ -309,7 +314,8 @@ mod tests {
         let mut stage = OverlapFixture::new(0);
         stage.begin_step(1);
         stage.begin_step(2);
-        let swap = SwapJob::new(handoff(), vec![BlockIndex(0)], SwapDirection::Out);
+        let span = BlockSpan::of_block(BlockIndex(0), 0, 4);
+        let swap = SwapJob::new(handoff(), vec![span], SwapDirection::Out);
         stage.host.push(EngineWork::Swap(swap));
         assert_eq!(stage.answer().await, "swapped");
         stage.ends.send(ScriptedStepEnd::Ends).unwrap();

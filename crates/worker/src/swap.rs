@@ -7,21 +7,21 @@
 //! Invariant: no more bytes are kept than allowed, and every copy is answered once.
 
 use super::engine::EngineThread;
-use cleave_domain::{BlockIndex, HandoffId};
+use cleave_domain::HandoffId;
 use cleave_engine::BlockSpan;
 use cleave_sched::{SwapOutcome, WorkerInput};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use tracing::error;
 
-/// A swap of one sequence's blocks in one direction.
+/// A swap of one sequence's blocks and state in one direction.
 #[derive(Debug)]
 pub(crate) struct SwapJob {
     pub(crate) handoff: HandoffId,
-    /// In the sequence's order.
-    pub(crate) blocks: Vec<BlockIndex>,
+    /// Its blocks in the sequence's order, then the pieces of its state.
+    spans: Vec<BlockSpan>,
     pub(crate) direction: SwapDirection,
-    /// How many of the blocks have been copied.
+    /// How many of them have been copied.
     copied: usize,
     /// The time spent copying; steps in between do not count.
     took: Duration,
@@ -43,14 +43,10 @@ pub(crate) enum SwapDirection {
 }
 
 impl SwapJob {
-    pub(crate) fn new(
-        handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
-        direction: SwapDirection,
-    ) -> Self {
+    pub(crate) fn new(handoff: HandoffId, spans: Vec<BlockSpan>, direction: SwapDirection) -> Self {
         Self {
             handoff,
-            blocks,
+            spans,
             direction,
             copied: 0,
             took: Duration::ZERO,
@@ -147,7 +143,7 @@ impl EngineThread {
         let copied = self.copy(&mut swap);
         swap.took += began.elapsed();
         let outcome = match copied {
-            Ok(()) if swap.copied < swap.blocks.len() => return SwapProgress::More(swap),
+            Ok(()) if swap.copied < swap.spans.len() => return SwapProgress::More(swap),
             Ok(()) => SwapOutcome::Copied,
             Err(reason) => {
                 let (handoff, direction) = (swap.handoff, swap.direction);
@@ -162,63 +158,63 @@ impl EngineThread {
     fn copy(&mut self, swap: &mut SwapJob) -> Result<(), String> {
         if swap.direction == SwapDirection::In {
             let present_count = self.swap_pool.count(swap.handoff) + swap.copied;
-            let expected_count = swap.blocks.len();
+            let expected_count = swap.spans.len();
             if present_count != expected_count {
                 return Err(format!(
                     "{present_count} blocks are in host memory in place of {expected_count}"
                 ));
             }
         }
-        let block_bytes = u64::from(self.limits.block_bytes.max(1));
+        let block_bytes = u64::from(self.limits.capacity.block_bytes.max(1));
         let most = (self.limits.write_bytes_max / block_bytes).max(1);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let rest: Vec<BlockIndex> = swap.blocks[swap.copied..]
+        let rest: Vec<BlockSpan> = swap.spans[swap.copied..]
             .iter()
             .copied()
             .take(most)
             .collect();
-        for block in rest {
+        for span in rest {
             match swap.direction {
-                SwapDirection::Out => self.copy_out(swap.handoff, block)?,
-                SwapDirection::In => self.copy_in(swap.handoff, block)?,
+                SwapDirection::Out => self.copy_out(swap.handoff, span)?,
+                SwapDirection::In => self.copy_in(swap.handoff, span)?,
             }
             swap.copied += 1;
         }
         Ok(())
     }
 
-    fn copy_out(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
-        let buffer = self.swap_pool.new_buffer(self.limits.block_bytes as usize);
+    fn copy_out(&mut self, handoff: HandoffId, span: BlockSpan) -> Result<(), String> {
+        let buffer = self.swap_pool.new_buffer(span.len);
         let mut bytes = buffer.ok_or("host memory for swapping is used up")?;
-        let blocks = self.blocks.clone();
-        let read = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks
-                .read(&mut [(whole_block(block, bytes.len()), &mut bytes[..])])
-                .map(drop),
-            None => engine.read_block(block, 0, &mut bytes),
-        });
-        read?.map_err(|error| self.note_error(&error))?;
+        self.read_span(span, &mut bytes)?;
         self.swap_pool.keep(handoff, bytes);
         Ok(())
     }
 
-    fn copy_in(&mut self, handoff: HandoffId, block: BlockIndex) -> Result<(), String> {
+    fn copy_in(&mut self, handoff: HandoffId, span: BlockSpan) -> Result<(), String> {
         let swapped = self.swap_pool.take_first(handoff);
         let bytes = swapped.ok_or("a swapped block is not in host memory")?;
+        self.write_span(span, &bytes)
+    }
+
+    /// Copies a span of the pool to host memory, past the engine where the device allows it.
+    pub(crate) fn read_span(&mut self, span: BlockSpan, bytes: &mut [u8]) -> Result<(), String> {
+        let blocks = self.blocks.clone();
+        let read = self.catch_engine_panic(|engine| match blocks {
+            Some(blocks) => blocks.read(&mut [(span, bytes)]).map(drop),
+            None => engine.read_block(span, bytes),
+        });
+        read?.map_err(|error| self.note_error(&error))
+    }
+
+    /// Copies a span from host memory into the pool, past the engine where the device allows it.
+    pub(crate) fn write_span(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), String> {
         let blocks = self.blocks.clone();
         let written = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), &bytes[..])]),
-            None => engine.write_block(block, 0, &bytes),
+            Some(blocks) => blocks.write(&[(span, bytes)]),
+            None => engine.write_block(span, bytes),
         });
         written?.map_err(|error| self.note_error(&error))
-    }
-}
-
-fn whole_block(block: BlockIndex, len: usize) -> BlockSpan {
-    BlockSpan {
-        block,
-        offset: 0,
-        len,
     }
 }
 
@@ -227,8 +223,8 @@ mod tests {
     use super::*;
     use crate::StepTime;
     use crate::engine::EngineHostLimits;
-    use crate::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf};
-    use cleave_domain::{FlightId, StepPlan, StepResult};
+    use crate::kv_copier::tests::{BLOCK, HostMemoryBlocks as DeviceShelf, capacity};
+    use cleave_domain::{BlockIndex, FlightId, KvPlane, StepPlan, StepResult};
     use cleave_engine::{DeviceBlocks, Engine, EngineDescription, EngineError};
     use cleave_fleet::HealthMonitor;
     use std::sync::Arc;
@@ -248,18 +244,22 @@ mod tests {
             unreachable!("a shelf takes no steps")
         }
 
-        fn read_block(&self, at: BlockIndex, _: usize, out: &mut [u8]) -> Result<(), EngineError> {
-            let found = self.blocks.get(at.0 as usize);
+        fn read_block(&self, at: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+            let found = self.blocks.get(at.block.0 as usize);
             out.copy_from_slice(found.ok_or(EngineError::Plan("no such block".into()))?);
             Ok(())
         }
 
-        fn write_block(&mut self, at: BlockIndex, _: usize, b: &[u8]) -> Result<(), EngineError> {
-            self.blocks[at.0 as usize].copy_from_slice(b);
+        fn write_block(&mut self, at: BlockSpan, b: &[u8]) -> Result<(), EngineError> {
+            self.blocks[at.block.0 as usize].copy_from_slice(b);
             Ok(())
         }
 
-        fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+        fn copy_blocks(
+            &mut self,
+            _: KvPlane,
+            _: &[(BlockIndex, BlockIndex)],
+        ) -> Result<(), EngineError> {
             unreachable!("nobody copies here")
         }
     }
@@ -285,7 +285,7 @@ mod tests {
         write_bytes_max: usize,
     ) -> EngineThread {
         let limits = EngineHostLimits {
-            block_bytes: BLOCK as u32,
+            capacity: capacity(BLOCK as u32),
             write_bytes_max: write_bytes_max as u64,
             swap_bytes_max: swap_bytes_max as u64,
             time: StepTime::Measured,
@@ -299,8 +299,9 @@ mod tests {
             flight: FlightId(flight),
             attempt: 0,
         };
-        let blocks = blocks.iter().copied().map(BlockIndex).collect();
-        SwapJob::new(handoff, blocks, direction)
+        let span = |block: &u32| BlockSpan::of_block(BlockIndex(*block), 0, BLOCK);
+        let spans = blocks.iter().map(span).collect();
+        SwapJob::new(handoff, spans, direction)
     }
 
     /// The outcome of a swap that takes one pass.
@@ -346,8 +347,9 @@ mod tests {
             3
         );
         let mut bytes = [0; BLOCK];
-        let read = engine_thread
-            .catch_engine_panic(|engine| engine.read_block(BlockIndex(5), 0, &mut bytes));
+        let read = engine_thread.catch_engine_panic(|engine| {
+            engine.read_block(BlockSpan::of_block(BlockIndex(5), 0, BLOCK), &mut bytes)
+        });
         read.unwrap().unwrap();
         assert_eq!(bytes, [0; BLOCK], "the first is where it was put");
         // All memory is free again; and one block is copied whatever the limit.
@@ -384,8 +386,9 @@ mod tests {
         assert_eq!(outcome(back), SwapOutcome::Copied);
         for (block, content) in [(0, 5), (1, 2), (5, 5)] {
             let mut bytes = [0; BLOCK];
-            let read = engine_thread
-                .catch_engine_panic(|engine| engine.read_block(BlockIndex(block), 0, &mut bytes));
+            let read = engine_thread.catch_engine_panic(|engine| {
+                engine.read_block(BlockSpan::of_block(BlockIndex(block), 0, BLOCK), &mut bytes)
+            });
             read.unwrap().unwrap();
             assert_eq!(bytes, [content; BLOCK]);
         }

@@ -63,12 +63,12 @@ const left = await client.completions.create({ model, prompt: "A", max_tokens: 4
 for await (const _ of left) break;
 assert.equal((await complete({})).choices[0].text, plain);
 
-// The client retries a refused request, not before its retry-after, and gives up after two retries.
+// The client retries a refused request, not before its retry-after, and gives up after its only retry.
 const seen = [];
 const patient = new OpenAI({
   baseURL,
   apiKey: "none",
-  maxRetries: 2,
+  maxRetries: 1,
   fetch: async (...request) => {
     const answer = await fetch(...request);
     seen.push({ at: performance.now(), status: answer.status, told: Number(answer.headers.get("retry-after-ms")) });
@@ -79,7 +79,7 @@ await assert.rejects(
   patient.completions.create({ model, prompt: "Never in time", max_tokens: 4 }, { headers: { "x-slo-ttft-ms": "0.001" } }),
   (error) => error instanceof OpenAI.RateLimitError && error.code === "slo_ttft_unreachable",
 );
-assert.deepEqual(seen.map(({ status }) => status), [429, 429, 429]);
+assert.deepEqual(seen.map(({ status }) => status), [429, 429]);
 for (let i = 1; i < seen.length; i++) assert.ok(seen[i].at - seen[i - 1].at >= seen[i - 1].told, JSON.stringify(seen));
 
 console.log("openai", version, "ok");

@@ -1,37 +1,9 @@
 //! Parsing of bodies within the shared memory limits.
 
 use super::*;
-use crate::admin::{CommandError, WorkerCommand, WorkerView};
-use crate::frontend::FlightStream;
-use cleave_domain::Request;
+use crate::fuzzing::EchoFrontend;
 use cleave_text::ModelFiles;
 use std::path::Path;
-
-struct WorkerlessFrontend;
-
-impl Operator for WorkerlessFrontend {
-    fn workers(&self) -> Vec<WorkerView> {
-        Vec::new()
-    }
-
-    fn command(&self, _: &str, _: WorkerCommand) -> Result<WorkerView, CommandError> {
-        Err(CommandError::UnknownWorker)
-    }
-}
-
-impl Frontend for WorkerlessFrontend {
-    fn submit(&self, _: Request) -> FlightStream {
-        Box::pin(futures::stream::empty())
-    }
-
-    fn readiness(&self) -> ServingReadiness {
-        ServingReadiness::Ready
-    }
-
-    fn metrics(&self) -> String {
-        String::new()
-    }
-}
 
 fn model(name: &str) -> Arc<ModelText> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata"));
@@ -44,7 +16,7 @@ async fn renderings_without_memory_wait_and_are_then_refused() {
         template_memory_bytes: 1,
         ..ApiOptions::default()
     };
-    let app = App::new(Arc::new(WorkerlessFrontend), options);
+    let app = App::new(Arc::new(EchoFrontend), options);
     let bytewise = model("qwen3");
     assert!(bytewise.tokenizer().is_byte_level());
     let body = || Body::from(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
@@ -55,7 +27,11 @@ async fn renderings_without_memory_wait_and_are_then_refused() {
     };
     assert!(parse(BodyWork::RenderTemplate).await.is_ok());
     // The smallest possible memory limit is that of one rendering.
-    let other = app.shared.templates.reserve(40, true, &bytewise).await;
+    let other = app
+        .shared
+        .templates
+        .reserve(40, BodyWork::RenderTemplate, &bytewise)
+        .await;
     let error = parse(BodyWork::RenderTemplate).await.unwrap_err();
     let refusal = (error.status().as_u16(), error.code());
     assert_eq!(refusal, (429, Some("bodies_full")));

@@ -2,6 +2,7 @@
 
 use super::GenerateRequest;
 use crate::error::ApiError;
+use crate::field::clipped;
 use crate::timing::TimingShown;
 use axum::http::{HeaderMap, header};
 use cleave_domain::{RequestOrigin, RequestSlo, SloPolicy};
@@ -10,6 +11,8 @@ use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 const ID_BYTES_MAX: usize = 128;
+/// Limit of a target, in milliseconds: a day.
+const TARGET_MILLIS_MAX: f64 = 86_400_000.0;
 /// Longest name of a class or a tenant.
 const NAME_BYTES_MAX: usize = 64;
 
@@ -167,12 +170,15 @@ fn milliseconds(
         return Ok(None);
     };
     match value.parse::<f64>() {
-        Ok(millis) if millis > 0.0 && millis <= 86_400_000.0 => {
+        Ok(millis) if millis > 0.0 && millis <= TARGET_MILLIS_MAX => {
             Ok(Some(Duration::from_secs_f64(millis / 1000.0)))
         }
         _ => Err(ApiError::invalid(
             name,
-            format!("The header {name} must be a positive number of milliseconds, not {value:?}."),
+            format!(
+                "The header {name} must be a number of milliseconds above 0 and at most {TARGET_MILLIS_MAX}, not {:?}.",
+                clipped(value)
+            ),
         )),
     }
 }

@@ -48,6 +48,16 @@ pub(crate) struct GenerateRequest {
     pub(crate) priority: i32,
     pub(crate) cache_salt: u64,
     pub(crate) warnings: Vec<RequestWarning>,
+    pub(crate) output_limit: OutputLimit,
+}
+
+/// Origin of the limit of a request's output tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputLimit {
+    /// The client set it.
+    Requested,
+    /// The API's default; it is lowered to what a worker can hold.
+    Default,
 }
 
 /// A request's feature that is served only in part.
@@ -127,6 +137,20 @@ impl GenerateRequest {
             slo: slo.clone(),
         };
         sequences.map(request).collect()
+    }
+
+    /// Lowers a default limit of output tokens to the rest of a sequence of `tokens_max` tokens.
+    /// One token, and `min_tokens`, are always left: a worker refuses what it cannot hold.
+    pub(crate) fn fit_default_output(&mut self, tokens_max: u32) {
+        if self.output_limit == OutputLimit::Requested {
+            return;
+        }
+        for prompt in &mut self.prompts {
+            let prompt_tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+            let room = tokens_max.saturating_sub(prompt_tokens).max(1);
+            let stop = &mut prompt.stop;
+            stop.max_tokens = stop.max_tokens.min(room.max(stop.min_tokens));
+        }
     }
 
     /// Number of sequences: prompts times choices.

@@ -1,6 +1,8 @@
 //! Sampling and stop parameters, which the APIs share.
 
-use super::{LOGPROBS_MAX, OutputFormat, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX};
+use super::{
+    LOGPROBS_MAX, OutputFormat, OutputLimit, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX,
+};
 use crate::error::ApiError;
 use crate::field::{JsonFields, integer, number, wrong_type};
 use cleave_domain::{SamplingParams, StopRules, TokenId};
@@ -174,7 +176,12 @@ pub(crate) struct StopFields {
 }
 
 impl StopFields {
-    pub(crate) fn read(fields: &JsonFields, model: &ModelText) -> Result<Self, ApiError> {
+    /// Reads the fields. `tokens_min` is the least that `max_tokens` may be.
+    pub(crate) fn read(
+        fields: &JsonFields,
+        model: &ModelText,
+        tokens_min: i64,
+    ) -> Result<Self, ApiError> {
         let listed = fields.array("stop_token_ids")?;
         let count = listed.clone().map_or(0, JsonItems::count);
         limit_list("stop_token_ids", count, TOKEN_LIST_MAX)?;
@@ -190,7 +197,7 @@ impl StopFields {
         // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
         let mut max_tokens = None;
         for name in ["max_tokens", "max_completion_tokens"] {
-            let tokens = fields.integer(name, 0..=counted)?;
+            let tokens = fields.integer(name, tokens_min..=counted)?;
             max_tokens = tokens.map(|tokens| (name, tokens as u32)).or(max_tokens);
         }
         Ok(Self {
@@ -203,6 +210,13 @@ impl StopFields {
     /// Returns the field that limits the output, and the limit.
     pub(crate) fn max_tokens(&self) -> Option<(&'static str, u32)> {
         self.max_tokens
+    }
+
+    pub(crate) fn output_limit(&self) -> OutputLimit {
+        match self.max_tokens {
+            Some(_) => OutputLimit::Requested,
+            None => OutputLimit::Default,
+        }
     }
 
     /// Builds the rules for a prompt of `prompt_count` tokens.
@@ -218,11 +232,15 @@ impl StopFields {
         } = output_room;
         let tokens_left = u64::from(context).saturating_sub(prompt_count as u64);
         if tokens_left == 0 {
+            let reason = match self.max_tokens {
+                Some((_, 0)) => "and must leave room for one more, which is computed and dropped",
+                _ => "and leaves no room for output",
+            };
             return Err(ApiError::context_exceeded(
                 param,
                 format!(
                     "The model's context length is {context} tokens; the prompt has {prompt_count} \
-                     and leaves no room for output. Shorten the prompt."
+                     {reason}. Shorten the prompt."
                 ),
             ));
         }

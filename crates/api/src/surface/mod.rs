@@ -18,14 +18,13 @@ use crate::output_piece::OutputPieces;
 use crate::request::{GenerateRequest, RequestWarning, UsageShown};
 use cleave_text::ModelText;
 use cleave_text::json::Document;
-use openai_chat::OpenAiChat;
-use openai_completions::OpenAiCompletions;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Every API that generates.
-pub(crate) const SURFACES: [&dyn Surface; 2] = [&OpenAiChat, &OpenAiCompletions];
+pub(crate) const SURFACES: [&dyn Surface; 2] =
+    [&openai_chat::CHAT, &openai_completions::COMPLETIONS];
 
 /// One API: its requests, and the JSON of its answers.
 pub(crate) trait Surface: Send + Sync {
@@ -45,10 +44,10 @@ pub(crate) trait Surface: Send + Sync {
     fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>;
 
     /// Renders an answer in one part. `choices` has the pieces of each choice.
-    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value;
+    fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value;
 
     /// Begins the rendering of an answer as a stream of events.
-    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer>;
+    fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer>;
 
     /// Renders the body of an error before the answer began.
     fn error(&self, error: &ApiError) -> Value;

@@ -1,4 +1,4 @@
-//! The shapes that OpenAI's two generating APIs share.
+//! The surface of OpenAI's two generating APIs.
 //!
 //! Owns: the envelope, finish, usage and warnings of an answer, and its chunks, which are written
 //! directly into bytes: a server sends tens of thousands per second, and trees of JSON values would
@@ -7,19 +7,28 @@
 //! [DONE]` if and only if the whole answer was sent, otherwise with an error object, so that no
 //! client takes half an answer for a whole one (lesson 16).
 
-use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage};
+use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, Surface};
+use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
-use crate::request::UsageShown;
+use crate::request::{GenerateRequest, UsageShown};
 use cleave_domain::TokenId;
 use cleave_text::ModelText;
+use cleave_text::json::Document;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
-/// The differences between the answers of the two APIs.
-pub(super) struct OpenAiShape {
+/// One of the two APIs: the parts in which it differs from the other.
+pub(super) struct OpenAiSurface {
+    /// Path of its requests.
+    pub(super) route: &'static str,
+    /// Name in OpenTelemetry's conventions.
+    pub(super) operation: &'static str,
+    pub(super) body_work: BodyWork,
+    /// Checks a body, and tokenizes its prompts.
+    pub(super) parse: fn(&Document, &ModelText) -> Result<GenerateRequest, ApiError>,
     /// Beginning of an answer's id.
     pub(super) id_prefix: &'static str,
     /// `object` of a whole answer.
@@ -34,6 +43,55 @@ pub(super) struct OpenAiShape {
     pub(super) write_text: fn(&mut Vec<u8>, &str),
     /// Builds `choices[].logprobs` of tokens.
     pub(super) scores: fn(&[TokenScore], &ModelText) -> Value,
+}
+
+impl Surface for OpenAiSurface {
+    fn route(&self) -> &'static str {
+        self.route
+    }
+
+    fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    fn body_work(&self) -> BodyWork {
+        self.body_work
+    }
+
+    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
+        (self.parse)(body, model)
+    }
+
+    fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
+        let answer = OpenAiAnswer::new(self, head);
+        let choices = choices.iter().enumerate().map(|(index, pieces)| {
+            let parts = ChoiceParts::of(pieces);
+            let mut choice = Map::new();
+            choice.insert("index".into(), index.into());
+            (self.insert_text)(&mut choice, &parts.text);
+            choice.insert("logprobs".into(), answer.scores(parts.scores));
+            insert_end(&mut choice, parts.end);
+            Value::Object(choice)
+        });
+        let mut whole = answer.envelope(self.whole_object, choices.collect());
+        let AnswerEnd { counts, timing } = end;
+        whole.insert("usage".into(), usage_json(counts));
+        if !answer.head.warnings.is_empty() {
+            whole.insert("warnings".into(), json!(answer.head.warnings));
+        }
+        if let Some(timing) = timing {
+            whole.insert("timing".into(), timing);
+        }
+        Value::Object(whole)
+    }
+
+    fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer> {
+        Box::new(OpenAiEvents::new(self, head))
+    }
+
+    fn error(&self, error: &ApiError) -> Value {
+        error.object()
+    }
 }
 
 /// The pieces of a choice, as these APIs have them.
@@ -66,15 +124,15 @@ impl<'a> ChoiceParts<'a> {
 
 /// One answer: its head, and the id that is made of it.
 struct OpenAiAnswer {
-    shape: &'static OpenAiShape,
+    surface: &'static OpenAiSurface,
     id: String,
     head: AnswerHead,
 }
 
 impl OpenAiAnswer {
-    fn new(shape: &'static OpenAiShape, head: AnswerHead) -> Self {
-        let id = format!("{}-{}", shape.id_prefix, head.request_id);
-        Self { shape, id, head }
+    fn new(surface: &'static OpenAiSurface, head: AnswerHead) -> Self {
+        let id = format!("{}-{}", surface.id_prefix, head.request_id);
+        Self { surface, id, head }
     }
 
     fn envelope(&self, object: &str, choices: Value) -> Map<String, Value> {
@@ -88,45 +146,16 @@ impl OpenAiAnswer {
     }
 
     fn chunk(&self, choices: Value) -> Map<String, Value> {
-        self.envelope(self.shape.chunk_object, choices)
+        self.envelope(self.surface.chunk_object, choices)
     }
 
     fn scores(&self, scores: &[TokenScore]) -> Value {
         if scores.is_empty() {
             Value::Null
         } else {
-            (self.shape.scores)(scores, &self.head.model)
+            (self.surface.scores)(scores, &self.head.model)
         }
     }
-}
-
-/// Builds the answer in one part.
-pub(super) fn whole(
-    shape: &'static OpenAiShape,
-    head: AnswerHead,
-    choices: &[OutputPieces],
-    end: AnswerEnd,
-) -> Value {
-    let answer = OpenAiAnswer::new(shape, head);
-    let choices = choices.iter().enumerate().map(|(index, pieces)| {
-        let parts = ChoiceParts::of(pieces);
-        let mut choice = Map::new();
-        choice.insert("index".into(), index.into());
-        (shape.insert_text)(&mut choice, &parts.text);
-        choice.insert("logprobs".into(), answer.scores(parts.scores));
-        insert_end(&mut choice, parts.end);
-        Value::Object(choice)
-    });
-    let mut whole = answer.envelope(shape.whole_object, choices.collect());
-    let AnswerEnd { counts, timing } = end;
-    whole.insert("usage".into(), usage_json(counts));
-    if !answer.head.warnings.is_empty() {
-        whole.insert("warnings".into(), json!(answer.head.warnings));
-    }
-    if let Some(timing) = timing {
-        whole.insert("timing".into(), timing);
-    }
-    Value::Object(whole)
 }
 
 /// `stop_reason` is vLLM's field: the client's own stop condition that was met.
@@ -164,19 +193,19 @@ pub(super) fn token_text(token: TokenId, model: &ModelText) -> String {
 }
 
 /// Writes the chunks of one stream; the part that all share is formatted once.
-pub(super) struct OpenAiEvents {
+struct OpenAiEvents {
     answer: OpenAiAnswer,
     /// Beginning of every chunk, up to the index of the choice.
     chunk_start: Vec<u8>,
 }
 
 impl OpenAiEvents {
-    pub(super) fn new(shape: &'static OpenAiShape, head: AnswerHead) -> Self {
-        let answer = OpenAiAnswer::new(shape, head);
+    fn new(surface: &'static OpenAiSurface, head: AnswerHead) -> Self {
+        let answer = OpenAiAnswer::new(surface, head);
         let mut chunk_start = b"data: {\"id\":".to_vec();
         write_json(&mut chunk_start, &answer.id);
         chunk_start.extend(b",\"object\":");
-        write_json(&mut chunk_start, shape.chunk_object);
+        write_json(&mut chunk_start, surface.chunk_object);
         chunk_start.extend(b",\"created\":");
         write_json(&mut chunk_start, &answer.head.created);
         chunk_start.extend(b",\"model\":");
@@ -191,7 +220,7 @@ impl OpenAiEvents {
 
 impl EventRenderer for OpenAiEvents {
     fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage) {
-        let Some(first_choice) = self.answer.shape.first_choice else {
+        let Some(first_choice) = self.answer.surface.first_choice else {
             return;
         };
         for index in 0..choices_count {
@@ -206,7 +235,7 @@ impl EventRenderer for OpenAiEvents {
         out.reserve(self.chunk_start.len() + text.len() + 96);
         out.extend(&self.chunk_start);
         write_json(out, &index);
-        (self.answer.shape.write_text)(out, &text);
+        (self.answer.surface.write_text)(out, &text);
         if scores.is_empty() {
             out.extend(b",\"logprobs\":null")
         } else {

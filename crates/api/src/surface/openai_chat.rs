@@ -7,12 +7,11 @@
 
 mod message;
 
-use super::openai::{OpenAiEvents, OpenAiShape, token_text, whole, write_json};
-use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use super::openai::{OpenAiSurface, token_text, write_json};
 use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
-use crate::output_piece::{OutputPieces, TokenScore};
+use crate::output_piece::TokenScore;
 use crate::request::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling};
 use crate::request::{
     self, GenerateRequest, OutputWanted, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
@@ -30,9 +29,11 @@ const TOOLS_WARNING: RequestWarning = RequestWarning {
 };
 
 /// Chat completions, a conversation with roles.
-pub(super) struct OpenAiChat;
-
-static SHAPE: OpenAiShape = OpenAiShape {
+pub(super) static CHAT: OpenAiSurface = OpenAiSurface {
+    route: "/v1/chat/completions",
+    operation: "chat",
+    body_work: BodyWork::RenderTemplate,
+    parse: chat,
     id_prefix: "chatcmpl",
     whole_object: "chat.completion",
     chunk_object: "chat.completion.chunk",
@@ -41,36 +42,6 @@ static SHAPE: OpenAiShape = OpenAiShape {
     write_text: write_delta,
     scores,
 };
-
-impl Surface for OpenAiChat {
-    fn route(&self) -> &'static str {
-        "/v1/chat/completions"
-    }
-
-    fn operation(&self) -> &'static str {
-        "chat"
-    }
-
-    fn body_work(&self) -> BodyWork {
-        BodyWork::RenderTemplate
-    }
-
-    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
-        chat(body, model)
-    }
-
-    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
-        whole(&SHAPE, head, choices, end)
-    }
-
-    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer> {
-        Box::new(OpenAiEvents::new(&SHAPE, head))
-    }
-
-    fn error(&self, error: &ApiError) -> Value {
-        error.object()
-    }
-}
 
 /// The choice of the first chunk, which names the role.
 fn role_choice(index: usize) -> Value {
@@ -121,13 +92,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     let output = output(&fields, logprobs)?;
     let mut sampling = sampling(&fields, model)?;
     sampling.logprobs = logprobs;
-    let stop = StopFields::read(&fields, model)?;
-    if let Some((name, 0)) = stop.max_tokens() {
-        return Err(ApiError::invalid(
-            name,
-            format!("`{name}` must be at least 1, not 0."),
-        ));
-    }
+    let stop = StopFields::read(&fields, model, 1)?;
     let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
 
     let warnings = match shown_tools(&fields)? {
@@ -140,6 +105,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         context: model.context_tokens_max(),
         default: None,
     };
+    let output_limit = stop.output_limit();
     let stop = stop.stop_rules(tokens.len(), output_room)?;
     let start = request::text_start(model, &tokens, output.special);
     let output_wanted = OutputWanted::Output;
@@ -159,6 +125,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         priority,
         cache_salt,
         warnings,
+        output_limit,
     })
 }
 
@@ -209,7 +176,23 @@ fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
 }
 
 /// Renders and tokenizes the conversation.
-pub(super) fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<u32>, ApiError> {
+fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<TokenId>, ApiError> {
+    let (text, special) = rendered(fields, model)?;
+    let tokens = text::encode(&text, special, model, "messages")?;
+    if tokens.is_empty() {
+        return Err(ApiError::invalid(
+            "messages",
+            "The messages render to an empty prompt.",
+        ));
+    }
+    Ok(tokens)
+}
+
+/// Renders the conversation, and says whether special tokens are added to it.
+pub(super) fn rendered(
+    fields: &JsonFields,
+    model: &ModelText,
+) -> Result<(String, SpecialTokens), ApiError> {
     let conversation = template_input(fields)?;
     if !model.has_chat_template() {
         return Err(ApiError::bad_request(
@@ -229,14 +212,7 @@ pub(super) fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<u32>,
         Some(true) => SpecialTokens::Kept,
         Some(false) | None => SpecialTokens::Skipped,
     };
-    let tokens = text::encode(&text, special, model, "messages")?;
-    if tokens.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "The messages render to an empty prompt.",
-        ));
-    }
-    Ok(tokens)
+    Ok((text, special))
 }
 
 fn shown_tools<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {

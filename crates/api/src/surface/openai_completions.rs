@@ -1,11 +1,10 @@
 //! `POST /v1/completions`.
 
-use super::openai::{OpenAiEvents, OpenAiShape, token_text, whole, write_json};
-use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use super::openai::{OpenAiSurface, token_text, write_json};
 use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::field::{JsonFields, wrong_type};
-use crate::output_piece::{OutputPieces, TokenScore};
+use crate::output_piece::TokenScore;
 use crate::request::sampling::{
     OutputRoom, StopFields, limit_list, logprobs_count, output, sampling, token_ids,
 };
@@ -24,9 +23,11 @@ const TOKENS_DEFAULT: u32 = 16;
 const PROMPTS_MAX: usize = 1024;
 
 /// Text completions, which continue a prompt.
-pub(super) struct OpenAiCompletions;
-
-static SHAPE: OpenAiShape = OpenAiShape {
+pub(super) static COMPLETIONS: OpenAiSurface = OpenAiSurface {
+    route: "/v1/completions",
+    operation: "text_completion",
+    body_work: BodyWork::ParseOnly,
+    parse: completion,
     id_prefix: "cmpl",
     whole_object: "text_completion",
     chunk_object: "text_completion",
@@ -35,36 +36,6 @@ static SHAPE: OpenAiShape = OpenAiShape {
     write_text,
     scores,
 };
-
-impl Surface for OpenAiCompletions {
-    fn route(&self) -> &'static str {
-        "/v1/completions"
-    }
-
-    fn operation(&self) -> &'static str {
-        "text_completion"
-    }
-
-    fn body_work(&self) -> BodyWork {
-        BodyWork::ParseOnly
-    }
-
-    fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
-        completion(body, model)
-    }
-
-    fn whole(&self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
-        whole(&SHAPE, head, choices, end)
-    }
-
-    fn events(&self, head: AnswerHead) -> Box<dyn EventRenderer> {
-        Box::new(OpenAiEvents::new(&SHAPE, head))
-    }
-
-    fn error(&self, error: &ApiError) -> Value {
-        error.object()
-    }
-}
 
 fn insert_text(choice: &mut Map<String, Value>, text: &str) {
     choice.insert("text".into(), text.into());
@@ -121,8 +92,12 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
     let mut sampling = sampling(&fields, model)?;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = logprobs.filter(|_| echo);
-    let stop = StopFields::read(&fields, model)?;
-    let output_wanted = output_wanted(&stop, echo)?;
+    // A request without output makes sense only for the scores of an echoed prompt.
+    let stop = StopFields::read(&fields, model, i64::from(!echo))?;
+    let output_wanted = match stop.max_tokens() {
+        Some((_, 0)) => OutputWanted::PromptOnly,
+        _ => OutputWanted::Output,
+    };
     let special = match fields.flag("add_special_tokens")? {
         Some(false) => SpecialTokens::Skipped,
         Some(true) | None => SpecialTokens::Kept,
@@ -167,19 +142,8 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         priority,
         cache_salt,
         warnings: Vec::new(),
+        output_limit: stop.output_limit(),
     })
-}
-
-/// A request without output makes sense only for the scores of an echoed prompt.
-fn output_wanted(stop: &StopFields, echo: bool) -> Result<OutputWanted, ApiError> {
-    match stop.max_tokens() {
-        Some((_, 0)) if echo => Ok(OutputWanted::PromptOnly),
-        Some((name, 0)) => Err(ApiError::invalid(
-            name,
-            format!("`{name}` must be at least 1; 0 is allowed with `echo` only."),
-        )),
-        _ => Ok(OutputWanted::Output),
-    }
 }
 
 /// `best_of` is accepted only if it equals `n`, where it changes nothing; otherwise it would need

@@ -1,31 +1,56 @@
 //! `POST /tokenize` and `/detokenize`, in vLLM's shapes.
+//!
+//! A text may exceed the context here, because a client may only want the count. The number of
+//! tokens is limited (see `memory_budget`), which bounds the size of an answer.
 
 use crate::error::ApiError;
 use crate::field::JsonFields;
+use crate::memory_budget::listed_tokens_max;
 use crate::request::check_model;
 use crate::request::sampling::token_ids;
-use crate::request::text::{check_length, encode_within, too_long};
+use crate::request::text::{encode_for_list, too_many_listed};
 use cleave_domain::TokenId;
 use cleave_text::json::Document;
-use cleave_text::{ModelText, SpecialTokens};
-use serde::Serialize;
+use cleave_text::{ModelText, ModelTokenizer, SpecialTokens};
+use serde::{Serialize, Serializer};
 
 /// The answer of `/tokenize`.
-#[derive(Debug, Serialize)]
-pub(crate) struct TokenizeResponse {
+#[derive(Serialize)]
+struct TokenizeResponse<'a> {
     count: usize,
     max_model_len: u32,
-    tokens: Vec<TokenId>,
-    token_strs: Option<Vec<String>>,
+    tokens: &'a [TokenId],
+    token_strs: Option<TokenSpellings<'a>>,
+}
+
+/// The spellings of tokens, each made when it is written.
+struct TokenSpellings<'a> {
+    tokens: &'a [TokenId],
+    tokenizer: &'a ModelTokenizer,
+}
+
+impl Serialize for TokenSpellings<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().map(|&token| {
+            let piece = self.tokenizer.piece(token, SpecialTokens::Kept);
+            piece.unwrap_or_default()
+        }))
+    }
 }
 
 /// The answer of `/detokenize`.
-#[derive(Debug, Serialize)]
-pub(crate) struct DetokenizeResponse {
+#[derive(Serialize)]
+struct DetokenizeResponse {
     prompt: String,
 }
 
-pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<TokenizeResponse, ApiError> {
+/// Tokenizes a text or a conversation; returns the JSON of the answer. `max_model_len` is the
+/// longest sequence that is served.
+pub(crate) fn tokenize(
+    body: &Document,
+    model: &ModelText,
+    max_model_len: u32,
+) -> Result<Vec<u8>, ApiError> {
     let fields = JsonFields::of_body(body)?;
     check_model(&fields, model)?;
     let tokens = match (fields.text("prompt")?, fields.any("messages")) {
@@ -34,21 +59,12 @@ pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<TokenizeRes
                 Some(false) => SpecialTokens::Skipped,
                 Some(true) | None => SpecialTokens::Kept,
             };
-            // A text may exceed the context here, because a client may only want the count. The
-            // limit on its tokens bounds the size of the answer to a few times the text.
-            let context = model.context_tokens_max();
-            let counted = if model.tokenizer().is_byte_level() {
-                text.len() / 4
-            } else {
-                0
-            };
-            let tokens_max = counted.max(context as usize);
-            if counted == 0 {
-                check_length(&text, model, "prompt")?;
-            }
-            encode_within(&text, special, model, "prompt", tokens_max)?
+            encode_for_list(&text, special, model, "prompt")?
         }
-        (None, Some(_)) => super::openai_chat::prompt(&fields, model)?,
+        (None, Some(_)) => {
+            let (text, special) = super::openai_chat::rendered(&fields, model)?;
+            encode_for_list(&text, special, model, "messages")?
+        }
         (Some(_), Some(_)) => {
             return Err(ApiError::invalid(
                 "prompt",
@@ -57,36 +73,34 @@ pub(crate) fn tokenize(body: &Document, model: &ModelText) -> Result<TokenizeRes
         }
         (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
     };
-    let spelt = fields.flag("return_token_strs")?.unwrap_or(false);
-    let tokenizer = model.tokenizer();
-    let piece = |&token: &TokenId| {
-        let piece = tokenizer.piece(token, SpecialTokens::Kept);
-        piece.unwrap_or_default()
+    let is_spelt = fields.flag("return_token_strs")?.unwrap_or(false);
+    let spellings = TokenSpellings {
+        tokens: &tokens,
+        tokenizer: model.tokenizer(),
     };
-    let pieces: Option<Vec<String>> = spelt.then(|| tokens.iter().map(piece).collect());
-    Ok(TokenizeResponse {
+    Ok(json_bytes(&TokenizeResponse {
         count: tokens.len(),
-        max_model_len: model.context_tokens_max(),
-        tokens,
-        token_strs: pieces,
-    })
+        max_model_len,
+        tokens: &tokens,
+        token_strs: is_spelt.then_some(spellings),
+    }))
 }
 
-pub(crate) fn detokenize(
-    body: &Document,
-    model: &ModelText,
-) -> Result<DetokenizeResponse, ApiError> {
+/// Decodes tokens; returns the JSON of the answer.
+pub(crate) fn detokenize(body: &Document, model: &ModelText) -> Result<Vec<u8>, ApiError> {
     let fields = JsonFields::of_body(body)?;
     check_model(&fields, model)?;
     let missing = || ApiError::invalid("tokens", "`tokens` is missing.");
     let given = fields.array("tokens")?.ok_or_else(missing)?;
-    let (count, context) = (given.clone().count(), model.context_tokens_max());
-    // The library builds a string for each token before it joins them, so the number of tokens is
-    // limited first.
-    if count > context as usize {
-        return Err(too_long("tokens", count, context, ""));
+    let (count, tokens_max) = (given.clone().count(), listed_tokens_max(model));
+    if count > tokens_max {
+        return Err(too_many_listed("tokens", count, tokens_max));
     }
     let tokens = token_ids("tokens", given, model)?;
     let prompt = model.tokenizer().decode(&tokens, SpecialTokens::Kept);
-    Ok(DetokenizeResponse { prompt })
+    Ok(json_bytes(&DetokenizeResponse { prompt }))
+}
+
+fn json_bytes(answer: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(answer).expect("numbers, texts and lists of them are JSON")
 }

@@ -1,10 +1,9 @@
 //! Answers to valid requests.
 
-use crate::scripted_server::{done, files, options, plain, server, server_with};
+use crate::scripted_server::{done, files, next_chunk, options, plain, server, server_with};
 use cleave_domain::FinishReason;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -155,18 +154,9 @@ async fn a_stopped_choice_is_cancelled_while_others_continue() {
         stopped.unbounded_send(plain(index as u32, token)).unwrap();
     }
     let body = json!({"prompt": "a", "n": 2, "stop": "END", "stream": true});
-    let request = crate::scripted_server::post(TEXT, body.to_string());
-    let mut body = set
-        .router
-        .clone()
-        .oneshot(request)
-        .await
-        .unwrap()
-        .into_body();
-    let mut chunk = bytes::Bytes::new();
-    while !String::from_utf8_lossy(&chunk).contains("\"stop_reason\":\"END\"") {
-        chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    }
+    let mut body = set.stream(TEXT, body).await;
+    let is_end = |chunk: &[u8]| String::from_utf8_lossy(chunk).contains("\"stop_reason\":\"END\"");
+    while !is_end(&next_chunk(&mut body).await) {}
     other.unbounded_send(plain(0, 64)).unwrap();
     assert!(body.frame().await.unwrap().is_ok());
     assert!(stopped.is_closed() && !other.is_closed());
@@ -177,10 +167,7 @@ async fn stop_strings_are_cut_or_included_on_request() {
     let set = server("llama3");
     set.script_text("keep END drop");
     let body = json!({"prompt": "a", "stop": "END", "include_stop_str_in_output": true});
-    assert_eq!(
-        set.post(TEXT, body).await.json()["choices"][0]["text"],
-        "keep END"
-    );
+    assert_eq!(set.completed_text(body).await, "keep END");
     // Text that might begin a stop string is sent at the end.
     set.script_text("keep EN");
     let body = json!({"prompt": "a", "stop": "END"});
@@ -190,10 +177,7 @@ async fn stop_strings_are_cut_or_included_on_request() {
     // Stop strings do not apply before min_tokens.
     set.script_text("END and more");
     let body = json!({"prompt": "a", "stop": "END", "min_tokens": 6});
-    assert_eq!(
-        set.post(TEXT, body).await.json()["choices"][0]["text"],
-        "END and more"
-    );
+    assert_eq!(set.completed_text(body).await, "END and more");
 }
 
 #[tokio::test]
@@ -212,10 +196,7 @@ async fn a_stop_token_is_hidden_and_named_as_the_reason() {
     assert!(set.last_submitted().stop.stop_tokens.contains(&stop));
     set.script_tokens(tokens, done(FinishReason::Stop));
     let body = json!({"prompt": "a", "stop_token_ids": [stop], "include_stop_str_in_output": true, "ignore_eos": true});
-    assert_eq!(
-        set.post(TEXT, body).await.json()["choices"][0]["text"],
-        "so!"
-    );
+    assert_eq!(set.completed_text(body).await, "so!");
     assert_eq!(set.last_submitted().stop.stop_tokens[..], [stop]);
 }
 
@@ -224,10 +205,7 @@ async fn an_echoed_prompt_is_followed_by_a_space() {
     let set = server("llama2");
     set.script_text("and on");
     let body = json!({"prompt": "On", "echo": true});
-    assert_eq!(
-        set.post(TEXT, body).await.json()["choices"][0]["text"],
-        "On and on"
-    );
+    assert_eq!(set.completed_text(body).await, "On and on");
 }
 
 #[tokio::test]
@@ -427,10 +405,7 @@ async fn special_tokens_are_shown_only_on_request() {
         let tokens = [mark.clone(), set.tokens("x")].concat();
         set.script_tokens(tokens, done(FinishReason::Length));
         let body = json!({"prompt": "a", "skip_special_tokens": skip});
-        assert_eq!(
-            set.post(TEXT, body).await.json()["choices"][0]["text"],
-            text
-        );
+        assert_eq!(set.completed_text(body).await, text);
     }
 }
 
@@ -470,16 +445,10 @@ async fn tokens_are_streamed_as_they_arrive() {
     let sender = set.script_live();
     let tokens = set.tokens("one two three");
     sender.unbounded_send(plain(0, tokens[0])).unwrap();
-    let request =
-        crate::scripted_server::post(TEXT, json!({"prompt": "a", "stream": true}).to_string());
     let mut body = set
-        .router
-        .clone()
-        .oneshot(request)
-        .await
-        .unwrap()
-        .into_body();
-    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        .stream(TEXT, json!({"prompt": "a", "stream": true}))
+        .await;
+    let first = next_chunk(&mut body).await;
     assert!(first.starts_with(b"data: {"));
     sender.unbounded_send(plain(1, tokens[1])).unwrap();
     assert!(body.frame().await.unwrap().is_ok());

@@ -1,7 +1,8 @@
 //! Answers to requests that fail.
 
 use crate::scripted_server::{
-    FlightScript, TestServer, done, ended, files, options, plain, post, server, server_with,
+    FlightScript, TestServer, done, ended, files, next_chunk, options, plain, post, server,
+    server_with,
 };
 use cleave_api::{ApiOptions, App, ServingReadiness};
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
@@ -9,7 +10,6 @@ use cleave_text::ModelText;
 use http_body_util::BodyExt;
 use serde_json::json;
 use std::time::Duration;
-use tower::ServiceExt;
 
 const TEXT: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -226,23 +226,10 @@ async fn one_failed_choice_ends_the_stream_and_cancels_the_others() {
     two.unbounded_send(plain(0, 5)).unwrap();
     two.unbounded_send(ended(Ending::Failed(Failure::LinkLost)))
         .unwrap();
-    let request = post(
-        TEXT,
-        json!({"prompt": "a", "n": 2, "stream": true}).to_string(),
-    );
     let mut body = set
-        .router
-        .clone()
-        .oneshot(request)
-        .await
-        .unwrap()
-        .into_body();
-    loop {
-        let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
-        if chunk.starts_with(b"data: {\"error\"") {
-            break;
-        }
-    }
+        .stream(TEXT, json!({"prompt": "a", "n": 2, "stream": true}))
+        .await;
+    while !next_chunk(&mut body).await.starts_with(b"data: {\"error\"") {}
     assert!(one.is_closed() && two.is_closed());
     assert!(body.frame().await.is_none());
 }
@@ -259,19 +246,12 @@ async fn events_wait_in_the_flight_until_the_client_reads() {
                           "max_tokens": 100, "stream": true});
         let mut body = body.as_object().unwrap().clone();
         body.remove(if path == TEXT { "messages" } else { "prompt" });
-        let request = post(path, serde_json::Value::Object(body).to_string());
-        let mut body = set
-            .router
-            .clone()
-            .oneshot(request)
-            .await
-            .unwrap()
-            .into_body();
+        let mut body = set.stream(path, body.into()).await;
         // The headers wait for the first event; nothing more is taken before the client reads.
         let taken_count = || 100 - sender.len();
         assert!(taken_count() <= 2, "{} events were taken", taken_count());
         for _ in 0..10 {
-            body.frame().await.unwrap().unwrap();
+            next_chunk(&mut body).await;
         }
         assert!(
             (5..=14).contains(&taken_count()),

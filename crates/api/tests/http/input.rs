@@ -335,6 +335,172 @@ async fn a_prompt_beyond_the_context_is_refused_with_numbers() {
 }
 
 #[tokio::test]
+async fn a_default_output_fits_what_a_worker_holds() {
+    let set = server("llama3");
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
+    let post = async |path: &str, body: Value, held: Option<u32>| {
+        *set.frontend.sequence_tokens_max.lock().unwrap() = held;
+        set.script_default();
+        assert_eq!(set.post(path, body).await.status, 200);
+        let request = set.last_submitted();
+        (request.prompt.len() as u32, request.stop.max_tokens)
+    };
+    let (prompt, output) = post(CHAT, chat.clone(), None).await;
+    assert_eq!(prompt + output, 512, "the context");
+    let (prompt, output) = post(CHAT, chat.clone(), Some(336)).await;
+    assert_eq!(prompt + output, 336);
+    // A client's own number stands, and a worker refuses what it cannot hold.
+    let mut asked = chat.clone();
+    asked["max_tokens"] = json!(400);
+    assert_eq!(post(CHAT, asked, Some(336)).await.1, 400);
+    let mut least = chat;
+    least["min_tokens"] = json!(400);
+    assert_eq!(post(CHAT, least, Some(336)).await.1, 400);
+    let text = |count: usize| json!({"prompt": vec![5; count]});
+    assert_eq!(post(TEXT, text(330), Some(336)).await.1, 6);
+    assert_eq!(post(TEXT, text(100), Some(336)).await.1, 16);
+    assert_eq!(
+        post(TEXT, text(336), Some(336)).await.1,
+        1,
+        "for the worker to refuse"
+    );
+}
+
+#[tokio::test]
+async fn max_model_len_is_what_can_be_served() {
+    let set = server("llama3");
+    let model = async || set.get("/v1/models/llama3").await.json()["max_model_len"].clone();
+    assert_eq!(model().await, 512);
+    for (held, expected) in [(336, 336), (100_000, 512)] {
+        *set.frontend.sequence_tokens_max.lock().unwrap() = Some(held);
+        assert_eq!(model().await, expected);
+        let counted = set.post("/tokenize", json!({"prompt": "a"})).await.json();
+        assert_eq!(counted["max_model_len"], expected);
+    }
+}
+
+#[tokio::test]
+async fn texts_beyond_the_context_are_counted() {
+    for model in ["llama3", "llama2"] {
+        let set = server(model);
+        let long = "a b".repeat(500);
+        let counted = set.post("/tokenize", json!({"prompt": long})).await.json();
+        assert!(counted["count"].as_u64() > Some(512), "{counted}");
+        let tokens = &counted["tokens"];
+        let joined = set.post("/detokenize", json!({"tokens": tokens})).await;
+        assert!(joined.json()["prompt"].as_str().unwrap().ends_with(&long));
+        let messages = json!([{"role": "user", "content": long}]);
+        let counted = set.post("/tokenize", json!({"messages": messages})).await;
+        assert!(
+            counted.json()["count"].as_u64() > Some(512),
+            "{}",
+            counted.body
+        );
+    }
+}
+
+#[tokio::test]
+async fn lists_of_tokens_are_limited() {
+    let set = server("llama3");
+    for (text, reason) in [
+        (" ".repeat(8_000_000), "its pattern gives up"),
+        ("a".repeat(200_000), "has 200000 bytes without a place"),
+    ] {
+        let answer = set.post("/tokenize", json!({"prompt": text})).await;
+        answer.is_error(400, "invalid_value", Some("prompt"));
+        assert!(answer.body.contains(reason), "{}", answer.body);
+    }
+    let answer = set
+        .post("/tokenize", json!({"prompt": "7 ".repeat(1_000_000)}))
+        .await;
+    answer.is_error(400, "invalid_value", Some("prompt"));
+    assert!(
+        answer.body.contains("takes at most 1048576"),
+        "{}",
+        answer.body
+    );
+    let answer = set
+        .post("/detokenize", json!({"tokens": vec![5; 1_100_000]}))
+        .await;
+    answer.is_error(400, "invalid_value", Some("tokens"));
+    assert!(answer.body.contains("1100000 tokens"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn an_encoded_body_is_refused() {
+    let set = server("llama3");
+    for (name, value, is_refused) in [
+        ("content-encoding", "gzip", true),
+        ("content-encoding", "identity, br", true),
+        ("content-encoding", "Identity", false),
+        ("transfer-encoding", "gzip, chunked", true),
+        ("transfer-encoding", "chunked", false),
+    ] {
+        for path in [TEXT, CHAT, "/tokenize", "/detokenize", "/admin/drain"] {
+            let mut request = post(path, "{}");
+            let headers = request.headers_mut();
+            headers.insert(name, value.parse().unwrap());
+            let answer = set.send(request).await;
+            assert_eq!(
+                answer.status == 415,
+                is_refused,
+                "{path} {value}: {}",
+                answer.body
+            );
+            if is_refused {
+                answer.is_error(415, "unsupported_encoding", None);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn messages_name_the_limit_that_is_missed() {
+    let set = server("llama3");
+    for (fields, expected) in [
+        (
+            json!({"seed": 9_223_372_036_854_775_808_u64}),
+            "`seed` must be a signed integer of 64 bits, not 9223372036854775808.",
+        ),
+        (
+            json!({"max_tokens": -1}),
+            "`max_tokens` must be between 1 and 4294967295, not -1.",
+        ),
+        (
+            json!({"max_tokens": 0}),
+            "`max_tokens` must be between 1 and 4294967295, not 0.",
+        ),
+    ] {
+        for (path, field, value) in [
+            (CHAT, "messages", json!([{"role": "user", "content": "Hi"}])),
+            (TEXT, "prompt", json!("Hi")),
+        ] {
+            let mut body = fields.clone();
+            body[field] = value;
+            let answer = set.post(path, body).await;
+            assert_eq!(answer.json()["error"]["message"], expected);
+        }
+    }
+    let full = json!({"prompt": vec![5; 512], "echo": true, "max_tokens": 0});
+    let answer = set.post(TEXT, full).await;
+    answer.is_error(400, "context_length_exceeded", Some("prompt"));
+    assert!(
+        answer.body.contains("room for one more, which is computed"),
+        "{}",
+        answer.body
+    );
+    let tiny = r#"{"prompt": "a", "n": 1e-400}"#;
+    set.send(post(TEXT, tiny))
+        .await
+        .is_error(400, "invalid_value", Some("n"));
+    let mut request = post(TEXT, json!({"prompt": "a"}).to_string());
+    let headers = request.headers_mut();
+    headers.insert("x-slo-ttft-ms", "86400001".parse().unwrap());
+    let answer = set.send(request).await;
+    assert!(answer.body.contains("at most 86400000"), "{}", answer.body);
+}
+
+#[tokio::test]
 async fn a_body_that_is_not_json_is_refused() {
     let set = server("llama3");
     for (body, code) in [
@@ -404,9 +570,12 @@ async fn unknown_models_and_routes_are_named() {
     set.get("/v1/models/gpt-9")
         .await
         .is_error(404, "model_not_found", Some("model"));
-    set.get("/v1/nothing")
+    set.get("/v1/models/%ff")
         .await
-        .is_error(404, "unknown_url", None);
+        .is_error(400, "invalid_value", Some("model"));
+    for path in ["/v1/nothing", "/%ff", "/ui/%ff"] {
+        set.get(path).await.is_error(404, "unknown_url", None);
+    }
     let answer = set.get(CHAT).await;
     answer.is_error(405, "method_not_allowed", None);
     assert_eq!(answer.header("allow"), "POST");

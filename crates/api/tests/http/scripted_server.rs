@@ -1,9 +1,10 @@
 //! A scripted [`Frontend`], and a client that calls the routes without a socket.
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode};
+use axum::response::Response;
 use cleave_api::{
     ApiOptions, App, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, LinkView,
     Operator, ServingReadiness, StreamCounts, SubmissionContext, TraceParent, WorkerCommand,
@@ -45,6 +46,8 @@ pub(crate) struct ScriptedFrontend {
     pub(crate) traces: Mutex<Vec<Option<TraceParent>>>,
     pub(crate) readiness: Mutex<Option<ServingReadiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
+    /// Longest sequence that a worker can hold.
+    pub(crate) sequence_tokens_max: Mutex<Option<u32>>,
     /// Snapshot for `/ui`, and the number of requests for it.
     pub(crate) snapshot: Mutex<Option<FleetSnapshot>>,
     pub(crate) snapshots_made: AtomicU32,
@@ -142,6 +145,10 @@ impl Frontend for ScriptedFrontend {
     fn readiness(&self) -> ServingReadiness {
         let readiness = self.readiness.lock().unwrap().clone();
         readiness.unwrap_or(ServingReadiness::Ready)
+    }
+
+    fn sequence_tokens_max(&self) -> Option<u32> {
+        *self.sequence_tokens_max.lock().unwrap()
     }
 
     fn policy(&self) -> Arc<SloPolicy> {
@@ -317,6 +324,18 @@ impl TestServer {
         self.send(post(path, body.to_string())).await
     }
 
+    /// The text of a completion's first choice.
+    pub(crate) async fn completed_text(&self, body: Value) -> Value {
+        let mut answer = self.post("/v1/completions", body).await.json();
+        answer["choices"][0]["text"].take()
+    }
+
+    /// The body of an answer, of which the test reads one chunk after the other.
+    pub(crate) async fn stream(&self, path: &str, body: Value) -> Body {
+        let request = post(path, body.to_string());
+        respond(self.router.clone(), request).await.into_body()
+    }
+
     pub(crate) async fn get(&self, path: &str) -> HttpAnswer {
         self.send(HttpRequest::get(path).body(Body::empty()).unwrap())
             .await
@@ -324,8 +343,7 @@ impl TestServer {
 }
 
 /// Sends a request to the router as from a local connection.
-pub(crate) async fn send(router: Router, request: HttpRequest<Body>) -> HttpAnswer {
-    let mut request = request;
+pub(crate) async fn respond(router: Router, mut request: HttpRequest<Body>) -> Response {
     let here = ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 40_000)));
     if request
         .extensions()
@@ -334,8 +352,12 @@ pub(crate) async fn send(router: Router, request: HttpRequest<Body>) -> HttpAnsw
     {
         request.extensions_mut().insert(here);
     }
-    let response = router.oneshot(request).await.unwrap();
-    let (parts, body) = response.into_parts();
+    router.oneshot(request).await.unwrap()
+}
+
+/// Sends a request, and waits for the whole answer.
+pub(crate) async fn send(router: Router, request: HttpRequest<Body>) -> HttpAnswer {
+    let (parts, body) = respond(router, request).await.into_parts();
     let bytes = body.collect().await.unwrap().to_bytes();
     HttpAnswer {
         status: parts.status,
@@ -351,6 +373,11 @@ pub(crate) fn post(path: &str, body: impl Into<Body>) -> HttpRequest<Body> {
         .header("content-type", "application/json")
         .body(body.into())
         .unwrap()
+}
+
+/// The next chunk of a stream.
+pub(crate) async fn next_chunk(body: &mut Body) -> Bytes {
+    body.frame().await.unwrap().unwrap().into_data().unwrap()
 }
 
 #[derive(Debug)]

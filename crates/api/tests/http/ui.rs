@@ -1,6 +1,8 @@
 //! The page for operators: access, limit of viewers, and the events they receive.
 
-use crate::scripted_server::{HttpAnswer, TestServer, files, options, send, server, server_with};
+use crate::scripted_server::{
+    HttpAnswer, TestServer, files, options, respond, send, server, server_with,
+};
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
@@ -11,7 +13,6 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower::ServiceExt;
 
 const FILES: [&str; 6] = [
     "/ui",
@@ -62,10 +63,8 @@ struct UiViewer {
 
 impl UiViewer {
     async fn open(set: &TestServer) -> Result<Self, u16> {
-        let mut request = Request::get("/ui/events").body(Body::empty()).unwrap();
-        let here = ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 40_000)));
-        request.extensions_mut().insert(here);
-        let response = set.router.clone().oneshot(request).await.unwrap();
+        let request = Request::get("/ui/events").body(Body::empty()).unwrap();
+        let response = respond(set.router.clone(), request).await;
         match response.status().as_u16() {
             200 => Ok(Self {
                 body: response.into_body(),

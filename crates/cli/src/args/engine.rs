@@ -2,7 +2,7 @@
 //!
 //! Owns: these flags, which every command that loads a model shares. Never: reads a file.
 
-use crate::values::{parse_bytes, parse_mock_block_bytes};
+use crate::values::{parse_bytes, parse_mock_block_bytes, parse_model_name};
 use clap::{Args, ValueEnum};
 use cleave_cpu::CoreBinding;
 use std::fmt;
@@ -18,7 +18,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Name under which the API serves the model; the name of the folder if absent.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_model_name)]
     pub(crate) served_model_name: Option<String>,
     /// Number format of weights and activations. `auto` takes the checkpoint's format, and runs f16
     /// as bf16. `f16`, on a processor, keeps the weights of an f16 checkpoint exactly: activations

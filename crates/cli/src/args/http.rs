@@ -46,14 +46,17 @@ pub(crate) struct HttpArgs {
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_body_bytes)]
     pub(crate) max_body: usize,
     /// Memory for all request bodies that are read at once, such as 64MiB. A body takes four times
-    /// the bytes that have arrived of it. Further requests wait some seconds and are then refused
-    /// with 429. One body of `--max-body` always fits. Chat templates have memory of their own: see
-    /// `--template-memory`.
+    /// its bytes. A quarter is for bodies of at most 64 KiB. The rest, or four times `--max-body`
+    /// if that is more, is for longer ones: with the defaults it holds one body of 8 MiB at a time.
+    /// Further requests wait five seconds and are then refused with 429. Chat templates have memory
+    /// of their own: see `--template-memory`.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_body_memory)]
     pub(crate) body_memory: usize,
-    /// Memory for all chat templates that are rendered at once, such as 256MiB. One rendering
-    /// reserves 8 MiB and 16 bytes for each byte of the body, and 128 bytes for each byte of a text
-    /// that only the `tokenizers` library can tokenize. Further requests wait some seconds and are
+    /// Memory for all chat templates that are rendered and texts that are tokenized at once, such
+    /// as 256MiB. One rendering reserves 8 MiB and 16 bytes for each byte of the body. A text
+    /// reserves 128 bytes for each byte that the `tokenizers` library gets at once: at most 128 KiB
+    /// of a body, or all of a text that only the library can tokenize. `/tokenize` and
+    /// `/detokenize` reserve up to 96 bytes a token. Further requests wait some seconds and are
     /// then refused with 429. One rendering of `--max-body` always fits.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_body_memory)]
     pub(crate) template_memory: usize,

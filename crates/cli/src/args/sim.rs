@@ -33,6 +33,9 @@ A violation prints its seed and makes the exit status 1.")]
         /// Print a line of state for each event.
         #[arg(long)]
         log: bool,
+        /// Simulate a model with a state beside its keys and values.
+        #[arg(long)]
+        states: bool,
     },
     /// Explore small worlds completely: every order of events and every fault, up to a number of
     /// faults on a path.

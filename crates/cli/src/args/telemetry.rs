@@ -4,7 +4,8 @@
 
 use clap::{Args, ValueEnum};
 use cleave_api::PromptLog;
-use cleave_telemetry::{TraceOptions, TraceSampler, TraceSamplerError};
+use cleave_telemetry::{OtlpScheme, TraceOptions, TraceSampler, TraceSamplerError};
+use std::path::PathBuf;
 
 /// Flags of every command.
 #[derive(Args, Clone, Debug)]
@@ -55,9 +56,14 @@ pub(crate) enum LogLevel {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
-    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317.
+    /// Send OpenTelemetry traces to this OTLP gRPC endpoint, such as http://localhost:4317 or
+    /// https://collector:4317. Without a scheme it is https, unless OTEL_EXPORTER_OTLP_INSECURE is
+    /// true.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub(crate) otlp_endpoint: Option<String>,
+    /// PEM file of authorities that may sign the collector's certificate; the system's if absent.
+    #[arg(long, value_name = "FILE", env = "OTEL_EXPORTER_OTLP_CERTIFICATE")]
+    pub(crate) otlp_certificate: Option<PathBuf>,
     /// Share of the traces that begin here and are recorded, 0 to 1; traces of clients are recorded
     /// if the client records them. If absent, OTEL_TRACES_SAMPLER decides, or all are recorded.
     #[arg(long, value_name = "SHARE", value_parser = TraceSampler::share)]
@@ -97,8 +103,24 @@ impl TraceArgs {
             (None, Some(name)) => TraceSampler::named(&name, argument.as_deref())?,
             (None, None) => TraceSampler::default(),
         };
+        let is_insecure = [
+            "OTEL_EXPORTER_OTLP_TRACES_INSECURE",
+            "OTEL_EXPORTER_OTLP_INSECURE",
+        ]
+        .iter()
+        .find_map(|name| std::env::var(name).ok())
+        .is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let default_scheme = if is_insecure {
+            OtlpScheme::Http
+        } else {
+            OtlpScheme::Https
+        };
+        // By OpenTelemetry's specification an empty variable is the same as none.
+        let endpoint = self.otlp_endpoint.clone().filter(|url| !url.is_empty());
         Ok(TraceOptions {
-            endpoint: self.otlp_endpoint.clone(),
+            endpoint,
+            default_scheme,
+            certificate: self.otlp_certificate.clone(),
             sampler,
         })
     }

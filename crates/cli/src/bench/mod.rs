@@ -309,6 +309,7 @@ impl EngineCapacity {
         EngineLimits {
             block_tokens: self.block_tokens,
             blocks_count: u32::try_from(blocks).unwrap_or(u32::MAX),
+            states_count: 0,
             slots_count,
             step_tokens_max: self.step_tokens_max,
         }

@@ -6,8 +6,8 @@
 
 use super::shape::BenchShape;
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
-    StepWork,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId,
+    StepPlan, StepWork,
 };
 use cleave_engine::{Engine, EngineError};
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl EngineBench {
             .flat_map(|slot| (0..filled).map(move |block| (block, slot * table + block)))
             .map(|(from, to)| (BlockIndex(from), BlockIndex(to)))
             .collect();
-        self.engine.copy_blocks(&pairs)
+        self.engine.copy_blocks(KvPlane::Blocks, &pairs)
     }
 
     /// Opens every slot of a shape with prompts of this length.
@@ -241,6 +241,7 @@ impl EngineBench {
             blocks: (slot * table..(slot + 1) * table).map(BlockIndex).collect(),
             logits,
             drafts: Vec::new(),
+            state: None,
         }
     }
 

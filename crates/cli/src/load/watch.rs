@@ -149,11 +149,15 @@ fn print_summary(out: &mut impl Write, name: &str, summary: &RunSummary) -> anyh
             missed.join(", ")
         )?;
     }
+    let per_second = |rate: f64| match summary.done {
+        0 => "none".to_owned(),
+        _ => format!("{rate:.1}"),
+    };
     writeln!(
         out,
-        "  tokens/s: {:.1} out, {:.1} in\n  {:<12}{}",
-        summary.output_tokens_per_second,
-        summary.input_tokens_per_second,
+        "  tokens/s: {} out, {} in\n  {:<12}{}",
+        per_second(summary.output_tokens_per_second),
+        per_second(summary.input_tokens_per_second),
         "ms",
         SampleStats::COLUMNS
             .map(|name| format!(" {name:>9}"))
@@ -177,7 +181,10 @@ fn print_summary(out: &mut impl Write, name: &str, summary: &RunSummary) -> anyh
 }
 
 fn print_stats(out: &mut impl Write, name: &str, stats: &SampleStats) -> anyhow::Result<()> {
-    let columns = stats.columns().map(|column| format!(" {column:>9.2}"));
+    let columns = stats.columns().map(|column| match stats.count {
+        0 => format!(" {:>9}", "none"),
+        _ => format!(" {column:>9.2}"),
+    });
     writeln!(out, "  {name:<12}{}", columns.concat())?;
     Ok(())
 }
@@ -219,4 +226,20 @@ pub(crate) fn print_goodput(report: &BenchReport) -> anyhow::Result<()> {
         (true, Some(_)) => {}
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_answers_has_no_latencies() {
+        let mut out = Vec::new();
+        print_summary(&mut out, "all", &RunSummary::default()).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("tokens/s: none out, none in"), "{text}");
+        let mut latencies = text.lines().skip_while(|line| !line.starts_with("  TTFT"));
+        assert!(latencies.clone().next().is_some(), "{text}");
+        assert!(latencies.all(|line| !line.contains('0')), "{text}");
+    }
 }

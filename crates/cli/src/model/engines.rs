@@ -47,6 +47,7 @@ impl LoadedModel {
         let limits = EngineLimits {
             block_tokens: args.block_tokens(),
             blocks_count,
+            states_count: 0,
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
         };
@@ -83,6 +84,7 @@ impl LoadedModel {
         let limits = EngineLimits {
             block_tokens: args.block_tokens(),
             blocks_count: tokens.div_ceil(args.block_tokens()) + 1,
+            states_count: 0,
             slots_count: 1,
             step_tokens_max: args.step_tokens_max(),
         };
@@ -203,6 +205,7 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         blocks: vec![BlockIndex(0)],
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        state: None,
     };
     engine.step(&StepPlan {
         step: StepId(0),

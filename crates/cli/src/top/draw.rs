@@ -112,10 +112,15 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
         "–".to_owned()
     };
     let devices = fleet.number("/devices").max(1.0);
-    let tokens: f64 = fleet
+    // A worker has no rate before its second sample.
+    let rates: Vec<f64> = fleet
         .workers()
         .filter_map(|row| row.get("tokens_per_second")?.as_f64())
-        .sum();
+        .collect();
+    let tokens = match rates.as_slice() {
+        [] => "–".to_owned(),
+        rates => format!("{:.0}", rates.iter().sum::<f64>()),
+    };
     let seconds = fleet.list("/history");
     let recent = &seconds[seconds.len().saturating_sub(5)..];
     let bytes: f64 = recent.iter().filter_map(|second| second[4].as_f64()).sum();
@@ -137,7 +142,7 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
     vec![
         title,
         Line::from(format!(
-            "goodput {goodput:.2}/s ({:.2} per device)   kept {attainment}   {tokens:.0} tokens/s   hand-off {}",
+            "goodput {goodput:.2}/s ({:.2} per device)   kept {attainment}   {tokens} tokens/s   hand-off {}",
             goodput / devices,
             rate(bytes)
         )),

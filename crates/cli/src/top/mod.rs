@@ -243,6 +243,23 @@ mod tests {
     }
 
     #[test]
+    fn rates_that_are_not_known_yet_are_not_zero() {
+        let mut fleet = fleet();
+        let known = text(&fleet, "u").unwrap();
+        assert!(known.contains("1920 tokens/s"), "{known}");
+        let mut delta = fleet.json();
+        let unrated = |name: &str| {
+            json!([
+                name, "decode", "ready", null, 0, 0, 0, 0, 0.0, 0, 40, null, null, null, 0
+            ])
+        };
+        delta["workers"] = json!(["prefill-0", "decode-0", "decode-1"].map(unrated));
+        fleet.apply("delta", delta).unwrap();
+        let unknown = text(&fleet, "u").unwrap();
+        assert!(unknown.contains("– tokens/s"), "{unknown}");
+    }
+
+    #[test]
     fn a_worker_that_left_disappears() {
         let mut fleet = fleet();
         let mut delta = fleet.json();

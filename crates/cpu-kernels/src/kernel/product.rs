@@ -2,9 +2,10 @@
 //!
 //! Owns: the loops over panels, blocks and tiles, and the trait of a weight format.
 //! Never: knows the source of the rows, or other threads.
-//! Invariant: an element of the result is summed block after block and step after step, in one
-//! order, whatever rows and columns are computed beside it; between blocks its sum is stored
-//! exactly. The bias is added after the sum.
+//! Invariant: an element of the result is summed slice by slice, each from zero, block after block
+//! and step after step, in one order, whatever rows and columns are computed beside it; between
+//! blocks its sum is stored exactly. The sums of slices are added as a balanced binary tree, and
+//! the bias is added last.
 //!
 //! A panel of [`PANEL`] columns and a tile of rows are multiplied in blocks of [`BLOCK_STEPS`]
 //! steps of the inner dimension. A panel's block is at most 16 KiB, and stays in the L1 cache while
@@ -18,12 +19,15 @@ pub mod halves;
 pub mod left;
 pub mod nibbles;
 mod pairs;
+mod results;
+pub mod slices;
 
-use super::rows::silu;
 use super::tile::{Tiles, with_rows};
 use crate::memory::SliceParts;
 use crate::simd::{LANES, Simd};
 use groups::GroupLayout;
+use results::{EndedSlice, end_slice};
+use slices::{SliceBlock, SliceBlocks};
 use std::ops::Range;
 
 /// Columns of a panel of packed weights.
@@ -36,21 +40,28 @@ const GROUP_PANELS: usize = 4;
 const LEFT_BYTES_MAX: usize = 384 << 10;
 /// Rows per pass: their block must fit the L2 cache.
 const ROWS_PER_PASS: usize = 512;
+/// Rows per pass of a product with several slices: sums of slices must fit there, too.
+const ROWS_PER_SLICED_PASS: usize = 256;
+/// Sums of slices that wait for their neighbour's: of one slice, of two, and of four.
+const WAITING_LEVELS: usize = 3;
 /// Prefetch distance in cache lines of a single tile, which streams every panel once.
 const PREFETCH_LINES_AHEAD: usize = 128;
 
 /// Words of sums between blocks.
 const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_PER_PASS + 2 * LANES) * PANEL;
-/// Words of one thread's scratch memory: sums, and either an unpacked block of a panel or a tile's
-/// final sums.
-pub const SCRATCH_WORDS: usize = SUMS_WORDS + BLOCK_STEPS * PANEL;
+/// Words of either an unpacked block of a panel or a tile's final sums.
+const SPREAD_WORDS: usize = BLOCK_STEPS * PANEL;
+/// Words of one level of waiting sums.
+const LEVEL_WORDS: usize = GROUP_PANELS * (ROWS_PER_SLICED_PASS + 2 * LANES) * PANEL;
+/// Words of one thread's scratch memory.
+pub const SCRATCH_WORDS: usize = SUMS_WORDS + SPREAD_WORDS + WAITING_LEVELS * LEVEL_WORDS;
 
 /// A format of packed weights.
 pub trait WeightForm<S: Simd>: Copy + 'static {
     /// Words of the left side per step and row.
     const PHASES: usize;
-    /// Whether sums are loaded and stored once per block, so that the first block need not load
-    /// them and the last may store them elsewhere.
+    /// Whether sums are loaded and stored once per block, so that a slice's first block need not
+    /// load them and its last may store them elsewhere.
     const IS_CHAIN: bool = true;
     /// Least number of rows of a tile.
     const ROWS_MIN: usize = 1;
@@ -61,9 +72,9 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
         steps * PANEL
     }
 
-    /// Initial sums of sixteen columns from `column` on.
+    /// Initial sums of a slice, of sixteen columns from `column` on.
     #[inline(always)]
-    fn start(s: S, _: &PackedProduct<'_>, _column: usize) -> S::V {
+    fn start(s: S, _: &PackedProduct<'_>, _slice: usize, _column: usize) -> S::V {
         s.splat(0.0)
     }
 
@@ -74,8 +85,8 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
         right.as_ptr()
     }
 
-    /// Adds one block to the sums of R rows and 16·C columns. For the first block of a chain, sums
-    /// are not loaded but start from [`WeightForm::start`].
+    /// Adds one block to the sums of R rows and 16·C columns. For the first block of a slice of a
+    /// chain, sums are not loaded but start from [`WeightForm::start`].
     ///
     /// # Safety
     /// The sides hold what [`BlockSides`] describes; this task owns 16·C words at each of R rows of
@@ -87,11 +98,20 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
         sums: TileSums,
     );
 
-    /// Converts final sums to floats.
+    /// Converts a slice's final sums to floats.
     #[inline(always)]
-    fn finish(_: S, _: &PackedProduct<'_>, sum: S::V, _row: usize, _column: usize) -> S::V {
+    fn finish(_: S, _: &PackedProduct<'_>, sum: S::V, _at: SliceElement) -> S::V {
         sum
     }
+}
+
+/// Place of sixteen sums of a slice.
+#[derive(Clone, Copy)]
+pub struct SliceElement {
+    pub slice: usize,
+    pub row: usize,
+    /// First column, counting every panel as full.
+    pub column: usize,
 }
 
 /// Pointers to a tile's sums, `[row][PANEL]`, before and after a block; equal unless the format is
@@ -114,6 +134,9 @@ pub struct BlockSides {
     /// First step of the block, and number of steps.
     pub first: usize,
     pub steps: usize,
+    /// Slice that the block is part of, and whether it is the slice's first block.
+    pub slice: usize,
+    pub begins_slice: bool,
     /// First row of the tile.
     pub row: usize,
     /// First column of the panel, counting every panel as full.
@@ -155,6 +178,9 @@ pub struct PackedProduct<'a> {
     pub right: &'a [u32],
     /// Steps of the inner dimension.
     pub steps: usize,
+    /// End of each slice in steps; the last is `steps`. Their number is a power of two, at most
+    /// eight.
+    pub slices: &'a [usize],
     /// Columns of the result.
     pub columns: usize,
     /// Whether a panel's first vector is the gate of its second; such a panel gives [`LANES`]
@@ -180,8 +206,8 @@ pub struct PackedProduct<'a> {
 pub struct IntegerWeights<'a> {
     /// Scale of each column, `(panels × PANEL)`, for eight bits without groups.
     pub scales: &'a [f32],
-    /// −128 × the sum of each column's codes, `(panels × PANEL)`, for eight bits without groups; it
-    /// offsets rows stored plus 128.
+    /// −128 × the sum of each column's codes in a slice, `(slices, panels × PANEL)`, for eight bits
+    /// without groups; it offsets rows stored plus 128.
     pub starts: &'a [u32],
     pub units: GroupLayout,
 }
@@ -224,7 +250,12 @@ pub fn multiply<S: Simd, F: WeightForm<S>>(
     piece: &ProductPiece,
     scratch: &mut [f32],
 ) {
-    let tiles_each = ROWS_PER_PASS.div_ceil(S::ROWS);
+    let rows_each = if product.slices.len() > 1 {
+        ROWS_PER_SLICED_PASS
+    } else {
+        ROWS_PER_PASS
+    };
+    let tiles_each = rows_each.div_ceil(S::ROWS);
     // A left side that does not fit the L2 cache is read block by block for a group of panels; one
     // that fits stays there, and needs no grouping.
     let panels_each = if size_of_val(product.left) > LEFT_BYTES_MAX {
@@ -254,89 +285,99 @@ impl PanelWalk<'_, '_> {
             panels,
             tiles,
         } = self;
+        let (scratch, waiting) = scratch.split_at_mut(SUMS_WORDS + SPREAD_WORDS);
         let (scratch, spread) = scratch.split_at_mut(SUMS_WORDS);
         let first_row = cut.start(tiles.start);
         let rows = cut.start(tiles.end) - first_row;
-        let mut first = 0;
-        loop {
-            let end = product.steps.min(first + BLOCK_STEPS);
+        let mut blocks = SliceBlocks::new(product.slices);
+        let mut block = blocks.next();
+        while let Some(at) = block {
+            let following = blocks.next();
             for panel in panels.clone() {
                 // One block of one panel is used by all tiles while it is in the L1 cache.
-                let packed = self.block_words::<S, F>(panel, first..end);
+                let packed = self.block_words::<S, F>(panel, &at.steps);
                 let packed = &product.right[packed];
                 let right = F::prepare(s, product, packed, spread);
-                let next = self.next_block_words::<S, F>(panel, first..end);
+                let next = self.next_block_words::<S, F>(panel, &at, following.as_ref());
                 for tile in tiles.clone() {
                     let rows_at = cut.start(tile)..cut.start(tile + 1);
                     // Sums of every panel and tile of the walk have their own place in the scratch
                     // memory.
                     let sums_at = (panel - panels.start) * rows + rows_at.start - first_row;
-                    let panel_sums =
-                        &mut scratch[sums_at * PANEL..(sums_at + rows_at.len()) * PANEL];
-                    let words = rows_at.len() * (end - first) * F::PHASES;
-                    let left = (first * product.rows + rows_at.start * (end - first)) * F::PHASES;
+                    let sums_words = sums_at * PANEL..(sums_at + rows_at.len()) * PANEL;
+                    let panel_sums = &mut scratch[sums_words.clone()];
+                    let steps = at.steps.len();
+                    let words = rows_at.len() * steps * F::PHASES;
+                    let left = (at.steps.start * product.rows + rows_at.start * steps) * F::PHASES;
                     let sides = BlockSides {
                         left: product.left[left..left + words].as_ptr(),
                         right,
                         packed: packed.as_ptr(),
-                        first,
-                        steps: end - first,
+                        first: at.steps.start,
+                        steps,
+                        slice: at.slice,
+                        begins_slice: at.begins_slice,
                         row: rows_at.start,
                         column: panel * PANEL,
                         vector: 0,
-                        prefetch: self.prefetch_for_tile(packed, &next, tile - tiles.start),
+                        prefetch: self.prefetch_for_tile(packed, steps, &next, tile - tiles.start),
                     };
                     // Chains start from `F::start` in registers; other formats add to sums in
                     // memory, which must be initialised.
-                    if first == 0 && !F::IS_CHAIN {
-                        start_sums::<S, F>(s, product, panel, panel_sums);
+                    if at.begins_slice && !F::IS_CHAIN {
+                        start_sums::<S, F>(s, product, at.slice, panel, panel_sums);
                     }
                     let from = panel_sums.as_mut_ptr();
-                    let is_last = end == product.steps;
                     // Final sums of all tiles go to the same memory, which stays in the L1 cache.
                     // It is free: only formats that are no chain unpack blocks there.
-                    let to = if is_last && F::IS_CHAIN {
+                    let to = if at.ends_slice && F::IS_CHAIN {
                         spread[..panel_sums.len()].as_mut_ptr()
                     } else {
                         from
                     };
-                    if is_last {
+                    if at.ends_slice && following.is_none() {
                         prefetch_out(s, product, &rows_at, panel);
                     }
                     // SAFETY: the slices above hold exactly what the sides describe.
                     with_rows!(rows_at.len(), R => unsafe {
                         add_block::<S, F, R>(s, product, sides, TileSums { from, to });
                     });
-                    if is_last {
+                    if at.ends_slice {
+                        let ended = EndedSlice {
+                            slice: at.slice,
+                            rows: rows_at,
+                            panel,
+                            waiting_at: sums_words.start,
+                        };
                         // SAFETY: as above; and no other task has these rows of these panels.
                         unsafe {
-                            let sums = std::slice::from_raw_parts(to, rows_at.len() * PANEL);
-                            write_results::<S, F>(s, product, &rows_at, panel, sums);
+                            let sums = std::slice::from_raw_parts(to, sums_words.len());
+                            end_slice::<S, F>(s, product, &ended, sums, waiting);
                         }
                     }
                 }
             }
-            first = end;
-            if first >= product.steps {
-                break;
-            }
+            block = following;
         }
     }
 
-    /// Words of the block that is computed after these steps of a panel; empty after the last
-    /// panel.
+    /// Words of the block that is computed after this one of a panel; empty after the last panel.
     #[inline(always)]
     fn next_block_words<S: Simd, F: WeightForm<S>>(
         &self,
         panel: usize,
-        steps: Range<usize>,
+        block: &SliceBlock,
+        following: Option<&SliceBlock>,
     ) -> Range<usize> {
-        let all = self.product.steps;
-        let following = steps.end..all.min(steps.end + BLOCK_STEPS);
-        match (panel + 1 < self.panels.end, steps.end < all) {
-            (true, _) => self.block_words::<S, F>(panel + 1, steps),
-            (false, true) => self.block_words::<S, F>(self.panels.start, following),
-            (false, false) => self.block_words::<S, F>(self.panels.end, 0..all.min(BLOCK_STEPS)),
+        if panel + 1 < self.panels.end {
+            return self.block_words::<S, F>(panel + 1, &block.steps);
+        }
+        match following {
+            Some(following) => self.block_words::<S, F>(self.panels.start, &following.steps),
+            None => {
+                let first = 0..self.product.steps.min(BLOCK_STEPS);
+                self.block_words::<S, F>(self.panels.end, &first)
+            }
         }
     }
 
@@ -345,7 +386,7 @@ impl PanelWalk<'_, '_> {
     fn block_words<S: Simd, F: WeightForm<S>>(
         &self,
         panel: usize,
-        steps: Range<usize>,
+        steps: &Range<usize>,
     ) -> Range<usize> {
         let start = panel * F::words(self.product, self.product.steps);
         start + F::words(self.product, steps.start)..start + F::words(self.product, steps.end)
@@ -357,6 +398,7 @@ impl PanelWalk<'_, '_> {
     fn prefetch_for_tile(
         &self,
         packed: &[u32],
+        steps: usize,
         next: &Range<usize>,
         index: usize,
     ) -> PrefetchAhead {
@@ -364,7 +406,7 @@ impl PanelWalk<'_, '_> {
         if count == 1 {
             return PrefetchAhead {
                 start: packed.as_ptr().wrapping_add(PREFETCH_LINES_AHEAD * LANES),
-                lines: (packed.len() / LANES / BLOCK_STEPS).clamp(1, 2),
+                lines: (packed.len() / LANES / steps).clamp(1, 2),
                 steps_between_log2: 0,
             };
         }
@@ -373,7 +415,7 @@ impl PanelWalk<'_, '_> {
         PrefetchAhead {
             start: self.product.right.as_ptr().wrapping_add(start),
             lines: 1,
-            steps_between_log2: (BLOCK_STEPS / lines).max(1).ilog2(),
+            steps_between_log2: (steps / lines).max(1).ilog2(),
         }
     }
 }
@@ -407,15 +449,19 @@ unsafe fn add_block<S: Simd, F: WeightForm<S>, const R: usize>(
     }
 }
 
-/// Initialises a tile's sums before its first block.
+/// Initialises a tile's sums before a slice's first block.
 #[inline(always)]
 fn start_sums<S: Simd, F: WeightForm<S>>(
     s: S,
     product: &PackedProduct<'_>,
+    slice: usize,
     panel: usize,
     sums: &mut [f32],
 ) {
-    let starts = [0, LANES].map(|column| F::start(s, product, panel * PANEL + column));
+    let starts = [
+        F::start(s, product, slice, panel * PANEL),
+        F::start(s, product, slice, panel * PANEL + LANES),
+    ];
     for row in sums.as_chunks_mut::<LANES>().0.chunks_exact_mut(2) {
         s.store(starts[0], &mut row[0]);
         s.store(starts[1], &mut row[1]);
@@ -435,58 +481,7 @@ fn prefetch_out<S: Simd>(s: S, product: &PackedProduct<'_>, rows: &Range<usize>,
     }
 }
 
-/// Finishes a tile's sums (scales, bias, gate) and writes the results.
-///
-/// # Safety
-/// No other task writes these rows of this panel.
-#[inline(always)]
-unsafe fn write_results<S: Simd, F: WeightForm<S>>(
-    s: S,
-    product: &PackedProduct<'_>,
-    rows: &Range<usize>,
-    panel: usize,
-    sums: &[f32],
-) {
-    for (row, sums) in rows
-        .clone()
-        .zip(sums.as_chunks::<LANES>().0.chunks_exact(2))
-    {
-        let mut values = [s.splat(0.0); 2];
-        for (vector, sum) in sums.iter().enumerate() {
-            let column = panel * PANEL + vector * LANES;
-            values[vector] = F::finish(s, product, s.load(sum), row, column);
-            if let Some(bias) = product.bias {
-                let bias = s.load_part(&bias[column..column + LANES]);
-                values[vector] = s.add(values[vector], bias);
-            }
-        }
-        let whole = product.panel_columns();
-        let columns = (panel * whole).min(product.columns)..product.columns;
-        let start = row * product.columns + columns.start;
-        // SAFETY: as the caller promises.
-        let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
-        if product.is_gated {
-            let [gate, up] = values;
-            write_vector(s, silu(s, gate, up), out);
-        } else {
-            let (first, second) = out.split_at_mut(out.len().min(LANES));
-            write_vector(s, values[0], first);
-            write_vector(s, values[1], second);
-        }
-    }
-}
-
-/// Writes sixteen columns of a row, or the remaining ones.
-#[inline(always)]
-fn write_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
-    if let Some(out) = out.first_chunk_mut::<LANES>() {
-        s.store(value, out);
-    } else if !out.is_empty() {
-        s.store_part(value, out);
-    }
-}
-
-/// Loads a register tile's sums, or their initial values before the first block.
+/// Loads a register tile's sums, or their initial values before a slice's first block.
 ///
 /// # Safety
 /// As [`WeightForm::add`].
@@ -498,10 +493,10 @@ unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
     from: *const f32,
 ) -> [[S::V; C]; R] {
     let mut sums = [[s.splat(0.0); C]; R];
-    if sides.first == 0 {
+    if sides.begins_slice {
         for c in 0..C {
             let column = sides.column + (sides.vector + c) * LANES;
-            let start = F::start(s, product, column);
+            let start = F::start(s, product, sides.slice, column);
             for row in &mut sums {
                 row[c] = start;
             }

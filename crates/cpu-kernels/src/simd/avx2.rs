@@ -409,7 +409,11 @@ unsafe fn even_codes(x: __m256) -> __m256 {
 unsafe fn dot_vnni(acc: __m256, unsigned: __m256, signed: __m256) -> __m256 {
     // SAFETY: as the caller promises.
     unsafe {
-        let [acc, unsigned, signed] = [acc, unsigned, signed].map(|x| _mm256_castps_si256(x));
+        let (acc, unsigned, signed) = (
+            _mm256_castps_si256(acc),
+            _mm256_castps_si256(unsigned),
+            _mm256_castps_si256(signed),
+        );
         _mm256_castsi256_ps(_mm256_dpbusd_avx_epi32(acc, unsigned, signed))
     }
 }
@@ -420,8 +424,8 @@ unsafe fn dot_vnni(acc: __m256, unsigned: __m256, signed: __m256) -> __m256 {
 unsafe fn dot_halves(acc: __m256, left: __m256, right: __m256) -> __m256 {
     // SAFETY: as the caller promises.
     unsafe {
-        let [acc, left, right] = [acc, left, right].map(|x| _mm256_castps_si256(x));
-        _mm256_castsi256_ps(_mm256_add_epi32(acc, _mm256_madd_epi16(left, right)))
+        let products = _mm256_madd_epi16(_mm256_castps_si256(left), _mm256_castps_si256(right));
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), products))
     }
 }
 
@@ -431,7 +435,11 @@ unsafe fn dot_halves(acc: __m256, left: __m256, right: __m256) -> __m256 {
 unsafe fn dot_codes(acc: __m256, codes: __m256, left: __m256) -> __m256 {
     // SAFETY: as the caller promises.
     unsafe {
-        let [acc, codes, left] = [acc, codes, left].map(|x| _mm256_castps_si256(x));
+        let (acc, codes, left) = (
+            _mm256_castps_si256(acc),
+            _mm256_castps_si256(codes),
+            _mm256_castps_si256(left),
+        );
         // Two products of at most 15 × 127: far below saturation.
         let pairs = _mm256_maddubs_epi16(codes, left);
         let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

@@ -373,7 +373,11 @@ impl<const VNNI: bool> IntegerSimd for Avx512<VNNI> {
     fn byte_dot(self, acc: __m512, left: __m512, right: __m512) -> __m512 {
         // SAFETY: `self` proves the instructions, VNNI if the constant says so.
         unsafe {
-            let [acc, left, right] = [acc, left, right].map(|x| _mm512_castps_si512(x));
+            let (acc, left, right) = (
+                _mm512_castps_si512(acc),
+                _mm512_castps_si512(left),
+                _mm512_castps_si512(right),
+            );
             _mm512_castsi512_ps(if VNNI {
                 _mm512_dpbusd_epi32(acc, left, right)
             } else {
@@ -386,7 +390,11 @@ impl<const VNNI: bool> IntegerSimd for Avx512<VNNI> {
     fn code_dot(self, acc: __m512, left: __m512, codes: __m512) -> __m512 {
         // SAFETY: `self` proves the instructions, VNNI if the constant says so.
         unsafe {
-            let [acc, left, codes] = [acc, left, codes].map(|x| _mm512_castps_si512(x));
+            let (acc, left, codes) = (
+                _mm512_castps_si512(acc),
+                _mm512_castps_si512(left),
+                _mm512_castps_si512(codes),
+            );
             _mm512_castsi512_ps(if VNNI {
                 _mm512_dpbusd_epi32(acc, codes, left)
             } else {

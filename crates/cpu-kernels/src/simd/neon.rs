@@ -256,7 +256,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> IntegerSimd
     unsafe fn left_pair(self, steps: [*const u32; 2]) -> V {
         // SAFETY: as the caller promises; `self` proves the instructions.
         unsafe {
-            let [first, second] = steps.map(|step| vld1_u32(step));
+            let (first, second) = (vld1_u32(steps[0]), vld1_u32(steps[1]));
             let rows = vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second));
             [vreinterpretq_f32_u32(rows); 4]
         }

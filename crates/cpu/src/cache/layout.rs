@@ -10,6 +10,7 @@ use super::{PackedStack, StackKey};
 use crate::pack::{GROUPS, PER_STEP, RowOrder, StackForm};
 use cleave_cpu_kernels::kernel::product::PANEL;
 use cleave_cpu_kernels::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
+use cleave_engine::ops::SLICES_MAX;
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
@@ -18,7 +19,7 @@ pub(super) const PAGE: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"CLEAVEpw";
 /// Version of header and index. The data between have their own version, [`crate::pack::LAYOUT`].
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Byte order of the words.
 const ORDER: u64 = if cfg!(target_endian = "big") { 2 } else { 1 };
 
@@ -119,7 +120,7 @@ pub(super) struct PackedEntry {
 }
 
 /// Bytes of an entry.
-pub(super) const ENTRY_BYTES: usize = 10 * 8;
+pub(super) const ENTRY_BYTES: usize = 11 * 8;
 
 impl PackedEntry {
     pub(super) fn new(
@@ -148,6 +149,7 @@ impl PackedEntry {
             order,
             rows,
             width,
+            slices,
         } = key;
         let none = GroupLayout::default();
         let (tag, units) = match stack_form {
@@ -165,6 +167,7 @@ impl PackedEntry {
             u64::from(order == RowOrder::GateUpInterleaved),
             rows as u64,
             width as u64,
+            slices as u64,
             tag,
             units.steps as u64,
             u64::from(units.scales == ScaleFormat::F32),
@@ -182,6 +185,7 @@ impl PackedEntry {
             gated,
             rows,
             width,
+            slices,
             tag,
             steps,
             single,
@@ -225,6 +229,9 @@ impl PackedEntry {
             },
             rows: usize::try_from(rows).ok()?,
             width,
+            slices: usize::try_from(slices)
+                .ok()
+                .filter(|slices| (1..=SLICES_MAX).contains(slices))?,
         };
         Some(Self {
             key,
@@ -237,7 +244,11 @@ impl PackedEntry {
     /// Bytes of words, and of scales and offsets. `None` if the shape overflows.
     fn byte_counts(&self) -> Option<(usize, usize)> {
         let StackKey {
-            order, rows, width, ..
+            names: _,
+            order,
+            rows,
+            width,
+            slices,
         } = self.key;
         // No format has more than a word per element.
         rows.checked_add(PANEL)?
@@ -245,7 +256,7 @@ impl PackedEntry {
             .checked_mul(8)?;
         let panels = order.panels(rows);
         let sides = match self.stack_form {
-            StackForm::Int8 => panels.checked_mul(PANEL * 8)?,
+            StackForm::Int8 => panels.checked_mul(PANEL * 4 * (1 + slices))?,
             StackForm::F32 | StackForm::Bf16 | StackForm::F16 | StackForm::Groups(_) => 0,
         };
         Some((panels * self.stack_form.panel_words(width) * 4, sides))

@@ -10,7 +10,7 @@ use cleave_checkpoint::{
     ByteCodes, CheckpointStamp, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
 };
 use cleave_cpu_kernels::memory::{WeightWords, bytes_of};
-use cleave_engine::ops::{Precision, WeightLoader};
+use cleave_engine::ops::{InnerSlices, Precision, WeightLoader};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -181,7 +181,7 @@ impl CacheStage {
     }
 }
 
-/// Loads a checkpoint of three matrices, one of them with padding columns.
+/// Loads a checkpoint of four matrices, one of them with padding columns, and one with slices.
 fn load(pack: &CpuWeightLoader, kind: WeightKind) -> Vec<CpuMatrix> {
     let qkv = [stored(kind, "q", 40), stored(kind, "kk", 7)];
     let gate_up = [stored(kind, "gate", 36), stored(kind, "upper", 36)];
@@ -189,6 +189,12 @@ fn load(pack: &CpuWeightLoader, kind: WeightKind) -> Vec<CpuMatrix> {
     let matrices = vec![
         pack.matrix(&qkv, Some(&bias)).unwrap(),
         pack.gate_up(&gate_up, None).unwrap(),
+        pack.sliced_matrix(
+            &[stored(kind, "downwards", 40)],
+            None,
+            &InnerSlices::halved(WIDTH, 32, 2),
+        )
+        .unwrap(),
         pack.head(&dense(kind, "vocabulary", 70)).unwrap(),
     ];
     pack.finish().unwrap();
@@ -206,7 +212,7 @@ fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
         columns,
         is_gated,
         width,
-        steps,
+        slices,
         words,
         bias,
     } = matrix;
@@ -219,7 +225,7 @@ fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
         }
         form => format!("{form:?}"),
     };
-    let shape = format!("{form} {columns} {is_gated} {width} {steps}");
+    let shape = format!("{form} {columns} {is_gated} {width} {slices:?}");
     (shape, words.to_vec(), beside)
 }
 
@@ -297,21 +303,21 @@ fn packed_words_change_only_with_the_layout_version() {
         checksum(bytes_of(&all), 1)
     });
     if cfg!(target_endian = "little") {
-        assert_eq!((LAYOUT, sums), (1, SUMS), "{sums:#x?}");
+        assert_eq!((LAYOUT, sums), (2, SUMS), "{sums:#x?}");
     }
 }
 
 const SUMS: [u64; 10] = [
-    0x26c1_71b9_8933_bd7e,
-    0xad66_3fd3_5794_6fd0,
-    0x0bb8_5b59_dd34_e165,
-    0x35e7_40f4_cbc4_67fe,
-    0x2c2f_bee7_8ab1_4c1a,
-    0x5cd7_d07c_8fda_5b20,
-    0xd19d_8cd8_ffa4_7514,
-    0x3f93_df60_222e_5b39,
-    0x1182_4853_d78f_081a,
-    0x0818_b660_6f76_bf3f,
+    0x2a7a_b753_d972_cc34,
+    0xd45c_c811_212e_6877,
+    0xe2f4_e5af_def8_ad7b,
+    0xa14c_5fe7_6c4d_dc9f,
+    0xd16c_f1ad_4046_a017,
+    0xd3fb_b228_9229_2391,
+    0x23c3_155d_ff68_79bd,
+    0xbea3_52bd_0cd6_a0fe,
+    0xf33e_b74b_8774_2fff,
+    0xf427_0f5e_ea17_c309,
 ];
 
 #[test]

@@ -19,7 +19,7 @@ use cleave_cpu_kernels::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
 use cleave_cpu_kernels::simd::LANES;
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvPoolShape, KvType, PoolLayer,
+    Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvType, PoolLayer, PoolLayerShape,
 };
 
 /// Elements that are rounded before they are stored: one head of the largest size that a checkpoint
@@ -36,8 +36,7 @@ type RoundHead<'a, T> = dyn Fn(&[f32], &mut [T]) -> Option<f32> + Sync + 'a;
 /// A pool as attention reads it.
 #[derive(Clone, Copy)]
 struct PoolLayerView<'a, T> {
-    shape: KvPoolShape,
-    layer: usize,
+    shape: PoolLayerShape,
     elements: PoolContents<'a, T>,
 }
 
@@ -53,8 +52,7 @@ pub(super) struct RowsToStore<'a> {
 /// blocks.
 struct KvStoring<'a, T> {
     kernels: &'static CpuKernels,
-    shape: KvPoolShape,
-    layer: usize,
+    shape: PoolLayerShape,
     layout: KvLayout,
     /// `(rows, q | k | v)`.
     qkv: SliceParts<'a, f32>,
@@ -71,8 +69,8 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
         }
         let token = run.position % self.shape.block_tokens;
         for kv_head in 0..self.shape.heads.kv_heads {
-            let keys = self.head(run, self.shape.key_offset(self.layer, kv_head));
-            let values = self.head(run, self.shape.value_offset(self.layer, kv_head));
+            let keys = self.head(run, self.shape.key_offset(kv_head));
+            let values = self.head(run, self.shape.value_offset(kv_head));
             let first = token / 2 * 2 * self.shape.heads.head_dim;
             let values = &values[first..values.len().min(first + 2 * self.shape.heads.head_dim)];
             for part in [bytes_of(keys), bytes_of(values)] {
@@ -84,7 +82,7 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
 
     /// A head of a run's block, which begins at this element of the block.
     fn head(&self, run: &StoredRun, offset: usize) -> &'a mut [T] {
-        let start = run.block.0 as usize * self.shape.block_elements() + offset;
+        let start = run.block.0 as usize * self.shape.block_elements + offset;
         // SAFETY: a block belongs to one run, which the plan asserts, and a run to one task, which
         // uses one head at a time.
         unsafe { self.stored.part(start..start + self.shape.head_elements()) }
@@ -146,9 +144,9 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
                 let to = self.head(
                     run,
                     if of_values {
-                        self.shape.value_offset(self.layer, kv_head)
+                        self.shape.value_offset(kv_head)
                     } else {
-                        self.shape.key_offset(self.layer, kv_head)
+                        self.shape.key_offset(kv_head)
                     },
                 );
                 let column = (query_heads + head) * head_dim;
@@ -218,7 +216,7 @@ impl CpuOps {
         round: &RoundHead<'_, T>,
     ) {
         let PoolLayer { pool, layer } = pool;
-        let shape = pool.shape;
+        let shape = pool.shape.layer(layer);
         let RowsToStore { batch, rotary, .. } = rows;
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(rotary.half * 2, shape.heads.head_dim);
@@ -229,7 +227,6 @@ impl CpuOps {
         let storing = KvStoring {
             kernels: self.kernels,
             shape,
-            layer,
             layout: KvLayout::of(self.precision, shape.heads, shape.block_tokens),
             qkv: SliceParts::new(qkv.head_mut(batch.rows_count())),
             stored: SliceParts::new(pool.elements_mut::<T>()),
@@ -264,8 +261,7 @@ impl CpuOps {
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
         let of = |elements| PoolLayerView {
-            shape: pool.shape,
-            layer: attention.layer,
+            shape: pool.shape.layer(attention.layer),
             elements,
         };
         let view = match self.kv {
@@ -287,13 +283,14 @@ impl CpuOps {
     ) -> Result<(), EngineError> {
         // Moved out of `self` while attention borrows both.
         let mut widened = std::mem::take(&mut self.widened);
-        let (batch, elements) = widened.widen::<T>(&mut self.threads, pool, attention.layer)?;
+        let stored = pool.shape.layer(attention.layer);
+        let (batch, elements) = widened.widen::<T>(&mut self.threads, pool, &stored)?;
         let view = PoolLayerView {
-            shape: KvPoolShape {
-                layers_count: 1,
-                ..pool.shape
+            shape: PoolLayerShape {
+                offset: 0,
+                block_elements: stored.layer_elements(),
+                ..stored
             },
-            layer: 0,
             elements: PoolContents::Elements(elements),
         };
         let done = self.attend_over(batch, attention, view, qkv, out);
@@ -309,11 +306,7 @@ impl CpuOps {
         qkv: &CpuRows,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        let PoolLayerView {
-            shape,
-            layer,
-            elements,
-        } = view;
+        let PoolLayerView { shape, elements } = view;
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(out.width, shape.heads.query_width());
         let threads = self.threads.count();
@@ -328,8 +321,8 @@ impl CpuOps {
             layout: KvLayout::of(self.precision, shape.heads, shape.block_tokens),
             pool: elements,
             head_elements: shape.head_elements(),
-            block_elements: shape.block_elements(),
-            layer_offsets: (shape.key_offset(layer, 0), shape.value_offset(layer, 0)),
+            block_elements: shape.block_elements,
+            layer_offsets: (shape.key_offset(0), shape.value_offset(0)),
             qkv: qkv.head(rows),
             scale: attention.scale * std::f32::consts::LOG2_E,
             window: attention.window.unwrap_or(usize::MAX),

@@ -65,26 +65,26 @@ impl<'a> RowsSource<'a> {
 }
 
 impl CpuOps {
-    /// Kernels for a matrix of this format, and the steps of its groups.
-    fn product_kernels(&self, matrix: &CpuMatrix) -> (&'static ProductKernels, usize) {
+    /// Kernels for a matrix of this format, and the steps of its groups; `None` without groups.
+    fn product_kernels(&self, matrix: &CpuMatrix) -> (&'static ProductKernels, Option<usize>) {
         const OTHER: &str = "a matrix of another pack";
         match &matrix.form {
             MatrixForm::F32 => {
                 assert_eq!(self.precision, Precision::F32, "{OTHER}");
-                (&self.kernels.of_f32.product, matrix.steps)
+                (&self.kernels.of_f32.product, None)
             }
             MatrixForm::Bf16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
-                (&self.kernels.of_bf16.product, matrix.steps)
+                (&self.kernels.of_bf16.product, None)
             }
             MatrixForm::F16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
-                (&self.kernels.of_f16, matrix.steps)
+                (&self.kernels.of_f16, None)
             }
-            MatrixForm::Int8(_) => (&self.bytes_kernels.int8, matrix.steps),
+            MatrixForm::Int8(_) => (&self.bytes_kernels.int8, None),
             MatrixForm::Groups(units) => match units.bits {
-                CodeBits::Eight => (&self.bytes_kernels.int8_groups, units.steps),
-                CodeBits::Four => (&self.bytes_kernels.int4, units.steps),
+                CodeBits::Eight => (&self.bytes_kernels.int8_groups, Some(units.steps)),
+                CodeBits::Four => (&self.bytes_kernels.int4, Some(units.steps)),
             },
         }
     }
@@ -100,8 +100,8 @@ impl CpuOps {
         assert_eq!(from.len(), rows * matrix.width, "left side of a product");
         assert_eq!(out.len(), rows * matrix.columns, "result of a product");
         let (kernels, group_steps) = self.product_kernels(matrix);
-        let words = rows * matrix.steps * kernels.phases;
-        let groups = rows * matrix.steps.div_ceil(group_steps.max(1));
+        let words = rows * matrix.steps() * kernels.phases;
+        let groups = rows * group_steps.map_or(matrix.slices.len(), |each| matrix.steps() / each);
         ensure_len(&mut self.left, words)?;
         ensure_len(&mut self.left_scales, groups)?;
         ensure_len(&mut self.left_sums, groups)?;
@@ -117,7 +117,7 @@ impl CpuOps {
             first: 0,
             width: matrix.width,
             rows,
-            steps: matrix.steps,
+            slices: &matrix.slices,
             group_steps,
             words: SliceParts::new(&mut self.left[..words]),
             scales: SliceParts::new(&mut self.left_scales[..groups]),
@@ -160,7 +160,8 @@ impl CpuOps {
         });
         let product = PackedProduct {
             right: &matrix.words,
-            steps: matrix.steps,
+            steps: matrix.steps(),
+            slices: &matrix.slices,
             columns: matrix.columns,
             is_gated: matrix.is_gated,
             bias: matrix.bias.as_deref(),

@@ -13,7 +13,7 @@ use cleave_cpu_kernels::kernel::IntegerKernels;
 use cleave_cpu_kernels::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
 use cleave_cpu_kernels::memory::SliceParts;
-use cleave_engine::ops::Precision;
+use cleave_engine::ops::{InnerSlices, Precision};
 use std::sync::atomic::Ordering;
 
 /// Group sizes that kernels support, the largest first: it reads the fewest scales.
@@ -32,33 +32,44 @@ pub(crate) enum StackForm {
     Groups(GroupLayout),
 }
 
-/// Scales and offsets of eight-bit weights, `(panels × PANEL)` each.
+/// Scales and offsets of eight-bit weights.
 #[derive(Clone, Debug)]
 pub(crate) struct ColumnScales {
-    /// Scale of each column.
+    /// Scale of each column, `(panels × PANEL)`.
     pub(crate) scales: Vec<f32>,
-    /// −128 × the sum of the column's codes, as bits of an integer.
+    /// −128 × the sum of the column's codes in each slice, as bits of an integer, `(slices, panels
+    /// × PANEL)`.
     pub(crate) sum_offsets: Vec<u32>,
 }
 
 /// The same, in disjoint parts for several threads.
 pub(super) struct ColumnScalesParts<'a> {
+    columns: usize,
+    slices: usize,
     scales: SliceParts<'a, f32>,
-    starts: SliceParts<'a, u32>,
+    sum_offsets: SliceParts<'a, u32>,
+}
+
+/// Scales of a panel's columns, and their offsets of each slice.
+pub(super) struct PanelScales<'a> {
+    scales: &'a mut [f32],
+    sum_offsets: Vec<&'a mut [u32]>,
 }
 
 impl ColumnScales {
-    pub(super) fn new(count: usize) -> Self {
+    pub(super) fn new(columns: usize, slices: usize) -> Self {
         Self {
-            scales: vec![0.0; count],
-            sum_offsets: vec![0; count],
+            scales: vec![0.0; columns],
+            sum_offsets: vec![0; slices * columns],
         }
     }
 
     pub(super) fn parts(&mut self) -> ColumnScalesParts<'_> {
         ColumnScalesParts {
+            columns: self.scales.len(),
+            slices: self.sum_offsets.len() / self.scales.len().max(1),
             scales: SliceParts::new(&mut self.scales),
-            starts: SliceParts::new(&mut self.sum_offsets),
+            sum_offsets: SliceParts::new(&mut self.sum_offsets),
         }
     }
 }
@@ -66,12 +77,17 @@ impl ColumnScales {
 impl<'a> ColumnScalesParts<'a> {
     /// # Safety
     /// As [`SliceParts::part`].
-    pub(super) unsafe fn part(
-        &self,
-        range: std::ops::Range<usize>,
-    ) -> (&'a mut [f32], &'a mut [u32]) {
+    pub(super) unsafe fn part(&self, columns: std::ops::Range<usize>) -> PanelScales<'a> {
+        let starts = (0..self.slices).map(|slice| slice * self.columns + columns.start);
         // SAFETY: as the caller promises.
-        unsafe { (self.scales.part(range.clone()), self.starts.part(range)) }
+        unsafe {
+            PanelScales {
+                sum_offsets: starts
+                    .map(|start| self.sum_offsets.part(start..start + columns.len()))
+                    .collect(),
+                scales: self.scales.part(columns),
+            }
+        }
     }
 }
 
@@ -128,26 +144,27 @@ struct WiderThanRequested<'a> {
 }
 
 impl StackForm {
-    /// Format of a dense stack that is rounded at load.
-    pub(super) fn rounded_at_load(quantize: Quantize, stack: &[StoredMatrix]) -> Self {
-        let width = stack.first().map_or(0, StoredMatrix::columns);
+    /// Format of a dense stack that is rounded at load: slices are whole groups.
+    pub(super) fn rounded_at_load(quantize: Quantize, slices: &InnerSlices) -> Self {
         let group = GROUPS
             .into_iter()
-            .find(|group| width.is_multiple_of(*group));
+            .find(|group| slices.are_multiples_of(*group));
         match (quantize, group) {
-            (Quantize::Int4, Some(group)) if width > 0 => Self::Groups(GroupLayout {
-                bits: CodeBits::Four,
-                steps: group / PER_STEP,
-                scales: ScaleFormat::Bf16,
-                has_zeros: false,
-            }),
+            (Quantize::Int4, Some(group)) if !slices.elements().is_empty() => {
+                Self::Groups(GroupLayout {
+                    bits: CodeBits::Four,
+                    steps: group / PER_STEP,
+                    scales: ScaleFormat::Bf16,
+                    has_zeros: false,
+                })
+            }
             (Quantize::Int4 | Quantize::Int8, _) => Self::Int8,
         }
     }
 
     /// Format of a quantised stack as its checkpoint has it; `None` if kernels cannot multiply with
-    /// it.
-    pub(super) fn of_checkpoint(stack: &[StoredMatrix]) -> Option<Self> {
+    /// it. Slices are whole groups.
+    pub(super) fn of_checkpoint(stack: &[StoredMatrix], slices: &InnerSlices) -> Option<Self> {
         let tensors: Vec<&QuantizedTensor> = stack
             .iter()
             .map(|matrix| match matrix {
@@ -173,14 +190,20 @@ impl StackForm {
             }
             QuantizedType::Int8 => {
                 // A larger group is split into several with the same scale.
-                let fits = |each: &usize| group.min(width).is_multiple_of(*each);
+                let fits = |each: &usize| {
+                    group.min(width).is_multiple_of(*each) && slices.are_multiples_of(*each)
+                };
                 let each = GROUPS.into_iter().find(fits)?;
-                let is_whole = width.is_multiple_of(each);
-                is_whole.then(|| Self::Groups(group_layout_of(&tensors, CodeBits::Eight, each)))
+                Some(Self::Groups(group_layout_of(
+                    &tensors,
+                    CodeBits::Eight,
+                    each,
+                )))
             }
-            QuantizedType::Int4 if GROUPS.contains(&group) && width.is_multiple_of(group) => Some(
-                Self::Groups(group_layout_of(&tensors, CodeBits::Four, group)),
-            ),
+            QuantizedType::Int4 if GROUPS.contains(&group) && slices.are_multiples_of(group) => {
+                let units = group_layout_of(&tensors, CodeBits::Four, group);
+                Some(Self::Groups(units))
+            }
             QuantizedType::Int4 | QuantizedType::E4m3 => None,
         }
     }
@@ -240,14 +263,19 @@ fn scale_and_zero_of(tensor: &QuantizedTensor, row: usize, column: usize) -> (f3
 }
 
 impl PanelPacker {
-    /// Packs a panel of eight-bit codes with a scale per column.
+    /// Packs a panel of eight-bit codes with a scale per column. `ends` are those of slices, in
+    /// elements.
     pub(super) fn pack_bytes(
         &mut self,
         columns: &[ColumnSource<'_>],
         to: &mut [u32],
-        scales: &mut [f32],
-        sum_offsets: &mut [u32],
+        of_panel: PanelScales<'_>,
+        ends: &[usize],
     ) {
+        let PanelScales {
+            scales,
+            mut sum_offsets,
+        } = of_panel;
         let mut codes = vec![0; self.row.len()];
         let stride = self.stride;
         for (i, column) in columns.iter().enumerate() {
@@ -267,8 +295,13 @@ impl PanelPacker {
                     unsafe { (IntegerKernels::best().round_int8)(&self.row, &mut codes) }
                 }
             };
-            let sum: i32 = codes.iter().map(|code| i32::from(code.cast_signed())).sum();
-            sum_offsets[i] = sum.wrapping_mul(-128).cast_unsigned();
+            let mut start = 0;
+            for (offsets, end) in sum_offsets.iter_mut().zip(ends) {
+                let slice = codes[start..*end].iter();
+                let sum: i32 = slice.map(|code| i32::from(code.cast_signed())).sum();
+                offsets[i] = sum.wrapping_mul(-128).cast_unsigned();
+                start = *end;
+            }
             put_codes(&codes, words);
         }
         self.interleave(to);

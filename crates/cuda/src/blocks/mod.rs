@@ -7,48 +7,26 @@
 //! Invariant: no span exceeds its block; one caller at a time uses a lane.
 //!
 //! Behind the blocks the pool has some unused bytes, which another worker overwrites to measure its
-//! speed. The pool's size is a multiple of the driver's unit of allocation, so that sharing the
-//! pool shares nothing else.
+//! speed, and then the state slots.
 
 mod lane;
 mod peer;
+mod regions;
 mod secret;
 mod slices;
+
+pub(crate) use regions::PoolRegions;
 
 use crate::buffers::CudaPool;
 use crate::driver::CudaDevice;
 use crate::error::CudaError;
 use crate::images::KernelImages;
+use cleave_engine::ops::PoolPlane;
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError, PeerBlocks};
 use lane::{CopyLane, PoolRange};
 use parking_lot::{Mutex, MutexGuard};
 use peer::{CudaPeerPool, PoolHandle};
 use std::sync::Arc;
-
-/// The size of the copy that measures the speed, in bytes.
-const PROBE_BYTES: usize = 1 << 20;
-/// The driver's unit of allocation in bytes: a handle opens whole units.
-const GRANULE_BYTES: usize = 2 << 20;
-/// The alignment of the probe's bytes.
-const PROBE_ALIGNMENT: usize = 256;
-
-/// Returns the offset of the probe's bytes behind the blocks; `None` if the sum overflows.
-fn probe_first(blocks_count: usize, block_bytes: usize) -> Option<usize> {
-    let blocks = blocks_count.checked_mul(block_bytes)?;
-    let first = blocks.checked_next_multiple_of(PROBE_ALIGNMENT)?;
-    (first < usize::MAX / 2).then_some(first)
-}
-
-/// Returns the size of a pool whose probe begins at that offset.
-fn pool_bytes(probe_first: usize) -> usize {
-    (probe_first + PROBE_BYTES).next_multiple_of(GRANULE_BYTES)
-}
-
-/// Returns the size in bytes of a pool of this shape, with the probe.
-pub(crate) fn pool_bytes_of(blocks_count: usize, block_bytes: usize) -> usize {
-    // A size beyond all memory stands for an overflow, so that the driver refuses it.
-    probe_first(blocks_count, block_bytes).map_or(usize::MAX / 2, pool_bytes)
-}
 
 #[derive(Debug)]
 pub(crate) struct CudaBlocks {
@@ -93,22 +71,23 @@ impl PoolLanes {
     }
 
     fn ranges(&self, spans: &[BlockSpan]) -> Result<Vec<PoolRange>, EngineError> {
-        let shape = &self.pool.shape;
-        let block_bytes = shape.block_bytes();
+        let regions = &self.pool.regions;
         let range = |span: &BlockSpan| {
-            let BlockSpan { block, offset, len } = *span;
-            let inside = offset
-                .checked_add(len)
-                .is_some_and(|end| end <= block_bytes);
-            if block.0 as usize >= shape.blocks_count || !inside {
+            let Some(range) = regions.range(span) else {
+                let BlockSpan {
+                    plane,
+                    block,
+                    offset,
+                    len,
+                } = *span;
+                let PoolPlane { count, bytes } = regions.plane(plane);
                 return Err(EngineError::Plan(format!(
-                    "{len} bytes from {offset} of {block}: there are {} blocks of {block_bytes} bytes",
-                    shape.blocks_count
+                    "{len} bytes from {offset} of {block}: the plane {plane} has {count} of {bytes} bytes"
                 )));
-            }
+            };
             Ok(PoolRange {
-                first: block.0 as usize * block_bytes + offset,
-                bytes: len,
+                first: range.start,
+                bytes: range.len(),
             })
         };
         spans.iter().map(range).collect()

@@ -7,11 +7,13 @@
 //! Invariant: memory of this process is never opened by its handle, which drivers refuse. It is
 //! looked up in the register, and stays alive as long as it is open.
 
-use super::{PROBE_BYTES, PoolLanes, pool_bytes, probe_first};
+use super::regions::PROBE_BYTES;
+use super::{PoolLanes, PoolRegions};
 use crate::buffers::CudaPool;
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, HANDLE_BYTES, ImportedMemory};
 use crate::error::CudaError;
 use cleave_domain::BlockIndex;
+use cleave_engine::ops::PoolPlane;
 use cleave_engine::{BlockSpan, EngineError, PeerBlocks};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -30,11 +32,16 @@ pub(super) struct PoolHandle {
     uuid: [u8; 16],
     blocks_count: u64,
     block_bytes: u64,
+    /// Zeros if the pool has no state slots.
+    states_count: u64,
+    state_bytes: u64,
     memory: [u8; HANDLE_BYTES],
 }
 
+/// The number of integers in an encoded handle, before the identifier.
+const NUMBERS_COUNT: usize = 6;
 /// The size of an encoded handle in bytes.
-const WIRE_BYTES: usize = 4 * 8 + 16 + HANDLE_BYTES;
+const WIRE_BYTES: usize = NUMBERS_COUNT * 8 + 16 + HANDLE_BYTES;
 
 /// The pools of this process that were shared and still exist.
 static SHARED: Mutex<BTreeMap<u64, Weak<DeviceMemory>>> = Mutex::new(BTreeMap::new());
@@ -57,12 +64,15 @@ impl PoolHandle {
         let mut shared = shared();
         shared.retain(|_, memory| memory.strong_count() > 0);
         shared.insert(serial, Arc::downgrade(&pool.memory));
+        let PoolRegions { blocks, states, .. } = pool.regions;
         Ok(Self {
             process: this_process(),
             pool: serial,
             uuid: pool.memory.device().facts().uuid,
-            blocks_count: pool.shape.blocks_count as u64,
-            block_bytes: pool.shape.block_bytes() as u64,
+            blocks_count: blocks.count as u64,
+            block_bytes: blocks.bytes as u64,
+            states_count: states.count as u64,
+            state_bytes: states.bytes as u64,
             memory,
         })
     }
@@ -74,9 +84,18 @@ impl PoolHandle {
             uuid,
             blocks_count,
             block_bytes,
+            states_count,
+            state_bytes,
             memory,
         } = self;
-        let numbers = [process, pool, blocks_count, block_bytes];
+        let numbers: [u64; NUMBERS_COUNT] = [
+            process,
+            pool,
+            blocks_count,
+            block_bytes,
+            states_count,
+            state_bytes,
+        ];
         let mut bytes = Vec::with_capacity(WIRE_BYTES);
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         bytes.extend(uuid);
@@ -85,7 +104,7 @@ impl PoolHandle {
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let (numbers, rest) = bytes.split_at_checked(4 * 8)?;
+        let (numbers, rest) = bytes.split_at_checked(NUMBERS_COUNT * 8)?;
         let (uuid, memory) = rest.split_at_checked(16)?;
         let numbers = numbers.as_chunks::<8>().0;
         let number = |index: usize| u64::from_le_bytes(numbers[index]);
@@ -94,9 +113,21 @@ impl PoolHandle {
             pool: number(1),
             blocks_count: number(2),
             block_bytes: number(3),
+            states_count: number(4),
+            state_bytes: number(5),
             uuid: uuid.try_into().ok()?,
             memory: memory.try_into().ok()?,
         })
+    }
+
+    /// Returns the regions of the pool; `None` if its sizes are impossible.
+    fn regions(&self) -> Option<PoolRegions> {
+        let plane = |count: u64, bytes: u64| {
+            let (count, bytes) = (usize::try_from(count).ok()?, usize::try_from(bytes).ok()?);
+            Some(PoolPlane { count, bytes })
+        };
+        let blocks = plane(self.blocks_count, self.block_bytes)?;
+        PoolRegions::new(blocks, plane(self.states_count, self.state_bytes)?)
     }
 }
 
@@ -104,8 +135,7 @@ impl PoolHandle {
 pub(super) struct CudaPeerPool {
     own: Arc<PoolLanes>,
     peer: PeerMemory,
-    blocks_count: usize,
-    probe_first: usize,
+    regions: PoolRegions,
 }
 
 #[derive(Debug)]
@@ -118,15 +148,18 @@ impl CudaPeerPool {
     pub(super) fn new(near: &Arc<PoolLanes>, handle: &[u8]) -> Result<Self, EngineError> {
         let no_handle = || EngineError::Plan("these bytes are no handle of a KV pool".to_owned());
         let handle = PoolHandle::parse(handle).ok_or_else(no_handle)?;
-        let block_bytes = near.pool.shape.block_bytes();
-        if handle.block_bytes != block_bytes as u64 {
-            return Err(EngineError::Plan(format!(
-                "the other worker's KV blocks have {} bytes, this worker's have {block_bytes}",
-                handle.block_bytes
-            )));
+        let PoolRegions { blocks, states, .. } = near.pool.regions;
+        for (name, theirs, own) in [
+            ("KV blocks", handle.block_bytes, blocks.bytes),
+            ("state slots", handle.state_bytes, states.bytes),
+        ] {
+            if theirs != own as u64 {
+                return Err(EngineError::Plan(format!(
+                    "the other worker's {name} have {theirs} bytes, this worker's have {own}"
+                )));
+            }
         }
-        let blocks_count = usize::try_from(handle.blocks_count).map_err(|_| no_handle())?;
-        let beside = probe_first(blocks_count, block_bytes).ok_or_else(no_handle)?;
+        let regions = handle.regions().ok_or_else(no_handle)?;
         let device = near.pool.memory.device();
         let far = if handle.process == this_process() {
             let found = shared().get(&handle.pool).and_then(Weak::upgrade);
@@ -135,15 +168,13 @@ impl CudaPeerPool {
             enable_peer_access(device, far.device())?;
             PeerMemory::SameProcess(far)
         } else {
-            let bytes = pool_bytes(beside);
-            let opened = ImportedMemory::open(device, handle.memory, bytes);
+            let opened = ImportedMemory::open(device, handle.memory, regions.bytes());
             PeerMemory::OtherProcess(opened.map_err(|error| unreachable_from(&handle, &error))?)
         };
         Ok(Self {
             own: Arc::clone(near),
             peer: far,
-            blocks_count,
-            probe_first: beside,
+            regions,
         })
     }
 
@@ -188,25 +219,26 @@ impl PeerBlocks for CudaPeerPool {
     fn write(&self, parts: &[(BlockSpan, BlockIndex)]) -> Result<Vec<u64>, EngineError> {
         let spans: Vec<BlockSpan> = parts.iter().map(|(span, _)| *span).collect();
         let ranges = self.own.ranges(&spans)?;
-        let block_bytes = self.own.pool.shape.block_bytes();
-        let outside = parts
-            .iter()
-            .find(|(_, to)| to.0 as usize >= self.blocks_count);
-        if let Some((_, to)) = outside {
-            let count = self.blocks_count;
-            return Err(EngineError::Plan(format!(
-                "{to} lies outside the other pool's {count} blocks"
-            )));
-        }
+        let target = |(span, to): &(BlockSpan, BlockIndex)| {
+            let range = self.regions.range(&BlockSpan {
+                block: *to,
+                ..*span
+            });
+            let outside = || {
+                let (plane, count) = (span.plane, self.regions.plane(span.plane).count);
+                let problem =
+                    format!("{to} lies outside the other pool's plane {plane} of {count}");
+                EngineError::Plan(problem)
+            };
+            range.map(|range| range.start).ok_or_else(outside)
+        };
+        let targets: Vec<usize> = parts.iter().map(target).collect::<Result<_, _>>()?;
         let mut lane = self.own.outbound();
         lane.stream().bind()?;
-        let queued = parts
+        let queued = targets
             .iter()
             .zip(&ranges)
-            .try_for_each(|((span, to), range)| {
-                let to = to.0 as usize * block_bytes + span.offset;
-                self.queue(lane.stream(), range.first, to, range.bytes)
-            });
+            .try_for_each(|(to, range)| self.queue(lane.stream(), range.first, *to, range.bytes));
         let sums = queued.and_then(|()| lane.checksums(&self.own.pool.memory, &ranges));
         // The wait comes before any error returns: afterwards nothing writes into the other pool
         // any more.
@@ -215,12 +247,10 @@ impl PeerBlocks for CudaPeerPool {
     }
 
     fn probe(&self) -> Result<usize, EngineError> {
-        let shape = &self.own.pool.shape;
-        let from = probe_first(shape.blocks_count, shape.block_bytes());
-        let from = from.expect("this pool was allocated");
+        let from = self.own.pool.regions.probe_first;
         let lane = self.own.outbound();
         lane.stream().bind()?;
-        let queued = self.queue(lane.stream(), from, self.probe_first, PROBE_BYTES);
+        let queued = self.queue(lane.stream(), from, self.regions.probe_first, PROBE_BYTES);
         lane.wait()?;
         queued?;
         Ok(PROBE_BYTES)

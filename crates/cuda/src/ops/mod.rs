@@ -16,7 +16,7 @@ use crate::args::{
     DeviceAddress, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs,
 };
 use crate::attention::{AttentionBuffers, CudaAttention};
-use crate::blocks::{self, CudaBlocks};
+use crate::blocks::{CudaBlocks, PoolRegions};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
@@ -29,12 +29,12 @@ use crate::recording::{GraphUse, StepRecordings};
 use crate::sample::CudaSampling;
 use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
-use cleave_domain::{BlockIndex, DeviceId, TokenId};
+use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
     KvPoolShape, KvType, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, ResidualIo,
 };
-use cleave_engine::{DeviceBlocks, EngineError};
+use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use host::HOST_COPY_BYTES;
 use kernels::OpsKernels;
 use std::cell::{Cell, RefCell};
@@ -62,7 +62,8 @@ pub struct CudaOps {
     step: StepAddresses,
     /// Pinned memory for copies besides a step's own messages.
     staging: RefCell<PinnedMemory>,
-    pool_shape: RefCell<Option<KvPoolShape>>,
+    /// Tokens of a block of the pool, once there is one.
+    block_tokens: Cell<Option<usize>>,
     /// Rows of the smallest buffer: recordings launch no more.
     rows_max: Cell<usize>,
 }
@@ -98,7 +99,7 @@ impl CudaOps {
             recordings: StepRecordings::default(),
             step: StepAddresses::default(),
             staging: RefCell::new(PinnedMemory::new(device, HOST_COPY_BYTES)?),
-            pool_shape: RefCell::new(None),
+            block_tokens: Cell::new(None),
             rows_max: Cell::new(usize::MAX),
             stream,
         })
@@ -226,16 +227,21 @@ impl Ops for CudaOps {
                 shape.blocks_count, shape.block_tokens
             )));
         }
-        let bytes = blocks::pool_bytes_of(shape.blocks_count, shape.block_bytes());
+        let regions = PoolRegions::of(&shape);
+        // A size beyond all memory stands for an overflow, so that the driver refuses it.
+        let bytes = regions.map_or(usize::MAX / 2, |regions| regions.bytes());
         let memory = DeviceMemory::new(self.hardware(), bytes, "the KV cache")?;
         self.stream.zero(&memory, 0..bytes)?;
         // Other workers write into the pool through other streams, which do not wait for the zeros.
         self.stream.synchronize()?;
         let attending = CudaAttention::new(&self.images, &self.stream, &shape)?;
         self.attention.replace(Some(attending));
-        self.pool_shape.replace(Some(shape));
-        let memory = Arc::new(memory);
-        Ok(CudaPool { memory, shape })
+        self.block_tokens.set(Some(shape.block_tokens));
+        Ok(CudaPool {
+            memory: Arc::new(memory),
+            shape,
+            regions: regions.expect("no memory is as large as an overflow"),
+        })
     }
 
     fn begin(&mut self, batch: &Batch, purpose: PassPurpose<'_>) -> Result<PassMode, EngineError> {
@@ -353,7 +359,7 @@ impl Ops for CudaOps {
         pool: PoolLayer<'_, CudaPool>,
     ) -> Result<(), EngineError> {
         let PoolLayer { pool, layer } = pool;
-        let shape = &pool.shape;
+        let shape = pool.shape.layer(layer);
         let heads = shape.heads;
         assert_eq!(
             (qkv.width, qkv.stored),
@@ -369,9 +375,9 @@ impl Ops for CudaOps {
             positions: self.step.positions,
             row_slots: self.step.row_slots,
             pool: pool.memory.at(0),
-            block_elements: shape.block_elements() as u64,
-            key_offset: shape.key_offset(layer, 0) as u64,
-            value_offset: shape.value_offset(layer, 0) as u64,
+            block_elements: shape.block_elements as u64,
+            key_offset: shape.key_offset(0) as u64,
+            value_offset: shape.value_offset(0) as u64,
             query_heads: heads.query_heads as u32,
             kv_heads: heads.kv_heads as u32,
             head_dim: heads.head_dim as u32,
@@ -392,7 +398,7 @@ impl Ops for CudaOps {
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
         let AttentionIo { qkv, pool, out } = io;
-        let heads = pool.shape.heads;
+        let heads = pool.shape.layer(attention.layer).heads;
         assert_eq!(
             (qkv.width, qkv.stored),
             (heads.qkv_width(), self.options.precision)
@@ -531,36 +537,39 @@ impl Ops for CudaOps {
     fn read_block(
         &self,
         pool: &CudaPool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         out: &mut [u8],
     ) -> Result<(), EngineError> {
-        let first = block.0 as usize * pool.shape.block_bytes();
-        self.fetch(&pool.memory, first + offset, out)
+        let range = pool.regions.expect_range(&span);
+        self.fetch(&pool.memory, range.start, out)
     }
 
     fn write_block(
         &mut self,
         pool: &mut CudaPool,
-        block: BlockIndex,
-        offset: usize,
+        span: BlockSpan,
         bytes: &[u8],
     ) -> Result<(), EngineError> {
-        let first = block.0 as usize * pool.shape.block_bytes();
-        self.put(&pool.memory, first + offset, bytes)
+        let range = pool.regions.expect_range(&span);
+        self.put(&pool.memory, range.start, bytes)
     }
 
     fn copy_block(
         &mut self,
         pool: &mut CudaPool,
+        plane: KvPlane,
         from: BlockIndex,
         to: BlockIndex,
     ) -> Result<(), EngineError> {
         self.stream.bind()?;
-        let bytes = pool.shape.block_bytes();
-        let location = |block: BlockIndex| (&*pool.memory, block.0 as usize * bytes);
-        Ok(self
-            .stream
-            .copy_within(location(from), location(to), bytes)?)
+        let [from, to] = [from, to].map(|block| pool.regions.whole(plane, block));
+        let (source, target) = ((&*pool.memory, from.start), (&*pool.memory, to.start));
+        Ok(self.stream.copy_within(source, target, from.len())?)
+    }
+
+    fn clear_state(&mut self, pool: &mut CudaPool, slot: BlockIndex) -> Result<(), EngineError> {
+        self.stream.bind()?;
+        let slot = pool.regions.whole(KvPlane::State, slot);
+        Ok(self.stream.zero(&pool.memory, slot)?)
     }
 }

@@ -69,8 +69,7 @@ impl CudaOps {
 
     /// Sends the description of a batch, padded to the rows that are launched.
     fn send_batch(&mut self, batch: &Batch, launched: usize) -> Result<(), EngineError> {
-        let shape = *self.pool_shape.borrow();
-        let block_tokens = shape.map_or(1, |shape| shape.block_tokens);
+        let block_tokens = self.block_tokens.get().unwrap_or(1);
         let padded = |values: &[u32], with: u32| {
             let mut values = values.to_vec();
             values.resize(launched.max(values.len()), with);

@@ -28,6 +28,7 @@ pub fn agreement(dir: &Path, build: [BuildEngine<'_>; 2], tolerance: f32) -> Res
     let limits = EngineLimits {
         block_tokens: BLOCK_TOKENS,
         blocks_count: TABLE,
+        states_count: 0,
         slots_count: 1,
         step_tokens_max: 128,
     };

@@ -36,6 +36,7 @@ pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
         EngineLimits {
             block_tokens: BLOCK_TOKENS,
             blocks_count: 16,
+            states_count: 0,
             slots_count: 1,
             step_tokens_max: 256,
         },

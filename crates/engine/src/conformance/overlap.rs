@@ -7,7 +7,7 @@
 use super::BuildEngine;
 use super::rng::ConformanceRng;
 use super::schedule::{LIMITS, RandomSchedule, SPARE};
-use crate::{Engine, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
+use crate::{BlockSpan, Engine, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{BlockIndex, StepPlan, StepResult};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -104,14 +104,14 @@ impl<'a> OverlapRun<'a> {
         let fill = self.rng.next() as u8;
         self.spare = (0..bytes).map(|at| fill ^ at as u8).collect();
         self.engine
-            .write_block(SPARE, 0, &self.spare)
+            .write_block(BlockSpan::of_block(SPARE, 0, bytes), &self.spare)
             .map_err(|error| error.to_string())
     }
 
     fn read_spare(&mut self) -> Result<(), String> {
         let mut bytes = vec![0; self.spare.len()];
         self.engine
-            .read_block(SPARE, 0, &mut bytes)
+            .read_block(BlockSpan::of_block(SPARE, 0, bytes.len()), &mut bytes)
             .map_err(|error| error.to_string())?;
         if bytes == self.spare {
             Ok(())
@@ -131,7 +131,7 @@ fn check_same_blocks(one: &dyn Engine, other: &dyn Engine) -> Result<(), String>
     let mut blocks = [vec![0; bytes], vec![0; bytes]];
     for block in (0..SPARE.0).map(BlockIndex) {
         for (engine, bytes) in [one, other].into_iter().zip(&mut blocks) {
-            let read = engine.read_block(block, 0, bytes);
+            let read = engine.read_block(BlockSpan::of_block(block, 0, bytes.len()), bytes);
             read.map_err(|error| error.to_string())?;
         }
         if blocks[0] != blocks[1] {

@@ -9,7 +9,7 @@ use super::BuildEngine;
 use super::goldens::read;
 use super::sequence::{BLOCK_TOKENS, DrivenSequence, step};
 use crate::{Engine, EngineLimits};
-use cleave_domain::{BlockIndex, LogitsWanted, SampledToken, SamplingParams, StepPlan};
+use cleave_domain::{BlockIndex, KvPlane, LogitsWanted, SampledToken, SamplingParams, StepPlan};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ pub(super) const BLOCKS_PER_SEQUENCE: u32 = 12;
 pub(super) const LIMITS: EngineLimits = EngineLimits {
     block_tokens: BLOCK_TOKENS,
     blocks_count: BATCH as u32 * BLOCKS_PER_SEQUENCE,
+    states_count: 0,
     slots_count: BATCH as u32,
     step_tokens_max: 256,
 };
@@ -217,7 +218,7 @@ fn copied(engine: &mut dyn Engine, cases: &[PathCase]) -> Result<(), String> {
             .map(|block| (*block, BlockIndex(block.0 + 3 * BLOCKS_PER_SEQUENCE)))
             .collect();
         engine
-            .copy_blocks(&pairs)
+            .copy_blocks(KvPlane::Blocks, &pairs)
             .map_err(|error| error.to_string())?;
         sequence.blocks = pairs.iter().map(|(_, to)| *to).collect();
         let mut other = DrivenSequence::new(

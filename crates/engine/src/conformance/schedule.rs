@@ -27,6 +27,7 @@ const TABLES_PER_SLOT: u32 = 2;
 pub(super) const LIMITS: EngineLimits = EngineLimits {
     block_tokens: BLOCK_TOKENS,
     blocks_count: SLOTS * TABLES_PER_SLOT * BLOCKS_PER_SEQUENCE + 1,
+    states_count: 0,
     slots_count: SLOTS,
     step_tokens_max: 48,
 };
@@ -261,6 +262,7 @@ impl RandomScheduler {
                 (true, false) => LogitsWanted::Score,
                 (true, true) => LogitsWanted::ScoreAndSample,
             },
+            state: None,
         })
     }
 

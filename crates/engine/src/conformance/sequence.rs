@@ -4,7 +4,7 @@
 //! Never: compares.
 //! Invariant: the first `done` tokens have their KV in the sequence's blocks.
 
-use crate::Engine;
+use crate::{BlockSpan, Engine};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
     StepPlan, StepResult,
@@ -79,6 +79,7 @@ impl DrivenSequence {
             } else {
                 LogitsWanted::No
             },
+            state: None,
         });
         self.done = end;
     }
@@ -139,13 +140,13 @@ impl DrivenSequence {
             // In two parts, as a transfer link does.
             let cut = bytes.len() / 3;
             let (head, tail) = bytes.split_at_mut(cut);
-            from.read_block(*source, 0, head)
+            from.read_block(BlockSpan::of_block(*source, 0, cut), head)
                 .map_err(|error| error.to_string())?;
-            from.read_block(*source, cut, tail)
+            from.read_block(BlockSpan::of_block(*source, cut, tail.len()), tail)
                 .map_err(|error| error.to_string())?;
-            to.write_block(*target, cut, tail)
+            to.write_block(BlockSpan::of_block(*target, cut, tail.len()), tail)
                 .map_err(|error| error.to_string())?;
-            to.write_block(*target, 0, head)
+            to.write_block(BlockSpan::of_block(*target, 0, cut), head)
                 .map_err(|error| error.to_string())?;
         }
         self.blocks = blocks;

@@ -108,7 +108,7 @@ impl<O: Ops> ModelEngine<O> {
     }
 
     /// Waits for a step that is on the device, and appends its tokens to the histories.
-    fn settle(&mut self, index: usize) {
+    pub(super) fn settle(&mut self, index: usize) {
         let step = &mut self.in_flight[index];
         let input_error = match &step.state {
             UncollectedStepState::Finished(_) => return,

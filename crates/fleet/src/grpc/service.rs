@@ -15,11 +15,12 @@ use crate::wire::{FleetWireError, PROTOCOL, decode, nanos, proto};
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::middleware::map_request;
+use cleave_telemetry::LogLimit;
 use cleave_text::ModelFiles;
 use cleave_transfer::WriteGrant;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -47,7 +48,11 @@ pub trait ModelAdmission: Clone + Send + Sync + 'static {
 
 /// The gRPC service, to be served at this path.
 pub fn fleet_routes(path: &str, acceptor: RouterAcceptor, models: impl ModelAdmission) -> Router {
-    let service = FleetServer::new(FleetService { acceptor, models });
+    let service = FleetServer::new(FleetService {
+        acceptor,
+        models,
+        log: Arc::default(),
+    });
     let service = service.max_decoding_message_size(UPWARD_BYTES_MAX);
     let limit = map_request(async |request: axum::extract::Request| request.map(limited));
     Router::new().route_service(path, service).layer(limit)
@@ -57,6 +62,14 @@ pub fn fleet_routes(path: &str, acceptor: RouterAcceptor, models: impl ModelAdmi
 struct FleetService<A> {
     acceptor: RouterAcceptor,
     models: A,
+    log: Arc<JoinLog>,
+}
+
+/// Limits of the lines that a connection costs: anybody who reaches the port may cause them.
+#[derive(Debug, Default)]
+struct JoinLog {
+    hellos: LogLimit,
+    endings: LogLimit,
 }
 
 #[tonic::async_trait]
@@ -78,7 +91,9 @@ impl<A: ModelAdmission> Fleet for FleetService<A> {
         };
         tokio::spawn(async move {
             if let Err(error) = end.run().await {
-                warn!(name = end.name, ?from, %error, "a worker's stream ended");
+                if let Some(left_out) = end.service.log.endings.admit(Instant::now()) {
+                    warn!(name = end.name, ?from, %error, left_out, "a worker's stream ended");
+                }
                 end.report_damage(&error);
             }
         });
@@ -208,7 +223,9 @@ impl<A: ModelAdmission> WorkerStream<A> {
             let reason = "the names of the hello and of its registration differ";
             return Err(StreamError::Rejected(reason.to_owned()));
         }
-        info!(name, version, "a worker says hello");
+        if let Some(left_out) = self.service.log.hellos.admit(Instant::now()) {
+            info!(name, version, left_out, "a worker says hello");
+        }
         self.name = name;
         Ok(registration)
     }

@@ -12,8 +12,8 @@ use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
     Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand, HandoffId,
     MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
-    Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, WorkerDescription, WorkerLoad,
-    WorkerRef,
+    Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity, WorkerDescription,
+    WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;
@@ -50,6 +50,8 @@ const BLOCKS: RangeInclusive<u64> = 1..=1 << 28;
 const SLOTS: RangeInclusive<u64> = 1..=1 << 16;
 const STEP_TOKENS: RangeInclusive<u64> = 1..=1 << 24;
 const CONTEXT_TOKENS: RangeInclusive<u64> = 1..=1 << 28;
+const STATE_BYTES: RangeInclusive<u64> = 1..=u32::MAX as u64;
+const STATE_PIECES: RangeInclusive<u64> = 1..=1 << 16;
 
 /// Types of which every value is within bounds.
 macro_rules! unbounded {
@@ -289,6 +291,7 @@ impl Bounded for Report {
                 handoff: _,
                 present: _,
                 blocks: _,
+                state: _,
             }
             | Self::Running {
                 handoff: _,
@@ -351,6 +354,7 @@ impl Bounded for WorkerLoad {
             sequences_waiting: _,
             sequences_running: _,
             blocks_free: _,
+            states_free: _,
             progress: _,
             context_tokens: _,
             streams: _,
@@ -477,6 +481,7 @@ impl Bounded for Capacity {
             slots_count,
             step_tokens_max,
             context_tokens_max,
+            states,
         } = *self;
         let bounded = [
             ("capacity.block_tokens", block_tokens, BLOCK_TOKENS),
@@ -492,6 +497,13 @@ impl Bounded for Capacity {
         ];
         bounded
             .into_iter()
-            .try_for_each(|(field, value, bounds)| within(field, u64::from(value), bounds))
+            .try_for_each(|(field, value, bounds)| within(field, u64::from(value), bounds))?;
+        let Some(StateCapacity { bytes, count }) = states else {
+            return Ok(());
+        };
+        within("capacity.states.bytes", u64::from(bytes), STATE_BYTES)?;
+        within("capacity.states.count", u64::from(count), SLOTS)?;
+        let pieces = u64::from(self.state_pieces());
+        within("capacity.states.pieces", pieces, STATE_PIECES)
     }
 }

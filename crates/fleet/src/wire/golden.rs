@@ -13,8 +13,8 @@ use cleave_domain::{
     Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts, PrefillBacklog,
     PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow,
     RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams,
-    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StepProgress, StopRules,
-    TokenScores, WorkerId, WorkerLoad, WorkerRef,
+    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity,
+    StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -63,11 +63,19 @@ fn blocks() -> Vec<BlockRef> {
     }]
 }
 
+fn state() -> BlockRef {
+    BlockRef {
+        block: BlockIndex(61),
+        generation: Generation(62),
+    }
+}
+
 fn target() -> HandoffTarget {
     HandoffTarget {
         worker: worker(),
         present: 15,
         blocks: blocks(),
+        state: Some(state()),
     }
 }
 
@@ -175,7 +183,7 @@ fn orders_keep_their_bytes() {
         target: target(),
         tokens: 22,
     });
-    assert_order(migrate, "020102010203040f01101116");
+    assert_order(migrate, "020102010203040f011011013d3e16");
     let handoffs = vec![handoff()];
     assert_order(Order::Renew { handoffs }, "03010102");
     let handoff = handoff();
@@ -209,7 +217,7 @@ fn orders_keep_their_bytes() {
             flags: 1,
         }),
     };
-    let expected = format!("010102{REQUEST}03040f0110110180cab5ee010102000101017201121301");
+    let expected = format!("010102{REQUEST}03040f011011013d3e0180cab5ee010102000101017201121301");
     assert_bytes(&(prefill, Some(context)), &expected);
 }
 
@@ -224,8 +232,9 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         handoff,
         present: 15,
         blocks: blocks(),
+        state: Some(state()),
     };
-    assert_bytes(&reserved, "0001020f011011");
+    assert_bytes(&reserved, "0001020f011011013d3e");
     let running = Report::Running {
         handoff,
         present: 15,
@@ -302,6 +311,7 @@ fn reports_about_a_worker_keep_their_bytes() {
         sequences_waiting: 41,
         sequences_running: 42,
         blocks_free: 43,
+        states_free: 63,
         progress: StepProgress::Stuck,
         context_tokens: 44,
         streams: 45,
@@ -312,7 +322,7 @@ fn reports_about_a_worker_keep_their_bytes() {
     };
     assert_bytes(
         &Report::Load(load),
-        "0928292a2b012c2d0102030405060708090a0b0c0d0e0f101112131415161718191a1b01010002002e",
+        "0928292a2b3f012c2d0102030405060708090a0b0c0d0e0f101112131415161718191a1b01010002002e",
     );
     let price = |latency_nanos, byte_picos| LinkPrice {
         latency_nanos,
@@ -386,6 +396,10 @@ fn a_registration_keeps_its_bytes() {
     };
     registration.description.home = Role::Decode;
     registration.description.capacity.context_tokens_max = 2048;
+    registration.description.capacity.states = Some(StateCapacity {
+        bytes: 3000,
+        count: 64,
+    });
     registration.description.device = Some(DeviceId("d".to_owned()));
     registration.files = Arc::new(ModelFiles {
         name: "m".to_owned(),
@@ -400,7 +414,7 @@ fn a_registration_keeps_its_bytes() {
     });
     assert_bytes(
         &registration,
-        "030401770201016d01661080082808800480100401016403683a31016d016301740001017300000101\
+        "030401770201016d016610800828088004801001b817400401016403683a31016d016301740001017300000101\
          6e017001500500",
     );
 }

@@ -4,22 +4,24 @@
 //! Invariant: each variant and each field is drawn, within what its type promises, so that a field
 //! forgotten on the wire does not come back equal.
 
+mod gossip;
+
 use super::proto;
 use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
-    Fingerprint, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId,
-    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts,
-    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
-    RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken,
-    SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes,
-    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    Fingerprint, FinishReason, FlightId, Generation, HandoffId, HandoffTarget, Incarnation,
+    LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
+    Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice,
+    RunOrder, SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules,
+    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
 use cleave_transfer::WriteGrant;
+use gossip::gossip;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -47,6 +49,15 @@ fn blocks() -> impl Strategy<Value = Vec<BlockRef>> {
         generation: Generation(generation),
     });
     vec(block, 0..5)
+}
+
+fn state() -> impl Strategy<Value = Option<BlockRef>> {
+    option::of(
+        any::<(u32, u32)>().prop_map(|(block, generation)| BlockRef {
+            block: BlockIndex(block),
+            generation: Generation(generation),
+        }),
+    )
 }
 
 fn span() -> impl Strategy<Value = Duration> {
@@ -160,10 +171,13 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         },
     );
     let target = || {
-        (worker(), any::<u32>(), blocks()).prop_map(|(worker, present, blocks)| HandoffTarget {
-            worker,
-            present,
-            blocks,
+        (worker(), any::<u32>(), blocks(), state()).prop_map(|(worker, present, blocks, state)| {
+            HandoffTarget {
+                worker,
+                present,
+                blocks,
+                state,
+            }
         })
     };
     let prefill = (handoff(), request(), target(), waits()).prop_map(
@@ -197,80 +211,6 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
         gossip().prop_map(Order::Relay),
     ]
-}
-
-fn flow() -> impl Strategy<Value = RequestFlow> {
-    any::<[u64; 7]>().prop_map(|drawn| RequestFlow {
-        arrivals: drawn[0],
-        prompt_tokens: drawn[1],
-        pairs: drawn[2],
-        placed: drawn[3],
-        cached_tokens: drawn[4],
-        answers: drawn[5],
-        output_tokens: drawn[6],
-    })
-}
-
-fn slo_outcomes() -> impl Strategy<Value = SloOutcomes> {
-    any::<[u64; 4]>().prop_map(|drawn| SloOutcomes {
-        arrivals: drawn[0],
-        judged: drawn[1],
-        missed_prefill: drawn[2],
-        missed_decode: drawn[3],
-    })
-}
-
-fn pool_counts() -> impl Strategy<Value = PoolCounts> {
-    any::<[u32; 3]>().prop_map(|[prefill, decode, both]| PoolCounts {
-        prefill,
-        decode,
-        both,
-    })
-}
-
-fn fleet_target() -> impl Strategy<Value = FleetTarget> {
-    let reason = || (0..ScalingReason::ALL.len()).prop_map(|place| ScalingReason::ALL[place]);
-    let reasons =
-        (reason(), reason(), reason()).prop_map(|(prefill, decode, both)| ScalingReasons {
-            prefill,
-            decode,
-            both,
-        });
-    (pool_counts(), pool_counts(), reasons).prop_map(|(workers, legs, reasons)| FleetTarget {
-        workers,
-        legs,
-        reasons,
-    })
-}
-
-/// The scaling data that one router sends to the others.
-fn gossip() -> impl Strategy<Value = Arc<ScalingGossip>> {
-    let demand = (
-        flow(),
-        flow(),
-        vec(slo_outcomes(), 0..4),
-        any::<(u32, u64, u32)>(),
-    )
-        .prop_map(
-            |(slow, quick, classes, (waiting, waiting_tokens, open))| FleetDemand {
-                slow,
-                quick,
-                classes,
-                waiting,
-                waiting_tokens,
-                open,
-            },
-        );
-    (any::<u64>(), any::<u64>(), demand, fleet_target()).prop_map(
-        |(router, number, demand, wanted)| {
-            Arc::new(ScalingGossip {
-                router: RouterId(router),
-                number,
-                demand,
-                wanted,
-            })
-        },
-    )
 }
 
 fn role() -> impl Strategy<Value = Role> {
@@ -352,18 +292,20 @@ fn prices() -> impl Strategy<Value = Prices> {
 
 fn load() -> impl Strategy<Value = WorkerLoad> {
     let progress = prop_oneof![Just(StepProgress::Moving), Just(StepProgress::Stuck)];
-    let counts = any::<(u64, u32, u32, u32, (u64, u32))>();
+    let counts = any::<(u64, u32, u32, [u32; 2], (u64, u32))>();
     let work = (any::<[[u32; 9]; 3]>(), option::of(span()));
     let step = (span(), any::<u64>());
     (counts, progress, work, step).prop_map(|(counts, progress, (micros, tpot_least), step)| {
         let (step_left, orders_received) = step;
-        let (queue_tokens, sequences_waiting, sequences_running, blocks_free, decode) = counts;
+        let (queue_tokens, sequences_waiting, sequences_running, free, decode) = counts;
+        let [blocks_free, states_free] = free;
         let (context_tokens, streams) = decode;
         WorkerLoad {
             queue_tokens,
             sequences_waiting,
             sequences_running,
             blocks_free,
+            states_free,
             progress,
             context_tokens,
             streams,
@@ -383,13 +325,16 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
     let reason = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
     let decode = (span(), span()).prop_map(|(wait, first)| DecodeTiming { wait, first });
     prop_oneof![
-        (handoff(), any::<u32>(), blocks()).prop_map(|(handoff, present, blocks)| {
-            Report::Reserved {
-                handoff,
-                present,
-                blocks,
+        (handoff(), any::<u32>(), blocks(), state()).prop_map(
+            |(handoff, present, blocks, state)| {
+                Report::Reserved {
+                    handoff,
+                    present,
+                    blocks,
+                    state,
+                }
             }
-        }),
+        ),
         (handoff(), any::<u32>())
             .prop_map(|(handoff, present)| Report::Running { handoff, present }),
         (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
@@ -454,13 +399,17 @@ pub(super) fn emission() -> impl Strategy<Value = Emission> {
 }
 
 pub(super) fn registration() -> impl Strategy<Value = Registration> {
-    let capacity = vec(1..=1_u32 << 16, 6).prop_map(|drawn| Capacity {
+    let states = option::of((1..=1_u32 << 16, 1..=1_u32 << 16));
+    let states =
+        states.prop_map(|drawn| drawn.map(|(bytes, count)| StateCapacity { bytes, count }));
+    let capacity = (vec(1..=1_u32 << 16, 6), states).prop_map(|(drawn, states)| Capacity {
         block_tokens: drawn[0],
         block_bytes: drawn[1],
         blocks_count: drawn[2],
         slots_count: drawn[3],
         step_tokens_max: drawn[4],
         context_tokens_max: drawn[5],
+        states,
     });
     let names = (".{0,9}", ".{0,9}", option::of(".{1,9}"));
     let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(

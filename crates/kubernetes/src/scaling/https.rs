@@ -118,9 +118,9 @@ impl Listener for HandshakenListener {
 mod tests {
     use super::*;
     use crate::scaling::external_metrics_routes;
-    use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
+    use crate::scaling::keda::tests::decided;
+    use cleave_domain::ScalingMode;
     use cleave_fleet::{ScalingStatus, ScalingStatusReader};
-    use cleave_planner::scaling::ScalerDecision;
     use cleave_server::bind;
     use rcgen::{CertifiedKey, generate_simple_self_signed};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -192,19 +192,7 @@ mod tests {
             (503, &"Status".into()),
             "never a number"
         );
-        let workers = PoolCounts {
-            decode: 3,
-            ..PoolCounts::default()
-        };
-        let target = FleetTarget {
-            workers,
-            ..FleetTarget::default()
-        };
-        let decision = ScalerDecision {
-            wanted: target,
-            ..ScalerDecision::default()
-        };
-        status_sender.send_replace(ScalingStatus::Decided(ScalingMode::Act, decision));
+        status_sender.send_replace(decided(ScalingMode::Act, 3));
         let (status, list) = get(&secured, &trusted, &metric).await;
         assert_eq!(
             (status, &list["kind"]),

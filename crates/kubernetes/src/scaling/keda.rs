@@ -170,7 +170,7 @@ impl ExternalScaler for ScalerService {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use cleave_domain::{FleetTarget, PoolCounts, ScalingMode};
     use cleave_fleet::ScalingStatus;
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    fn decided(mode: ScalingMode, decode: u32) -> ScalingStatus {
+    pub(crate) fn decided(mode: ScalingMode, decode: u32) -> ScalingStatus {
         let workers = PoolCounts {
             decode,
             ..PoolCounts::default()

@@ -5,8 +5,8 @@
 //! up to a chance of one in 2^64; changing one field of the seal always changes it. The digest
 //! detects mistakes, not an adversary on the link.
 
-use crate::BlockPart;
-use cleave_domain::{BlockHash, HandoffId, TokenId};
+use crate::{BlockPart, Seal};
+use cleave_domain::BlockHash;
 
 /// The digest of a set of frames; equal sets have equal digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -28,28 +28,34 @@ impl HandoffDigest {
         self.0
     }
 
-    /// The digest of a seal: the frames so far, then every other field of the seal in its order,
-    /// the tokens after their number. Each step is a bijection, so two seals that differ in one
-    /// field have different digests, and the order of tokens matters.
-    pub fn seal_digest(
-        self,
-        handoff: HandoffId,
-        blocks_count: u32,
-        content: BlockHash,
-        output: &[TokenId],
-    ) -> u64 {
+    /// The digest of a seal: the frames of blocks so far, then every other field of the seal in its
+    /// order, the tokens after their number, and last the state's digest if there is one. The
+    /// seal's own digest is not looked at. Each step is a bijection, so two seals that differ in
+    /// one field have different digests, and the order of tokens matters.
+    pub fn seal_digest(self, seal: &Seal) -> u64 {
+        let Seal {
+            handoff,
+            blocks_count,
+            digest: _,
+            content,
+            output,
+            state,
+        } = seal;
         let fold = |digest: u64, word: u64| mix(digest ^ word);
-        let [first, second] = halves(content);
+        let [first, second] = halves(*content);
         let head = [
             handoff.flight.0,
             u64::from(handoff.attempt),
-            u64::from(blocks_count),
+            u64::from(*blocks_count),
             first,
             second,
             output.len() as u64,
         ];
         let tokens = output.iter().map(|token| u64::from(*token));
-        head.into_iter().chain(tokens).fold(self.0, fold)
+        head.into_iter()
+            .chain(tokens)
+            .chain(*state)
+            .fold(self.0, fold)
     }
 }
 
@@ -70,12 +76,13 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{HandoffDigest, mix};
-    use crate::BlockPart;
-    use cleave_domain::{BlockHash, FlightId, HandoffId};
+    use crate::{BlockPart, Seal};
+    use cleave_domain::{BlockHash, FlightId, HandoffId, KvPlane};
 
     fn part(ordinal: u32, offset: u32) -> BlockPart {
         let len = 8;
         BlockPart {
+            plane: KvPlane::Blocks,
             ordinal,
             offset,
             len,
@@ -104,29 +111,40 @@ mod tests {
 
     #[test]
     fn the_seal_digest_covers_every_field_and_position() {
-        let handoff = |flight, attempt| HandoffId {
-            flight: FlightId(flight),
-            attempt,
-        };
-        let content = |byte: usize| {
-            let mut content = BlockHash([7; 16]);
-            content.0[byte % 16] ^= u8::from(byte < 16);
-            content
+        let handoff = HandoffId {
+            flight: FlightId(1),
+            attempt: 2,
         };
         let whole = fold(&[(part(0, 0), 5)]);
-        let sealed = whole.seal_digest(handoff(1, 2), 3, content(16), &[4, 5]);
+        let seal = Seal {
+            handoff,
+            blocks_count: 3,
+            digest: 0,
+            content: BlockHash([7; 16]),
+            output: vec![4, 5],
+            state: None,
+        };
+        let sealed = whole.seal_digest(&seal);
+        let changed = |change: fn(&mut Seal)| {
+            let mut seal = seal.clone();
+            change(&mut seal);
+            whole.seal_digest(&seal)
+        };
         let others = [
-            fold(&[]).seal_digest(handoff(1, 2), 3, content(16), &[4, 5]),
-            whole.seal_digest(handoff(0, 2), 3, content(16), &[4, 5]),
-            whole.seal_digest(handoff(1, 3), 3, content(16), &[4, 5]),
-            whole.seal_digest(handoff(1, 2), 2, content(16), &[4, 5]),
-            whole.seal_digest(handoff(1, 2), 3, content(0), &[4, 5]),
-            whole.seal_digest(handoff(1, 2), 3, content(15), &[4, 5]),
-            whole.seal_digest(handoff(1, 2), 3, content(16), &[5, 4]),
-            whole.seal_digest(handoff(1, 2), 3, content(16), &[4]),
-            whole.seal_digest(handoff(1, 2), 3, content(16), &[4, 5, 0]),
-            whole.seal_digest(handoff(1, 2), 3, content(16), &[]),
+            fold(&[]).seal_digest(&seal),
+            changed(|seal| seal.handoff.flight.0 = 0),
+            changed(|seal| seal.handoff.attempt = 3),
+            changed(|seal| seal.blocks_count = 2),
+            changed(|seal| seal.content.0[0] ^= 1),
+            changed(|seal| seal.content.0[15] ^= 1),
+            changed(|seal| seal.output = vec![5, 4]),
+            changed(|seal| seal.output = vec![4]),
+            changed(|seal| seal.output = vec![4, 5, 0]),
+            changed(|seal| seal.output = Vec::new()),
+            changed(|seal| seal.state = Some(0)),
+            changed(|seal| seal.state = Some(6)),
         ];
+        assert_eq!(sealed, changed(|seal| seal.digest = 9));
         assert!(others.iter().all(|other| *other != sealed), "{others:x?}");
         let different: std::collections::BTreeSet<u64> = others.into_iter().collect();
         assert_eq!(different.len(), others.len());

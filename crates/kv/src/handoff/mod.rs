@@ -3,8 +3,8 @@
 //! Owns: [`sender::HandoffSender`] and [`receiver::HandoffReceiver`], and the digest that they
 //! compare. Never: moves a byte, or knows a lease or a step; the brain of the worker embeds the
 //! machines and decides when a hand-off is given up. Invariant: a receiver lands only if every byte
-//! of every block it reserved was written once, in its place, by the one sender it was reserved
-//! for; anything else fails the hand-off, at both ends.
+//! of every block it reserved, and of the state, was written once, in its place, by the one sender
+//! it was reserved for; anything else fails the hand-off, at both ends.
 
 mod digest;
 pub mod receiver;

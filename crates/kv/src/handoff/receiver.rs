@@ -1,7 +1,7 @@
 //! The receiving end of a hand-off.
 //!
-//! Owns: the record of the bytes that arrived for each reserved block, the verdict, and the
-//! quarantine of blocks that the sender writes to itself.
+//! Owns: the record of the bytes that arrived for each reserved block and for each piece of the
+//! state, the verdict, and the quarantine of blocks that the sender writes to itself.
 //! Never: accepts a write for another generation, from another sender, or twice; never depends on
 //! the order in which frames and seal arrive.
 //! Invariant: `Landed` is emitted at most once, and only when the seal matches and every byte is in
@@ -10,7 +10,10 @@
 
 use super::{HandoffDigest, PoolWriter};
 use crate::{BlockPart, Packet, Seal};
-use cleave_domain::{AbandonCause, BlockHash, BlockRef, Failure, HandoffId, TokenId, WorkerRef};
+use cleave_domain::{
+    AbandonCause, BlockHash, BlockRef, Capacity, Failure, HandoffId, KvPlane, KvUnit, TokenId,
+    WorkerRef,
+};
 use std::collections::{BTreeSet, VecDeque};
 
 /// The reservation that a hand-off fills.
@@ -23,8 +26,10 @@ pub struct ExpectedHandoff {
     pub present: u32,
     /// The reserved blocks for the others, in order.
     pub blocks: Vec<BlockRef>,
-    pub block_bytes: u32,
-    pub block_tokens: u32,
+    /// The reserved state slot, where the model has states.
+    pub state: Option<BlockRef>,
+    /// The sizes of blocks and of states.
+    pub capacity: Capacity,
     /// The size of the vocabulary: a seal with another token is damaged, or of another model.
     pub vocab_size: u32,
     /// The length of the sequence at the time of the reservation.
@@ -106,14 +111,23 @@ pub struct HandoffReceiver {
     state: ReceiverState,
     /// The accepted frames, none of which overlaps another.
     accepted: BTreeSet<BlockPart>,
-    /// The bytes accepted for each reserved block.
-    accepted_bytes: Vec<u32>,
+    /// Arrivals in the plane of blocks.
+    blocks: PlaneArrival,
+    /// The state; without pieces if there is none.
+    state_pieces: PlaneArrival,
     /// The accepted frames whose write has not ended.
     importing: BTreeSet<BlockPart>,
-    digest: HandoffDigest,
     /// Whether the sender may write to the blocks itself at any time.
     sender_may_write: bool,
     outputs: VecDeque<ReceiverOutput>,
+}
+
+/// The content that arrived for one plane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct PlaneArrival {
+    /// The bytes accepted for each reserved block, or for each piece of the state.
+    accepted_bytes: Vec<u32>,
+    digest: HandoffDigest,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -125,24 +139,49 @@ enum ReceiverState {
 
 /// The check of a frame against the reservation and the accepted frames.
 enum FramePlacement {
-    /// New bytes of reserved block `.0`.
-    New(usize),
+    /// New bytes of a reserved block, or of a piece of the state.
+    New,
     /// The same frame was accepted before.
     Duplicate,
     /// Damaged, overlapping, too long, or not for a reserved block.
     Invalid,
 }
 
+impl PlaneArrival {
+    fn new(units_count: usize) -> Self {
+        Self {
+            accepted_bytes: vec![0; units_count],
+            digest: HandoffDigest::default(),
+        }
+    }
+
+    /// Counts a frame of the `index`th block or piece.
+    fn accept(&mut self, index: u32, part: BlockPart, checksum: u64) {
+        self.accepted_bytes[index as usize] += part.len;
+        self.digest.add_frame(part, checksum);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.accepted_bytes.iter().copied().map(u64::from).sum()
+    }
+}
+
 impl HandoffReceiver {
     pub fn new(expected: ExpectedHandoff) -> Self {
+        let pieces = expected.capacity.state_pieces();
+        assert_eq!(
+            expected.state.is_some(),
+            pieces > 0,
+            "a slot exactly where the model has states"
+        );
         Self {
-            accepted_bytes: vec![0; expected.blocks.len()],
+            blocks: PlaneArrival::new(expected.blocks.len()),
+            state_pieces: PlaneArrival::new(pieces as usize),
             sender_may_write: expected.writer == PoolWriter::Sender,
             expected,
             state: ReceiverState::Receiving { seal: None },
             accepted: BTreeSet::new(),
             importing: BTreeSet::new(),
-            digest: HandoffDigest::default(),
             outputs: VecDeque::new(),
         }
     }
@@ -153,7 +192,7 @@ impl HandoffReceiver {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.accepted_bytes.iter().copied().map(u64::from).sum()
+        self.blocks.bytes() + self.state_pieces.bytes()
     }
 
     /// Whether the hand-off has neither landed nor ended.
@@ -222,21 +261,27 @@ impl HandoffReceiver {
     }
 
     pub fn check(&self) {
-        let mut bytes = vec![0; self.accepted_bytes.len()];
+        let mut bytes =
+            [&self.blocks, &self.state_pieces].map(|plane| vec![0; plane.accepted_bytes.len()]);
         let mut last = None;
         for part in &self.accepted {
-            bytes[(part.ordinal - self.expected.present) as usize] += part.len;
-            if let Some((ordinal, end)) = last {
-                assert!(part.ordinal > ordinal || part.offset >= end, "overlap");
+            let (unit, end) = (part.unit(), part.offset + part.len);
+            let [blocks, pieces] = &mut bytes;
+            match unit.plane {
+                KvPlane::Blocks => {
+                    blocks[(unit.ordinal - self.expected.present) as usize] += part.len
+                }
+                KvPlane::State => pieces[unit.ordinal as usize] += part.len,
             }
-            last = Some((part.ordinal, part.offset + part.len));
+            if let Some((before, end_before)) = last {
+                assert!(unit > before || part.offset >= end_before, "overlap");
+            }
+            assert!(end <= self.expected.capacity.unit_bytes(unit), "too long");
+            last = Some((unit, end));
         }
-        assert_eq!(bytes, self.accepted_bytes, "bytes accepted");
-        let size = self.expected.block_bytes;
-        assert!(
-            bytes.iter().all(|bytes| *bytes <= size),
-            "more than a block"
-        );
+        let [blocks, pieces] = bytes;
+        assert_eq!(blocks, self.blocks.accepted_bytes, "bytes of blocks");
+        assert_eq!(pieces, self.state_pieces.accepted_bytes, "bytes of a state");
         assert!(self.importing.is_subset(&self.accepted), "unasked import");
         if self.state == ReceiverState::Landed {
             assert!(self.is_settled(), "landed before the last import");
@@ -248,18 +293,21 @@ impl HandoffReceiver {
 
     fn handle_frame(&mut self, block: BlockRef, part: BlockPart, checksum: Option<u64>) {
         match (self.placement(block, part), checksum) {
-            (FramePlacement::New(i), Some(checksum)) => {
-                self.accepted_bytes[i] += part.len;
+            (FramePlacement::New, Some(checksum)) => {
+                let present = self.expected.present;
+                match part.plane {
+                    KvPlane::Blocks => self.blocks.accept(part.ordinal - present, part, checksum),
+                    KvPlane::State => self.state_pieces.accept(part.ordinal, part, checksum),
+                }
                 self.accepted.insert(part);
                 self.importing.insert(part);
-                self.digest.add_frame(part, checksum);
                 self.outputs
                     .push_back(ReceiverOutput::Import { part, block });
             }
             (FramePlacement::Duplicate, _) => {
                 self.outputs.push_back(ReceiverOutput::Discard { part })
             }
-            (FramePlacement::Invalid, _) | (FramePlacement::New(_), None) => {
+            (FramePlacement::Invalid, _) | (FramePlacement::New, None) => {
                 self.outputs.push_back(ReceiverOutput::Discard { part });
                 self.abandon(AbandonCause::Failed(Failure::Corrupt));
             }
@@ -267,19 +315,12 @@ impl HandoffReceiver {
     }
 
     fn placement(&self, block: BlockRef, part: BlockPart) -> FramePlacement {
-        let BlockPart {
-            ordinal,
-            offset,
-            len,
-        } = part;
-        let index = ordinal.checked_sub(self.expected.present);
-        let Some(i) = index.and_then(|index| usize::try_from(index).ok()) else {
-            return FramePlacement::Invalid;
-        };
+        let BlockPart { offset, len, .. } = part;
+        let unit = part.unit();
         let end = offset.checked_add(len);
-        if self.expected.blocks.get(i) != Some(&block)
+        if self.target(unit) != Some(block)
             || len == 0
-            || end.is_none_or(|end| end > self.expected.block_bytes)
+            || end.is_none_or(|end| end > self.expected.capacity.unit_bytes(unit))
         {
             return FramePlacement::Invalid;
         }
@@ -287,22 +328,31 @@ impl HandoffReceiver {
             return FramePlacement::Duplicate;
         }
         // Accepted frames do not overlap, so only the neighbours can overlap this one.
-        let here = |len| BlockPart {
-            ordinal,
-            offset,
-            len,
-        };
+        let here = |len| BlockPart { len, ..part };
         let before = self.accepted.range(..here(0)).next_back();
         let after = self.accepted.range(here(0)..).next();
         let overlaps = |other: &BlockPart| {
-            other.ordinal == ordinal
-                && other.offset < offset + len
-                && offset < other.offset + other.len
+            other.unit() == unit && other.offset < offset + len && offset < other.offset + other.len
         };
         if before.is_some_and(overlaps) || after.is_some_and(overlaps) {
             FramePlacement::Invalid
         } else {
-            FramePlacement::New(i)
+            FramePlacement::New
+        }
+    }
+
+    /// The block or slot into which a block, or a piece of the state, is to be written.
+    fn target(&self, unit: KvUnit) -> Option<BlockRef> {
+        match unit.plane {
+            KvPlane::Blocks => {
+                let index = unit.ordinal.checked_sub(self.expected.present)?;
+                let index = usize::try_from(index).ok()?;
+                self.expected.blocks.get(index).copied()
+            }
+            KvPlane::State => {
+                let exists = unit.ordinal < self.expected.capacity.state_pieces();
+                self.expected.state.filter(|_| exists)
+            }
         }
     }
 
@@ -344,14 +394,22 @@ impl HandoffReceiver {
         let Some(blocks) = self.sealed_blocks(seal).filter(|_| !foreign) else {
             return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         };
-        let (due, rest) = self.accepted_bytes.split_at(blocks);
+        if seal.state.is_some() != self.expected.state.is_some() {
+            return self.abandon(AbandonCause::Failed(Failure::Corrupt));
+        }
+        let (due, rest) = self.blocks.accepted_bytes.split_at(blocks);
         if rest.iter().any(|bytes| *bytes > 0) {
             return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         }
-        if due.iter().any(|bytes| *bytes < self.expected.block_bytes) {
+        let block_bytes = self.expected.capacity.block_bytes;
+        if due.iter().any(|bytes| *bytes < block_bytes) || !self.has_whole_state() {
             return;
         }
-        if seal.digest != self.expected_digest(seal) || seal.content != self.expected.content {
+        let state = seal.state.map(|_| self.state_pieces.digest.value());
+        if seal.digest != self.expected_digest(seal)
+            || seal.state != state
+            || seal.content != self.expected.content
+        {
             return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         }
         if self.is_settled() {
@@ -364,10 +422,18 @@ impl HandoffReceiver {
         }
     }
 
+    /// Whether every byte of the state was accepted, if there is one.
+    fn has_whole_state(&self) -> bool {
+        let whole = |(ordinal, bytes): (u32, &u32)| {
+            let plane = KvPlane::State;
+            *bytes == self.expected.capacity.unit_bytes(KvUnit { plane, ordinal })
+        };
+        (0..).zip(&self.state_pieces.accepted_bytes).all(whole)
+    }
+
     /// The digest that this seal must carry.
     fn expected_digest(&self, seal: &Seal) -> u64 {
-        self.digest
-            .seal_digest(seal.handoff, seal.blocks_count, seal.content, &seal.output)
+        self.blocks.digest.seal_digest(seal)
     }
 
     /// The number of reserved blocks that the seal covers; `None` if it does not match the
@@ -375,7 +441,7 @@ impl HandoffReceiver {
     fn sealed_blocks(&self, seal: &Seal) -> Option<usize> {
         let drawn = u32::try_from(seal.output.len()).ok()?.checked_sub(1)?;
         let position = self.expected.tokens.checked_add(drawn)?;
-        let blocks = position.div_ceil(self.expected.block_tokens);
+        let blocks = position.div_ceil(self.expected.capacity.block_tokens);
         let due = blocks.checked_sub(self.expected.present)?;
         let reserved = self.expected.blocks.len();
         let fits = due == seal.blocks_count && due as usize <= reserved;

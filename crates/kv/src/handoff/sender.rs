@@ -10,25 +10,26 @@
 use super::HandoffDigest;
 use crate::{Packet, Seal};
 use cleave_domain::{
-    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, TokenId,
-    WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, KvPlane,
+    KvUnit, TokenId, WorkerRef,
 };
 use std::collections::{BTreeSet, VecDeque};
 
 /// An event for the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SenderInput {
-    /// A block of the sequence is final. Reported in order, once for each block.
+    /// A block of the sequence, or a piece of its state, is final. Reported in order within each
+    /// plane, once for each.
     Computed {
-        /// The index of the block in the sequence.
-        ordinal: u32,
-        /// The block in the pool.
+        /// The block or piece.
+        unit: KvUnit,
+        /// The block or slot in the pool.
         from: BlockIndex,
     },
-    /// The export of a block has ended.
+    /// The export of a block or piece has ended.
     Exported {
-        /// The index of the block in the sequence.
-        ordinal: u32,
+        /// The block or piece.
+        unit: KvUnit,
         /// The digest and the number of bytes of its frames, or the failure.
         outcome: Result<(u64, u64), Failure>,
     },
@@ -66,13 +67,13 @@ pub enum SenderInput {
 /// An action for the driver; actions are performed in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SenderOutput {
-    /// Read a block and send it, then report `Exported`.
+    /// Read a block, or a piece of a state, and send it, then report `Exported`.
     Export {
-        /// The block of this pool.
+        /// The block or slot of this pool.
         from: BlockIndex,
-        /// The index of the block in the sequence.
-        ordinal: u32,
-        /// The block of the receiver's pool.
+        /// The block or piece.
+        unit: KvUnit,
+        /// The block or slot of the receiver's pool.
         block: BlockRef,
     },
     /// Send this to the receiver.
@@ -89,12 +90,17 @@ pub struct HandoffSender {
     handoff: HandoffId,
     target: HandoffTarget,
     state: SenderState,
-    /// The blocks whose export has not ended.
-    exporting: BTreeSet<u32>,
+    /// The blocks and pieces whose export has not ended.
+    exporting: BTreeSet<KvUnit>,
     /// The number of blocks given to export so far.
     blocks_count: u32,
+    /// The number of pieces of the state, and of those given to export so far.
+    pieces_due: u32,
+    pieces_count: u32,
     bytes: u64,
+    /// The digest over the frames of blocks, and that over the frames of the state.
     digest: HandoffDigest,
+    state_digest: HandoffDigest,
     /// Whether the receiver waits for `Stopped`.
     stop_requested: bool,
     outputs: VecDeque<SenderOutput>,
@@ -115,15 +121,24 @@ enum SenderState {
 }
 
 impl HandoffSender {
-    pub fn new(handoff: HandoffId, target: HandoffTarget) -> Self {
+    /// `state_pieces`: the pieces of a state, 0 exactly if the target has no slot for it.
+    pub fn new(handoff: HandoffId, target: HandoffTarget, state_pieces: u32) -> Self {
+        assert_eq!(
+            target.state.is_some(),
+            state_pieces > 0,
+            "a slot exactly where the model has states"
+        );
         Self {
             handoff,
             target,
             state: SenderState::Computing,
             exporting: BTreeSet::new(),
             blocks_count: 0,
+            pieces_due: state_pieces,
+            pieces_count: 0,
             bytes: 0,
             digest: HandoffDigest::default(),
+            state_digest: HandoffDigest::default(),
             stop_requested: false,
             outputs: VecDeque::new(),
         }
@@ -158,16 +173,23 @@ impl HandoffSender {
         self.exporting.is_empty()
     }
 
-    /// Whether this block of the sequence is being read.
-    pub fn is_reading(&self, ordinal: u32) -> bool {
-        self.exporting.contains(&ordinal)
+    /// Whether this block of the sequence, or piece of its state, is being read.
+    pub fn is_reading(&self, unit: KvUnit) -> bool {
+        self.exporting.contains(&unit)
+    }
+
+    /// Whether a piece of the state is being read.
+    pub fn is_reading_state(&self) -> bool {
+        self.exporting
+            .iter()
+            .any(|unit| unit.plane == KvPlane::State)
     }
 
     pub fn handle(&mut self, input: SenderInput) {
         let receiver = self.target.worker;
         match input {
-            SenderInput::Computed { ordinal, from } => self.handle_computed(ordinal, from),
-            SenderInput::Exported { ordinal, outcome } => self.handle_exported(ordinal, outcome),
+            SenderInput::Computed { unit, from } => self.handle_computed(unit, from),
+            SenderInput::Exported { unit, outcome } => self.handle_exported(unit, outcome),
             SenderInput::Sampled { content, output } => {
                 if self.state == SenderState::Computing {
                     self.state = SenderState::Exporting { content, output };
@@ -199,45 +221,68 @@ impl HandoffSender {
     pub fn check(&self) {
         if self.is_sealed() {
             assert!(self.is_settled(), "sealed with blocks unsent");
+            assert_eq!(
+                self.pieces_count, self.pieces_due,
+                "sealed without the state"
+            );
         }
         let target = self.target.present..self.target.present + self.blocks_count;
-        assert!(self.exporting.iter().all(|i| target.contains(i)));
+        let expected = |unit: &KvUnit| match unit.plane {
+            KvPlane::Blocks => target.contains(&unit.ordinal),
+            KvPlane::State => unit.ordinal < self.pieces_count,
+        };
+        assert!(self.exporting.iter().all(expected));
         assert!(self.blocks_count as usize <= self.target.blocks.len());
         if self.stop_requested {
             assert!(!self.is_open() && !self.is_settled(), "an answer is due");
         }
     }
 
-    fn handle_computed(&mut self, ordinal: u32, from: BlockIndex) {
-        let Some(i) = ordinal.checked_sub(self.target.present) else {
+    fn handle_computed(&mut self, unit: KvUnit, from: BlockIndex) {
+        let index = match unit.plane {
+            KvPlane::Blocks => unit.ordinal.checked_sub(self.target.present),
+            KvPlane::State => Some(unit.ordinal),
+        };
+        let Some(i) = index else {
             return;
         };
-        if !self.is_open() || i < self.blocks_count {
+        let (next, target) = match unit.plane {
+            KvPlane::Blocks => {
+                let block = self.target.blocks.get(i as usize).copied();
+                (&mut self.blocks_count, block)
+            }
+            KvPlane::State => {
+                let exists = i < self.pieces_due;
+                let slot = self.target.state.filter(|_| exists);
+                (&mut self.pieces_count, slot)
+            }
+        };
+        if self.state == SenderState::Closed || i < *next {
             return;
         }
-        match self.target.blocks.get(i as usize) {
-            Some(block) if i == self.blocks_count => {
-                self.blocks_count += 1;
-                self.exporting.insert(ordinal);
-                self.outputs.push_back(SenderOutput::Export {
-                    from,
-                    ordinal,
-                    block: *block,
-                });
+        match target {
+            Some(block) if i == *next => {
+                *next += 1;
+                self.exporting.insert(unit);
+                self.outputs
+                    .push_back(SenderOutput::Export { from, unit, block });
             }
-            // More blocks than reserved, or out of order.
+            // More than was reserved, or out of order.
             _ => self.abandon(AbandonCause::Failed(Failure::Rejected)),
         }
     }
 
-    fn handle_exported(&mut self, ordinal: u32, outcome: Result<(u64, u64), Failure>) {
-        if !self.exporting.remove(&ordinal) {
+    fn handle_exported(&mut self, unit: KvUnit, outcome: Result<(u64, u64), Failure>) {
+        if !self.exporting.remove(&unit) {
             return;
         }
         match outcome {
             _ if !self.is_open() => self.send_stopped_if_settled(),
             Ok((digest, bytes)) => {
-                self.digest.merge(digest);
+                match unit.plane {
+                    KvPlane::Blocks => self.digest.merge(digest),
+                    KvPlane::State => self.state_digest.merge(digest),
+                }
                 self.bytes += bytes;
                 self.send_seal_if_exported();
             }
@@ -276,21 +321,21 @@ impl HandoffSender {
         }
     }
 
+    /// Seals once nothing is left to send: every block that was computed, and the whole state.
     fn send_seal_if_exported(&mut self) {
         if let SenderState::Exporting { content, output } = &mut self.state
             && self.exporting.is_empty()
+            && self.pieces_count == self.pieces_due
         {
-            let (handoff, blocks_count) = (self.handoff, self.blocks_count);
-            let (content, output) = (*content, std::mem::take(output));
-            let seal = Seal {
-                handoff,
-                blocks_count,
-                digest: self
-                    .digest
-                    .seal_digest(handoff, blocks_count, content, &output),
-                content,
-                output,
+            let mut seal = Seal {
+                handoff: self.handoff,
+                blocks_count: self.blocks_count,
+                digest: 0,
+                content: *content,
+                output: std::mem::take(output),
+                state: (self.pieces_due > 0).then(|| self.state_digest.value()),
             };
+            seal.digest = self.digest.seal_digest(&seal);
             self.state = SenderState::Sealed(seal.clone());
             self.outputs
                 .push_back(SenderOutput::Send(Packet::Seal(seal)));

@@ -1,12 +1,13 @@
 //! Tests of both ends against each other, over a link that the test simulates.
 
 mod seals;
+mod states;
 
 use super::{HandoffDigest, PoolWriter, receiver, sender};
 use crate::{BlockPart, Packet, Seal};
 use cleave_domain::{
-    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, FlightId, Generation, HandoffId,
-    HandoffTarget, Incarnation, WorkerId, WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Capacity, Failure, FlightId, Generation,
+    HandoffId, HandoffTarget, Incarnation, KvPlane, KvUnit, StateCapacity, WorkerId, WorkerRef,
 };
 use receiver::{ExpectedHandoff, HandoffReceiver};
 use sender::HandoffSender;
@@ -33,6 +34,19 @@ fn block(block: u32, generation: u32) -> BlockRef {
     }
 }
 
+/// Blocks of four tokens and eight bytes, and slots of these bytes.
+fn capacity(state_bytes: Option<u32>) -> Capacity {
+    Capacity {
+        block_tokens: 4,
+        block_bytes: 8,
+        blocks_count: 10,
+        slots_count: 1,
+        step_tokens_max: 4,
+        context_tokens_max: 40,
+        states: state_bytes.map(|bytes| StateCapacity { bytes, count: 10 }),
+    }
+}
+
 /// Ten tokens in blocks of four; block 0 is present, blocks 1 and 2 are to be sent, block 3 is
 /// reserved for growth.
 fn pair() -> (HandoffSender, HandoffReceiver) {
@@ -45,27 +59,29 @@ fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
         worker: worker(2, 1),
         present: 1,
         blocks: blocks.clone(),
+        state: None,
     };
     let expected = ExpectedHandoff {
         handoff: HANDOFF,
         sender: worker(1, 1),
         present: 1,
         blocks,
-        block_bytes: 8,
-        block_tokens: 4,
+        state: None,
+        capacity: capacity(None),
         vocab_size: VOCAB_SIZE,
         tokens: 10,
         content: CONTENT,
         writer,
     };
     (
-        HandoffSender::new(HANDOFF, target),
+        HandoffSender::new(HANDOFF, target, 0),
         HandoffReceiver::new(expected),
     )
 }
 
 fn part(ordinal: u32, offset: u32, len: u32) -> BlockPart {
     BlockPart {
+        plane: KvPlane::Blocks,
         ordinal,
         offset,
         len,
@@ -96,14 +112,15 @@ fn sent_handoff() -> (Vec<receiver::ReceiverInput>, Seal) {
     let mut frames = Vec::new();
     let mut sealed = None;
     for ordinal in 0..3 {
-        let from = BlockIndex(ordinal);
-        sender.handle(sender::SenderInput::Computed { ordinal, from });
+        let (unit, from) = (KvUnit::block(ordinal), BlockIndex(ordinal));
+        sender.handle(sender::SenderInput::Computed { unit, from });
     }
     let (content, output) = (CONTENT, vec![42]);
     sender.handle(sender::SenderInput::Sampled { content, output });
     while let Some(output) = sender.poll() {
         match output {
-            sender::SenderOutput::Export { ordinal, block, .. } => {
+            sender::SenderOutput::Export { unit, block, .. } => {
+                let ordinal = unit.ordinal;
                 assert!(sealed.is_none(), "sealed too early");
                 let mut digest = HandoffDigest::default();
                 for part in [part(ordinal, 0, 6), part(ordinal, 6, 2)] {
@@ -111,7 +128,7 @@ fn sent_handoff() -> (Vec<receiver::ReceiverInput>, Seal) {
                     frames.push(frame(part, block));
                 }
                 let outcome = Ok((digest.value(), 8));
-                sender.handle(sender::SenderInput::Exported { ordinal, outcome });
+                sender.handle(sender::SenderInput::Exported { unit, outcome });
             }
             sender::SenderOutput::Send(Packet::Seal(seal)) => sealed = Some(seal),
             other => panic!("unexpected {other:?}"),
@@ -310,11 +327,11 @@ fn giving_up_is_sent_to_the_other_end_once() {
 fn a_failed_copy_ends_the_hand_off_at_its_end() {
     let broken = || Failure::Engine("cannot".into());
     let (mut sender, mut receiver) = pair();
-    let (ordinal, from) = (1, BlockIndex(0));
-    sender.handle(sender::SenderInput::Computed { ordinal, from });
+    let (unit, from) = (KvUnit::block(1), BlockIndex(0));
+    sender.handle(sender::SenderInput::Computed { unit, from });
     assert!(!sender.is_settled());
     let outcome = Err(broken());
-    sender.handle(sender::SenderInput::Exported { ordinal, outcome });
+    sender.handle(sender::SenderInput::Exported { unit, outcome });
     assert!(sender.is_settled() && !sender.is_open());
 
     receiver.handle(frame(part(1, 0, 8), block(5, 3)));
@@ -357,15 +374,16 @@ fn blocks_reserved_for_growth_may_be_unused() {
                 worker: worker(2, 1),
                 present,
                 blocks: blocks.clone(),
+                state: None,
             };
-            let mut sender = HandoffSender::new(HANDOFF, target);
+            let mut sender = HandoffSender::new(HANDOFF, target, 0);
             let mut receiver = HandoffReceiver::new(ExpectedHandoff {
                 handoff: HANDOFF,
                 sender: worker(1, 1),
                 present,
                 blocks,
-                block_bytes: 8,
-                block_tokens: 4,
+                state: None,
+                capacity: capacity(None),
                 vocab_size: VOCAB_SIZE,
                 tokens: 10,
                 content: CONTENT,
@@ -374,21 +392,22 @@ fn blocks_reserved_for_growth_may_be_unused() {
             // The last drawn token has no KV.
             let due = (10 + drawn - 1).div_ceil(4);
             for ordinal in 0..due {
-                let from = BlockIndex(ordinal);
-                sender.handle(sender::SenderInput::Computed { ordinal, from });
+                let (unit, from) = (KvUnit::block(ordinal), BlockIndex(ordinal));
+                sender.handle(sender::SenderInput::Computed { unit, from });
             }
             let (content, output) = (CONTENT, vec![7; drawn as usize]);
             sender.handle(sender::SenderInput::Sampled { content, output });
             let mut outputs = Vec::new();
             while let Some(output) = sender.poll() {
                 match output {
-                    sender::SenderOutput::Export { ordinal, block, .. } => {
+                    sender::SenderOutput::Export { unit, block, .. } => {
+                        let ordinal = unit.ordinal;
                         let whole = part(ordinal, 0, 8);
                         let mut digest = HandoffDigest::default();
                         digest.add_frame(whole, checksum(whole));
                         outputs.extend(feed(&mut receiver, &[frame(whole, block)]));
                         let outcome = Ok((digest.value(), 8));
-                        sender.handle(sender::SenderInput::Exported { ordinal, outcome });
+                        sender.handle(sender::SenderInput::Exported { unit, outcome });
                     }
                     sender::SenderOutput::Send(Packet::Seal(sealed)) => {
                         for off in [-1_i32, 1] {
@@ -472,8 +491,8 @@ fn stopped_is_sent_only_after_the_last_export() {
         sender.check();
         std::iter::from_fn(|| sender.poll()).collect()
     };
-    let (ordinal, from) = (1, BlockIndex(0));
-    sender.handle(sender::SenderInput::Computed { ordinal, from });
+    let (unit, from) = (KvUnit::block(1), BlockIndex(0));
+    sender.handle(sender::SenderInput::Computed { unit, from });
     emitted(&mut sender);
     sender.handle(stop(worker(2, 2)));
     assert!(sender.is_open());
@@ -484,7 +503,7 @@ fn stopped_is_sent_only_after_the_last_export() {
         "a block is being written"
     );
     let outcome = Err(Failure::LinkLost);
-    sender.handle(sender::SenderInput::Exported { ordinal, outcome });
+    sender.handle(sender::SenderInput::Exported { unit, outcome });
     let handoff = HANDOFF;
     let stopped = [sender::SenderOutput::Send(Packet::Stopped { handoff })];
     assert_eq!(emitted(&mut sender), stopped);

@@ -1,9 +1,9 @@
 //! Streams outlive their workers: killed, drained, re-purposed, stuck, silent.
 
-use crate::fleet::hash_chain::{StepGate, expected};
+use crate::fleet::hash_chain::{HashChainEngine, StepGate, expected, expected_with_state};
 use crate::fleet::{
-    DONE, TEST_WAIT_MAX, check, collect, files, health_of, http, metric, prompt, request, router,
-    router_with, until, worker, worker_node,
+    DONE, TEST_WAIT_MAX, check, collect, end, files, health_of, http, metric, prompt, request,
+    router, router_with, until, worker, worker_node,
 };
 use crate::proxy::{FaultProxy, LinkCondition};
 use cleave_api::{FlightEvent, FlightStream, WorkerCommand, WorkerState};
@@ -28,14 +28,28 @@ struct SurvivalFleet {
 
 impl SurvivalFleet {
     async fn new(options: RouterOptions) -> Self {
+        Self::with_engines(options, |engine| engine).await
+    }
+
+    async fn with_engines(
+        options: RouterOptions,
+        edit: impl Fn(HashChainEngine) -> HashChainEngine,
+    ) -> Self {
         let router = router_with(options).await;
         let address = router.address().to_string();
-        let (prefill, _) = worker("p0", Role::Prefill, &address).await;
-        let mut decoders = Vec::new();
-        for name in ["d0", "d1"] {
-            let (worker, gate) = worker(name, Role::Decode, &address).await;
-            decoders.push(GatedDecoder { worker, gate });
-        }
+        let start = async |name: &str, role| {
+            let gate = StepGate::new();
+            let mut node = worker_node(name, role, &address, &gate);
+            node.engine = Box::new(edit(HashChainEngine::new(&gate)));
+            let worker = node.start().await.unwrap();
+            timeout(TEST_WAIT_MAX, worker.ready()).await.unwrap();
+            GatedDecoder { worker, gate }
+        };
+        let prefill = start("p0", Role::Prefill).await.worker;
+        let decoders = vec![
+            start("d0", Role::Decode).await,
+            start("d1", Role::Decode).await,
+        ];
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
         Self {
             router,
@@ -123,7 +137,17 @@ impl SurvivalFleet {
 }
 
 /// The rest of the stream makes it whole.
-async fn check_rest(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[TokenId]) {
+async fn check_rest(stream: FlightStream, tokens: Vec<TokenId>, prompt: &[TokenId]) {
+    let all = whole_stream(stream, tokens, prompt).await;
+    assert_eq!(all, expected(prompt, 40));
+}
+
+/// The tokens of a stream that is read to its end, after those that were read already.
+async fn whole_stream(
+    stream: FlightStream,
+    mut tokens: Vec<TokenId>,
+    prompt: &[TokenId],
+) -> Vec<TokenId> {
     let rest: Vec<FlightEvent> = timeout(TEST_WAIT_MAX, stream.collect()).await.unwrap();
     let mut ended = None;
     for event in rest {
@@ -141,7 +165,7 @@ async fn check_rest(stream: FlightStream, mut tokens: Vec<TokenId>, prompt: &[To
         }
     }
     assert_eq!(ended, Some(DONE));
-    assert_eq!(tokens, expected(prompt, 40));
+    tokens
 }
 
 #[tokio::test]
@@ -166,8 +190,7 @@ async fn a_stream_resumes_when_its_decode_worker_dies() {
 async fn a_stream_survives_a_prefill_worker_lost_at_any_step() {
     // The prompt runs in three chunks; after the last one its blocks are still leaving.
     for steps in 0..4 {
-        let router = router("127.0.0.1:0").await;
-        let address = router.address().to_string();
+        let (router, address) = router().await;
         let (first, gate) = worker("p0", Role::Prefill, &address).await;
         let (decode, _) = worker("d0", Role::Decode, &address).await;
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
@@ -179,9 +202,7 @@ async fn a_stream_survives_a_prefill_worker_lost_at_any_step() {
         first.stop().await;
         gate.open();
         check_rest(stream, Vec::new(), &prompt).await;
-        second.drain(TEST_WAIT_MAX).await;
-        decode.drain(TEST_WAIT_MAX).await;
-        router.drain(TEST_WAIT_MAX).await;
+        end(router, [second, decode]).await;
     }
 }
 
@@ -210,6 +231,23 @@ async fn a_drained_worker_migrates_its_streams_and_leaves() {
     assert_eq!(stage.counted("cleave_retries_total", ""), 0.0);
     let pauses = stage.counted("cleave_stream_pause_seconds_count", "migrated");
     assert_eq!(pauses, 1.0);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_migrated_stream_keeps_its_state() {
+    let engines = |engine: HashChainEngine| engine.with_states(8);
+    let stage = SurvivalFleet::with_engines(RouterOptions::default(), engines).await;
+    let prompt = prompt(3, 21);
+    let (mut stream, mut tokens, at) = stage.flight(&prompt, 7).await;
+    let frontend = stage.router.frontend();
+    let drain = frontend.command(&format!("d{at}"), WorkerCommand::Drain);
+    assert_eq!(drain.unwrap().state, WorkerState::Draining);
+    tokens.extend(stage.until_moved(at, &mut stream).await);
+    stage.open();
+    let all = whole_stream(stream, tokens, &prompt).await;
+    assert_eq!(all, expected_with_state(&prompt, 40));
+    assert_eq!(stage.counted("cleave_retries_total", ""), 0.0);
     stage.end().await;
 }
 
@@ -278,8 +316,7 @@ async fn a_drain_at_the_workers_own_port_ends_the_worker() {
 // Lesson: 12.
 #[tokio::test]
 async fn streams_of_a_stuck_worker_resume_on_another() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let mut decoders = Vec::new();
     for name in ["d0", "d1"] {
@@ -396,15 +433,12 @@ async fn a_flipped_bit_between_router_and_worker_changes_no_token() {
         timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     }
     check(&frontend, &prompt, 20).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 #[tokio::test]
 async fn a_faulty_network_between_workers_changes_no_token() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let data = FaultProxy::start().await;
     let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.data_address = Some(data.address.clone());
@@ -427,9 +461,7 @@ async fn a_faulty_network_between_workers_changes_no_token() {
         data.flip(3);
         check(&router.frontend(), &prompt(salt + 30, 40), 9).await;
     }
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 // Lesson: 16.
@@ -523,9 +555,7 @@ async fn a_short_pool_loses_no_stream() {
         let kind = format!("kind=\"{kind}\"");
         until(|| metric(&decode.metrics(), "cleave_pool_blocks", &kind) == 0.0).await;
     }
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 // Lesson: 17.
@@ -558,8 +588,7 @@ async fn every_hand_off_is_used_and_none_is_recomputed() {
 // Lesson: 19.
 #[tokio::test]
 async fn a_worker_of_another_model_is_refused() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.files = files();

@@ -2,14 +2,20 @@
 //! before it and the token, read from and written to the pool through the block table; the next
 //! token is a hash of the last entry. A hand-off that brings wrong, old or misplaced bytes changes
 //! the tokens, and [`expected`] says from the prompt alone what they must be.
+//!
+//! With a state, the next token is a hash of the last entry and of a second chain, which is kept in
+//! the sequence's state slot alone: see [`expected_with_state`].
 
 use cleave_domain::{
-    BlockIndex, Capacity, Fingerprint, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex,
-    StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, Fingerprint, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment,
+    SlotIndex, StateCapacity, StepPlan, StepResult, TokenId,
 };
-use cleave_engine::{Engine, EngineDescription, EngineError};
+use cleave_engine::{BlockSpan, DeviceBlocks, Engine, EngineDescription, EngineError, PeerBlocks};
+use cleave_transfer::checksum;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use tokio::sync::watch;
 
 pub(crate) const BLOCK_TOKENS: usize = 4;
@@ -18,6 +24,10 @@ const ENTRY_BYTES: usize = 2048;
 pub(crate) const BLOCK_BYTES: usize = BLOCK_TOKENS * ENTRY_BYTES;
 pub(crate) const BLOCKS: u32 = 32;
 const VOCABULARY: u32 = 1000;
+/// Bytes of a state: two pieces as long as a block, and a shorter one.
+pub(crate) const STATE_BYTES: usize = BLOCK_BYTES * 5 / 2;
+/// The state of a sequence without tokens: zeros are none.
+const STATE_EMPTY: u64 = 0x57a7_e000_57a7_e000;
 
 fn mix(a: u64, b: u64) -> u64 {
     let mut z = a.rotate_left(17) ^ b.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -27,6 +37,16 @@ fn mix(a: u64, b: u64) -> u64 {
 
 fn entry(before: u64, token: TokenId) -> u64 {
     mix(before, u64::from(token) + 1)
+}
+
+/// The state after one more token; no entry of the KV tells it.
+fn next_state(before: u64, token: TokenId) -> u64 {
+    mix(before, u64::from(token) + 0x1_0000_0001)
+}
+
+/// The content of a state's words: each piece has its own.
+fn state_word(state: u64, offset: usize) -> u64 {
+    state ^ mix(0x0005_7a7e, (offset / BLOCK_BYTES) as u64)
 }
 
 fn token(last: u64) -> TokenId {
@@ -40,6 +60,22 @@ pub(crate) fn expected(prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     for _ in 0..count {
         tokens.push(token(last));
         last = entry(last, token(last));
+    }
+    tokens
+}
+
+/// As [`expected`], of an engine with states.
+pub(crate) fn expected_with_state(prompt: &[TokenId], count: usize) -> Vec<TokenId> {
+    let mut last = prompt.iter().fold(0, |last, token| entry(last, *token));
+    let mut state = prompt
+        .iter()
+        .fold(STATE_EMPTY, |state, token| next_state(state, *token));
+    let mut tokens = Vec::new();
+    for _ in 0..count {
+        let next = token(mix(last, state));
+        tokens.push(next);
+        last = entry(last, next);
+        state = next_state(state, next);
     }
     tokens
 }
@@ -124,10 +160,137 @@ impl StepGate {
     }
 }
 
+/// The pool's bytes: the blocks, then the state slots.
+#[derive(Debug)]
+struct ChainPool {
+    states: Option<StateCapacity>,
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl ChainPool {
+    fn new(states: Option<StateCapacity>) -> Self {
+        let states_bytes = states.map_or(0, |states| states.count as usize * STATE_BYTES);
+        Self {
+            states,
+            // A pool that was never written to is not zero.
+            bytes: Mutex::new(vec![0xa5; BLOCK_BYTES * BLOCKS as usize + states_bytes]),
+        }
+    }
+
+    fn range(&self, span: &BlockSpan) -> Range<usize> {
+        let (first, size, count) = match span.plane {
+            KvPlane::Blocks => (0, BLOCK_BYTES, BLOCKS),
+            KvPlane::State => {
+                let count = self.states.expect("an engine with states").count;
+                (BLOCK_BYTES * BLOCKS as usize, STATE_BYTES, count)
+            }
+        };
+        assert!(span.block.0 < count && span.range().end <= size, "{span:?}");
+        let start = first + span.block.0 as usize * size;
+        start + span.offset..start + span.offset + span.len
+    }
+
+    fn read(&self, span: &BlockSpan, out: &mut [u8]) {
+        out.copy_from_slice(&self.bytes.lock().unwrap()[self.range(span)]);
+    }
+
+    fn write(&self, span: &BlockSpan, bytes: &[u8]) {
+        self.bytes.lock().unwrap()[self.range(span)].copy_from_slice(bytes);
+    }
+
+    fn copy_of(&self, span: &BlockSpan) -> Vec<u8> {
+        let mut bytes = vec![0; span.len];
+        self.read(span, &mut bytes);
+        bytes
+    }
+}
+
+/// Copies beside the engine, as a GPU has them.
+#[derive(Debug)]
+struct ChainBlocks(Arc<ChainPool>);
+
+/// Another engine's pool, opened for writing.
+#[derive(Debug)]
+struct ChainPeer {
+    own: Arc<ChainPool>,
+    peer: Arc<ChainPool>,
+}
+
+/// Pools of this process, by the handle that a peer opens.
+static SHARED: Mutex<BTreeMap<u64, Weak<ChainPool>>> = Mutex::new(BTreeMap::new());
+
+impl DeviceBlocks for ChainBlocks {
+    fn read(&self, parts: &mut [(BlockSpan, &mut [u8])]) -> Result<Vec<u64>, EngineError> {
+        let sum = |(span, out): &mut (BlockSpan, &mut [u8])| {
+            self.0.read(span, out);
+            checksum(out)
+        };
+        Ok(parts.iter_mut().map(sum).collect())
+    }
+
+    fn write(&self, parts: &[(BlockSpan, &[u8])]) -> Result<(), EngineError> {
+        parts
+            .iter()
+            .for_each(|(span, bytes)| self.0.write(span, bytes));
+        Ok(())
+    }
+
+    fn checksums(&self, spans: &[BlockSpan]) -> Result<Vec<u64>, EngineError> {
+        let sums = spans.iter().map(|span| checksum(&self.0.copy_of(span)));
+        Ok(sums.collect())
+    }
+
+    fn handle(&self) -> Result<Vec<u8>, EngineError> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        SHARED
+            .lock()
+            .unwrap()
+            .insert(serial, Arc::downgrade(&self.0));
+        Ok(serial.to_le_bytes().to_vec())
+    }
+
+    fn open(&self, handle: &[u8]) -> Result<Arc<dyn PeerBlocks>, EngineError> {
+        let serial = handle.try_into().map(u64::from_le_bytes);
+        let shared = SHARED.lock().unwrap();
+        let peer = serial
+            .ok()
+            .and_then(|serial| shared.get(&serial)?.upgrade());
+        let gone = || EngineError::Device("that pool no longer exists".to_owned());
+        Ok(Arc::new(ChainPeer {
+            own: Arc::clone(&self.0),
+            peer: peer.ok_or_else(gone)?,
+        }))
+    }
+}
+
+impl PeerBlocks for ChainPeer {
+    fn write(&self, parts: &[(BlockSpan, BlockIndex)]) -> Result<Vec<u64>, EngineError> {
+        let copy = |(span, to): &(BlockSpan, BlockIndex)| {
+            let bytes = self.own.copy_of(span);
+            self.peer.write(
+                &BlockSpan {
+                    block: *to,
+                    ..*span
+                },
+                &bytes,
+            );
+            checksum(&bytes)
+        };
+        Ok(parts.iter().map(copy).collect())
+    }
+
+    fn probe(&self) -> Result<usize, EngineError> {
+        Ok(BLOCK_BYTES)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct HashChainEngine {
     description: EngineDescription,
-    pool: Vec<u8>,
+    pool: Arc<ChainPool>,
+    /// Whether blocks are copied beside the engine.
+    copies_beside: bool,
     slots: BTreeMap<SlotIndex, Vec<TokenId>>,
     gate: StepGate,
 }
@@ -141,6 +304,7 @@ impl HashChainEngine {
             slots_count: 8,
             step_tokens_max: 16,
             context_tokens_max: BLOCKS * BLOCK_TOKENS as u32,
+            states: None,
         };
         Self {
             description: EngineDescription {
@@ -151,8 +315,8 @@ impl HashChainEngine {
                 capacity,
                 vocab_size: VOCABULARY,
             },
-            // A pool that was never written to is not zero.
-            pool: vec![0xa5; BLOCK_BYTES * BLOCKS as usize],
+            pool: Arc::new(ChainPool::new(None)),
+            copies_beside: false,
             slots: BTreeMap::new(),
             gate: gate.clone(),
         }
@@ -164,28 +328,93 @@ impl HashChainEngine {
         self
     }
 
-    fn at(blocks: &[BlockIndex], position: usize) -> usize {
-        let block = blocks[position / BLOCK_TOKENS].0 as usize;
-        block * BLOCK_BYTES + position % BLOCK_TOKENS * ENTRY_BYTES
+    /// With so many slots for states.
+    pub(crate) fn with_states(mut self, count: u32) -> Self {
+        let bytes = STATE_BYTES as u32;
+        let states = Some(StateCapacity { bytes, count });
+        self.description.capacity.states = states;
+        self.description.fingerprint = Fingerprint("abacus-1-state".into());
+        self.pool = Arc::new(ChainPool::new(states));
+        self
+    }
+
+    /// With copies beside the engine, as on a device.
+    pub(crate) fn with_copies_beside(mut self) -> Self {
+        self.copies_beside = true;
+        self
+    }
+
+    fn at(blocks: &[BlockIndex], position: usize) -> BlockSpan {
+        let block = blocks[position / BLOCK_TOKENS];
+        BlockSpan::of_block(block, position % BLOCK_TOKENS * ENTRY_BYTES, ENTRY_BYTES)
+    }
+
+    fn whole(plane: KvPlane, block: BlockIndex) -> BlockSpan {
+        BlockSpan {
+            plane,
+            block,
+            offset: 0,
+            len: match plane {
+                KvPlane::Blocks => BLOCK_BYTES,
+                KvPlane::State => STATE_BYTES,
+            },
+        }
     }
 
     /// Every copy of the value within the entry must agree: no byte of a block is idle.
     fn read(&self, blocks: &[BlockIndex], position: usize) -> u64 {
-        let start = Self::at(blocks, position);
-        let bytes = &self.pool[start..start + ENTRY_BYTES];
+        let bytes = self.pool.copy_of(&Self::at(blocks, position));
         let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
         let odd = bytes.chunks_exact(8).any(|chunk| chunk != &bytes[..8]);
         if odd { !first } else { first }
     }
 
-    fn write(&mut self, blocks: &[BlockIndex], position: usize, value: u64) {
-        let start = Self::at(blocks, position);
-        for chunk in self.pool[start..start + ENTRY_BYTES].chunks_exact_mut(8) {
-            chunk.copy_from_slice(&value.to_le_bytes());
-        }
+    fn write(&self, blocks: &[BlockIndex], position: usize, value: u64) {
+        let words = value.to_le_bytes().repeat(ENTRY_BYTES / 8);
+        self.pool.write(&Self::at(blocks, position), &words);
     }
 
-    fn run(&mut self, segment: &Segment) -> u64 {
+    /// As [`HashChainEngine::read`], of a state.
+    fn read_state(&self, slot: BlockIndex) -> u64 {
+        let bytes = self.pool.copy_of(&Self::whole(KvPlane::State, slot));
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let state = word(0) ^ state_word(0, 0);
+        let odd = (0..STATE_BYTES / 8).any(|index| word(index * 8) != state_word(state, index * 8));
+        if odd { !state } else { state }
+    }
+
+    fn write_state(&self, slot: BlockIndex, state: u64) {
+        let words =
+            (0..STATE_BYTES / 8).flat_map(|index| state_word(state, index * 8).to_le_bytes());
+        let bytes: Vec<u8> = words.collect();
+        self.pool.write(&Self::whole(KvPlane::State, slot), &bytes);
+    }
+
+    /// Runs a segment; gives the number that the next token is drawn from.
+    fn run(&self, segment: &Segment) -> u64 {
+        let last = self.run_chain(segment);
+        let Some(named) = segment.state else {
+            return last;
+        };
+        let before = match (segment.position, named.restore) {
+            (0, _) => STATE_EMPTY,
+            (_, Some(snapshot)) => self.read_state(snapshot),
+            (_, None) => self.read_state(named.slot),
+        };
+        let run = self.slots[&segment.slot].iter();
+        let run = run
+            .skip(segment.position as usize)
+            .take(segment.len as usize);
+        let state = run.fold(before, |state, token| next_state(state, *token));
+        self.write_state(named.slot, state);
+        if let Some(snapshot) = named.snapshot {
+            self.write_state(snapshot, state);
+        }
+        mix(last, state)
+    }
+
+    /// Writes the entries of a segment; gives the last one.
+    fn run_chain(&self, segment: &Segment) -> u64 {
         let history = self.slots[&segment.slot].clone();
         let start = segment.position as usize;
         let mut last = match start {
@@ -227,6 +456,8 @@ impl Engine for HashChainEngine {
             ..StepResult::default()
         };
         for segment in &plan.segments {
+            let has_states = self.description.capacity.states.is_some();
+            assert_eq!(segment.state.is_some(), has_states, "{segment:?}");
             let last = self.run(segment);
             if segment.logits == LogitsWanted::Sample {
                 let history = self.slots.get_mut(&segment.slot).unwrap();
@@ -246,33 +477,29 @@ impl Engine for HashChainEngine {
         Ok(result)
     }
 
-    fn read_block(
-        &self,
-        block: BlockIndex,
-        offset: usize,
-        out: &mut [u8],
-    ) -> Result<(), EngineError> {
-        let start = block.0 as usize * BLOCK_BYTES + offset;
-        out.copy_from_slice(&self.pool[start..start + out.len()]);
+    fn blocks(&self) -> Option<Arc<dyn DeviceBlocks>> {
+        let blocks = || Arc::new(ChainBlocks(Arc::clone(&self.pool))) as Arc<dyn DeviceBlocks>;
+        self.copies_beside.then(blocks)
+    }
+
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        self.pool.read(&span, out);
         Ok(())
     }
 
-    fn write_block(
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        self.pool.write(&span, bytes);
+        Ok(())
+    }
+
+    fn copy_blocks(
         &mut self,
-        block: BlockIndex,
-        offset: usize,
-        bytes: &[u8],
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
     ) -> Result<(), EngineError> {
-        let start = block.0 as usize * BLOCK_BYTES + offset;
-        self.pool[start..start + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn copy_blocks(&mut self, pairs: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
         for (from, to) in pairs {
-            let start = from.0 as usize * BLOCK_BYTES;
-            self.pool
-                .copy_within(start..start + BLOCK_BYTES, to.0 as usize * BLOCK_BYTES);
+            let bytes = self.pool.copy_of(&Self::whole(plane, *from));
+            self.pool.write(&Self::whole(plane, *to), &bytes);
         }
         Ok(())
     }

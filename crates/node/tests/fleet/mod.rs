@@ -7,6 +7,7 @@ mod loading;
 mod names;
 mod policy;
 mod secure;
+mod states;
 mod tier;
 
 use cleave_api::{FlightEvent, FlightStream, Frontend, ServingReadiness};
@@ -114,22 +115,32 @@ async fn serve_gated(roles: &[Role], gates: &[StepGate]) -> RunningFleet {
     running
 }
 
-async fn router_with(options: RouterOptions) -> RunningRouter {
+async fn router_at(listen: &str, options: RouterOptions) -> RunningRouter {
     let node = RouterNode {
-        listen: "127.0.0.1:0".into(),
+        listen: listen.into(),
         options,
         picker: None,
     };
     node.start().await.unwrap()
 }
 
-async fn router(listen: &str) -> RunningRouter {
-    let node = RouterNode {
-        listen: listen.into(),
-        options: RouterOptions::default(),
-        picker: None,
-    };
-    node.start().await.unwrap()
+async fn router_with(options: RouterOptions) -> RunningRouter {
+    router_at("127.0.0.1:0", options).await
+}
+
+/// A router at a free port, and its address.
+async fn router() -> (RunningRouter, String) {
+    let router = router_with(RouterOptions::default()).await;
+    let address = router.address().to_string();
+    (router, address)
+}
+
+/// Drains the workers one after the other, and then the router.
+async fn end(router: RunningRouter, workers: [RunningWorker; 2]) {
+    for worker in workers {
+        worker.drain(TEST_WAIT_MAX).await;
+    }
+    router.drain(TEST_WAIT_MAX).await;
 }
 
 async fn worker(name: &str, role: Role, router: &str) -> (RunningWorker, StepGate) {
@@ -193,8 +204,7 @@ async fn one_process_serves_through_both_legs() {
 
 #[tokio::test]
 async fn clients_and_workers_share_one_router_address() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let before = http(&address, "/ready").await;
     assert!(before.starts_with("HTTP/1.1 503"), "{before}");
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
@@ -212,9 +222,7 @@ async fn clients_and_workers_share_one_router_address() {
     assert_eq!(metric(&text, "vllm:num_requests_running", "d0"), 0.0);
     assert!(text.contains("vllm:kv_cache_usage_perc"), "{text}");
     assert!(http(&metrics, "/ready").await.starts_with("HTTP/1.1 200"));
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 #[tokio::test]
@@ -273,8 +281,8 @@ async fn relay(
 
 #[tokio::test]
 async fn kv_never_passes_the_router() {
-    let router = router("127.0.0.1:0").await;
-    let (address, passed) = counting_proxy(router.address().to_string()).await;
+    let (router, address) = router().await;
+    let (address, passed) = counting_proxy(address).await;
     let mut workers = Vec::new();
     for (name, role) in [
         ("p0", Role::Prefill),
@@ -324,8 +332,7 @@ async fn kv_never_passes_the_router() {
 // Lesson: 9.
 #[tokio::test]
 async fn a_prefill_worker_lost_before_a_token_is_replaced() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (first, first_gate) = worker("p0", Role::Prefill, &address).await;
     let (second, second_gate) = worker("p1", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
@@ -358,9 +365,7 @@ async fn a_prefill_worker_lost_before_a_token_is_replaced() {
     );
     first_gate.open();
     second_gate.open();
-    rest.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [rest, decode]).await;
 }
 
 /// The damage that a bad network does, once armed, to the next piece of KV that passes it.
@@ -375,8 +380,7 @@ const LONG: usize = 2048;
 
 /// A decode worker behind a bad network, and a flight that has to survive it.
 async fn survives_network_fault(network_fault: NetworkFault) -> String {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let bad = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.data_address = Some(bad.local_addr().unwrap().to_string());
@@ -414,9 +418,7 @@ async fn survives_network_fault(network_fault: NetworkFault) -> String {
     let landed = metric(&decode.metrics(), "cleave_handoffs_total", "landed");
     assert_eq!(landed, 3.0);
     let text = router.frontend().metrics();
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
     text
 }
 
@@ -503,26 +505,22 @@ async fn a_client_that_leaves_frees_both_pools() {
 // Lesson: 6.
 #[tokio::test]
 async fn workers_reconnect_to_a_restarted_router() {
-    let first = router("127.0.0.1:0").await;
-    let address = first.address().to_string();
+    let (first, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
     timeout(TEST_WAIT_MAX, first.ready()).await.unwrap();
     check(&first.frontend(), &prompt(1, 20), 4).await;
     first.drain(TEST_WAIT_MAX).await;
 
-    let second = router(&address).await;
+    let second = router_at(&address, RouterOptions::default()).await;
     timeout(TEST_WAIT_MAX, second.ready()).await.unwrap();
     check(&second.frontend(), &prompt(2, 20), 4).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    second.drain(TEST_WAIT_MAX).await;
+    end(second, [prefill, decode]).await;
 }
 
 #[tokio::test]
 async fn the_older_of_two_workers_with_one_name_is_cut_off() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (proxy, passed) = counting_proxy(address.clone()).await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (elder, _) = worker("d0", Role::Decode, &proxy).await;
@@ -554,15 +552,12 @@ async fn the_older_of_two_workers_with_one_name_is_cut_off() {
     assert_eq!(metric(&text, "cleave_workers", "decode"), 1.0, "{text}");
     assert_eq!(metric(&text, "cleave_retries_total", ""), 0.0, "{text}");
     elder.stop().await;
-    younger.drain(TEST_WAIT_MAX).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [younger, prefill]).await;
 }
 
 #[tokio::test]
 async fn link_series_end_with_the_peers_incarnation() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (first, _) = worker("d0", Role::Decode, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
@@ -578,15 +573,12 @@ async fn link_series_end_with_the_peers_incarnation() {
     let (second, _) = worker("d0", Role::Decode, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(2, 20), 4).await;
-    second.drain(TEST_WAIT_MAX).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [second, prefill]).await;
 }
 
 #[tokio::test]
 async fn garbage_at_any_port_changes_nothing() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (decode, _) = worker("d0", Role::Decode, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
@@ -612,16 +604,13 @@ async fn garbage_at_any_port_changes_nothing() {
     check(&router.frontend(), &prompt(1, 20), 4).await;
     drop(strangers);
     check(&router.frontend(), &prompt(2, 20), 4).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }
 
 // Lesson: 12.
 #[tokio::test]
 async fn a_panicked_engine_is_unhealthy_and_gets_no_work() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let (broken, gate) = worker("d0", Role::Decode, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
@@ -644,9 +633,7 @@ async fn a_panicked_engine_is_unhealthy_and_gets_no_work() {
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(2, 20), 6).await;
     broken.stop().await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    sound.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, sound]).await;
 }
 
 async fn health_of(worker: &RunningWorker) -> String {

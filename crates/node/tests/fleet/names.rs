@@ -3,8 +3,8 @@
 use crate::fleet::failover::post;
 use crate::fleet::hash_chain::{StepGate, expected};
 use crate::fleet::{
-    DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, request, router, until, worker,
-    worker_node,
+    DONE, TEST_WAIT_MAX, check, collect, end, files, metric, prompt, request, router, until,
+    worker, worker_node,
 };
 use crate::proxy::FaultProxy;
 use cleave_domain::{Ending, Role};
@@ -31,8 +31,7 @@ async fn worker_with(name: &str, address: &str, files: ModelFiles) -> RunningWor
 
 #[tokio::test]
 async fn a_freed_name_goes_to_the_waiting_worker_at_once() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let line = FaultProxy::start().await;
     line.set_target(Some(address.clone()));
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
@@ -56,15 +55,12 @@ async fn a_freed_name_goes_to_the_waiting_worker_at_once() {
     until(|| holder().is_some_and(|life| Some(life) != before)).await;
     assert_eq!((standing_by(&router), line.dialled()), (0.0, 2));
     check(&router.frontend(), &prompt(9, 21), 9).await;
-    first.drain(TEST_WAIT_MAX).await;
-    prefill.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [first, prefill]).await;
 }
 
 #[tokio::test]
 async fn a_worker_that_waits_for_its_name_brings_no_files() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let with = |template: &str| ModelFiles {
         chat_template: Some(template.into()),
         ..files()
@@ -95,8 +91,7 @@ async fn a_worker_that_waits_for_its_name_brings_no_files() {
 
 #[tokio::test]
 async fn another_model_is_served_once_all_workers_have_left() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let old = worker_with("w0", &address, files()).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
     check(&router.frontend(), &prompt(1, 20), 4).await;
@@ -118,8 +113,7 @@ async fn another_model_is_served_once_all_workers_have_left() {
 
 #[tokio::test]
 async fn a_foreign_token_that_lands_fails_its_stream_alone() {
-    let router = router("127.0.0.1:0").await;
-    let address = router.address().to_string();
+    let (router, address) = router().await;
     let (prefill, drawn) = worker("p0", Role::Prefill, &address).await;
     let (decode, gate) = worker("d0", Role::Decode, &address).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
@@ -143,7 +137,5 @@ async fn a_foreign_token_that_lands_fails_its_stream_alone() {
             assert_eq!((ending, tokens), (DONE, expected(prompt, 9)), "{index}");
         }
     }
-    prefill.drain(TEST_WAIT_MAX).await;
-    decode.drain(TEST_WAIT_MAX).await;
-    router.drain(TEST_WAIT_MAX).await;
+    end(router, [prefill, decode]).await;
 }

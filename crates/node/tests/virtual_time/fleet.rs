@@ -32,6 +32,7 @@ const CAPACITY: Capacity = Capacity {
     slots_count: 12,
     step_tokens_max: 128,
     context_tokens_max: 1024,
+    states: None,
 };
 
 /// The cost of a step besides rows and draws, in milliseconds. Virtual clocks tick in milliseconds,

@@ -173,12 +173,12 @@ impl Reversals {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use cleave_domain::PoolScaling;
     use proptest::prelude::*;
 
-    fn counts(prefill: u32, decode: u32, both: u32) -> PoolCounts {
+    pub(crate) fn counts(prefill: u32, decode: u32, both: u32) -> PoolCounts {
         PoolCounts {
             prefill,
             decode,

@@ -195,23 +195,17 @@ fn round_to_hundredths(number: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::ScalerMember;
+    use super::super::bounds::tests::counts;
+    use super::super::need::tests::{aims, traffic, worker};
     use super::*;
     use cleave_domain::{
-        Capacity, FleetTarget, PoolScaling, Prices, RequestFlow, RouterId, RowPrice, ScalingPolicy,
-        SloClass, SloPolicy, Time, WorkerId,
+        FleetTarget, PoolScaling, RequestFlow, RouterId, ScalingPolicy, SloClass, SloPolicy, Time,
+        WorkerId,
     };
     use std::sync::Arc;
 
     fn at(second: u64) -> Time {
         Time::from_nanos(second * 1_000_000_000)
-    }
-
-    fn counts(prefill: u32, decode: u32, both: u32) -> PoolCounts {
-        PoolCounts {
-            prefill,
-            decode,
-            both,
-        }
     }
 
     /// Pools of at most so many workers.
@@ -226,25 +220,6 @@ mod tests {
             both: pool(Role::Both, both),
             ..ScalingPolicy::new(99)
         }
-    }
-
-    /// 10 ms a step, 0.1 ms a row, and room for 160,000 tokens.
-    fn worker() -> (Prices, Capacity) {
-        let row = |(rows, nanos)| RowPrice { rows, nanos };
-        let prices = Prices {
-            rows: [(1, 10_100_000), (8192, 829_200_000)].map(row).to_vec(),
-            context_picos: 1000,
-            ..Prices::default()
-        };
-        let capacity = Capacity {
-            block_tokens: 16,
-            block_bytes: 1,
-            blocks_count: 10_000,
-            slots_count: 256,
-            step_tokens_max: 8192,
-            context_tokens_max: 100_000,
-        };
-        (prices, capacity)
     }
 
     fn scaler(scaling: ScalingPolicy, second: u64) -> Scaler {
@@ -279,24 +254,6 @@ mod tests {
                 ..RequestFlow::default()
             },
             ..FleetDemand::default()
-        }
-    }
-
-    fn traffic(rate: f64) -> Traffic {
-        Traffic {
-            rate,
-            prompt: 1000.0,
-            fresh: 1000.0,
-            pairs: 0.0,
-            output: 200.0,
-        }
-    }
-
-    fn aims(ttft_ms: u64, tpot_ms: u64) -> LegTargets {
-        LegTargets {
-            ttft: Some(Duration::from_millis(ttft_ms)),
-            tpot: Some(Duration::from_millis(tpot_ms)),
-            goal_permille: 900,
         }
     }
 

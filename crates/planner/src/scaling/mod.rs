@@ -1,4 +1,5 @@
-//! The autoscaler's brain: how many workers meet a fleet's targets.
+//! The autoscaler, a state machine inside the router's brain: how many workers meet a fleet's
+//! targets.
 //!
 //! - *Facts*: [`Scaler::handle`] takes one, with the time.
 //! - *Commands*: [`Scaler::poll`] gives one at a time; drain it before the next fact.
@@ -10,8 +11,8 @@
 //! add it up; the one with the smallest id decides, and the others repeat its answer, so that every
 //! router answers the same. A router that shares no worker goes by its own demand.
 //!
-//! From demand to answer: `need` (workers of each leg, by prices), `steady` (grow soon, shrink
-//! late), `fit` (bounds, devices, flips before starts, limits on reversals).
+//! From demand to answer: `need` (workers of each leg, by prices), `steady` (grow fast, shrink
+//! slowly), `fit` (bounds, devices, flips before starts, limits on reversals).
 //!
 //! Owns: these decisions. Never: starts or stops a worker; knows a flight.
 //! Invariant: never more devices than the limit; never more reversals in an hour than the limit;

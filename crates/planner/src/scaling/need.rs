@@ -183,19 +183,18 @@ pub(super) fn round_up(workers: f64) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use cleave_domain::RowPrice;
     use proptest::prelude::*;
 
-    /// 10 ms a step and 0.1 ms a row: a prompt of a thousand tokens takes about 0.11 s.
-    fn worker() -> (Prices, Capacity) {
+    /// 10 ms a step and 0.1 ms a row: a prompt of a thousand tokens takes about 0.11 s. Room for
+    /// 160,000 tokens.
+    pub(crate) fn worker() -> (Prices, Capacity) {
         let row = |(rows, nanos)| RowPrice { rows, nanos };
         let prices = Prices {
             rows: [(1, 10_100_000), (8192, 829_200_000)].map(row).to_vec(),
-            pair_picos: 0,
             context_picos: 1000,
-            draw_nanos: 0,
             ..Prices::default()
         };
         let capacity = Capacity {
@@ -205,11 +204,12 @@ mod tests {
             slots_count: 256,
             step_tokens_max: 8192,
             context_tokens_max: 100_000,
+            states: None,
         };
         (prices, capacity)
     }
 
-    fn traffic(rate: f64) -> Traffic {
+    pub(crate) fn traffic(rate: f64) -> Traffic {
         Traffic {
             rate,
             prompt: 1000.0,
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    fn aims(ttft_ms: u64, tpot_ms: u64) -> LegTargets {
+    pub(crate) fn aims(ttft_ms: u64, tpot_ms: u64) -> LegTargets {
         LegTargets {
             ttft: Some(Duration::from_millis(ttft_ms)),
             tpot: Some(Duration::from_millis(tpot_ms)),

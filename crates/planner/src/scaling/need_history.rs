@@ -1,4 +1,4 @@
-//! Stabilisation: grow soon, shrink late.
+//! Stabilisation: grow fast, shrink slowly.
 //!
 //! Owns: the needs of one leg over its stabilisation windows. Never: computes a need.
 //! Invariant: a leg grows to the least need throughout `up_after`, and shrinks to the largest need

@@ -1,4 +1,4 @@
-//! The brain itself: its state, and one evaluation of the fleet.
+//! The state machine itself: its state, and one evaluation of the fleet.
 //!
 //! Owns: the order of an evaluation: all routers' demand, the needs, the wanted workers, the
 //! workers to flip. Never: holds a formula of one of its parts. Invariant: see [`Scaler::check`].

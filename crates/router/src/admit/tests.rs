@@ -47,6 +47,7 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (RouterBrain, FlightRe
             slots_count: 8,
             step_tokens_max: 64,
             context_tokens_max: 400,
+            states: None,
         },
         queue_max: 8,
         device: None,

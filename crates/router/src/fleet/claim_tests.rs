@@ -37,6 +37,7 @@ fn description(role: Role) -> WorkerDescription {
             slots_count: 4,
             step_tokens_max: 64,
             context_tokens_max: 500,
+            states: None,
         },
         queue_max: 1,
         device: None,

@@ -17,6 +17,7 @@ fn target(worker: cleave_domain::WorkerRef, present: u32, blocks: usize) -> Hand
         worker,
         present,
         blocks: vec![BlockRef::default(); blocks],
+        state: None,
     }
 }
 
@@ -55,6 +56,7 @@ fn a_prompt_of_another_worker_is_not_computed_here() {
         worker: ME,
         present: 0,
         blocks,
+        state: None,
     };
     worker.prefill(1, want, target);
     assert_eq!(refusal(&worker), Some(Refusal::WrongWorker));

@@ -18,6 +18,7 @@ fn cancel(worker: &mut TestWorker, router: RouterId, number: u64) {
     worker.order(router, Order::Cancel { handoff });
 }
 
+// Invariant: I3, I5.
 #[test]
 fn blocks_in_a_step_are_freed_after_the_step() {
     let mut worker = TestWorker::new(limits());
@@ -54,6 +55,7 @@ fn a_cancel_right_after_an_order_to_run_frees_everything() {
     assert!(worker.brain.idle() && worker.brain.deadline().is_none());
 }
 
+// Invariant: I21.
 #[test]
 fn a_fenced_sender_frees_its_own_blocks_alone() {
     let mut worker = TestWorker::new(WorkerLimits {
@@ -80,6 +82,7 @@ fn a_fenced_sender_frees_its_own_blocks_alone() {
     assert_eq!(worker.brain.load().blocks_free, 100);
 }
 
+// Invariant: I8.
 #[test]
 fn a_lost_router_takes_only_its_own_sequences() {
     let mut worker = TestWorker::new(limits());
@@ -92,6 +95,7 @@ fn a_lost_router_takes_only_its_own_sequences() {
     assert_eq!(worker.brain.load().blocks_free, 100);
 }
 
+// Invariant: I5, I8.
 #[test]
 fn an_expired_lease_ends_a_hand_off() {
     let mut worker = TestWorker::new(limits());

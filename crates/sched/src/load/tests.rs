@@ -104,6 +104,7 @@ fn a_prompt_for_another_worker_is_no_stream_here() {
         worker: PEER,
         present: 0,
         blocks: vec![BlockRef::default(); 2],
+        state: None,
     };
     worker.prefill(1, Want::tokens(32), target);
     let load = worker.brain.load();

@@ -94,7 +94,7 @@ impl WorkerBrain {
     /// Drafts for all sequences that draw their next token.
     fn drafters(&mut self, lookup: LookupLimits, draft: &StepBuilder) -> Vec<DraftCandidate> {
         let size = self.limits.capacity.block_tokens;
-        let mut blocks_free = self.pool.blocks_available();
+        let mut blocks_free = self.pools.blocks.blocks_available();
         let mut drafters = Vec::new();
         for (place, placed) in draft.segments.iter().enumerate() {
             let most = self.drafts_allowed(placed, lookup);
@@ -150,8 +150,8 @@ impl WorkerBrain {
         let sequence = sequence.expect("it is in the draft");
         let blocks = (sequence.len() + count).div_ceil(size);
         while sequence.table.len() < blocks as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
-            let block = block.or_else(|| self.pool.take());
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
+            let block = block.or_else(|| self.pools.blocks.take());
             let block = block.expect("blocks were counted");
             sequence.table.push(block);
             segment.blocks.push(block.block);

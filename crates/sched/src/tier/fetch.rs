@@ -96,7 +96,7 @@ impl WorkerBrain {
         }
         for hash in sequence.reusable(size).iter().skip(blocks_known as usize) {
             let place = self.tiers.index.level_of(*hash);
-            let Some(place) = place.filter(|_| !self.pool.contains(*hash)) else {
+            let Some(place) = place.filter(|_| !self.pools.blocks.contains(*hash)) else {
                 break;
             };
             found.blocks += 1;
@@ -175,7 +175,7 @@ impl WorkerBrain {
     fn begin_fetch(&mut self, sequence: &mut WorkerSequence, found: TierMatch) {
         let (from, to) = (sequence.published, sequence.published + found.blocks);
         while sequence.table.len() < to as usize {
-            let block = self.pool.take_reserved(&mut sequence.reservation);
+            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
             sequence
                 .table
                 .push(block.expect("an accepted sequence has its blocks reserved"));

@@ -13,7 +13,7 @@ mod router_stub;
 mod tiers;
 
 use crate::stage::script::guessing;
-use crate::stage::{ROUTER, StageEvent, StageEventOutcome, StageWorld, limits};
+use crate::stage::{ROUTER, StageEvent, StageEventOutcome, StageWorld, limits, states};
 use cleave_domain::{Order, Prices, Role, RowPrice, Time};
 use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
@@ -114,6 +114,9 @@ impl PairWorld {
         } else {
             (0, 0)
         };
+        // States too: a third of the worlds have them.
+        let mut state_rng = PairRng(seed ^ 0x7f4a_7c15_9e37_79b9);
+        let has_states = state_rng.percent(33);
         for i in 0..count {
             let role = match (roles_draw, i % 2) {
                 (0, _) => Role::Both,
@@ -136,6 +139,9 @@ impl PairWorld {
             limits.steps_in_flight = steps_in_flight;
             if let Some(guesses) = &mut chaos.draft_rng {
                 limits.speculation = guessing(guesses.between(0, 6));
+            }
+            if has_states {
+                limits.capacity.states = states(state_rng.between(1, 8));
             }
             (limits.host_blocks, limits.disk_blocks) = below;
             if below.0 > 0 {
@@ -369,6 +375,8 @@ fn random_worlds_reach_every_case() {
         "> write on ",
         "> fetch #",
         "found on disk",
+        "import #0.0 s2[",
+        " state b1",
     ] {
         let count = lines.iter().filter(|line| line.contains(corner)).count();
         assert!(count > 0, "no world had {corner:?}");

@@ -72,6 +72,13 @@ pub(crate) enum MoveVerdict {
     Landed,
 }
 
+/// The memory that a worker has reserved for a hand-off.
+struct ReservedKv {
+    present: u32,
+    blocks: Vec<BlockRef>,
+    state: Option<BlockRef>,
+}
+
 impl PairWorld {
     pub(crate) fn submit(&mut self) {
         let rng = &mut self.rng;
@@ -270,7 +277,7 @@ impl PairWorld {
         self.order(target, order);
     }
 
-    fn reserved_move(&mut self, flight: usize, present: u32, blocks: Vec<BlockRef>) {
+    fn reserved_move(&mut self, flight: usize, reserved: ReservedKv) {
         let of = &mut self.router.flights[flight];
         let (attempt, decode) = (of.attempt, of.decode);
         let moving = of.moving.as_mut().expect("asked before");
@@ -281,8 +288,9 @@ impl PairWorld {
             of: self.id_of(flight, attempt),
             target: HandoffTarget {
                 worker: self.world.me(moving.target),
-                present,
-                blocks,
+                present: reserved.present,
+                blocks: reserved.blocks,
+                state: reserved.state,
             },
             tokens: moving.tokens,
         });
@@ -389,12 +397,18 @@ impl PairWorld {
                 handoff,
                 present,
                 blocks,
+                state,
             } => {
+                let reserved = ReservedKv {
+                    present,
+                    blocks,
+                    state,
+                };
                 assert!(self.router.open.insert(key(handoff)), "reserved twice");
                 if let Some(flight) = self.current(handoff) {
-                    self.reserved(flight, present, blocks);
+                    self.reserved(flight, reserved);
                 } else if let Some(flight) = self.moving(handoff) {
-                    self.reserved_move(flight, present, blocks);
+                    self.reserved_move(flight, reserved);
                 } else {
                     self.order(at, Order::Cancel { handoff });
                 }
@@ -506,15 +520,16 @@ impl PairWorld {
         }
     }
 
-    fn reserved(&mut self, flight: usize, present: u32, blocks: Vec<BlockRef>) {
+    fn reserved(&mut self, flight: usize, reserved: ReservedKv) {
         let of = &self.router.flights[flight];
         let order = Order::Prefill(PrefillOrder {
             handoff: self.id(flight),
             request: self.request(flight),
             target: HandoffTarget {
                 worker: self.world.me(of.decode),
-                present,
-                blocks,
+                present: reserved.present,
+                blocks: reserved.blocks,
+                state: reserved.state,
             },
             waited: Duration::ZERO,
             due: self.due(flight),

@@ -6,7 +6,8 @@
 //! tokens.
 
 use cleave_domain::{
-    BlockIndex, Capacity, LogitsWanted, SampledToken, SlotIndex, StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, KvPlane, LogitsWanted, SampledToken, SegmentState, SlotIndex, StepPlan,
+    StepResult, TokenId,
 };
 use cleave_kv::BlockPart;
 use std::collections::BTreeMap;
@@ -14,6 +15,8 @@ use std::collections::BTreeMap;
 pub struct CheckedEngine {
     capacity: Capacity,
     cells: Vec<Vec<u64>>,
+    /// Words of each state slot: `[slots][bytes / 8]`.
+    states: Vec<Vec<u64>>,
     slots: BTreeMap<SlotIndex, Vec<TokenId>>,
 }
 
@@ -34,6 +37,18 @@ fn kv(history: &[TokenId]) -> Vec<u64> {
         hash
     };
     history.iter().map(token).collect()
+}
+
+/// The words of the state after a history: a running hash of its own, which no key or value gives
+/// away, and a different word in each place.
+fn state(history: &[TokenId], words: usize) -> Vec<u64> {
+    let start = 0x5851_f42d_4c95_7f2d;
+    let hash = history.iter().fold(start, |hash, token| {
+        fold(hash, &[u64::from(*token) << 32, 1])
+    });
+    (0..words as u64)
+        .map(|place| fold(hash, &[place]))
+        .collect()
 }
 
 /// Histories that begin with such a token repeat themselves, mostly.
@@ -61,8 +76,15 @@ pub fn output(prompt: &[TokenId], count: u32) -> Vec<TokenId> {
 impl CheckedEngine {
     pub fn new(capacity: Capacity) -> Self {
         let block = vec![0; capacity.block_tokens as usize];
+        // Garbage of earlier sequences.
+        let garbage = |slot: u32| {
+            let bytes = capacity.states.map_or(0, |states| states.bytes);
+            vec![u64::MAX - u64::from(slot); bytes as usize / 8]
+        };
+        let slots_count = capacity.states.map_or(0, |states| states.count);
         Self {
             cells: vec![block; capacity.blocks_count as usize],
+            states: (0..slots_count).map(garbage).collect(),
             slots: BTreeMap::new(),
             capacity,
         }
@@ -90,6 +112,10 @@ impl CheckedEngine {
             assert!(before < own && own <= history_len, "beyond the history");
             // The tokens that are run: the last ones may be drafts.
             let run = [&history[..own], &segment.drafts].concat();
+            if let Some(place) = segment.state {
+                run_state(&mut self.states, place, &run, from);
+            }
+            assert_eq!(segment.state.is_some(), !self.states.is_empty());
             let kv = kv(&run);
             for (position, kv) in kv[..to].iter().enumerate() {
                 let size = self.capacity.block_tokens as usize;
@@ -135,6 +161,13 @@ impl CheckedEngine {
         self.open(plan);
         let size = self.capacity.block_tokens;
         for segment in &plan.segments {
+            for slot in segment
+                .state
+                .iter()
+                .flat_map(|state| std::iter::once(state.slot).chain(state.snapshot))
+            {
+                self.states[slot.0 as usize].fill(u64::MAX);
+            }
             for position in segment.position..segment.position + segment.len {
                 let block = segment.blocks[(position / size) as usize];
                 self.cells[block.0 as usize][(position % size) as usize] = u64::MAX;
@@ -151,16 +184,50 @@ impl CheckedEngine {
     }
 
     pub fn read(&self, block: BlockIndex, part: BlockPart) -> Vec<u64> {
-        self.cells[block.0 as usize][cells(part)].to_vec()
+        let range = self.range(part);
+        match part.plane {
+            KvPlane::Blocks => self.cells[block.0 as usize][range].to_vec(),
+            KvPlane::State => self.states[block.0 as usize][range].to_vec(),
+        }
     }
 
     pub fn write(&mut self, block: BlockIndex, part: BlockPart, payload: &[u64]) {
-        self.cells[block.0 as usize][cells(part)].copy_from_slice(payload);
+        let range = self.range(part);
+        let all = match part.plane {
+            KvPlane::Blocks => &mut self.cells[block.0 as usize],
+            KvPlane::State => &mut self.states[block.0 as usize],
+        };
+        all[range].copy_from_slice(payload);
+    }
+
+    fn range(&self, part: BlockPart) -> std::ops::Range<usize> {
+        let start = self.capacity.unit_start(part.unit()) + u64::from(part.offset);
+        let first = start as usize / 8;
+        first..first + part.len as usize / 8
     }
 }
 
-fn cells(part: BlockPart) -> std::ops::Range<usize> {
-    part.offset as usize / 8..(part.offset + part.len) as usize / 8
+/// Runs `run[from..]` on a slot that must have the state of the tokens before.
+fn run_state(states: &mut [Vec<u64>], place: SegmentState, run: &[TokenId], from: usize) {
+    let SegmentState {
+        slot,
+        restore,
+        snapshot,
+    } = place;
+    let slot = slot.0 as usize;
+    let words = states[slot].len();
+    if let Some(restore) = restore {
+        assert!(from > 0, "a snapshot of nothing");
+        states[slot] = states[restore.0 as usize].clone();
+    }
+    if from > 0 {
+        let before = state(&run[..from], words);
+        assert_eq!(states[slot], before, "another state at {from}: {place:?}");
+    }
+    states[slot] = state(run, words);
+    if let Some(snapshot) = snapshot {
+        states[snapshot.0 as usize] = states[slot].clone();
+    }
 }
 
 fn sampled(token: TokenId) -> SampledToken {

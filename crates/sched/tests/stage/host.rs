@@ -3,11 +3,31 @@
 //! Owns: the copies out and back. Never: accepts that a block was given away while it was read.
 
 use super::{
-    BlockIndex, Duration, HandoffId, StageEvent, StageEventOutcome, StageWorld, SwapOutcome,
-    WorkerInput, whole,
+    BlockIndex, BlockPart, Duration, HandoffId, StageEvent, StageEventOutcome, StageWorld,
+    SwapOutcome, WorkerInput,
 };
 
 impl StageWorld {
+    /// All blocks of a sequence and all pieces of its state.
+    pub fn units(
+        &self,
+        at: usize,
+        blocks: &[BlockIndex],
+        state: Option<BlockIndex>,
+    ) -> Vec<(BlockPart, BlockIndex)> {
+        let capacity = self.machines[at].brain.limits().capacity;
+        let units = capacity.units(blocks, state);
+        units
+            .map(|(unit, block)| (self.whole_unit(at, unit), block))
+            .collect()
+    }
+
+    pub fn read_units(&self, at: usize, units: &[(BlockPart, BlockIndex)]) -> Vec<Vec<u64>> {
+        let engine = &self.machines[at].engine;
+        let read = |(part, block): &(BlockPart, BlockIndex)| engine.read(*block, *part);
+        units.iter().map(read).collect()
+    }
+
     /// Drops the swapped blocks of a sequence, also those being copied.
     pub fn drop_swap(&mut self, at: usize, of: HandoffId) {
         self.machines[at].host.remove(&of);
@@ -40,7 +60,7 @@ impl StageWorld {
     ) {
         let StageEvent::SwapOut {
             handoff,
-            blocks,
+            units,
             content,
             dropped,
             ..
@@ -48,10 +68,9 @@ impl StageWorld {
         else {
             panic!("a swap")
         };
-        let machine = &mut self.machines[at];
-        let read = |block: &BlockIndex| machine.engine.read(*block, whole(0));
-        let now: Vec<_> = blocks.iter().map(read).collect();
+        let now = self.read_units(at, &units);
         assert_eq!(now, content, "given away while it was to be swapped out");
+        let machine = &mut self.machines[at];
         let outcome = match event_outcome {
             StageEventOutcome::Damaged => SwapOutcome::Broken,
             StageEventOutcome::Well if dropped => SwapOutcome::Dropped,
@@ -78,7 +97,7 @@ impl StageWorld {
     ) {
         let StageEvent::SwapIn {
             handoff,
-            blocks,
+            units,
             dropped,
             ..
         } = event
@@ -91,9 +110,9 @@ impl StageWorld {
             StageEventOutcome::Well if dropped => SwapOutcome::Dropped,
             StageEventOutcome::Well => {
                 let swapped = machine.host.remove(&handoff).expect("kept before");
-                assert_eq!(swapped.len(), blocks.len(), "as many as there were");
-                for (block, cells) in blocks.iter().zip(swapped) {
-                    machine.engine.write(*block, whole(0), &cells);
+                assert_eq!(swapped.len(), units.len(), "as many as there were");
+                for ((part, block), cells) in units.iter().zip(swapped) {
+                    machine.engine.write(*block, *part, &cells);
                 }
                 SwapOutcome::Copied
             }

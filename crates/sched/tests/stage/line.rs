@@ -3,8 +3,8 @@
 //! Legend: `#1.0` flight 1, attempt 0; `b3g1` block 3 of generation 1; `[0+8]` position and length.
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, HandoffId, Order, Report, StepPlan, StepProgress, StepResult,
-    WorkerRef,
+    BlockHash, BlockIndex, BlockRef, HandoffId, KvUnit, Order, Report, SegmentState, StepPlan,
+    StepProgress, StepResult, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{BlockExport, PayloadCondition, WorkerInput, WorkerNote, WorkerOutput};
@@ -28,13 +28,18 @@ fn blocks(list: &[BlockRef]) -> String {
     list.join(" ")
 }
 
+/// The slot of a state, if there is one.
+fn state(slot: Option<BlockRef>) -> String {
+    slot.map_or(String::new(), |slot| format!(" state {}", block(slot)))
+}
+
 fn indices(list: &[BlockIndex]) -> String {
     let list: Vec<_> = list.iter().map(BlockIndex::to_string).collect();
     list.join(" ")
 }
 
 fn part(part: BlockPart) -> String {
-    format!("{}[{}+{}]", part.ordinal, part.offset, part.len)
+    format!("{}[{}+{}]", part.unit(), part.offset, part.len)
 }
 
 fn worker(worker: WorkerRef) -> String {
@@ -80,19 +85,21 @@ fn order(order: &Order) -> String {
             run.request.stop.max_tokens
         ),
         Order::Prefill(prefill) => format!(
-            "prefill {} to {} present {} [{}]",
+            "prefill {} to {} present {} [{}]{}",
             id(prefill.handoff),
             worker(prefill.target.worker),
             prefill.target.present,
-            blocks(&prefill.target.blocks)
+            blocks(&prefill.target.blocks),
+            state(prefill.target.state)
         ),
         Order::Migrate(migrate) => format!(
-            "migrate {} as {} to {} present {} [{}] told {}",
+            "migrate {} as {} to {} present {} [{}]{} told {}",
             id(migrate.of),
             id(migrate.handoff),
             worker(migrate.target.worker),
             migrate.target.present,
             blocks(&migrate.target.blocks),
+            state(migrate.target.state),
             migrate.tokens
         ),
         Order::Drain => "drain".into(),
@@ -119,12 +126,15 @@ pub fn input(input: &WorkerInput) -> String {
         WorkerInput::LinkLost { peer } => format!("link lost to {}", worker(*peer)),
         WorkerInput::Exported {
             handoff,
+            plane,
             ordinal,
             outcome,
         } => {
+            let (plane, ordinal) = (*plane, *ordinal);
+            let unit = KvUnit { plane, ordinal };
             let outcome = format!("{outcome:?}");
             let outcome = outcome.split(' ').next().unwrap_or_default();
-            format!("exported {} {ordinal} {outcome}", id(*handoff))
+            format!("exported {} {unit} {outcome}", id(*handoff))
         }
         WorkerInput::Imported {
             handoff,
@@ -189,6 +199,16 @@ fn step(plan: &StepPlan) -> String {
             segment.len,
             segment.logits
         );
+        if let Some(SegmentState {
+            slot,
+            restore,
+            snapshot,
+        }) = segment.state
+        {
+            let _ = write!(line, " state {slot}");
+            restore.map(|from| write!(line, " from {from}"));
+            snapshot.map(|to| write!(line, " copy {to}"));
+        }
         if !segment.drafts.is_empty() {
             let _ = write!(line, " guess {:?}", segment.drafts);
         }
@@ -213,13 +233,16 @@ pub fn output(output: &WorkerOutput) -> String {
             }
             line
         }
-        WorkerOutput::Export(BlockExport {
-            handoff,
-            from,
-            ordinal,
-            block: to,
-            ..
-        }) => format!("export {} {ordinal} {from} to {}", id(*handoff), block(*to)),
+        WorkerOutput::Export(export) => {
+            let BlockExport {
+                handoff,
+                from,
+                block: to,
+                ..
+            } = export;
+            let unit = export.unit();
+            format!("export {} {unit} {from} to {}", id(*handoff), block(*to))
+        }
         WorkerOutput::Send { packet: of, .. } => format!("send {}", packet(of)),
         WorkerOutput::Import {
             handoff,
@@ -229,11 +252,21 @@ pub fn output(output: &WorkerOutput) -> String {
         WorkerOutput::Discard { handoff, part: of } => {
             format!("discard {} {}", id(*handoff), part(*of))
         }
-        WorkerOutput::SwapOut { handoff, blocks } => {
-            format!("swap out {} [{}]", id(*handoff), indices(blocks))
+        WorkerOutput::SwapOut {
+            handoff,
+            blocks,
+            state: slot,
+        } => {
+            let slot = slot.map_or(String::new(), |slot| format!(" state {slot}"));
+            format!("swap out {} [{}]{slot}", id(*handoff), indices(blocks))
         }
-        WorkerOutput::SwapIn { handoff, blocks } => {
-            format!("swap in {} [{}]", id(*handoff), indices(blocks))
+        WorkerOutput::SwapIn {
+            handoff,
+            blocks,
+            state: slot,
+        } => {
+            let slot = slot.map_or(String::new(), |slot| format!(" state {slot}"));
+            format!("swap in {} [{}]{slot}", id(*handoff), indices(blocks))
         }
         WorkerOutput::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
         WorkerOutput::Offload { content, block } => format!("shelve {} {block}", short(*content)),
@@ -257,10 +290,12 @@ fn report(report: &Report) -> String {
             handoff,
             present,
             blocks: list,
+            state: slot,
         } => format!(
-            "reserved {} present {present} [{}]",
+            "reserved {} present {present} [{}]{}",
             id(*handoff),
-            blocks(list)
+            blocks(list),
+            state(*slot)
         ),
         Report::Running { handoff, present } => {
             format!("running {} present {present}", id(*handoff))

@@ -13,8 +13,8 @@ pub mod script;
 mod tier;
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, Order, Report, Role,
-    RouterId, SlotIndex, StepPlan, Time, WorkerId, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, KvPlane, KvUnit, Order,
+    Report, Role, RouterId, SlotIndex, StateCapacity, StepPlan, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
@@ -53,12 +53,8 @@ pub enum StageEvent {
     Step(usize),
     Export {
         at: usize,
-        handoff: HandoffId,
-        to: WorkerRef,
-        from: BlockIndex,
-        ordinal: u32,
-        block: BlockRef,
-        /// Cells to be read; nothing may write to the block before.
+        export: BlockExport,
+        /// Cells to be read; nothing may write to the block or state before.
         content: Vec<u64>,
     },
     Import {
@@ -71,15 +67,15 @@ pub enum StageEvent {
     SwapOut {
         at: usize,
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
-        /// Cells to be read; nothing may write to the blocks before.
+        units: Vec<(BlockPart, BlockIndex)>,
+        /// Cells to be read; nothing may write to them before.
         content: Vec<Vec<u64>>,
         dropped: bool,
     },
     SwapIn {
         at: usize,
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(BlockPart, BlockIndex)>,
         dropped: bool,
     },
     Offload {
@@ -152,10 +148,17 @@ pub struct StageWorld {
 /// All bytes of a block.
 fn whole(ordinal: u32) -> BlockPart {
     BlockPart {
+        plane: KvPlane::Blocks,
         ordinal,
         offset: 0,
         len: BLOCK_TOKENS * 8,
     }
+}
+
+/// Slots for states of two and a half blocks; no plane for them at 0.
+pub fn states(count: u32) -> Option<StateCapacity> {
+    let bytes = BLOCK_TOKENS * 20;
+    (count > 0).then_some(StateCapacity { bytes, count })
 }
 
 pub fn limits(worker: u64, role: Role) -> WorkerLimits {
@@ -172,6 +175,7 @@ pub fn limits(worker: u64, role: Role) -> WorkerLimits {
             slots_count: 4,
             step_tokens_max: 8,
             context_tokens_max: 64,
+            states: None,
         },
         vocab_size: u32::MAX,
         queue_max: 4,
@@ -302,29 +306,38 @@ impl StageWorld {
                     },
                 );
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                let read = |block: &BlockIndex| self.machines[at].engine.read(*block, whole(0));
-                let content = blocks.iter().map(read).collect();
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = self.units(at, &blocks, state);
+                let content = self.read_units(at, &units);
                 let dropped = false;
                 self.later(
                     Duration::from_millis(4),
                     StageEvent::SwapOut {
                         at,
                         handoff,
-                        blocks,
+                        units,
                         content,
                         dropped,
                     },
                 );
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = self.units(at, &blocks, state);
                 let dropped = false;
                 self.later(
                     Duration::from_millis(4),
                     StageEvent::SwapIn {
                         at,
                         handoff,
-                        blocks,
+                        units,
                         dropped,
                     },
                 );
@@ -337,8 +350,15 @@ impl StageWorld {
             WorkerOutput::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
             WorkerOutput::FetchStop { handoff } => self.stop_fetch(at, handoff),
             WorkerOutput::TierDrop { content, place } => self.drop_from_tier(at, content, place),
-            WorkerOutput::Note(pool @ WorkerNote::Pool { blocks_leaked, .. }) => {
+            WorkerOutput::Note(
+                pool @ WorkerNote::Pool {
+                    blocks_leaked,
+                    states_leaked,
+                    ..
+                },
+            ) => {
                 assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
+                assert_eq!(states_leaked, 0, "the audit counts leaked state slots");
                 self.machines[at].pool = Some(pool);
             }
             WorkerOutput::Note(WorkerNote::Repeated { handoff }) => {
@@ -350,26 +370,27 @@ impl StageWorld {
     }
 
     fn export(&mut self, at: usize, export: BlockExport) {
-        let BlockExport {
-            handoff,
-            to,
-            from,
-            ordinal,
-            block,
-        } = export;
-        let content = self.machines[at].engine.read(from, whole(ordinal));
+        let whole = self.whole_unit(at, export.unit());
+        let content = self.machines[at].engine.read(export.from, whole);
         self.later(
             Duration::from_millis(1),
             StageEvent::Export {
                 at,
-                handoff,
-                to,
-                from,
-                ordinal,
-                block,
+                export,
                 content,
             },
         );
+    }
+
+    /// All bytes of a block, or of a piece of a state.
+    fn whole_unit(&self, at: usize, unit: KvUnit) -> BlockPart {
+        let KvUnit { plane, ordinal } = unit;
+        BlockPart {
+            plane,
+            ordinal,
+            offset: 0,
+            len: self.machines[at].brain.limits().capacity.unit_bytes(unit),
+        }
     }
 
     fn send_packet(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: Vec<u64>) {
@@ -490,21 +511,25 @@ impl StageWorld {
         }
     }
 
-    /// Sends two frames for each block; the block is read only now.
+    /// Sends two frames for each block or piece; it is read only now.
     fn perform_export(&mut self, at: usize, event: &StageEvent, event_outcome: StageEventOutcome) {
         let StageEvent::Export {
-            handoff,
-            to,
-            from,
-            ordinal,
-            block,
+            export,
             ref content,
             ..
         } = *event
         else {
             panic!("an export")
         };
-        let now = self.machines[at].engine.read(from, whole(ordinal));
+        let BlockExport {
+            handoff,
+            to,
+            from,
+            block,
+            ..
+        } = export;
+        let whole = self.whole_unit(at, export.unit());
+        let now = self.machines[at].engine.read(from, whole);
         assert_eq!(
             now, *content,
             "{from} was given away while it was to be read"
@@ -513,29 +538,23 @@ impl StageWorld {
         if let Some(target) = self.machine_of(to) {
             let target = &mut self.machines[target];
             if target.brain.limits().writer == PoolWriter::Sender {
-                target.engine.write(block.block, whole(ordinal), content);
+                target.engine.write(block.block, whole, content);
             }
         }
         if event_outcome == StageEventOutcome::Damaged {
-            let outcome = match ordinal % 2 {
+            let outcome = match export.ordinal % 2 {
                 0 => ExportOutcome::Dropped,
                 _ => ExportOutcome::Broken,
             };
-            return self.feed(
-                at,
-                WorkerInput::Exported {
-                    handoff,
-                    ordinal,
-                    outcome,
-                },
-            );
+            return self.feed(at, export.answer(outcome));
         }
         let mut digest = HandoffDigest::default();
-        for (offset, len) in [(0, 24), (24, 8)] {
+        let cut = whole.len - 8;
+        for (offset, len) in [(0, cut), (cut, 8)] {
             let part = BlockPart {
-                ordinal,
                 offset,
                 len,
+                ..whole
             };
             let payload = self.machines[at].engine.read(from, part);
             let checksum = engine::fold(0, &payload);
@@ -550,14 +569,9 @@ impl StageWorld {
         }
         let outcome = ExportOutcome::Sent {
             digest: digest.value(),
-            bytes: 32,
+            bytes: u64::from(whole.len),
         };
-        let input = WorkerInput::Exported {
-            handoff,
-            ordinal,
-            outcome,
-        };
-        self.feed(at, input);
+        self.feed(at, export.answer(outcome));
     }
 
     /// Breaks the link between two machines: everything on it is gone, and both ends are informed.
@@ -663,6 +677,8 @@ impl StageWorld {
                 "promises leaked on {name}"
             );
             assert_eq!(brain.deadline(), None, "a deadline for nothing on {name}");
+            let slots_held = brain.states().map_or(0, |states| states.blocks_held());
+            assert_eq!(slots_held, 0, "state slots leaked on {name}");
             assert!(machine.host.is_empty(), "host memory leaked on {name}");
         }
     }

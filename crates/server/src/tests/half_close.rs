@@ -358,6 +358,7 @@ fn serve_in_memory(routes: Router, bytes: usize) -> DuplexStream {
         limits: limits(),
         series: Telemetry::default().servers.clone(),
         stopping,
+        strangers_log: Arc::default(),
     };
     tokio::spawn(async move {
         let from = SocketAddr::from(([127, 0, 0, 1], 1));

@@ -4,6 +4,7 @@ use super::{DeviceFaults, EngineOp, EngineOpResult, SimWorker};
 use crate::engine::{EngineCosts, KvCell};
 use crate::rng::SimRng;
 use cleave_domain::{BlockIndex, StepPlan, Time};
+use cleave_kv::BlockPart;
 use cleave_sched::{ExportOutcome, ImportOutcome, PoolWriter, WorkerInput};
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ impl SimWorker {
             EngineOp::Fetch { blocks, .. } => {
                 Duration::from_nanos(price.copy * blocks.len() as u64)
             }
-            EngineOp::SwapOut { blocks, .. } | EngineOp::SwapIn { blocks, .. } => {
-                Duration::from_nanos(price.copy * blocks.len() as u64)
+            EngineOp::SwapOut { units, .. } | EngineOp::SwapIn { units, .. } => {
+                Duration::from_nanos(price.copy * units.len() as u64)
             }
         };
         self.busy = Some((op, now));
@@ -100,11 +101,11 @@ impl SimWorker {
                 EngineOpResult::Answer(WorkerInput::Stepped { result, took })
             }
             EngineOp::Export(export) if breaks => {
-                self.exporting.remove(&(export.handoff, export.ordinal));
+                self.exporting.remove(&(export.handoff, export.unit()));
                 EngineOpResult::Answer(export.answer(ExportOutcome::Broken))
             }
             EngineOp::Export(export) => {
-                let payload = self.engine.read(export.from).to_vec();
+                let payload = self.engine.read_unit(export.unit(), export.from).to_vec();
                 EngineOpResult::Send(export, payload)
             }
             EngineOp::Import {
@@ -115,7 +116,7 @@ impl SimWorker {
             } => {
                 let outcome = match device_faults {
                     DeviceFaults::Failing => ImportOutcome::Broken,
-                    DeviceFaults::None => self.import_frame(part.offset, block.block, &payload),
+                    DeviceFaults::None => self.import_frame(part, block.block, &payload),
                 };
                 EngineOpResult::Answer(WorkerInput::Imported {
                     handoff,
@@ -139,8 +140,8 @@ impl SimWorker {
                 &blocks,
                 device_faults,
             )?),
-            EngineOp::SwapOut { handoff, blocks } => {
-                let outcome = self.swap_out(handoff, &blocks, device_faults);
+            EngineOp::SwapOut { handoff, units } => {
+                let outcome = self.swap_out(handoff, &units, device_faults);
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::SwappedOut {
                     handoff,
@@ -148,8 +149,8 @@ impl SimWorker {
                     took,
                 })
             }
-            EngineOp::SwapIn { handoff, blocks } => {
-                let outcome = self.swap_in(handoff, &blocks, device_faults)?;
+            EngineOp::SwapIn { handoff, units } => {
+                let outcome = self.swap_in(handoff, &units, device_faults)?;
                 let took = now.since(since);
                 EngineOpResult::Answer(WorkerInput::SwappedIn {
                     handoff,
@@ -160,21 +161,22 @@ impl SimWorker {
         })
     }
 
-    /// Writes cells into a block from this byte offset on.
+    /// Writes the cells of a frame to its place.
     fn import_frame(
         &mut self,
-        offset: u32,
+        part: BlockPart,
         block: BlockIndex,
         payload: &[Option<KvCell>],
     ) -> ImportOutcome {
         let capacity = &self.limits.capacity;
-        let from = (offset / (capacity.block_bytes / capacity.block_tokens)) as usize;
+        let from = (part.offset / (capacity.block_bytes / capacity.block_tokens)) as usize;
+        let unit = part.unit();
         if self.limits.writer == PoolWriter::Receiver {
-            self.engine.write(block, from, payload);
+            self.engine.write_unit(unit, block, from, payload);
             return ImportOutcome::Written;
         }
         // One-sided bytes are in the pool already; they are verified in place.
-        if self.engine.read(block)[from..].starts_with(payload) {
+        if self.engine.read_unit(unit, block)[from..].starts_with(payload) {
             ImportOutcome::Written
         } else {
             ImportOutcome::Broken
@@ -201,8 +203,8 @@ impl SimWorker {
     }
 
     fn check_no_reserved_write(&self, plan: &StepPlan) -> Result<(), String> {
-        for block in self.engine.blocks_written(plan) {
-            if let Some((handoff, _)) = self.block_owners.get(&block) {
+        for (plane, block) in self.engine.blocks_written(plan) {
+            if let Some((handoff, _)) = self.block_owners.get(&(plane, block)) {
                 return Err(format!(
                     "{} writes {block} in {}, and it is held for {handoff}",
                     self.worker, plan.step

@@ -16,8 +16,8 @@ pub(crate) use tier::{FetchSource, TierContents};
 use crate::engine::{KvCell, SimEngine};
 use crate::tape::{self, AnyTapeLine};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, Order, StepId, StepPlan, Tape,
-    TapeRecord, Time, WorkerDescription, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Generation, HandoffId, KvPlane, KvUnit, Order, StepId,
+    StepPlan, Tape, TapeRecord, Time, WorkerDescription, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_sched::{
@@ -42,11 +42,11 @@ pub(crate) enum EngineOp {
     },
     SwapOut {
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(KvUnit, BlockIndex)>,
     },
     SwapIn {
         handoff: HandoffId,
-        blocks: Vec<BlockIndex>,
+        units: Vec<(KvUnit, BlockIndex)>,
     },
     Offload {
         content: BlockHash,
@@ -66,11 +66,14 @@ impl EngineOp {
                 for segment in &plan.segments {
                     (segment.slot, segment.position, segment.len).hash(print);
                     segment.blocks.hash(print);
+                    if let Some(state) = segment.state {
+                        state.hash(print);
+                    }
                 }
                 plan.opens.iter().for_each(|open| open.output.hash(print));
             }
             Self::Export(export) => {
-                (export.handoff, export.to, export.ordinal).hash(print);
+                (export.handoff, export.to, export.unit()).hash(print);
                 (export.from, export.block).hash(print);
             }
             Self::Import {
@@ -79,8 +82,8 @@ impl EngineOp {
                 block,
                 payload,
             } => (handoff, part, block, payload).hash(print),
-            Self::SwapOut { handoff, blocks } => ("out", handoff, blocks).hash(print),
-            Self::SwapIn { handoff, blocks } => ("in", handoff, blocks).hash(print),
+            Self::SwapOut { handoff, units } => ("out", handoff, units).hash(print),
+            Self::SwapIn { handoff, units } => ("in", handoff, units).hash(print),
             Self::Offload { content, block } => ("shelve", content, block).hash(print),
             Self::Fetch { handoff, blocks } => ("fetch", handoff, blocks).hash(print),
         }
@@ -131,13 +134,13 @@ pub(crate) struct SimWorker {
     /// The frame that arrived and is not yet imported or discarded.
     pub(crate) arriving: Option<(HandoffId, BlockPart, FrameCells)>,
     /// Exports that the brain has no answer to yet, with their receivers.
-    pub(crate) exporting: BTreeMap<(HandoffId, u32), WorkerRef>,
+    pub(crate) exporting: BTreeMap<(HandoffId, KvUnit), WorkerRef>,
     /// Reserved blocks that wait for their content, by this worker's own reports.
-    block_owners: BTreeMap<BlockIndex, (HandoffId, Generation)>,
+    block_owners: BTreeMap<(KvPlane, BlockIndex), (HandoffId, Generation)>,
     /// The sender of each reservation, from the `Reserve` order.
     senders: BTreeMap<HandoffId, WorkerRef>,
-    /// The block that is reserved for each ordinal of a hand-off.
-    reserved_blocks: BTreeMap<(HandoffId, u32), BlockRef>,
+    /// The block or slot that is reserved for each block and piece of a hand-off.
+    reserved_blocks: BTreeMap<(HandoffId, KvUnit), BlockRef>,
     /// The receivers of seals.
     pub(crate) sealed: BTreeMap<HandoffId, WorkerRef>,
     /// Hand-offs that were dropped while their blocks were being copied to host memory.
@@ -152,11 +155,10 @@ pub(crate) struct SimWorker {
 
 impl SimWorker {
     pub(crate) fn new(limits: WorkerLimits, about: WorkerDescription, taping: TapeMode) -> Self {
-        let capacity = limits.capacity;
         let mut body = Self {
             worker: limits.me,
             brain: cleave_sched::WorkerBrain::new(limits.clone()),
-            engine: SimEngine::new(capacity.blocks_count, capacity.block_tokens, 0),
+            engine: SimEngine::new(&limits.capacity, 0),
             limits: limits.clone(),
             description: about,
             draining: false,
@@ -258,14 +260,15 @@ impl SimWorker {
         })
     }
 
-    /// Checks that no step in flight writes these blocks: a device may run a copy before the steps
-    /// in flight or after them.
+    /// Checks that no step in flight writes these blocks or slots: a device may run a copy before
+    /// the steps in flight or after them.
     pub(super) fn check_no_step_writes(
         &self,
-        blocks: impl Iterator<Item = BlockIndex>,
+        blocks: impl Iterator<Item = (KvPlane, BlockIndex)>,
     ) -> Result<(), String> {
-        for block in blocks {
-            let writes = |plan: &&StepPlan| self.engine.blocks_written(plan).contains(&block);
+        for (plane, block) in blocks {
+            let written = (plane, block);
+            let writes = |plan: &&StepPlan| self.engine.blocks_written(plan).contains(&written);
             if let Some(plan) = self.steps().find(writes) {
                 return Err(format!(
                     "{} copies {block} while {} writes it",
@@ -277,11 +280,11 @@ impl SimWorker {
     }
 
     pub(crate) fn export(&mut self, export: BlockExport) -> Result<(), String> {
-        let key = (export.handoff, export.ordinal);
+        let key = (export.handoff, export.unit());
         if self.exporting.insert(key, export.to).is_some() {
             return Err(format!("{} exports {key:?} twice at once", self.worker));
         }
-        self.check_no_step_writes(std::iter::once(export.from))?;
+        self.check_no_step_writes(std::iter::once((export.plane, export.from)))?;
         self.ops.push_back(EngineOp::Export(export));
         Ok(())
     }
@@ -293,14 +296,14 @@ impl SimWorker {
         block: BlockRef,
     ) -> Result<(), String> {
         let payload = self.take_arrived_frame(handoff, part)?;
-        let owner = self.block_owners.get(&block.block);
+        let owner = self.block_owners.get(&(part.plane, block.block));
         if owner != Some(&(handoff, block.generation)) {
             return Err(format!(
                 "{} writes {handoff} into {}/{}, which is held for {owner:?}",
                 self.worker, block.block, block.generation
             ));
         }
-        self.check_no_step_writes(std::iter::once(block.block))?;
+        self.check_no_step_writes(std::iter::once((part.plane, block.block)))?;
         self.ops.push_back(EngineOp::Import {
             handoff,
             part,
@@ -332,7 +335,7 @@ impl SimWorker {
         for op in self.ops.drain(..) {
             match op {
                 EngineOp::Export(export) if export.handoff == handoff => {
-                    self.exporting.remove(&(handoff, export.ordinal));
+                    self.exporting.remove(&(handoff, export.unit()));
                     answers.push(export.answer(ExportOutcome::Dropped));
                 }
                 EngineOp::Import {
@@ -353,32 +356,33 @@ impl SimWorker {
     /// read or not.
     pub(crate) fn drop_exports(&mut self, peer: WorkerRef) -> Vec<WorkerInput> {
         let begun = match &self.busy {
-            Some((EngineOp::Export(e), _)) => Some((e.handoff, e.ordinal)),
+            Some((EngineOp::Export(e), _)) => Some((e.handoff, e.unit())),
             _ => None,
         };
         // A one-sided write that has begun ends only when it lands, so it is not dropped.
-        let queued = |key: &(HandoffId, u32)| {
+        let queued = |key: &(HandoffId, KvUnit)| {
             let is_it =
-                |op: &EngineOp| matches!(op, EngineOp::Export(e) if (e.handoff, e.ordinal) == *key);
+                |op: &EngineOp| matches!(op, EngineOp::Export(e) if (e.handoff, e.unit()) == *key);
             self.ops.iter().any(is_it)
         };
         let stops =
-            |key: &(HandoffId, u32)| self.limits.writer == PoolWriter::Receiver || queued(key);
-        let lost: Vec<(HandoffId, u32)> = self
+            |key: &(HandoffId, KvUnit)| self.limits.writer == PoolWriter::Receiver || queued(key);
+        let lost: Vec<(HandoffId, KvUnit)> = self
             .exporting
             .iter()
             .filter(|(key, to)| **to == peer && Some(**key) != begun && stops(key))
             .map(|(key, _)| *key)
             .collect();
         self.ops.retain(|op| match op {
-            EngineOp::Export(e) => !lost.contains(&(e.handoff, e.ordinal)),
+            EngineOp::Export(e) => !lost.contains(&(e.handoff, e.unit())),
             _ => true,
         });
-        let answer = |(handoff, ordinal)| {
-            self.exporting.remove(&(handoff, ordinal));
+        let answer = |(handoff, unit): (HandoffId, KvUnit)| {
+            self.exporting.remove(&(handoff, unit));
             WorkerInput::Exported {
                 handoff,
-                ordinal,
+                plane: unit.plane,
+                ordinal: unit.ordinal,
                 outcome: ExportOutcome::Dropped,
             }
         };

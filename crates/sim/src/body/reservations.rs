@@ -5,7 +5,9 @@
 //! `Landed` or `Released` of its hand-off, for one hand-off.
 
 use super::{EngineOp, FrameCells, SimWorker};
-use cleave_domain::{BlockIndex, BlockRef, Generation, HandoffId, Report, WorkerRef};
+use cleave_domain::{
+    BlockIndex, BlockRef, Generation, HandoffId, KvPlane, KvUnit, Report, WorkerRef,
+};
 use cleave_sched::BlockExport;
 use std::hash::{Hash, Hasher};
 
@@ -16,16 +18,18 @@ impl SimWorker {
                 handoff,
                 present,
                 blocks,
+                state,
             } => {
                 for (ordinal, block) in (*present..).zip(blocks) {
-                    self.reserved_blocks.insert((*handoff, ordinal), *block);
-                    let entry = (*handoff, block.generation);
-                    if let Some((other, _)) = self.block_owners.insert(block.block, entry) {
-                        return Err(format!(
-                            "{} reserves {} for {handoff}, but {other} holds it",
-                            self.worker, block.block
-                        ));
+                    self.reserve(*handoff, KvUnit::block(ordinal), *block);
+                    self.own(*handoff, KvPlane::Blocks, *block)?;
+                }
+                if let Some(slot) = state {
+                    for ordinal in 0..self.limits.capacity.state_pieces() {
+                        let plane = KvPlane::State;
+                        self.reserve(*handoff, KvUnit { plane, ordinal }, *slot);
                     }
+                    self.own(*handoff, KvPlane::State, *slot)?;
                 }
             }
             Report::Landed { handoff } | Report::Released { handoff } => {
@@ -39,9 +43,28 @@ impl SimWorker {
         Ok(())
     }
 
-    /// The hand-off that a block is reserved for.
-    pub(crate) fn reserved_for(&self, block: BlockIndex) -> Option<(HandoffId, Generation)> {
-        self.block_owners.get(&block).copied()
+    fn reserve(&mut self, handoff: HandoffId, unit: KvUnit, block: BlockRef) {
+        self.reserved_blocks.insert((handoff, unit), block);
+    }
+
+    fn own(&mut self, handoff: HandoffId, plane: KvPlane, block: BlockRef) -> Result<(), String> {
+        let entry = (handoff, block.generation);
+        match self.block_owners.insert((plane, block.block), entry) {
+            None => Ok(()),
+            Some((other, _)) => Err(format!(
+                "{} reserves {} of the plane {plane} for {handoff}, but {other} holds it",
+                self.worker, block.block
+            )),
+        }
+    }
+
+    /// The hand-off that a block or slot is reserved for.
+    pub(crate) fn reserved_for(
+        &self,
+        plane: KvPlane,
+        block: BlockIndex,
+    ) -> Option<(HandoffId, Generation)> {
+        self.block_owners.get(&(plane, block)).copied()
     }
 
     /// The worker that may write a hand-off's reserved blocks.
@@ -49,9 +72,9 @@ impl SimWorker {
         self.senders.get(&handoff).copied()
     }
 
-    /// The block reserved for this ordinal of a hand-off.
-    pub(crate) fn reserved_at(&self, handoff: HandoffId, ordinal: u32) -> Option<BlockRef> {
-        self.reserved_blocks.get(&(handoff, ordinal)).copied()
+    /// The block or slot reserved for this block or piece of a hand-off.
+    pub(crate) fn reserved_at(&self, handoff: HandoffId, unit: KvUnit) -> Option<BlockRef> {
+        self.reserved_blocks.get(&(handoff, unit)).copied()
     }
 
     /// Imports of frames that are queued and have not begun.
@@ -64,7 +87,8 @@ impl SimWorker {
     pub(crate) fn writing(&self) -> Option<(BlockExport, FrameCells)> {
         match &self.busy {
             Some((EngineOp::Export(export), _)) => {
-                Some((*export, self.engine.read(export.from).to_vec()))
+                let cells = self.engine.read_unit(export.unit(), export.from);
+                Some((*export, cells.to_vec()))
             }
             _ => None,
         }
@@ -73,18 +97,23 @@ impl SimWorker {
     /// Another worker writes into this pool, one-sided, without this worker's engine.
     pub(crate) fn written_into(
         &mut self,
-        handoff: HandoffId,
-        block: BlockRef,
+        export: &BlockExport,
         cells: &FrameCells,
     ) -> Result<(), String> {
-        let owner = self.block_owners.get(&block.block);
+        let BlockExport {
+            handoff,
+            plane,
+            block,
+            ..
+        } = *export;
+        let owner = self.block_owners.get(&(plane, block.block));
         if owner != Some(&(handoff, block.generation)) {
             return Err(format!(
                 "S3: {handoff} is written into {}'s {}/{}, which is held for {owner:?}",
                 self.worker, block.block, block.generation
             ));
         }
-        self.engine.write(block.block, 0, cells);
+        self.engine.write_unit(export.unit(), block.block, 0, cells);
         Ok(())
     }
 
@@ -122,6 +151,10 @@ impl SimWorker {
                 pool.blocks_available(),
                 self.limits.capacity.blocks_count
             ));
+        }
+        let slots_held = self.brain.states().map_or(0, |states| states.blocks_held());
+        if slots_held > 0 {
+            return Err(format!("{me} leaked {slots_held} state slots"));
         }
         if !self.block_owners.is_empty() {
             return Err(format!("{me} never released {:?}", self.block_owners));

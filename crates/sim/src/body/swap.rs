@@ -4,14 +4,15 @@
 //! world gives it. Invariant: every copy that the brain asks for is answered once.
 
 use super::{DeviceFaults, EngineOp, SimWorker};
-use cleave_domain::{BlockIndex, HandoffId};
+use cleave_domain::{BlockIndex, HandoffId, KvUnit};
 use cleave_sched::{SwapOutcome, WorkerInput};
 use std::time::Duration;
 
 impl SimWorker {
     pub(crate) fn swap(&mut self, op: EngineOp) -> Result<(), String> {
-        if let EngineOp::SwapOut { blocks, .. } | EngineOp::SwapIn { blocks, .. } = &op {
-            self.check_no_step_writes(blocks.iter().copied())?;
+        if let EngineOp::SwapOut { units, .. } | EngineOp::SwapIn { units, .. } = &op {
+            let copied = units.iter().map(|(unit, block)| (unit.plane, *block));
+            self.check_no_step_writes(copied)?;
         }
         self.ops.push_back(op);
         Ok(())
@@ -47,7 +48,7 @@ impl SimWorker {
     pub(super) fn swap_out(
         &mut self,
         handoff: HandoffId,
-        blocks: &[BlockIndex],
+        units: &[(KvUnit, BlockIndex)],
         device_faults: DeviceFaults,
     ) -> SwapOutcome {
         if self.dropped_swaps.remove(&handoff) {
@@ -55,12 +56,13 @@ impl SimWorker {
         }
         let swapped: usize = self.swapped_blocks.values().map(Vec::len).sum();
         if device_faults == DeviceFaults::Failing
-            || swapped + blocks.len() > self.limits.swap_blocks as usize
+            || swapped + units.len() > self.limits.swap_blocks as usize
         {
             return SwapOutcome::Broken;
         }
-        let read = |block: &BlockIndex| self.engine.read(*block).to_vec();
-        let content = blocks.iter().map(read).collect();
+        let read =
+            |(unit, block): &(KvUnit, BlockIndex)| self.engine.read_unit(*unit, *block).to_vec();
+        let content = units.iter().map(read).collect();
         self.swapped_blocks.insert(handoff, content);
         SwapOutcome::Copied
     }
@@ -68,7 +70,7 @@ impl SimWorker {
     pub(super) fn swap_in(
         &mut self,
         handoff: HandoffId,
-        blocks: &[BlockIndex],
+        units: &[(KvUnit, BlockIndex)],
         device_faults: DeviceFaults,
     ) -> Result<SwapOutcome, String> {
         let Some(content) = self.swapped_blocks.remove(&handoff) else {
@@ -78,16 +80,16 @@ impl SimWorker {
         if device_faults == DeviceFaults::Failing {
             return Ok(SwapOutcome::Broken);
         }
-        if content.len() != blocks.len() {
+        if content.len() != units.len() {
             return Err(format!(
                 "{} swaps {} blocks of {handoff} into {}",
                 self.worker,
                 content.len(),
-                blocks.len()
+                units.len()
             ));
         }
-        for (block, cells) in blocks.iter().zip(content) {
-            self.engine.write(*block, 0, &cells);
+        for ((unit, block), cells) in units.iter().zip(content) {
+            self.engine.write_unit(*unit, *block, 0, &cells);
         }
         Ok(SwapOutcome::Copied)
     }

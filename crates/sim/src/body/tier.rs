@@ -5,7 +5,7 @@
 //! the brain asks for is answered once.
 
 use super::{DeviceFaults, EngineOp, FrameCells, SimWorker};
-use cleave_domain::{BlockHash, BlockIndex, HandoffId, Time};
+use cleave_domain::{BlockHash, BlockIndex, HandoffId, KvPlane, Time};
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) enum FetchSource {
 
 impl SimWorker {
     pub(crate) fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
-        self.check_no_step_writes(std::iter::once(block))?;
+        self.check_no_step_writes(std::iter::once((KvPlane::Blocks, block)))?;
         self.ops.push_back(EngineOp::Offload { content, block });
         Ok(())
     }
@@ -46,7 +46,8 @@ impl SimWorker {
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
     ) -> Result<FetchSource, String> {
-        self.check_no_step_writes(blocks.iter().map(|(_, block)| *block))?;
+        let targets = blocks.iter().map(|(_, block)| (KvPlane::Blocks, *block));
+        self.check_no_step_writes(targets)?;
         self.tiers.requested_at.insert(handoff, now);
         let in_host = |(content, _): &(BlockHash, _)| self.tiers.host.contains_key(content);
         if blocks.iter().all(in_host) {

@@ -190,6 +190,7 @@ impl SmallWorldState {
                 SealField::Content => seal.content.0[3] ^= 1,
                 SealField::Token => seal.output[0] ^= 1,
                 SealField::TokensCount => seal.output.push(0),
+                SealField::State => seal.state = seal.state.map(|digest| digest ^ 1 << 9),
             }
         }
         self.add_packet(envelope);

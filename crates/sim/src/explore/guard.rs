@@ -5,6 +5,7 @@
 //! switch in a brain. Invariant: with no guard missing, nothing is changed.
 
 use super::state::{SmallWorldMessage, SmallWorldPacket, SmallWorldState};
+use super::workers::other_plane;
 use super::worlds::SmallWorld;
 use cleave_domain::{AbandonCause, BlockIndex, BlockRef, Generation, Order, Report, WorkerRef};
 use cleave_kv::Packet;
@@ -19,6 +20,8 @@ pub enum Guard {
     Generation,
     /// A frame for another block than was reserved is refused.
     Place,
+    /// A frame for another plane than its block or slot is of is refused.
+    Plane,
     /// A packet from anybody but the hand-off's own peer is refused.
     Sender,
     /// A one-sided writer's blocks stay in quarantine until it has stopped.
@@ -44,9 +47,10 @@ pub enum Guard {
 }
 
 impl Guard {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Generation,
         Self::Place,
+        Self::Plane,
         Self::Sender,
         Self::Quarantine,
         Self::Incarnation,
@@ -87,6 +91,7 @@ impl SmallWorldState {
                     handoff: reserve.handoff,
                     present: 0,
                     blocks: (0..tokens.div_ceil(2) as u32).map(block).collect(),
+                    state: None,
                 };
                 self.send_to_router(worker, SmallWorldMessage::Report(report));
                 None
@@ -112,8 +117,8 @@ impl SmallWorldState {
                 }
             }
             Some(Guard::Generation) => {
-                if let Packet::Frame { block, .. } = &mut envelope.packet
-                    && let Some((holder, generation)) = body.reserved_for(block.block)
+                if let Packet::Frame { block, part, .. } = &mut envelope.packet
+                    && let Some((holder, generation)) = body.reserved_for(part.plane, block.block)
                     && holder == handoff
                 {
                     block.generation = generation;
@@ -121,9 +126,20 @@ impl SmallWorldState {
             }
             Some(Guard::Place) => {
                 if let Packet::Frame { block, part, .. } = &mut envelope.packet
-                    && let Some(right) = body.reserved_at(handoff, part.ordinal)
+                    && let Some(right) = body.reserved_at(handoff, part.unit())
                 {
                     *block = right;
+                }
+            }
+            Some(Guard::Plane) => {
+                if let Packet::Frame { block, part, .. } = &mut envelope.packet {
+                    let is_for = |plane| {
+                        body.reserved_for(plane, block.block) == Some((handoff, block.generation))
+                    };
+                    let other = other_plane(part.plane);
+                    if !is_for(part.plane) && is_for(other) {
+                        part.plane = other;
+                    }
                 }
             }
             Some(Guard::UnknownAnswered) => {

@@ -8,7 +8,9 @@ use super::client::SmallWorldClient;
 use super::hasher::StateHasher;
 use super::worlds::SmallWorld;
 use crate::body::{FrameCells, SimWorker};
-use cleave_domain::{BlockRef, Emission, HandoffId, Order, Report, Time, TokenId, WorkerRef};
+use cleave_domain::{
+    BlockRef, Emission, HandoffId, KvPlane, KvUnit, Order, Report, Time, TokenId, WorkerRef,
+};
 use cleave_kv::Packet;
 use cleave_sched::{BlockExport, PayloadCondition};
 use serde::{Deserialize, Serialize};
@@ -90,7 +92,7 @@ pub(super) struct SmallWorldPacket {
     pub(super) payload: FrameCells,
     pub(super) condition: PayloadCondition,
     /// The true writer and block of a frame, whatever its header says.
-    pub(super) written_for: Option<(WorkerRef, BlockRef)>,
+    pub(super) written_for: Option<(WorkerRef, KvPlane, BlockRef)>,
 }
 
 /// A packet with its sort key.
@@ -100,8 +102,8 @@ pub(super) struct SortedPacket {
     pub(super) envelope: SmallWorldPacket,
 }
 
-/// Receiver, sender, kind (frames first), hand-off, ordinal, hash.
-type PacketSortKey = (WorkerRef, WorkerRef, u8, HandoffId, u32, u64);
+/// Receiver, sender, kind (frames first), hand-off, block or piece, hash.
+type PacketSortKey = (WorkerRef, WorkerRef, u8, HandoffId, KvUnit, u64);
 
 /// A one-sided write in flight whose process has died.
 #[derive(Clone, Debug)]
@@ -237,8 +239,13 @@ impl SmallWorldState {
             envelope.key.5.hash(&mut print);
         }
         for late in &self.late_writes {
-            let BlockExport { handoff, block, .. } = late.export;
-            (late.from, handoff, block).hash(&mut print);
+            let BlockExport {
+                handoff,
+                plane,
+                block,
+                ..
+            } = late.export;
+            (late.from, handoff, plane, block).hash(&mut print);
         }
         self.notices.hash(&mut print);
         self.links_lost.hash(&mut print);
@@ -293,17 +300,18 @@ impl SmallWorldPacket {
     }
 
     fn key(&self) -> PacketSortKey {
-        let (rank, ordinal) = match &self.packet {
-            Packet::Frame { part, .. } => (0, part.ordinal),
-            Packet::Seal(_) => (1, 0),
-            Packet::Landed { .. } => (2, 0),
-            Packet::Abandoned { .. } => (3, 0),
-            Packet::Stop { .. } => (4, 0),
-            Packet::Stopped { .. } => (5, 0),
+        let first = KvUnit::block(0);
+        let (rank, unit) = match &self.packet {
+            Packet::Frame { part, .. } => (0, part.unit()),
+            Packet::Seal(_) => (1, first),
+            Packet::Landed { .. } => (2, first),
+            Packet::Abandoned { .. } => (3, first),
+            Packet::Stop { .. } => (4, first),
+            Packet::Stopped { .. } => (5, first),
         };
         let mut print = StateHasher::default();
         self.hash(&mut print);
         let handoff = self.packet.handoff();
-        (self.to, self.from, rank, handoff, ordinal, print.finish())
+        (self.to, self.from, rank, handoff, unit, print.finish())
     }
 }

@@ -61,6 +61,8 @@ pub(super) enum PacketFault {
     Generation,
     /// For another block than was reserved.
     Block,
+    /// The frame names the other plane.
+    Plane,
 }
 
 /// A field of a seal.
@@ -72,9 +74,12 @@ pub(super) enum SealField {
     Content,
     Token,
     TokensCount,
+    /// The digest of the state, in worlds with states.
+    State,
 }
 
 impl SealField {
+    /// The fields that every seal has.
     pub(super) const ALL: [Self; 6] = [
         Self::Handoff,
         Self::BlocksCount,
@@ -227,12 +232,18 @@ impl SmallWorldState {
             if may(SmallWorldFault::ChangeSeal) && is_seal {
                 let changes = SealField::ALL.map(|field| Transition::ChangeSeal(index, field));
                 changes.into_iter().for_each(&mut add);
+                if small.states.is_some() {
+                    add(Transition::ChangeSeal(index, SealField::State));
+                }
             }
             if may(SmallWorldFault::Misroute) {
                 add(Transition::Misroute(index, PacketFault::Sender));
                 if is_frame {
                     add(Transition::Misroute(index, PacketFault::Generation));
                     add(Transition::Misroute(index, PacketFault::Block));
+                    if small.states.is_some() {
+                        add(Transition::Misroute(index, PacketFault::Plane));
+                    }
                 }
             }
         }

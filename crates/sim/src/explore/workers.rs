@@ -14,7 +14,7 @@ use crate::engine::EngineCosts;
 use crate::rng::SimRng;
 use crate::run::worker_index;
 use crate::worker_effects::checksum;
-use cleave_domain::WorkerRef;
+use cleave_domain::{KvPlane, WorkerRef};
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet, PoolWriter};
 use cleave_sched::{
@@ -110,11 +110,21 @@ impl SmallWorldState {
             WorkerOutput::Discard { handoff, part } => {
                 body.take_arrived_frame(handoff, part)?;
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
-                body.swap(EngineOp::SwapOut { handoff, blocks })?
+            WorkerOutput::SwapOut {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapOut { handoff, units })?
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
-                body.swap(EngineOp::SwapIn { handoff, blocks })?
+            WorkerOutput::SwapIn {
+                handoff,
+                blocks,
+                state,
+            } => {
+                let units = body.limits.capacity.units(&blocks, state).collect();
+                body.swap(EngineOp::SwapIn { handoff, units })?
             }
             WorkerOutput::SwapDrop { handoff } => return Ok(body.swap_drop(handoff)),
             WorkerOutput::Forget { handoff } => {
@@ -129,8 +139,14 @@ impl SmallWorldState {
                 return Err("a small world has no tiers below its pool".to_owned());
             }
             WorkerOutput::Drained => body.exiting = true,
-            WorkerOutput::Note(WorkerNote::Pool { blocks_leaked, .. }) if blocks_leaked > 0 => {
-                return Err(format!("{me} reports {blocks_leaked} leaked blocks"));
+            WorkerOutput::Note(WorkerNote::Pool {
+                blocks_leaked,
+                states_leaked,
+                ..
+            }) if blocks_leaked + states_leaked > 0 => {
+                return Err(format!(
+                    "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
+                ));
             }
             WorkerOutput::Note(_) => {}
         }
@@ -190,6 +206,7 @@ impl SmallWorldState {
         payload: FrameCells,
     ) -> PropertyCheck {
         let part = BlockPart {
+            plane: export.plane,
             ordinal: export.ordinal,
             offset: 0,
             len: payload.len() as u32 * 8,
@@ -207,7 +224,7 @@ impl SmallWorldState {
             packet,
             payload,
             condition: PayloadCondition::Intact,
-            written_for: Some((me, export.block)),
+            written_for: Some((me, export.plane, export.block)),
         };
         let nowhere = self.send_envelope(envelope) == MessageFate::Lost;
         if nowhere && small.writer == PoolWriter::Receiver {
@@ -216,7 +233,7 @@ impl SmallWorldState {
         let Some(body) = &mut self.worker_mut(worker_index(me)).body else {
             return Ok(());
         };
-        body.exporting.remove(&(export.handoff, export.ordinal));
+        body.exporting.remove(&(export.handoff, export.unit()));
         let mut digest = HandoffDigest::default();
         digest.add_frame(part, checksum);
         let answer = export.answer(if nowhere {
@@ -236,9 +253,7 @@ impl SmallWorldState {
             return Ok(());
         }
         let body = self.worker_mut(worker_index(export.to)).body.as_mut();
-        body.map_or(Ok(()), |body| {
-            body.written_into(export.handoff, export.block, payload)
-        })
+        body.map_or(Ok(()), |body| body.written_into(export, payload))
     }
 
     pub(super) fn land_late(&mut self, index: usize) -> PropertyCheck {
@@ -308,11 +323,11 @@ impl SmallWorldState {
             return Ok(());
         };
         // The import is judged by the true writer and block, whatever the frame's header says.
-        if let (Some((writer, block)), Packet::Frame { handoff, .. }) =
+        if let (Some((writer, plane, block)), Packet::Frame { handoff, .. }) =
             (envelope.written_for, &envelope.packet)
             && body.imports() > before
         {
-            let meant = body.reserved_for(block.block) == Some((*handoff, block.generation));
+            let meant = body.reserved_for(plane, block.block) == Some((*handoff, block.generation));
             if !meant || body.sender_of(*handoff) != Some(writer) {
                 return Err(format!(
                     "S2: {} imports into {handoff} a frame that {writer} wrote for {}/{}",
@@ -343,10 +358,23 @@ impl SmallWorldState {
                     block.block.0 = (block.block.0 + 1) % 3;
                 }
             }
+            PacketFault::Plane => {
+                if let Packet::Frame { part, .. } = &mut envelope.packet {
+                    part.plane = other_plane(part.plane);
+                }
+            }
         }
-        if let Packet::Frame { block, .. } = &envelope.packet {
-            envelope.written_for = Some((envelope.from, *block));
+        if let Packet::Frame { block, part, .. } = &envelope.packet {
+            envelope.written_for = Some((envelope.from, part.plane, *block));
         }
         self.add_packet(envelope);
+    }
+}
+
+/// The plane that a frame is not of.
+pub(super) fn other_plane(plane: KvPlane) -> KvPlane {
+    match plane {
+        KvPlane::Blocks => KvPlane::State,
+        KvPlane::State => KvPlane::Blocks,
     }
 }

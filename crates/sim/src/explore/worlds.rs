@@ -6,7 +6,7 @@
 use super::guard::Guard;
 use cleave_domain::{
     Capacity, Fingerprint, FlightId, Prices, Request, RequestSlo, Role, RouterId, RowPrice,
-    SamplingParams, StopRules, WorkerDescription,
+    SamplingParams, StateCapacity, StopRules, WorkerDescription,
 };
 use cleave_router::OperatorRequest;
 use cleave_sched::PoolWriter;
@@ -75,6 +75,8 @@ pub(super) struct SmallWorld {
     pub(super) step: Duration,
     /// The TTFT and TPOT targets; with them work has prices, and legs are placed by forecasts.
     pub(super) slo_target: Option<Duration>,
+    /// The slots of each worker's state plane; `None` if the model has no states.
+    pub(super) states: Option<StateCapacity>,
     /// The guard that is disabled, if any.
     pub(super) missing_guard: Option<Guard>,
 }
@@ -115,7 +117,28 @@ fn one_request() -> SmallWorld {
         steps_in_flight: 1,
         step: Duration::ZERO,
         slo_target: None,
+        states: None,
         missing_guard: None,
+    }
+}
+
+/// Two workers without roles, each of which runs requests whole. Packets between them occur only
+/// when a sequence moves.
+fn whole_requests() -> SmallWorld {
+    SmallWorld {
+        name: "whole",
+        roles: &[Role::Both, Role::Both],
+        requests: &[(3, 3), (2, 2), (1, 3)],
+        faults: &[
+            SmallWorldFault::Flip,
+            SmallWorldFault::Cancel,
+            SmallWorldFault::Crash,
+            SmallWorldFault::Expire,
+            SmallWorldFault::Disconnect,
+            SmallWorldFault::EngineFault,
+            SmallWorldFault::TimePassesEarly,
+        ],
+        ..three_requests()
     }
 }
 
@@ -143,6 +166,7 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
     vec![
         one.clone(),
         three.clone(),
+        whole_requests(),
         drain.clone(),
         SmallWorld {
             name: "drains",
@@ -214,6 +238,43 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
             requests: &[(1, 5), (2, 4), (1, 5)],
             faults: &[],
             step: Duration::from_millis(400),
+            ..three.clone()
+        },
+        // A prompt's state is handed over with its blocks.
+        SmallWorld {
+            name: "state",
+            faults: &[
+                SmallWorldFault::Lose,
+                SmallWorldFault::Duplicate,
+                SmallWorldFault::Cancel,
+                SmallWorldFault::Crash,
+                SmallWorldFault::Cut,
+                SmallWorldFault::EngineFault,
+                SmallWorldFault::Misroute,
+                SmallWorldFault::ChangeSeal,
+            ],
+            order: DeliveryOrder::Usual,
+            surprises_max: 2,
+            states: STATES,
+            ..one
+        },
+        // A running sequence's state leaves with its last block.
+        SmallWorld {
+            name: "state-moves",
+            states: STATES,
+            ..drain
+        },
+        SmallWorld {
+            name: "state-one-sided",
+            requests: &[(3, 2)],
+            faults: &[
+                SmallWorldFault::Cancel,
+                SmallWorldFault::Crash,
+                SmallWorldFault::Cut,
+                SmallWorldFault::Expire,
+            ],
+            writer: PoolWriter::Sender,
+            states: STATES,
             ..three
         },
     ]
@@ -229,7 +290,7 @@ impl SmallWorld {
         cleave_sched::WorkerLimits {
             me: crate::run::worker_ref(worker, incarnation),
             role: self.roles[worker],
-            capacity: CAPACITY,
+            capacity: self.capacity(),
             vocab_size: crate::model::VOCAB_SIZE as u32,
             queue_max: 2,
             lease: Duration::from_secs(2),
@@ -243,6 +304,13 @@ impl SmallWorld {
             prices: self.prices(),
             steps_in_flight: self.steps_in_flight,
             speculation: None,
+        }
+    }
+
+    fn capacity(&self) -> Capacity {
+        Capacity {
+            states: self.states,
+            ..CAPACITY
         }
     }
 
@@ -267,7 +335,7 @@ impl SmallWorld {
             home: self.roles[worker],
             model: String::new(),
             fingerprint: Fingerprint::default(),
-            capacity: CAPACITY,
+            capacity: self.capacity(),
             queue_max: 2,
             device: None,
         }
@@ -323,6 +391,12 @@ impl SmallWorld {
 /// Failures that a flight survives.
 pub(super) const FAILURES_MAX: u32 = 3;
 
+/// Two slots for states of a block and a half.
+const STATES: Option<StateCapacity> = Some(StateCapacity {
+    bytes: 24,
+    count: 2,
+});
+
 /// Three blocks of two tokens.
 const CAPACITY: Capacity = Capacity {
     block_tokens: 2,
@@ -331,4 +405,5 @@ const CAPACITY: Capacity = Capacity {
     slots_count: 2,
     step_tokens_max: 4,
     context_tokens_max: 12,
+    states: None,
 };

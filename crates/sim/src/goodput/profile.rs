@@ -107,6 +107,7 @@ impl WorkerProfile {
             slots_count: self.slots,
             step_tokens_max: self.step_tokens,
             context_tokens_max: self.context_tokens,
+            states: None,
         };
         let limits = cleave_sched::WorkerLimits {
             me: WorkerRef {

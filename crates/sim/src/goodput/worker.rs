@@ -125,6 +125,7 @@ pub(crate) fn draw_token(seed: u64, position: u32) -> TokenId {
 /// The single frame of a block.
 pub(crate) fn block_frame(export: &BlockExport, block_bytes: u32) -> BlockPart {
     BlockPart {
+        plane: export.plane,
         ordinal: export.ordinal,
         offset: 0,
         len: block_bytes,

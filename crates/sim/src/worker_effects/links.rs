@@ -4,7 +4,7 @@ use crate::bit_flips::{self, MessageArrival};
 use crate::body::FrameCells;
 use crate::log_text;
 use crate::run::{ChaosEvent, ChaosRun, OneSidedWrite, PacketInFlight, worker_index};
-use cleave_domain::{HandoffId, WorkerRef};
+use cleave_domain::{KvUnit, WorkerRef};
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput};
@@ -82,10 +82,10 @@ impl ChaosRun<'_> {
         let content = damaged.as_ref().unwrap_or(&payload);
         let receiver = self.workers[worker_index(to)].body.as_mut();
         if let Some(body) = receiver.filter(|body| body.worker == to) {
-            body.written_into(export.handoff, export.block, content)?;
+            body.written_into(&export, content)?;
         }
         self.count("one-sided writes");
-        let words = format!("-> landed      {to} {} {}", export.handoff, export.ordinal);
+        let words = format!("-> landed      {to} {} {}", export.handoff, export.unit());
         if self.body(from).is_none() {
             return Ok(Some(words));
         }
@@ -122,6 +122,7 @@ impl ChaosRun<'_> {
             .filter(|(from, to)| from < to)
             .map(|(from, to)| {
                 let part = BlockPart {
+                    plane: export.plane,
                     ordinal: export.ordinal,
                     offset: from * size,
                     len: (to - from) * size,
@@ -137,12 +138,15 @@ impl ChaosRun<'_> {
         exported: WorkerInput,
     ) -> Result<Option<String>, String> {
         let WorkerInput::Exported {
-            handoff, ordinal, ..
-        } = &exported
+            handoff,
+            plane,
+            ordinal,
+            ..
+        } = exported
         else {
             return Ok(None);
         };
-        let key: (HandoffId, u32) = (*handoff, *ordinal);
+        let key = (handoff, KvUnit { plane, ordinal });
         let process = &mut self.workers[worker_index(side)];
         let body = process.body.as_mut().filter(|body| body.worker == side);
         // The loss of the link answered this export already.

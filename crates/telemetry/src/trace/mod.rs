@@ -31,18 +31,32 @@ use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use span_queue::SpanQueue;
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 /// The collector of spans, and the requests that are recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceOptions {
-    /// An OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317`. Default none: then no
-    /// trace is recorded.
+    /// An OpenTelemetry collector's OTLP/gRPC endpoint, `http://host:4317` or `https://host:4317`.
+    /// Default none: then no trace is recorded.
     pub endpoint: Option<String>,
+    /// The scheme of an endpoint without one.
+    pub default_scheme: OtlpScheme,
+    /// A PEM file of authorities that may sign the collector's certificate. Default: the system's.
+    pub certificate: Option<PathBuf>,
     /// The sampler of traces that begin here. Default: all, and of clients' traces those that the
     /// clients record.
     pub sampler: TraceSampler,
+}
+
+/// The scheme of an endpoint that has none, as OpenTelemetry's specification names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtlpScheme {
+    #[default]
+    Https,
+    /// Where `OTEL_EXPORTER_OTLP_INSECURE` is `true`.
+    Http,
 }
 
 /// The process's traces. Clones share one queue.
@@ -55,10 +69,9 @@ pub struct Traces {
 impl Traces {
     /// Sends to the collector of `options`, if it names one. Must be called within a tokio runtime.
     pub(crate) fn to(options: &TraceOptions, series: &TraceSeries) -> Result<Self, TelemetryError> {
-        let outbox = options.endpoint.as_deref();
-        let outbox = outbox.map(|endpoint| SpanQueue::open(endpoint, series));
+        let outbox = SpanQueue::open(options, series)?;
         Ok(Self {
-            queue: outbox.transpose()?.map(Arc::new),
+            queue: outbox.map(Arc::new),
             sampler: options.sampler,
         })
     }

@@ -3,14 +3,17 @@
 //! Owns: the queue and the task that empties it. Never delays a sender. Invariant: each span is
 //! counted once: exported, dropped (the queue was full) or lost (the collector did not take it).
 
+use super::{OtlpScheme, TraceOptions};
 use crate::TelemetryError;
 use cleave_api::MetricRegistry;
-use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig};
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -69,15 +72,33 @@ pub(super) struct SpanQueue {
 }
 
 impl SpanQueue {
-    pub(super) fn open(endpoint: &str, series: &TraceSeries) -> Result<Self, TelemetryError> {
-        let exporter = Otlp::builder().with_tonic().with_endpoint(endpoint);
-        let exporter = exporter
-            .build()
-            .map_err(|error| TelemetryError::Collector {
-                endpoint: endpoint.to_owned(),
-                reason: error.to_string(),
-            })?;
-        Ok(Self::with(exporter, series))
+    /// Opens the queue to the collector of `options`; `None` if they name none.
+    pub(super) fn open(
+        options: &TraceOptions,
+        series: &TraceSeries,
+    ) -> Result<Option<Self>, TelemetryError> {
+        let Some(endpoint) = &options.endpoint else {
+            return Ok(None);
+        };
+        let unusable = |reason| TelemetryError::Collector {
+            endpoint: endpoint.clone(),
+            reason,
+        };
+        let url = endpoint_url(endpoint, options.default_scheme).map_err(unusable)?;
+        let mut exporter = Otlp::builder().with_tonic().with_endpoint(&url);
+        if url.starts_with("https:") {
+            let tls = collector_tls(options.certificate.as_deref()).map_err(unusable)?;
+            exporter = exporter.with_tls_config(tls);
+        }
+        let exporter = exporter.build();
+        let exporter = exporter.map_err(|error| unusable(error.to_string()))?;
+        if url != *endpoint {
+            info!(
+                url,
+                "the endpoint of traces has no scheme: https, unless OTEL_EXPORTER_OTLP_INSECURE is true"
+            );
+        }
+        Ok(Some(Self::with(exporter, series)))
     }
 
     pub(super) fn with(exporter: impl SpanExporter + 'static, series: &TraceSeries) -> Self {
@@ -124,6 +145,33 @@ impl SpanQueue {
             warn!("the last traces are lost: the collector does not take them");
         }
     }
+}
+
+/// Returns the endpoint with its scheme, in lower case.
+fn endpoint_url(endpoint: &str, default_scheme: OtlpScheme) -> Result<String, String> {
+    let Some((scheme, rest)) = endpoint.split_once("://") else {
+        let scheme = match default_scheme {
+            OtlpScheme::Https => "https",
+            OtlpScheme::Http => "http",
+        };
+        return Ok(format!("{scheme}://{endpoint}"));
+    };
+    match scheme.to_ascii_lowercase().as_str() {
+        scheme @ ("http" | "https") => Ok(format!("{scheme}://{rest}")),
+        other => Err(format!(
+            "the scheme is http or https, such as https://collector:4317, not `{other}`"
+        )),
+    }
+}
+
+/// The authorities that may sign the collector's certificate.
+fn collector_tls(certificate: Option<&Path>) -> Result<ClientTlsConfig, String> {
+    let Some(path) = certificate else {
+        return Ok(ClientTlsConfig::new().with_native_roots());
+    };
+    let pem = std::fs::read(path);
+    let pem = pem.map_err(|error| format!("--otlp-certificate {}: {error}", path.display()))?;
+    Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 
 struct SpanExporterTask<E> {
@@ -226,6 +274,46 @@ mod tests {
 
     fn span() -> SpanData {
         SpanBuilder::under(Default::default(), "x", SystemTime::now()).finish()
+    }
+
+    #[test]
+    fn an_endpoint_has_a_scheme_that_is_spoken() {
+        let url = |endpoint| endpoint_url(endpoint, OtlpScheme::Https);
+        assert_eq!(url("HTTP://h:1").as_deref(), Ok("http://h:1"));
+        assert_eq!(url("https://h:1/").as_deref(), Ok("https://h:1/"));
+        assert_eq!(
+            url("127.0.0.1:4317").as_deref(),
+            Ok("https://127.0.0.1:4317")
+        );
+        assert!(url("ftp://h:1").is_err_and(|reason| reason.contains("`ftp`")));
+        let insecure = endpoint_url("h:1", OtlpScheme::Http);
+        assert_eq!(insecure.as_deref(), Ok("http://h:1"));
+    }
+
+    #[tokio::test]
+    async fn an_unusable_collector_is_named_with_its_flag() {
+        let (_registry, series) = series();
+        let open = |endpoint: &str, certificate: Option<&str>| {
+            let options = TraceOptions {
+                endpoint: Some(endpoint.to_owned()),
+                certificate: certificate.map(Into::into),
+                ..TraceOptions::default()
+            };
+            SpanQueue::open(&options, &series).map_err(|error| error.to_string())
+        };
+        for (endpoint, certificate, expected) in [
+            ("ftp://h:1", None, "--otlp-endpoint ftp://h:1"),
+            ("http://", None, "--otlp-endpoint http://"),
+            (
+                "https://h:1",
+                Some("/none.pem"),
+                "--otlp-certificate /none.pem",
+            ),
+        ] {
+            let reason = open(endpoint, certificate).unwrap_err();
+            assert!(reason.contains(expected), "{reason}");
+        }
+        assert!(open("http://h:1", None).unwrap().is_some());
     }
 
     #[tokio::test(start_paused = true)]

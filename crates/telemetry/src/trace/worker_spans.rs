@@ -138,6 +138,7 @@ impl WorkerSpans {
                 handoff,
                 present,
                 blocks,
+                state: _,
             } => {
                 if let Some(builder) = self.decode(*handoff) {
                     let attributes = vec![

@@ -51,6 +51,7 @@ pub struct WorkerSeries {
     pub(super) pause_seconds: HistogramFamily<WorkerLabels>,
     pub(super) stuck: Family<WorkerLabels, Gauge>,
     pub(super) blocks: Family<WorkerKindLabels, Gauge>,
+    pub(super) state_slots: Family<WorkerKindLabels, Gauge>,
     pub(super) link_bandwidth: Family<WorkerPeerLabels, FloatGauge>,
     pub(super) link_latency: Family<WorkerPeerLabels, FloatGauge>,
     pub(super) link_fallbacks: Family<WorkerPeerLabels, Counter>,
@@ -100,6 +101,7 @@ impl WorkerSeries {
             pause_seconds: histograms(),
             stuck: Family::default(),
             blocks: Family::default(),
+            state_slots: Family::default(),
             link_bandwidth: Family::default(),
             link_latency: Family::default(),
             link_fallbacks: Family::default(),
@@ -344,6 +346,13 @@ impl WorkerSeries {
              (to be handed on), quarantined (ended, and a writer may still reach them), leaked (no owner: a \
              defect); swapped ones are in host memory",
             self.blocks.clone(),
+        );
+        registry.register(
+            "cleave_state_slots",
+            "Slots for states of sequences, where the model has states: held (by sequences, hand-offs and copies), \
+             free (cached ones too), cached (snapshots kept for reuse); leaked ones are held without an owner (a \
+             defect)",
+            self.state_slots.clone(),
         );
         registry.register(
             "vllm:num_requests_running",

@@ -136,6 +136,7 @@ mod tests {
             slots_count: 1,
             step_tokens_max: 4,
             context_tokens_max: 32,
+            states: None,
         });
         let took = Duration::from_millis(2);
         meters.handle_note(&WorkerNote::Tiers {

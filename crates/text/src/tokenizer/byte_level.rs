@@ -4,7 +4,8 @@
 //! Owns: a shorter way to the same tokens. The `tokenizers` library stores the origin of each byte
 //! of a piece, which costs several times the memory of the tokens. Never: tokenizes differently:
 //! the library's own pattern splits, its own model merges, and a tokenizer with any other feature
-//! is left to the library. Invariant: the tokens are those of the library.
+//! is left to the library. Invariants: the tokens are those of the library; the library gets no
+//! piece of more than [`PIECE_BYTES_MAX`] bytes.
 
 use super::SpecialTokens;
 use super::piece::byte_of_level_letter;
@@ -18,6 +19,7 @@ use tokenizers::{
     AddedToken, Encoding, Model, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper,
     SplitDelimiterBehavior, Token, Tokenizer,
 };
+use unicode_normalization_alignments::{UnicodeNormalization, is_nfc};
 
 /// The pattern of `ByteLevel` where no `Split` precedes it.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -26,20 +28,33 @@ const TEXT_MARK: TokenId = TokenId::MAX;
 
 pub(crate) struct ByteLevelEncoder {
     split_pattern: SysRegex,
-    scope: NormalizerScope,
+    normalizer: TextNormalizer,
     /// Added tokens, which are matched before the pattern splits; by first byte, longest first.
     added: Vec<Vec<(String, TokenId)>>,
     /// Letter that spells each byte.
     byte_letters: Vec<char>,
-    /// Tokens before and after a text; `None` if the post-processor does more than that.
-    wrapping_tokens: Option<(Vec<TokenId>, Vec<TokenId>)>,
+    /// Tokens before and after a text.
+    wrapping_tokens: (Vec<TokenId>, Vec<TokenId>),
 }
 
-/// The texts that the normalizer does not change.
+/// The change that a text between two added tokens gets before the pattern splits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NormalizerScope {
-    AllText,
-    AsciiOnly,
+enum TextNormalizer {
+    None,
+    Nfc,
+}
+
+/// Limit of a piece, in bytes. The library takes 121 bytes of memory per byte of a piece to
+/// merge it, and no ordinary text has a word or a run of blanks of this length.
+pub const PIECE_BYTES_MAX: usize = 128 * 1024;
+
+/// The reason why a text was not encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotEncoded {
+    /// Only the library knows the tokens.
+    LibraryOnly,
+    /// A piece has this many bytes, more than [`PIECE_BYTES_MAX`].
+    LongPiece(usize),
 }
 
 /// Limit of cached pieces of a text.
@@ -49,16 +64,29 @@ const CACHED_PIECES_MAX: usize = 16 * 1024;
 const BYTES_PER_CACHED_PIECE: usize = 64;
 
 /// Collects the tokens of one text.
-struct TokenWriter<'t> {
+struct TokenWriter {
     ids: Vec<TokenId>,
     /// Limit of tokens kept; further ones are only counted.
     ids_max: usize,
     /// Number of tokens that were not kept.
     excess_count: usize,
-    /// Positions of the tokens of earlier pieces: most pieces of a long text repeat.
-    cached_pieces: HashMap<&'t str, Range<usize>>,
-    cached_pieces_max: usize,
     spelt: String,
+}
+
+/// Positions of the tokens of earlier pieces: most pieces of a long text repeat.
+struct PieceCache<'t> {
+    positions: HashMap<&'t str, Range<usize>>,
+    count_max: usize,
+}
+
+impl PieceCache<'_> {
+    fn for_text(bytes: usize) -> Self {
+        let count = bytes / BYTES_PER_CACHED_PIECE;
+        Self {
+            positions: HashMap::new(),
+            count_max: count.clamp(BYTES_PER_CACHED_PIECE, CACHED_PIECES_MAX),
+        }
+    }
 }
 
 /// The tokens of a text, or their number if there are too many.
@@ -75,9 +103,9 @@ impl ByteLevelEncoder {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else {
             return None;
         };
-        let texts = match tokenizer.get_normalizer() {
-            None => NormalizerScope::AllText,
-            Some(NormalizerWrapper::NFC(_)) => NormalizerScope::AsciiOnly,
+        let normalizer = match tokenizer.get_normalizer() {
+            None => TextNormalizer::None,
+            Some(NormalizerWrapper::NFC(_)) => TextNormalizer::Nfc,
             Some(_) => return None,
         };
         let random = model.dropout.is_some_and(|share| share > 0.0);
@@ -88,53 +116,48 @@ impl ByteLevelEncoder {
         let cut = SysRegex::new(split_pattern(tokenizer.get_pre_tokenizer()?)?).ok()?;
         Some(Self {
             split_pattern: cut,
-            scope: texts,
+            normalizer,
             added: added_tokens(tokenizer)?,
             byte_letters: byte_letters()?,
-            wrapping_tokens: wrapping_tokens(tokenizer),
+            wrapping_tokens: wrapping_tokens(tokenizer)?,
         })
     }
 
-    /// Tokenizes the text into `tokens_max` tokens at most; `None` where only the library knows the
-    /// tokens.
+    /// Tokenizes the text into `tokens_max` tokens at most.
+    ///
+    /// # Errors
+    /// If only the library knows the tokens, or a piece is too long.
     pub(crate) fn encode(
         &self,
         tokenizer: &Tokenizer,
         text: &str,
         special: SpecialTokens,
         tokens_max: usize,
-    ) -> Option<EncodedText> {
-        if self.scope == NormalizerScope::AsciiOnly && !text.is_ascii() {
-            return None;
-        }
+    ) -> Result<EncodedText, NotEncoded> {
         let mut writer = TokenWriter {
             ids: Vec::with_capacity(tokens_max.min(text.len() / 4)),
             ids_max: tokens_max,
             excess_count: 0,
-            cached_pieces: HashMap::new(),
-            cached_pieces_max: (text.len() / BYTES_PER_CACHED_PIECE)
-                .clamp(BYTES_PER_CACHED_PIECE, CACHED_PIECES_MAX),
             spelt: String::new(),
         };
-        let around = match special {
-            SpecialTokens::Kept => Some(self.wrapping_tokens.as_ref()?),
-            SpecialTokens::Skipped => None,
-        };
+        let mut cache = PieceCache::for_text(text.len());
+        let around = (special == SpecialTokens::Kept).then_some(&self.wrapping_tokens);
         for id in around.into_iter().flat_map(|(before, _)| before) {
             writer.push(*id);
         }
-        // Added tokens split the text first; the pattern splits only the parts between them.
+        // Added tokens split the text first; normalizer and pattern see only the parts between
+        // them.
         let mut rest = text;
         while let Some((at, content, id)) = self.first_added(rest) {
-            self.pieces(tokenizer, &rest[..at], &mut writer)?;
+            self.part(tokenizer, &rest[..at], &mut cache, &mut writer)?;
             writer.push(id);
             rest = &rest[at + content.len()..];
         }
-        self.pieces(tokenizer, rest, &mut writer)?;
+        self.part(tokenizer, rest, &mut cache, &mut writer)?;
         for id in around.into_iter().flat_map(|(_, after)| after) {
             writer.push(*id);
         }
-        Some(match writer.excess_count {
+        Ok(match writer.excess_count {
             0 => EncodedText::Tokens(writer.ids),
             beyond => EncodedText::TooMany(writer.ids.len() + beyond),
         })
@@ -151,49 +174,79 @@ impl ByteLevelEncoder {
         })
     }
 
+    /// Tokenizes a part of the text that has no added token.
+    fn part<'t>(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &'t str,
+        cache: &mut PieceCache<'t>,
+        writer: &mut TokenWriter,
+    ) -> Result<(), NotEncoded> {
+        if self.normalizer == TextNormalizer::None || text.is_ascii() || is_nfc(text) {
+            return self.pieces(tokenizer, text, cache, writer);
+        }
+        let normalized: String = text.nfc().map(|(character, _)| character).collect();
+        let mut cache = PieceCache::for_text(normalized.len());
+        self.pieces(tokenizer, &normalized, &mut cache, writer)
+    }
+
     fn pieces<'t>(
         &self,
         tokenizer: &Tokenizer,
         text: &'t str,
-        writer: &mut TokenWriter<'t>,
-    ) -> Option<()> {
+        cache: &mut PieceCache<'t>,
+        writer: &mut TokenWriter,
+    ) -> Result<(), NotEncoded> {
         let mut done = 0;
         for (from, to) in self.split_pattern.find_iter(text) {
             // The text between two matches is a piece, too.
             for piece in [&text[done..from], &text[from..to]] {
-                writer.piece(tokenizer, &self.byte_letters, piece)?;
+                writer.piece(tokenizer, &self.byte_letters, piece, cache)?;
             }
             done = to;
         }
         // A regular expression that gives up reports it only to the library; a gap at the end shows
         // it.
-        (done == text.len()).then_some(())
+        if done == text.len() {
+            Ok(())
+        } else {
+            Err(NotEncoded::LibraryOnly)
+        }
     }
 }
 
-impl<'t> TokenWriter<'t> {
-    fn piece(&mut self, tokenizer: &Tokenizer, letters: &[char], piece: &'t str) -> Option<()> {
+impl TokenWriter {
+    fn piece<'t>(
+        &mut self,
+        tokenizer: &Tokenizer,
+        letters: &[char],
+        piece: &'t str,
+        cache: &mut PieceCache<'t>,
+    ) -> Result<(), NotEncoded> {
         if piece.is_empty() {
-            return Some(());
+            return Ok(());
         }
-        if let Some(cached) = self.cached_pieces.get(piece).cloned() {
+        if piece.len() > PIECE_BYTES_MAX {
+            return Err(NotEncoded::LongPiece(piece.len()));
+        }
+        if let Some(cached) = cache.positions.get(piece).cloned() {
             for at in cached {
                 self.push(self.ids[at]);
             }
-            return Some(());
+            return Ok(());
         }
         self.spelt.clear();
         let spelt = piece.bytes().map(|byte| letters[usize::from(byte)]);
         self.spelt.extend(spelt);
         let from = self.ids.len();
-        let tokens = tokenizer.get_model().tokenize(&self.spelt).ok()?;
-        for token in tokens {
+        let merged = tokenizer.get_model().tokenize(&self.spelt);
+        for token in merged.map_err(|_| NotEncoded::LibraryOnly)? {
             self.push(token.id);
         }
-        if self.cached_pieces.len() < self.cached_pieces_max && self.excess_count == 0 {
-            self.cached_pieces.insert(piece, from..self.ids.len());
+        if cache.positions.len() < cache.count_max && self.excess_count == 0 {
+            cache.positions.insert(piece, from..self.ids.len());
         }
-        Some(())
+        Ok(())
     }
 
     fn push(&mut self, id: TokenId) {

@@ -8,11 +8,11 @@
 mod byte_level;
 mod piece;
 
-pub use byte_level::EncodedText;
+pub use byte_level::{EncodedText, PIECE_BYTES_MAX};
 pub(crate) use piece::{PieceEncoding, fallback_byte};
 
 use crate::model_files::ModelError;
-use byte_level::ByteLevelEncoder;
+use byte_level::{ByteLevelEncoder, NotEncoded};
 use cleave_domain::TokenId;
 use std::collections::HashMap;
 use tokenizers::{NormalizerWrapper, Tokenizer};
@@ -56,6 +56,15 @@ pub enum EncodeError {
         id: u32,
         /// Vocabulary size in config.json.
         vocab_size: u32,
+    },
+    /// A text has a piece, such as a word or a run of blanks, that is too long to be tokenized.
+    #[error(
+        "the text has {bytes} bytes without a place where the tokenizer divides it; at most \
+         {PIECE_BYTES_MAX} can be tokenized at once"
+    )]
+    LongPiece {
+        /// Length of the piece.
+        bytes: usize,
     },
     /// The tokenizer failed on the text, for this reason.
     #[error("tokenizer.json: the text cannot be tokenized: {0}")]
@@ -161,9 +170,19 @@ impl ModelTokenizer {
         tokens_max: usize,
     ) -> Result<EncodedText, EncodeError> {
         let bytewise = self.byte_level.as_ref();
-        let short = bytewise.and_then(|b| b.encode(&self.library, text, special, tokens_max));
-        if let Some(encoded) = short {
-            return Ok(encoded);
+        match bytewise.map(|b| b.encode(&self.library, text, special, tokens_max)) {
+            Some(Ok(encoded)) => return Ok(encoded),
+            Some(Err(NotEncoded::LongPiece(bytes))) => {
+                return Err(EncodeError::LongPiece { bytes });
+            }
+            // The library takes a hundred times the memory of a text, and its pattern gives up,
+            // too.
+            Some(Err(NotEncoded::LibraryOnly)) if text.len() > PIECE_BYTES_MAX => {
+                let reason =
+                    "its pattern gives up, as it does on a very long run of blanks".to_owned();
+                return Err(EncodeError::Failed(reason));
+            }
+            Some(Err(NotEncoded::LibraryOnly)) | None => {}
         }
         let encoding = self
             .library

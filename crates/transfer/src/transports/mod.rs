@@ -54,7 +54,7 @@ use tokio::time::timeout;
 
 /// Makes [`Transport`] of the rows of the table.
 macro_rules! transport_table {
-    ($($(#[$doc:meta])* $transport:ident: $implementation:expr;)*) => {
+    ($($(#[$doc:meta])* $transport:ident: $facts:expr, $implementation:expr;)*) => {
         /// A transport of links. Smaller values are preferred.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Transport {
@@ -65,6 +65,12 @@ macro_rules! transport_table {
             /// All transports, the preferred first.
             pub const ALL: [Self; [$(stringify!($transport)),*].len()] =
                 [$(Self::$transport),*];
+
+            pub(crate) fn facts(self) -> TransportFacts {
+                match self {
+                    $(Self::$transport => $facts,)*
+                }
+            }
 
             pub(crate) fn implementation(self) -> &'static dyn LinkTransport {
                 match self {
@@ -78,28 +84,48 @@ macro_rules! transport_table {
 transport_table! {
     /// Within a process. Buffers are handed over without a copy; between devices, blocks are copied
     /// directly from pool to pool.
-    Local: local::LocalTransport;
+    Local: TransportFacts {
+        name: "local",
+        label: "local",
+        reach: TransportReach::Process,
+    }, local::LocalTransport;
     /// Between processes of one host: the sender copies into the receiver's pool on its device.
     /// One-sided.
-    CudaIpc: cuda_ipc::CudaIpcTransport;
+    CudaIpc: TransportFacts {
+        name: "cuda-ipc",
+        label: "the peer's pool",
+        reach: TransportReach::Host,
+    }, cuda_ipc::CudaIpcTransport;
     /// Between processes of one host: a ring of slots that both processes map.
-    SharedMemory: shm::SharedMemoryTransport;
+    SharedMemory: TransportFacts {
+        name: "shm",
+        label: "shared memory",
+        reach: TransportReach::Host,
+    }, shm::SharedMemoryTransport;
     /// Between any two hosts: the sender's network card writes into a ring of slots at the
     /// receiver, which copies frames out of the ring. For the brains it is two-sided.
-    Nixl: nixl::NixlTransport;
+    Nixl: TransportFacts {
+        name: "nixl",
+        label: "NIXL",
+        reach: TransportReach::Network,
+    }, nixl::NixlTransport;
     /// Between any two hosts: several TCP connections.
-    Tcp: tcp::TcpTransport;
+    Tcp: TransportFacts {
+        name: "tcp",
+        label: "tcp",
+        reach: TransportReach::Network,
+    }, tcp::TcpTransport;
 }
 
 impl Transport {
     /// The name in metrics, logs and on the command line.
     pub fn name(self) -> &'static str {
-        self.implementation().name()
+        self.facts().name
     }
 
     /// The workers between which it carries blocks.
     pub fn reach(self) -> TransportReach {
-        self.implementation().reach()
+        self.facts().reach
     }
 }
 
@@ -107,6 +133,15 @@ impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The facts of a transport that are the same on every system.
+pub(crate) struct TransportFacts {
+    /// The name in metrics, logs, data addresses and on the command line.
+    pub(crate) name: &'static str,
+    /// The beginning of the texts of its failures.
+    pub(crate) label: &'static str,
+    pub(crate) reach: TransportReach,
 }
 
 /// The workers between which a transport carries blocks.
@@ -123,18 +158,11 @@ pub enum TransportReach {
 /// The future of a dial or of an incoming link, boxed once for each.
 pub(crate) type TransportFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// The future of a dial.
+pub(crate) type DialFuture<'a> = TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>>;
+
 /// A transport: its offer to peers, its use of theirs, and the two ends of its links.
 pub(crate) trait LinkTransport: Sync {
-    /// The name in metrics, logs and on the command line.
-    fn name(&self) -> &'static str;
-
-    /// The beginning of the texts of its failures.
-    fn label(&self) -> &'static str {
-        self.name()
-    }
-
-    fn reach(&self) -> TransportReach;
-
     /// The form of its part of a data address, if it has one.
     fn scheme(&self) -> Option<AddressScheme> {
         None
@@ -153,11 +181,7 @@ pub(crate) trait LinkTransport: Sync {
 
     /// Dials a peer at the address of the choice, within the time limit of the transport. If an
     /// error is returned the next transport is tried.
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>>;
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a>;
 
     /// Whether it is tried only after a growing delay at a peer where it failed, while another
     /// transport is left.

@@ -9,7 +9,7 @@ use super::{
 use bytes::{BufMut, BytesMut};
 use cleave_domain::{
     AbandonCause, BlockIndex, BlockRef, Failure, FlightId, Generation, HandoffId, Incarnation,
-    WorkerId, WorkerRef,
+    KvPlane, WorkerId, WorkerRef,
 };
 use cleave_kv::BlockPart;
 
@@ -17,6 +17,10 @@ pub(super) fn put_frame_head(out: &mut BytesMut, frame: &FrameHead) {
     put_handoff(out, frame.handoff);
     out.put_u32_le(frame.block.block.0);
     out.put_u32_le(frame.block.generation.0);
+    out.put_u8(match frame.part.plane {
+        KvPlane::Blocks => 0,
+        KvPlane::State => 1,
+    });
     out.put_u32_le(frame.part.ordinal);
     out.put_u32_le(frame.part.offset);
     out.put_u32_le(frame.part.len);
@@ -60,6 +64,13 @@ pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     }
     out.put_u32_le(u32::try_from(cut).expect("the limit is small"));
     out.put_slice(&text.as_bytes()[..cut]);
+}
+
+pub(super) fn put_state_digest(out: &mut BytesMut, digest: Option<u64>) {
+    out.put_u8(u8::from(digest.is_some()));
+    if let Some(digest) = digest {
+        out.put_u64_le(digest);
+    }
 }
 
 pub(super) fn put_cause(out: &mut BytesMut, cause: &AbandonCause) {
@@ -193,12 +204,29 @@ impl MessageFields<'_> {
                 generation: Generation(self.u32()?),
             },
             part: BlockPart {
+                plane: self.plane()?,
                 ordinal: self.u32()?,
                 offset: self.u32()?,
                 len: self.u32()?,
             },
             checksum: self.u64()?,
         })
+    }
+
+    fn plane(&mut self) -> Result<KvPlane, LinkWireError> {
+        match self.u8()? {
+            0 => Ok(KvPlane::Blocks),
+            1 => Ok(KvPlane::State),
+            other => Err(LinkWireError::PlaneCode(other)),
+        }
+    }
+
+    pub(super) fn state_digest(&mut self) -> Result<Option<u64>, LinkWireError> {
+        match self.u8()? {
+            0 => Ok(None),
+            1 => Ok(Some(self.u64()?)),
+            other => Err(LinkWireError::StateCode(other)),
+        }
     }
 
     pub(super) fn cause(&mut self) -> Result<AbandonCause, LinkWireError> {

@@ -125,7 +125,8 @@ impl WorkerDriver {
 
     /// Sends as many waiting blocks to this peer as its credit allows.
     pub(super) fn pump(&mut self, peer: WorkerRef) {
-        while let Some(handoff) = self.exports.next(peer).map(|export| export.handoff) {
+        while let Some(export) = self.exports.next(peer) {
+            let (handoff, unit) = (export.handoff, export.unit());
             let link = match self.effects.links.link(peer) {
                 Ok(link) => link,
                 Err(down) => {
@@ -133,7 +134,7 @@ impl WorkerDriver {
                     return self.link_lost(peer);
                 }
             };
-            let Some(permit) = link.reserve(handoff, self.block_bytes) else {
+            let Some(permit) = link.reserve(handoff, self.capacity.unit_bytes(unit)) else {
                 return; // `CreditReceiver` comes when there is credit again.
             };
             if let Some(export) = self.exports.pop(peer) {

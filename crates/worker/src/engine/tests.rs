@@ -3,19 +3,19 @@
 use super::*;
 use crate::queue::EngineQueueState;
 use crate::swap::SwapDirection;
-use cleave_domain::{FlightId, StepId, WorkerId, WorkerRef};
+use cleave_domain::{BlockIndex, FlightId, KvPlane, StepId, WorkerId, WorkerRef};
 use cleave_transfer::{LinkEvent, Links, LinksConfig, LocalNet, PeerRoute};
 
 const BLOCK: u32 = 64;
 
-fn handoff(flight: u64) -> HandoffId {
+pub(crate) fn handoff(flight: u64) -> HandoffId {
     HandoffId {
         flight: FlightId(flight),
         attempt: 0,
     }
 }
 
-fn worker(worker: u64) -> WorkerRef {
+pub(crate) fn worker(worker: u64) -> WorkerRef {
     WorkerRef {
         worker: WorkerId(worker),
         ..WorkerRef::default()
@@ -23,7 +23,7 @@ fn worker(worker: u64) -> WorkerRef {
 }
 
 /// Two linked workers, since only links make payloads and permits.
-struct EngineLinkPair {
+pub(crate) struct EngineLinkPair {
     sender: Links,
     granted: mpsc::Receiver<LinkEvent>,
     arrived: mpsc::Receiver<LinkEvent>,
@@ -31,7 +31,7 @@ struct EngineLinkPair {
 }
 
 impl EngineLinkPair {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let net = LocalNet::default();
         let links = |me| {
             let (events, link_events) = mpsc::channel(64);
@@ -49,7 +49,7 @@ impl EngineLinkPair {
         }
     }
 
-    async fn permit(&mut self) -> SendPermit {
+    pub(crate) async fn permit(&mut self) -> SendPermit {
         loop {
             let link = self.sender.link(worker(2)).unwrap();
             match link.reserve(handoff(9), BLOCK) {
@@ -59,8 +59,18 @@ impl EngineLinkPair {
         }
     }
 
+    /// The next payload at the other end.
+    pub(crate) async fn arrived_payload(&mut self) -> ReceivedPayload {
+        loop {
+            if let LinkEvent::Arrived { payload, .. } = self.arrived.recv().await.unwrap() {
+                return payload.unwrap();
+            }
+        }
+    }
+
     async fn import(&mut self, flight: u64) -> EngineWork {
         let part = BlockPart {
+            plane: KvPlane::Blocks,
             ordinal: 0,
             offset: 0,
             len: BLOCK,
@@ -73,16 +83,11 @@ impl EngineLinkPair {
             part,
         };
         permit.send(frame).unwrap();
-        let payload = loop {
-            if let LinkEvent::Arrived { payload, .. } = self.arrived.recv().await.unwrap() {
-                break payload;
-            }
-        };
         EngineWork::Write(BlockImport {
             handoff: handoff(flight),
             part,
             block: BlockRef::default(),
-            payload: payload.unwrap(),
+            payload: self.arrived_payload().await,
         })
     }
 }
@@ -98,6 +103,7 @@ fn export(flight: u64) -> BlockExport {
     BlockExport {
         handoff: handoff(flight),
         to: worker(2),
+        plane: KvPlane::Blocks,
         from: Default::default(),
         ordinal: 0,
         block: BlockRef::default(),
@@ -131,8 +137,8 @@ async fn a_step_waits_for_no_more_writes_than_the_limit() {
 }
 
 fn swap(flight: u64) -> SwapJob {
-    let blocks = vec![BlockIndex(0); 3];
-    SwapJob::new(handoff(flight), blocks, SwapDirection::Out)
+    let spans = vec![BlockSpan::of_block(BlockIndex(0), 0, BLOCK as usize); 3];
+    SwapJob::new(handoff(flight), spans, SwapDirection::Out)
 }
 
 // Lesson: 26.

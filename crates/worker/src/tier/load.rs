@@ -4,7 +4,7 @@
 //! Invariant: blocks of a fetch are written in the sequence's order, and none after the fetch was
 //! answered.
 
-use super::{FetchedBlock, HostBlock, TierStore};
+use super::{FetchedBlock, TierStore};
 use crate::engine::{EngineHost, EngineThread, EngineWork};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId};
 use cleave_engine::BlockSpan;
@@ -181,14 +181,7 @@ impl EngineThread {
         let mut bytes = tier_store
             .block_buffer()
             .ok_or("there is no host memory left")?;
-        let blocks = self.blocks.clone();
-        let read = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks
-                .read(&mut [(whole_block(block, bytes.len()), &mut bytes[..])])
-                .map(drop),
-            None => engine.read_block(block, 0, &mut bytes),
-        });
-        read?.map_err(|error| self.note_error(&error))?;
+        self.read_span(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes)?;
         tier_store.keep(content, bytes);
         Ok(())
     }
@@ -210,7 +203,9 @@ impl EngineThread {
         assert_eq!(progress.blocks_loaded, ordinal, "blocks come in order");
         let began = Instant::now();
         let outcome = match content {
-            Ok((copy, _permit)) => match self.copy_back(block, &copy) {
+            Ok((copy, _permit)) => match self
+                .write_span(BlockSpan::of_block(block, 0, copy.bytes.len()), &copy.bytes)
+            {
                 Ok(()) => FetchOutcome::Copied,
                 Err(reason) => {
                     error!(%block, %reason, "cannot write a fetched block into the pool");
@@ -229,23 +224,5 @@ impl EngineThread {
             }
         }
         pending_loads.end(handoff, outcome)
-    }
-
-    fn copy_back(&mut self, block: BlockIndex, copy: &HostBlock) -> Result<(), String> {
-        let blocks = self.blocks.clone();
-        let bytes = &copy.bytes[..];
-        let written = self.catch_engine_panic(|engine| match blocks {
-            Some(blocks) => blocks.write(&[(whole_block(block, bytes.len()), bytes)]),
-            None => engine.write_block(block, 0, bytes),
-        });
-        written?.map_err(|error| self.note_error(&error))
-    }
-}
-
-fn whole_block(block: BlockIndex, len: usize) -> BlockSpan {
-    BlockSpan {
-        block,
-        offset: 0,
-        len,
     }
 }

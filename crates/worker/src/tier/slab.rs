@@ -34,9 +34,6 @@ pub enum SlabError {
     /// The folder or the file cannot be used.
     #[error("cannot use {path} for KV blocks: {error}")]
     Unusable { path: PathBuf, error: io::Error },
-    /// A file of that name is there and was not written by Cleave.
-    #[error("{path} is not a file of KV blocks: move it away, or name another folder")]
-    Foreign { path: PathBuf },
     /// Host memory has no room for a single block.
     #[error(
         "host memory for KV blocks ({host_bytes} bytes) has no room for one of {block_bytes} bytes"
@@ -98,15 +95,14 @@ fn make_folder(folder: &Path) -> Result<(), SlabError> {
 }
 
 /// Checks that files of blocks can be created and filled in the folder, which is created if needed,
-/// and that its first file is one of blocks: long before a model is loaded. A file that another
-/// process uses, and a damaged one, are left to [`Slab::open`].
+/// and that its first file can be read: long before a model is loaded. A file that another process
+/// uses, and one that is damaged or foreign, are left to [`Slab::open`].
 pub(crate) fn check_folder(folder: &Path) -> Result<(), SlabError> {
     make_folder(folder)?;
     write_and_sync(folder).map_err(unusable(folder))?;
     let path = slab_path(folder, 0);
-    match is_foreign(&path) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(SlabError::Foreign { path }),
+    match cleave_files::open(&path) {
+        Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(unusable(&path)(error)),
     }
@@ -114,20 +110,6 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), SlabError> {
 
 fn slab_path(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("kv-{number}.cleave"))
-}
-
-/// Whether a file was certainly not written by Cleave, whatever the size of a block: neither its
-/// head nor its first slot is ours or free.
-fn is_foreign(path: &Path) -> io::Result<bool> {
-    let (file, _) = cleave_files::open(path)?;
-    let mut bytes = Vec::new();
-    let both = (HEAD_BYTES + SLOT_HEAD_BYTES) as u64;
-    file.take(both).read_to_end(&mut bytes)?;
-    let (head, slot) = bytes.split_at(bytes.len().min(HEAD_BYTES));
-    let has_slot = slot
-        .first_chunk()
-        .is_some_and(|slot| *slot == [0; SLOT_HEAD_BYTES] || parse_slot_head(slot).is_some());
-    Ok(head_state(head) == SlabHeadState::Foreign && !has_slot)
 }
 
 /// Fills an unnamed file, so that processes that share the folder, even with equal process ids,
@@ -153,7 +135,8 @@ pub(crate) struct Slab {
 
 impl Slab {
     /// Locks the first file of the folder that no other process has, or creates one, of at most
-    /// this size. Gives also its contents, by slot.
+    /// this size. A file that is none of blocks is left as it is, and the next one is taken: a
+    /// cache never keeps a worker from starting. Gives also its contents, by slot.
     pub(crate) fn open(
         folder: &Path,
         format: SlabFormat,
@@ -180,8 +163,14 @@ impl Slab {
                 #[cfg(test)]
                 test_pause: tokio::sync::Mutex::default(),
             };
-            let found = slab.read_or_reset(&format)?.map_err(unusable(&path))?;
-            return Ok((slab, found));
+            match slab.read_or_reset(&format).map_err(unusable(&path))? {
+                Some(found) => return Ok((slab, found)),
+                None => warn!(
+                    path = %path.display(),
+                    "this is no file of KV blocks, or its head is torn: it is left as it is, and another file is used; \
+                     remove it if it is of no use"
+                ),
+            }
         }
         let folder = folder.to_owned();
         Err(SlabError::AllInUse { folder })
@@ -196,29 +185,24 @@ impl Slab {
         &self.path
     }
 
-    /// Reads the contents, or clears a file of another model or a damaged one.
-    fn read_or_reset(
-        &self,
-        format: &SlabFormat,
-    ) -> Result<io::Result<Vec<(u32, BlockHash)>>, SlabError> {
+    /// Reads the contents, or clears a file of another model or a damaged one. `None` for a file
+    /// that Cleave may not have written.
+    fn read_or_reset(&self, format: &SlabFormat) -> io::Result<Option<Vec<(u32, BlockHash)>>> {
         let mut head = Vec::new();
         let mut from = &self.file;
-        if let Err(error) = from.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head) {
-            return Ok(Err(error));
-        }
+        from.by_ref()
+            .take(HEAD_BYTES as u64)
+            .read_to_end(&mut head)?;
         if head == format.head() {
-            return Ok(self.contents());
+            return self.contents().map(Some);
         }
         match head_state(&head) {
             SlabHeadState::Blank | SlabHeadState::Sound => {}
             SlabHeadState::Damaged => self.warn_of_damage(),
             SlabHeadState::Foreign if self.has_sound_slot() => self.warn_of_damage(),
-            SlabHeadState::Foreign => {
-                let path = self.path.clone();
-                return Err(SlabError::Foreign { path });
-            }
+            SlabHeadState::Foreign => return Ok(None),
         }
-        Ok(self.clear(format).map(|()| Vec::new()))
+        self.clear(format).map(|()| Some(Vec::new()))
     }
 
     /// The file is a cache: nothing is lost but time.
@@ -458,14 +442,22 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_foreign_file_is_left_alone_and_named() {
+    fn a_foreign_file_is_left_alone_and_another_is_used() {
         let folder = SlabFolder::new("stranger");
         std::fs::create_dir_all(&folder.0).unwrap();
         let path = folder.0.join("kv-0.cleave");
-        std::fs::write(&path, "my thesis").unwrap();
-        let error = Slab::open(&folder.0, slab_format("m"), 1 << 20).unwrap_err();
-        assert!(matches!(&error, SlabError::Foreign { path: named } if *named == path));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "my thesis");
+        // The second one is the torn head of an older layout, without a slot.
+        for content in [b"my thesis".to_vec(), vec![0xff; 100]] {
+            std::fs::write(&path, &content).unwrap();
+            check_folder(&folder.0).unwrap();
+            let (slab, found) = open(&folder, "m");
+            assert_eq!(slab.path(), folder.0.join("kv-1.cleave"));
+            if content.len() == 100 {
+                assert_eq!(found, [(0, hash(1))], "the other file is found again");
+            }
+            fill(&slab, 0, 1);
+            assert_eq!(std::fs::read(&path).unwrap(), content);
+        }
     }
 
     #[test]
@@ -502,8 +494,8 @@ pub(crate) mod tests {
         let (slab, _) = open(&folder, "m");
         slab.file.write_all_at(&[0xa5; HEAD_BYTES], 0).unwrap();
         drop(slab);
-        let error = Slab::open(&folder.0, slab_format("m"), 1 << 20).unwrap_err();
-        assert!(matches!(error, SlabError::Foreign { .. }), "{error}");
+        let (slab, _) = open(&folder, "m");
+        assert_eq!(slab.path(), folder.0.join("kv-1.cleave"));
     }
 
     #[test]
@@ -546,7 +538,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_folder_whose_first_file_is_foreign_is_unusable() {
+    fn a_folder_whose_first_file_is_a_fifo_is_unusable() {
         use rustix::fs::{CWD, FileType, Mode, mknodat};
         let folder = SlabFolder::new("not-ours");
         std::fs::create_dir_all(&folder.0).unwrap();
@@ -556,9 +548,6 @@ pub(crate) mod tests {
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         assert!(reason().contains("a FIFO"), "{}", reason());
         assert!(open().unwrap_err().to_string().contains("a FIFO"));
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, b"somebody's notes").unwrap();
-        assert!(reason().contains("not a file of KV blocks"), "{}", reason());
         std::fs::remove_file(&path).unwrap();
         open().unwrap();
         check_folder(&folder.0).unwrap();

@@ -4,8 +4,9 @@ use super::slab::tests::SlabFolder;
 use super::*;
 use crate::StepTime;
 use crate::engine::{EngineHost, EngineHostLimits};
-use cleave_domain::{FlightId, StepPlan, StepResult};
-use cleave_engine::{Engine, EngineDescription, EngineError};
+use crate::kv_copier::tests::capacity;
+use cleave_domain::{FlightId, KvPlane, StepPlan, StepResult};
+use cleave_engine::{BlockSpan, Engine, EngineDescription, EngineError};
 use cleave_fleet::HealthMonitor;
 use tokio::sync::MutexGuard;
 
@@ -26,18 +27,22 @@ impl Engine for MemoryOnlyEngine {
         })
     }
 
-    fn read_block(&self, at: BlockIndex, _: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        let found = self.0.get(at.0 as usize);
+    fn read_block(&self, at: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        let found = self.0.get(at.block.0 as usize);
         out.copy_from_slice(found.ok_or(EngineError::Plan("no such block".into()))?);
         Ok(())
     }
 
-    fn write_block(&mut self, at: BlockIndex, _: usize, b: &[u8]) -> Result<(), EngineError> {
-        self.0[at.0 as usize].copy_from_slice(b);
+    fn write_block(&mut self, at: BlockSpan, b: &[u8]) -> Result<(), EngineError> {
+        self.0[at.block.0 as usize].copy_from_slice(b);
         Ok(())
     }
 
-    fn copy_blocks(&mut self, _: &[(BlockIndex, BlockIndex)]) -> Result<(), EngineError> {
+    fn copy_blocks(
+        &mut self,
+        _: KvPlane,
+        _: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError> {
         unreachable!("nobody copies here")
     }
 }
@@ -58,7 +63,7 @@ impl TierFixture {
         let tier = open(8 * BLOCK, folder, disk_bytes(slots_count), "m").unwrap();
         let tier_store = tier.store();
         let limits = EngineHostLimits {
-            block_bytes: BLOCK as u32,
+            capacity: capacity(BLOCK as u32),
             write_bytes_max: u64::MAX,
             swap_bytes_max: 0,
             time: StepTime::Measured,

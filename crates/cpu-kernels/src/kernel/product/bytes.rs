@@ -1,10 +1,13 @@
 //! Weights of eight bits, `[panel][step of four][PANEL]`, with a scale per column.
 //!
-//! Invariant: sums are integers, exact in any order. The result is rounded twice: when multiplied
-//! with the column's scale, then with the row's.
+//! Invariant: a slice's sums are integers, exact in any order. They are rounded when they become
+//! floats, when multiplied with the column's scale, and with the scale of the row's slice.
 
 use super::pairs::{self, RightSide};
-use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
+use super::results::whole_vector;
+use super::{
+    BlockSides, PANEL, PackedProduct, SliceElement, TileSums, WeightForm, load_sums, store_sums,
+};
 use crate::simd::LANES;
 use crate::simd::bytes::{IntegerSimd, LeftBytes};
 
@@ -29,10 +32,11 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
     const PHASES: usize = S::LEFT.phases();
 
     #[inline(always)]
-    fn start(s: S, product: &PackedProduct<'_>, column: usize) -> S::V {
+    fn start(s: S, product: &PackedProduct<'_>, slice: usize, column: usize) -> S::V {
         match S::LEFT {
             LeftBytes::Plus128 => {
-                let starts = &product.integer.starts[column..column + LANES];
+                let columns = product.integer.scales.len();
+                let starts = &product.integer.starts[slice * columns + column..][..LANES];
                 // SAFETY: the slice has sixteen words; only their bits matter.
                 s.load(unsafe { &*starts.as_ptr().cast() })
             }
@@ -75,9 +79,13 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
     }
 
     #[inline(always)]
-    fn finish(s: S, product: &PackedProduct<'_>, sum: S::V, row: usize, column: usize) -> S::V {
-        let scales = &product.integer.scales[column..column + LANES];
-        let scaled = s.mul(s.to_float(sum), s.load_part(scales));
-        s.mul(scaled, s.splat(product.left_scales[row]))
+    fn finish(s: S, product: &PackedProduct<'_>, sum: S::V, at: SliceElement) -> S::V {
+        let SliceElement { slice, row, column } = at;
+        let scales = whole_vector(product.integer.scales, column);
+        let scaled = s.mul(s.to_float(sum), s.load(scales));
+        s.mul(
+            scaled,
+            s.splat(product.left_scales[slice * product.rows + row]),
+        )
     }
 }

@@ -5,10 +5,8 @@
 //! is one chain of additions in the order of the inner dimension.
 
 use super::left::LeftSide;
-use super::{
-    BLOCK_STEPS, BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, runs,
-    store_sums,
-};
+use super::slices::SliceBlocks;
+use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
 use crate::kernel::tile::Tiles;
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
@@ -67,11 +65,11 @@ pub fn pack<S: Simd>(_: S, left: &LeftSide<'_>, tiles: Range<usize>) {
     let cut = Tiles::new(left.rows, S::ROWS);
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
-        for block in runs(0..left.steps, BLOCK_STEPS) {
+        for block in SliceBlocks::new(left.slices) {
             // SAFETY: each tile is packed by one task.
-            let words = unsafe { left.block(&tile, &block, 1) };
+            let words = unsafe { left.block(&tile, &block.steps, 1) };
             for row in tile.clone() {
-                let x = &left.row(row)[block.clone()];
+                let x = &left.row(row)[block.steps.clone()];
                 let words = words[row - tile.start..].iter_mut().step_by(tile.len());
                 for (to, x) in words.zip(x) {
                     *to = rounded(*x);

@@ -4,6 +4,7 @@
 //! Invariant: a row's words depend only on the row, and are the same on every instruction set
 //! except for the byte format of its dot product.
 
+use super::slices::{SliceBlock, SliceBlocks};
 use super::{BLOCK_STEPS, runs};
 use crate::kernel::rounding::{MAGNITUDE_MIN, ROUND_SHIFT, magnitude_max};
 use crate::kernel::tile::{ElementFormat, Tiles};
@@ -20,11 +21,12 @@ pub struct LeftSide<'a> {
     pub first: usize,
     pub width: usize,
     pub rows: usize,
-    /// Steps of the inner dimension.
-    pub steps: usize,
-    /// Steps per group of bytes with its own scale; all steps for one scale per row.
-    pub group_steps: usize,
-    /// Words of the packed rows, `[block][tile][step][phase][row]`.
+    /// End of each slice in steps of the inner dimension.
+    pub slices: &'a [usize],
+    /// Steps per group of bytes with its own scale; `None` if a slice is a group.
+    pub group_steps: Option<usize>,
+    /// Words of the packed rows, `[block][tile][step][phase][row]`, where blocks are those of
+    /// [`SliceBlocks`].
     pub words: SliceParts<'a, u32>,
     /// Scales of the bytes, `(groups, rows)`.
     pub scales: SliceParts<'a, f32>,
@@ -57,6 +59,18 @@ impl<'a> LeftSide<'a> {
 
     pub(super) fn row(&self, row: usize) -> &'a [f32] {
         &self.x[(row - self.first) * self.width..][..self.width]
+    }
+
+    /// Number and steps of the group that a step of a block is part of.
+    #[inline(always)]
+    fn group_of(&self, block: &SliceBlock, step: usize) -> (usize, Range<usize>) {
+        match self.group_steps {
+            Some(each) => {
+                let index = step / each;
+                (index, index * each..(index + 1) * each)
+            }
+            None => (block.slice, block.slice_steps.clone()),
+        }
     }
 }
 
@@ -98,8 +112,8 @@ pub fn pack<S: Simd, F: ElementFormat<S>>(s: S, left: &LeftSide<'_>, tiles: Rang
     let mut staging = LeftStaging::new();
     for tile in tiles {
         let tile = cut.start(tile)..cut.start(tile + 1);
-        for block in runs(0..left.steps, BLOCK_STEPS) {
-            let elements = left.elements(&block, F::PER_STEP);
+        for block in SliceBlocks::new(left.slices) {
+            let elements = left.elements(&block.steps, F::PER_STEP);
             for row in tile.clone() {
                 let words = staging.row(row - tile.start);
                 let mut at = 0;
@@ -113,7 +127,7 @@ pub fn pack<S: Simd, F: ElementFormat<S>>(s: S, left: &LeftSide<'_>, tiles: Rang
                 }
             }
             // SAFETY: only one task packs a tile.
-            let words = unsafe { left.block(&tile, &block, F::PHASES) };
+            let words = unsafe { left.block(&tile, &block.steps, F::PHASES) };
             staging.transpose_to_tile(s, tile.len(), words);
         }
     }
@@ -150,24 +164,26 @@ fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, f
         // Rounding and sums of each row's current group, which spans several blocks or a part of
         // one.
         let mut groups = [(ByteRounding::default(), s.splat(0.0)); ROWS_MAX];
-        for block in runs(0..left.steps, BLOCK_STEPS) {
+        for block in SliceBlocks::new(left.slices) {
+            let run_steps = left
+                .group_steps
+                .map_or(BLOCK_STEPS, |each| each.min(BLOCK_STEPS));
             for row in tile.clone() {
                 let words = staging.row(row - tile.start);
                 let (rounding, sums) = &mut groups[row - tile.start];
-                for run in runs(block.clone(), left.group_steps.min(BLOCK_STEPS)) {
-                    let index = run.start / left.group_steps;
+                for run in runs(block.steps.clone(), run_steps) {
+                    let (index, group) = left.group_of(&block, run.start);
                     // A group begins: find its largest magnitude, which may lie in later blocks.
-                    if run.start % left.group_steps == 0 {
-                        let end = left.steps.min(run.start + left.group_steps);
-                        let group = left.elements(&(run.start..end), PER_STEP);
-                        *rounding = ByteRounding::of(&left.row(row)[group]);
+                    if run.start == group.start {
+                        *rounding =
+                            ByteRounding::of(&left.row(row)[left.elements(&group, PER_STEP)]);
                         *sums = s.splat(0.0);
                     }
                     let x = &left.row(row)[left.elements(&run, PER_STEP)];
-                    let words = &mut words[(run.start - block.start) * form.phases()..];
+                    let words = &mut words[(run.start - block.steps.start) * form.phases()..];
                     *sums = round_run(s, x, *rounding, form, words, *sums);
                     // A group ends: store its scale and its negated sum.
-                    if run.end == left.steps || run.end % left.group_steps == 0 {
+                    if run.end == group.end {
                         let at = index * left.rows + row;
                         // SAFETY: only one task packs a row.
                         unsafe {
@@ -180,7 +196,7 @@ fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, f
                 }
             }
             // SAFETY: only one task packs a tile.
-            let words = unsafe { left.block(&tile, &block, form.phases()) };
+            let words = unsafe { left.block(&tile, &block.steps, form.phases()) };
             staging.transpose_to_tile(s, tile.len(), words);
         }
     }

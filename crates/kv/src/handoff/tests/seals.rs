@@ -6,7 +6,7 @@ use super::{
     worker,
 };
 use crate::{Packet, Seal};
-use cleave_domain::{AbandonCause, BlockHash, BlockIndex};
+use cleave_domain::{AbandonCause, BlockHash, BlockIndex, KvUnit};
 use receiver::HandoffReceiver;
 use sender::HandoffSender;
 
@@ -64,11 +64,13 @@ fn flipped(seal: &Seal) -> Vec<Seal> {
     for place in 0..seal.output.len() {
         flip(32, &move |seal, bit| seal.output[place] ^= 1 << bit);
     }
+    let mut with_state = seal.clone();
+    with_state.state = Some(0);
     let mut shorter = seal.clone();
     shorter.output.pop();
     let mut longer = seal.clone();
     longer.output.push(0);
-    all.extend([shorter, longer]);
+    all.extend([shorter, longer, with_state]);
     all
 }
 
@@ -142,21 +144,22 @@ fn run_handoff(
     drawn: (BlockHash, Vec<u32>),
 ) -> Vec<String> {
     for ordinal in 0..3 {
-        let from = BlockIndex(ordinal);
-        sender.handle(sender::SenderInput::Computed { ordinal, from });
+        let (unit, from) = (KvUnit::block(ordinal), BlockIndex(ordinal));
+        sender.handle(sender::SenderInput::Computed { unit, from });
     }
     let (content, output) = drawn;
     sender.handle(sender::SenderInput::Sampled { content, output });
     let mut outputs = Vec::new();
     while let Some(output) = sender.poll() {
         match output {
-            sender::SenderOutput::Export { ordinal, block, .. } => {
+            sender::SenderOutput::Export { unit, block, .. } => {
+                let ordinal = unit.ordinal;
                 let whole = part(ordinal, 0, 8);
                 let mut digest = HandoffDigest::default();
                 digest.add_frame(whole, checksum(whole));
                 outputs.extend(feed(receiver, &[frame(whole, block)]));
                 let outcome = Ok((digest.value(), 8));
-                sender.handle(sender::SenderInput::Exported { ordinal, outcome });
+                sender.handle(sender::SenderInput::Exported { unit, outcome });
             }
             sender::SenderOutput::Send(Packet::Seal(sealed)) => {
                 outputs.extend(feed(receiver, &[seal(sealed)]));

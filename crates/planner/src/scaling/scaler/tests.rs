@@ -154,6 +154,7 @@ fn absurd_gossip_neither_panics_nor_breaks_bounds() {
         slots_count: 8,
         step_tokens_max: 512,
         context_tokens_max: 1600,
+        states: None,
     };
     let present = ScalerFleet {
         prefill: Some((prices.clone(), capacity)),

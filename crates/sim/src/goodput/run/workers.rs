@@ -84,10 +84,14 @@ impl GoodputWorld<'_> {
                         outcome: ImportOutcome::Written,
                     });
             }
-            WorkerOutput::SwapOut { handoff, blocks } => {
+            WorkerOutput::SwapOut {
+                handoff, blocks, ..
+            } => {
                 self.begin_swap_copy(place, SwapCopy::Out, handoff, blocks.len());
             }
-            WorkerOutput::SwapIn { handoff, blocks } => {
+            WorkerOutput::SwapIn {
+                handoff, blocks, ..
+            } => {
                 self.begin_swap_copy(place, SwapCopy::In, handoff, blocks.len());
             }
             WorkerOutput::SwapDrop { handoff } => {

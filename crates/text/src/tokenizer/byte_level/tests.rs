@@ -2,7 +2,7 @@
 //! has.
 
 use super::super::piece::byte_of_level_letter;
-use super::{ByteLevelEncoder, SpecialTokens};
+use super::{ByteLevelEncoder, NotEncoded, PIECE_BYTES_MAX, SpecialTokens};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof};
 use proptest::{proptest, sample::select, test_runner::Config};
 use serde_json::{Map, Value, json};
@@ -134,9 +134,9 @@ impl TokenizerPair {
             .encode_fast(text, special == SpecialTokens::Kept);
         let bytewise = self.bytewise.as_ref();
         let short = bytewise.and_then(|bytewise| {
-            match bytewise.encode(&self.tokenizer, text, special, usize::MAX)? {
-                super::EncodedText::Tokens(tokens) => Some(tokens),
-                super::EncodedText::TooMany(_) => None,
+            match bytewise.encode(&self.tokenizer, text, special, usize::MAX) {
+                Ok(super::EncodedText::Tokens(tokens)) => Some(tokens),
+                Ok(super::EncodedText::TooMany(_)) | Err(_) => None,
             }
         });
         (whole.unwrap().get_ids().to_vec(), short)
@@ -347,6 +347,40 @@ fn added_tokens_with_flags_are_left_to_the_library() {
     };
     assert!(with(plain));
     assert_eq!(all.map(with), [false; 4]);
+}
+
+/// Composed, decomposed and reordered marks, jamo, and characters that NFC takes apart.
+#[test]
+fn nfc_tokenizers_encode_all_text_as_the_library_does() {
+    let kind = TokenizerSpec {
+        normalizer: json!({"type": "NFC"}),
+        ..TokenizerSpec::plain(level(true, false))
+    };
+    let pair = TokenizerPair::of(&kind);
+    for text in [
+        "日本 é",
+        "e\u{301}",
+        "q\u{323}\u{307} q\u{307}\u{323}",
+        "\u{1112}\u{1161}\u{11ab}",
+        "\u{1d160}\u{958}\u{fb2c}",
+        "\u{212b} \u{2126}",
+    ] {
+        let (whole, short) = pair.encode(text, SpecialTokens::Kept);
+        assert_eq!(short, Some(whole), "{text:?}");
+    }
+}
+
+#[test]
+fn a_piece_beyond_the_limit_is_refused_with_its_length() {
+    let kind = TokenizerSpec::plain(level(true, false));
+    let tokenizer = kind.tokenizer();
+    let bytewise = ByteLevelEncoder::of(&tokenizer).unwrap();
+    let encode = |text: &str| bytewise.encode(&tokenizer, text, SpecialTokens::Kept, 10);
+    let longest = "a".repeat(PIECE_BYTES_MAX);
+    let counted = super::EncodedText::TooMany(2 * PIECE_BYTES_MAX + 1);
+    assert_eq!(encode(&format!("{longest}\n{longest}")), Ok(counted));
+    let refused = encode(&format!("b\n{longest}a\nb"));
+    assert_eq!(refused, Err(NotEncoded::LongPiece(PIECE_BYTES_MAX + 1)));
 }
 
 /// Padding is for batches of texts, which the server does not have; a padding token would be taken

@@ -10,12 +10,12 @@ mod peer_process;
 
 pub(crate) use peer_process::PeerProcess;
 
-use super::{DialChoice, LinkTransport, TransportFuture, TransportReach, shm};
+use super::{DialChoice, DialFuture, LinkTransport, shm};
 use crate::address::{DataAddresses, PeerRoute};
 use crate::config::LinksConfig;
 use crate::incoming::LinkStream;
 use crate::incoming_links::IncomingLinks;
-use crate::outgoing::{EstablishedLink, OutboundLink};
+use crate::outgoing::OutboundLink;
 use crate::pools::PeerPool;
 use crate::socket::{LinkError, write_message};
 use crate::wire::LinkMessage;
@@ -28,28 +28,12 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 pub(crate) struct CudaIpcTransport;
 
 impl LinkTransport for CudaIpcTransport {
-    fn name(&self) -> &'static str {
-        "cuda-ipc"
-    }
-
-    fn label(&self) -> &'static str {
-        "the peer's pool"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     /// It is never dialled apart: a link over shared memory becomes one of this transport.
     fn dial_choice<'a>(&self, _config: &LinksConfig, _route: &'a PeerRoute) -> DialChoice<'a> {
         DialChoice::Unusable
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         shm::SharedMemoryTransport.dial(link, address)
     }
 

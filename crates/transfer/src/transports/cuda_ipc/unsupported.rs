@@ -1,33 +1,20 @@
 //! The stand-in on systems without sockets between processes of one host: no link can become one
 //! from device to device.
 
-use super::{DialChoice, LinkTransport, TransportFuture, TransportReach, shm};
+use super::{DialChoice, DialFuture, LinkTransport, shm};
 use crate::address::PeerRoute;
 use crate::config::LinksConfig;
-use crate::outgoing::{EstablishedLink, OutboundLink};
-use crate::socket::LinkError;
+use crate::outgoing::OutboundLink;
 
 /// The transport from device to device, which leads to no peer.
 pub(crate) struct CudaIpcTransport;
 
 impl LinkTransport for CudaIpcTransport {
-    fn name(&self) -> &'static str {
-        "cuda-ipc"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     fn dial_choice<'a>(&self, _config: &LinksConfig, _route: &'a PeerRoute) -> DialChoice<'a> {
         DialChoice::Unusable
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         shm::SharedMemoryTransport.dial(link, address)
     }
 }

@@ -15,7 +15,7 @@ use crate::payload::{PayloadLocation, ReceivedPayload};
 use crate::pools::{self, DirectCopy, PeerPool, PoolAccessList};
 use crate::socket::LinkError;
 use crate::transports::{
-    DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, TransportReach,
+    DialChoice, DialFuture, DialTurn, LinkTransport, Transport, TransportFuture,
 };
 use cleave_domain::{Fingerprint, WorkerId, WorkerRef};
 use cleave_kv::{Packet, PayloadCondition};
@@ -58,14 +58,6 @@ pub(crate) struct LocalAttachment {
 pub(crate) struct LocalTransport;
 
 impl LinkTransport for LocalTransport {
-    fn name(&self) -> &'static str {
-        "local"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Process
-    }
-
     fn dial_choice<'a>(&self, _config: &LinksConfig, route: &'a PeerRoute) -> DialChoice<'a> {
         match route {
             // Workers of a process find each other by name.
@@ -74,11 +66,7 @@ impl LinkTransport for LocalTransport {
         }
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        _address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, _address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let link = dial(link.local, link.peer).await?;
             Ok(Box::new(link) as Box<dyn EstablishedLink>)

@@ -13,14 +13,12 @@ use super::receiver::RdmaReceiverParts;
 use super::writer::RdmaWriterParts;
 use super::{AgentNames, Nixl, RdmaReceiver, RdmaWriter, RingOffer, UcxBackend};
 use crate::config::{LinkEvent, LinksConfig};
-use crate::incoming::LinkStream;
-use crate::socket::{MessageReader, write_message};
+use crate::hostile::{BLOCK, PlainTcpLinkStream, head, hello, send, stream, welcome, worker};
 use crate::transports::shm::{ReceiverRing, RingShape, SenderRing};
-use crate::wire::{FrameHead, LinkHello, LinkMessage};
+use crate::wire::{FrameHead, LinkMessage};
 use crate::{DataAddresses, Links, ListenOptions, Listeners, LocalNet, PeerRoute, Transport};
 use bytes::BytesMut;
-use cleave_domain::{Fingerprint, HandoffId, Incarnation, WorkerId, WorkerRef};
-use cleave_kv::BlockPart;
+use cleave_domain::Fingerprint;
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 use std::process::Command;
@@ -28,14 +26,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
 mod failing;
 
-const BLOCK: u32 = 4096;
 /// Set in the processes that the tests start.
 const ALONE: &str = "CLEAVE_TEST_NIXL_ALONE";
 
@@ -128,13 +124,6 @@ fn a_write_after_the_end_of_its_link_changes_nothing() {
     assert!(there.iter().all(|byte| *byte == 1), "a late write landed");
 }
 
-fn worker(worker: u64) -> WorkerRef {
-    WorkerRef {
-        worker: WorkerId(worker),
-        incarnation: Incarnation(1),
-    }
-}
-
 /// The same library, as if only network cards carried the bytes.
 fn with_network_card(nixl: &Nixl) -> Arc<Nixl> {
     nixl_with_functions(nixl, |_| {})
@@ -169,8 +158,6 @@ struct CompliantRdmaWorker {
     events: mpsc::Receiver<LinkEvent>,
     address: String,
 }
-
-type PlainTcpLinkStream = LinkStream<OwnedReadHalf, OwnedWriteHalf>;
 
 impl CompliantRdmaWorker {
     async fn start(config: LinksConfig) -> Self {
@@ -249,19 +236,8 @@ impl CompliantRdmaWorker {
 
     async fn connect(&self, hello: LinkMessage) -> PlainTcpLinkStream {
         let mut stream = stream(TcpStream::connect(&self.address).await.unwrap());
-        write_message(&mut stream.writer, &hello, &[])
-            .await
-            .unwrap();
+        send(&mut stream, &hello, &[]).await;
         stream
-    }
-}
-
-fn hello(from: u64) -> LinkHello {
-    LinkHello {
-        from: worker(from),
-        to: worker(2),
-        block_bytes: BLOCK,
-        fingerprint: "f".into(),
     }
 }
 
@@ -272,27 +248,6 @@ async fn answer(stream: &mut PlainTcpLinkStream) -> LinkMessage {
             LinkMessage::Welcome { .. } | LinkMessage::KeepAlive => {}
             other => return other,
         }
-    }
-}
-
-fn stream(stream: TcpStream) -> PlainTcpLinkStream {
-    let (reader, writer) = stream.into_split();
-    LinkStream {
-        reader: MessageReader::new(reader, Duration::from_secs(30), BLOCK),
-        writer,
-    }
-}
-
-fn head() -> FrameHead {
-    FrameHead {
-        handoff: HandoffId::default(),
-        block: Default::default(),
-        part: BlockPart {
-            ordinal: 0,
-            offset: 0,
-            len: BLOCK,
-        },
-        checksum: 0,
     }
 }
 
@@ -319,10 +274,12 @@ async fn a_slot_announced_but_not_written_is_not_delivered() {
             "{answer:?}"
         );
         for slot in slots {
-            let frame = LinkMessage::SlotFrame(head(), *slot);
-            write_message(&mut stream.writer, &frame, &[])
-                .await
-                .unwrap();
+            let frame = FrameHead {
+                checksum: 0,
+                ..head(&[0; BLOCK as usize])
+            };
+            let frame = LinkMessage::SlotFrame(frame, *slot);
+            send(&mut stream, &frame, &[]).await;
         }
         stream.writer.shutdown().await.unwrap();
         // Nothing arrived before.
@@ -365,15 +322,7 @@ async fn invalid_agent_metadata_falls_back_to_tcp() {
         let mut stream = stream(fake.accept().await.unwrap().0);
         let request = stream.reader.message().await.unwrap();
         assert!(matches!(request, LinkMessage::HelloRdma(_)), "{request:?}");
-        let welcome = LinkMessage::Welcome {
-            me: worker(1),
-            credit: u64::from(4 * BLOCK),
-            key: 1,
-            frame_bytes: BLOCK,
-        };
-        write_message(&mut stream.writer, &welcome, &[])
-            .await
-            .unwrap();
+        send(&mut stream, &welcome(4 * BLOCK, BLOCK), &[]).await;
         let RingOffer { start, metadata } = RingOffer {
             start: 4096,
             metadata: (0..300).map(|index| (index * 7) as u8).collect(),

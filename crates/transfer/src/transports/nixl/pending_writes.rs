@@ -129,7 +129,7 @@ mod tests {
     use crate::transports::nixl::receiver::AwaitedSlot;
     use crate::transports::shm::{ReceiverRing, RingShape};
     use crate::wire::{FrameHead, LinkMessage};
-    use cleave_domain::{HandoffId, Incarnation, WorkerId, WorkerRef};
+    use cleave_domain::{HandoffId, Incarnation, KvPlane, WorkerId, WorkerRef};
     use cleave_kv::BlockPart;
     use std::sync::mpsc::{self as threads, TryRecvError};
     use tokio::io::DuplexStream;
@@ -207,6 +207,7 @@ mod tests {
 
         async fn announce(&mut self, slot: u32) {
             let part = BlockPart {
+                plane: KvPlane::Blocks,
                 ordinal: slot,
                 offset: 0,
                 len: BLOCK,

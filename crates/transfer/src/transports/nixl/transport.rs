@@ -10,8 +10,8 @@ use crate::listeners::{ListenOptions, TransportOffer};
 use crate::outgoing::{EstablishedLink, OutboundLink, measure_link};
 use crate::socket::{LinkError, write_message};
 use crate::transports::{
-    DialChoice, DialTurn, LinkTransport, PortReceiver, PortRequest, Transport, TransportFuture,
-    TransportReach, dial_within,
+    DialChoice, DialFuture, DialTurn, LinkTransport, PortReceiver, PortRequest, Transport,
+    TransportFuture, dial_within,
 };
 use crate::wire::LinkMessage;
 use cleave_domain::WorkerRef;
@@ -25,21 +25,8 @@ use tracing::warn;
 pub(crate) struct NixlTransport;
 
 impl LinkTransport for NixlTransport {
-    fn name(&self) -> &'static str {
-        "nixl"
-    }
-
-    fn label(&self) -> &'static str {
-        "NIXL"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Network
-    }
-
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "nixl",
             is_addition: true,
             is_valid: |_| true,
         })
@@ -84,11 +71,7 @@ impl LinkTransport for NixlTransport {
 
     /// Writes may fail although both agents were created. So the link counts as established only
     /// after it was measured.
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let OutboundLink { config, peer, .. } = link;
             let nixl = library(config).expect("links over NIXL are dialled with the library");

@@ -19,9 +19,7 @@ pub(crate) use ring::{
 };
 
 use super::cuda_ipc::{self, PoolReply};
-use super::{
-    DialChoice, DialTurn, LinkTransport, Transport, TransportFuture, TransportReach, dial_within,
-};
+use super::{DialChoice, DialFuture, DialTurn, LinkTransport, Transport, dial_within};
 use crate::address::{AddressScheme, DataAddresses, PeerRoute};
 use crate::config::LinksConfig;
 use crate::handshake::{DialledLink, LinkTerms, RequestedLink, perform_handshake};
@@ -52,21 +50,8 @@ pub(crate) struct PayloadChannel {
 }
 
 impl LinkTransport for SharedMemoryTransport {
-    fn name(&self) -> &'static str {
-        "shm"
-    }
-
-    fn label(&self) -> &'static str {
-        "shared memory"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "shm",
             is_addition: false,
             is_valid: |part| HostAddress::parse(part).is_some(),
         })
@@ -94,11 +79,7 @@ impl LinkTransport for SharedMemoryTransport {
         }
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let established = dial_within(link.config.connect_timeout, establish(link, address));
             Ok(Box::new(established.await?) as Box<dyn EstablishedLink>)

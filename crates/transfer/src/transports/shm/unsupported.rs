@@ -1,11 +1,11 @@
 //! The stand-in on systems without shared memory between processes: nothing listens, no address
 //! belongs to this host, and no ring can be created.
 
-use super::{DialChoice, LinkTransport, Transport, TransportFuture, TransportReach};
+use super::{DialChoice, DialFuture, LinkTransport, Transport};
 use crate::address::{AddressScheme, PeerRoute};
 use crate::config::LinksConfig;
 use crate::listeners::{ListenOptions, TransportOffer};
-use crate::outgoing::{EstablishedLink, OutboundLink};
+use crate::outgoing::OutboundLink;
 use crate::socket::LinkError;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -15,22 +15,9 @@ use std::sync::Arc;
 pub(crate) struct SharedMemoryTransport;
 
 impl LinkTransport for SharedMemoryTransport {
-    fn name(&self) -> &'static str {
-        "shm"
-    }
-
-    fn label(&self) -> &'static str {
-        "shared memory"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Host
-    }
-
     /// Peers on other systems announce it.
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "shm",
             is_addition: false,
             is_valid: |part| part.contains('/'),
         })
@@ -48,11 +35,7 @@ impl LinkTransport for SharedMemoryTransport {
         DialChoice::Unusable
     }
 
-    fn dial<'a>(
-        &'a self,
-        _link: OutboundLink<'a>,
-        _address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, _link: OutboundLink<'a>, _address: &'a str) -> DialFuture<'a> {
         let reason = io::Error::from(io::ErrorKind::Unsupported).to_string();
         Box::pin(async { Err(LinkError::Transport(Transport::SharedMemory, reason)) })
     }

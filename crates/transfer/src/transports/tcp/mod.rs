@@ -10,8 +10,7 @@ mod stream;
 pub(crate) use stream::{TcpLinkStream, TcpReader, TcpWriter, connect};
 
 use super::{
-    DialChoice, DialTurn, LinkTransport, PortReceiver, Transport, TransportFuture, TransportReach,
-    dial_within,
+    DialChoice, DialFuture, DialTurn, LinkTransport, PortReceiver, Transport, dial_within,
 };
 use crate::address::{AddressScheme, PeerRoute};
 use crate::buffer::BufferPool;
@@ -34,17 +33,8 @@ const STREAM_FRAME_BYTES_MAX: u32 = 256 << 10;
 pub(crate) struct TcpTransport;
 
 impl LinkTransport for TcpTransport {
-    fn name(&self) -> &'static str {
-        "tcp"
-    }
-
-    fn reach(&self) -> TransportReach {
-        TransportReach::Network
-    }
-
     fn scheme(&self) -> Option<AddressScheme> {
         Some(AddressScheme {
-            name: "tcp",
             is_addition: false,
             is_valid: |_| true,
         })
@@ -72,11 +62,7 @@ impl LinkTransport for TcpTransport {
         }
     }
 
-    fn dial<'a>(
-        &'a self,
-        link: OutboundLink<'a>,
-        address: &'a str,
-    ) -> TransportFuture<'a, Result<Box<dyn EstablishedLink>, LinkError>> {
+    fn dial<'a>(&'a self, link: OutboundLink<'a>, address: &'a str) -> DialFuture<'a> {
         Box::pin(async move {
             let OutboundLink { config, peer, .. } = link;
             let dialled = dial(config, peer, address);

@@ -1,0 +1,116 @@
+//! From the sums of slices to a product's results.
+//!
+//! Owns: the tree of slices, and what comes after it: bias, gate, and the stores.
+//! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
+
+use super::{LEVEL_WORDS, PANEL, PackedProduct, SliceElement, WeightForm};
+use crate::kernel::rows::silu;
+use crate::simd::{LANES, Simd};
+use std::ops::Range;
+
+/// A slice whose last block was added to a tile's sums.
+pub(super) struct EndedSlice {
+    pub(super) slice: usize,
+    /// Rows of the tile.
+    pub(super) rows: Range<usize>,
+    pub(super) panel: usize,
+    /// First word of the tile's rows in a level of waiting sums.
+    pub(super) waiting_at: usize,
+}
+
+/// Finishes a slice's sums (scales), adds the sums of earlier slices that waited for them, and lets
+/// the result wait or, after the last slice, finishes (bias, gate) and writes it.
+///
+/// Sums wait in levels: level i has the sum of 2^i slices. After slice n, whose number ends in k
+/// ones, sums of the k lowest levels are added, the latest first: the order of a binary tree.
+///
+/// # Safety
+/// No other task writes these rows of this panel.
+#[inline(always)]
+pub(super) unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
+    s: S,
+    product: &PackedProduct<'_>,
+    ended: &EndedSlice,
+    sums: &[f32],
+    waiting: &mut [f32],
+) {
+    let EndedSlice {
+        slice,
+        rows,
+        panel,
+        waiting_at,
+    } = ended;
+    let levels = slice.trailing_ones() as usize;
+    let is_last = slice + 1 == product.slices.len();
+    for (index, sums) in sums.as_chunks::<LANES>().0.chunks_exact(2).enumerate() {
+        let row = rows.start + index;
+        let mut values = [s.splat(0.0); 2];
+        for (vector, sum) in sums.iter().enumerate() {
+            let at = SliceElement {
+                slice: *slice,
+                row,
+                column: panel * PANEL + vector * LANES,
+            };
+            let mut value = F::finish(s, product, s.load(sum), at);
+            let word = waiting_at + index * PANEL + vector * LANES;
+            for level in 0..levels {
+                let waited = whole_vector(waiting, level * LEVEL_WORDS + word);
+                value = s.add(s.load(waited), value);
+            }
+            if !is_last {
+                let place = &mut waiting[levels * LEVEL_WORDS + word..];
+                write_vector(s, value, place);
+            } else if let Some(bias) = product.bias {
+                value = s.add(value, s.load(whole_vector(bias, at.column)));
+            }
+            values[vector] = value;
+        }
+        if is_last {
+            // SAFETY: as the caller promises.
+            unsafe { write_results(s, product, row, *panel, values) };
+        }
+    }
+}
+
+/// Applies the gate and writes a row's results of a panel.
+///
+/// # Safety
+/// No other task writes this row of this panel.
+#[inline(always)]
+unsafe fn write_results<S: Simd>(
+    s: S,
+    product: &PackedProduct<'_>,
+    row: usize,
+    panel: usize,
+    values: [S::V; 2],
+) {
+    let whole = product.panel_columns();
+    let columns = (panel * whole).min(product.columns)..product.columns;
+    let start = row * product.columns + columns.start;
+    // SAFETY: as the caller promises.
+    let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
+    if product.is_gated {
+        let [gate, up] = values;
+        write_vector(s, silu(s, gate, up), out);
+    } else {
+        let (first, second) = out.split_at_mut(out.len().min(LANES));
+        write_vector(s, values[0], first);
+        write_vector(s, values[1], second);
+    }
+}
+
+/// Writes sixteen columns of a row, or the remaining ones.
+#[inline(always)]
+fn write_vector<S: Simd>(s: S, value: S::V, out: &mut [f32]) {
+    if let Some(out) = out.first_chunk_mut::<LANES>() {
+        s.store(value, out);
+    } else if !out.is_empty() {
+        s.store_part(value, out);
+    }
+}
+
+/// Sixteen elements from `at` on.
+#[inline(always)]
+pub(super) fn whole_vector(x: &[f32], at: usize) -> &[f32; LANES] {
+    x[at..].first_chunk().expect("columns are whole vectors")
+}

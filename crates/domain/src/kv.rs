@@ -1,0 +1,280 @@
+//! The layout of a sequence's KV: planes, and where each layer lies in them.
+//!
+//! Layers whose KV lives equally long share a plane: in a block or slot of it, each has its own
+//! bytes. A second plane exists only for KV that lives differently.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A kind of KV memory, by the lifetime of its content.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub enum KvPlane {
+    /// Keys and values of every token: a block for each `block_tokens` tokens of a sequence.
+    #[default]
+    Blocks,
+    /// A state that every token replaces: one slot for each sequence.
+    State,
+}
+
+impl fmt::Display for KvPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Blocks => "blocks",
+            Self::State => "state",
+        })
+    }
+}
+
+/// A part of a sequence's KV that is exported at once: a block, or a piece of its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct KvUnit {
+    /// The plane that it lies in.
+    pub plane: KvPlane,
+    /// The index of the block in the sequence, counted from its start (skipped blocks included), or
+    /// of the piece in the state.
+    pub ordinal: u32,
+}
+
+impl KvUnit {
+    /// A block of a sequence.
+    pub const fn block(ordinal: u32) -> Self {
+        let plane = KvPlane::Blocks;
+        Self { plane, ordinal }
+    }
+}
+
+impl fmt::Display for KvUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.plane {
+            KvPlane::Blocks => write!(f, "{}", self.ordinal),
+            KvPlane::State => write!(f, "s{}", self.ordinal),
+        }
+    }
+}
+
+/// The KV memory that a model needs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KvSpec {
+    /// Tokens whose keys and values one block holds.
+    pub block_tokens: u32,
+    /// The layers with keys and values, in a block.
+    pub blocks: PlaneLayout,
+    /// The layers with a state, in a slot; `None` if no layer has one.
+    pub state: Option<PlaneLayout>,
+}
+
+/// Where the layers lie in one block or slot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PlaneLayout {
+    /// Bytes of the block or slot.
+    pub bytes: u64,
+    /// The layers' ranges, ascending and disjoint.
+    pub layers: Vec<LayerSpan>,
+}
+
+/// The byte range of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerSpan {
+    /// Index of the layer in the model.
+    pub layer: u32,
+    /// First byte, from the start of the block or slot.
+    pub offset: u64,
+    /// Number of bytes, at least 1.
+    pub bytes: u64,
+}
+
+impl PlaneLayout {
+    /// Layers of these bytes each, `(layer, bytes)`, one after the other without gaps.
+    pub fn packed(layers: impl IntoIterator<Item = (u32, u64)>) -> Self {
+        let mut layout = Self {
+            bytes: 0,
+            layers: Vec::new(),
+        };
+        for (layer, bytes) in layers {
+            let offset = layout.bytes;
+            layout.layers.push(LayerSpan {
+                layer,
+                offset,
+                bytes,
+            });
+            layout.bytes += bytes;
+        }
+        layout
+    }
+}
+
+impl KvSpec {
+    /// The layout of a plane, if the model has it.
+    pub fn plane(&self, plane: KvPlane) -> Option<&PlaneLayout> {
+        match plane {
+            KvPlane::Blocks => Some(&self.blocks),
+            KvPlane::State => self.state.as_ref(),
+        }
+    }
+
+    /// Checks the layouts: each plane has at least one layer and fits in 32 bits, a layer's range
+    /// lies in its plane behind the one before it, a layer is in one plane only, and its part of a
+    /// block divides into tokens.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self) -> Result<(), KvSpecError> {
+        let mut seen = Vec::new();
+        for plane in [KvPlane::Blocks, KvPlane::State] {
+            let Some(layout) = self.plane(plane) else {
+                continue;
+            };
+            if layout.layers.is_empty() {
+                return Err(KvSpecError::NoLayers(plane));
+            }
+            if layout.bytes > u64::from(u32::MAX) {
+                let bytes = layout.bytes;
+                return Err(KvSpecError::TooLarge { plane, bytes });
+            }
+            let mut end = 0;
+            for span in &layout.layers {
+                let layer = span.layer;
+                let past = span.offset.checked_add(span.bytes);
+                if span.bytes == 0 || span.offset < end || past.is_none_or(|p| p > layout.bytes) {
+                    return Err(KvSpecError::Range { plane, layer });
+                }
+                if plane == KvPlane::Blocks
+                    && !span.bytes.is_multiple_of(u64::from(self.block_tokens))
+                {
+                    return Err(KvSpecError::UnevenTokens { layer });
+                }
+                end = span.offset + span.bytes;
+                seen.push(layer);
+            }
+        }
+        seen.sort_unstable();
+        match seen.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(KvSpecError::Repeated { layer: pair[0] }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A layout that no pool can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSpecError {
+    /// No layer of the model has KV in this plane.
+    NoLayers(KvPlane),
+    /// A block or slot exceeds 4 GiB.
+    TooLarge {
+        /// Plane of the block or slot.
+        plane: KvPlane,
+        /// The bytes of its block or slot.
+        bytes: u64,
+    },
+    /// A layer's range is empty, overlaps the one before it, or exceeds the block or slot.
+    Range {
+        /// Plane in which the range lies.
+        plane: KvPlane,
+        /// Index of the layer in the model.
+        layer: u32,
+    },
+    /// A layer's bytes in a block do not divide into tokens.
+    UnevenTokens {
+        /// Index of the layer in the model.
+        layer: u32,
+    },
+    /// A layer is named twice.
+    Repeated {
+        /// Index of the layer in the model.
+        layer: u32,
+    },
+}
+
+impl fmt::Display for KvSpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLayers(KvPlane::Blocks) => f.write_str(
+                "no layer has keys and values; at least one layer of attention is needed",
+            ),
+            Self::NoLayers(KvPlane::State) => f.write_str("no layer has a state"),
+            Self::TooLarge { plane, bytes } => {
+                write!(
+                    f,
+                    "{bytes} bytes in one unit of the plane {plane}: at most 4 GiB are supported"
+                )
+            }
+            Self::Range { plane, layer } => {
+                write!(
+                    f,
+                    "layer {layer} has an impossible range in the plane {plane}"
+                )
+            }
+            Self::UnevenTokens { layer } => {
+                write!(
+                    f,
+                    "the bytes of layer {layer} in a block do not divide into tokens"
+                )
+            }
+            Self::Repeated { layer } => write!(f, "layer {layer} has two ranges"),
+        }
+    }
+}
+
+impl std::error::Error for KvSpecError {}
+
+#[cfg(test)]
+mod tests {
+    use super::{KvPlane, KvSpec, KvSpecError, PlaneLayout};
+
+    fn hybrid() -> KvSpec {
+        KvSpec {
+            block_tokens: 4,
+            blocks: PlaneLayout::packed([(0, 32), (3, 64)]),
+            state: Some(PlaneLayout::packed([(1, 7), (2, 9)])),
+        }
+    }
+
+    #[test]
+    fn packed_layers_follow_each_other() {
+        let spec = hybrid();
+        assert_eq!(spec.check(), Ok(()));
+        let offsets = |plane| {
+            let layers = &spec.plane(plane).unwrap().layers;
+            layers.iter().map(|span| span.offset).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(KvPlane::Blocks), [0, 32]);
+        assert_eq!(offsets(KvPlane::State), [0, 7]);
+        assert_eq!((spec.blocks.bytes, spec.state.unwrap().bytes), (96, 16));
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        let broken = |change: fn(&mut KvSpec)| {
+            let mut spec = hybrid();
+            change(&mut spec);
+            spec.check().unwrap_err()
+        };
+        let state = |spec: &mut KvSpec, span: usize, bytes: u64| {
+            spec.state.as_mut().unwrap().layers[span].bytes = bytes;
+        };
+        let range = |plane, layer| KvSpecError::Range { plane, layer };
+        let none = broken(|spec| spec.blocks.layers.clear());
+        assert_eq!(none, KvSpecError::NoLayers(KvPlane::Blocks));
+        let none = broken(|spec| spec.state.as_mut().unwrap().layers.clear());
+        assert_eq!(none, KvSpecError::NoLayers(KvPlane::State));
+        let overlap = broken(|spec| spec.blocks.layers[1].offset = 31);
+        assert_eq!(overlap, range(KvPlane::Blocks, 3));
+        let outside = broken(|spec| spec.blocks.bytes = 95);
+        assert_eq!(outside, range(KvPlane::Blocks, 3));
+        for (span, bytes) in [(0, 8), (0, 0), (1, 10), (1, u64::MAX)] {
+            let mut spec = hybrid();
+            state(&mut spec, span, bytes);
+            let layer = if bytes == 8 { 2 } else { span as u32 + 1 };
+            assert_eq!(spec.check(), Err(range(KvPlane::State, layer)));
+        }
+        let uneven = broken(|spec| spec.blocks = PlaneLayout::packed([(0, 33)]));
+        assert_eq!(uneven, KvSpecError::UnevenTokens { layer: 0 });
+        let repeated = broken(|spec| spec.state = Some(PlaneLayout::packed([(3, 8)])));
+        assert_eq!(repeated, KvSpecError::Repeated { layer: 3 });
+        let large = broken(|spec| spec.blocks.bytes = 1 << 32);
+        assert!(matches!(large, KvSpecError::TooLarge { bytes, .. } if bytes == 1 << 32));
+    }
+}

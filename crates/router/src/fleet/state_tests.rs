@@ -1,0 +1,179 @@
+//! Tests of placements on workers whose sequences have a state: slots, and prefixes with a
+//! snapshot.
+
+use super::*;
+use crate::candidates::PlacementQuery;
+use crate::event::{LegPlacement, RoutingMode};
+use crate::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
+use crate::prefix::PrefixHashes;
+use cleave_domain::{Incarnation, Request, RequestSlo, SamplingParams, StateCapacity, StopRules};
+use cleave_kv::{block_hashes, snapshot_hash};
+
+fn worker_ref(number: u64) -> WorkerRef {
+    WorkerRef {
+        worker: WorkerId(number),
+        incarnation: Incarnation(1),
+    }
+}
+
+fn handoff(number: u64) -> HandoffId {
+    HandoffId {
+        flight: FlightId(number),
+        attempt: 0,
+    }
+}
+
+/// Workers of these roles, numbered from 1, each with so many state slots, or without states.
+fn fleet(roles: &[Role], states: Option<u32>) -> RouterFleet {
+    let mut fleet = RouterFleet::default();
+    for (number, role) in (1..).zip(roles) {
+        let capacity = Capacity {
+            block_tokens: 16,
+            block_bytes: 64,
+            blocks_count: 50,
+            slots_count: 4,
+            step_tokens_max: 64,
+            context_tokens_max: 500,
+            states: states.map(|count| StateCapacity { bytes: 100, count }),
+        };
+        let description = WorkerDescription {
+            role: *role,
+            home: *role,
+            model: String::new(),
+            fingerprint: Fingerprint::default(),
+            capacity,
+            queue_max: 8,
+            device: None,
+        };
+        fleet.join(worker_ref(number), description);
+    }
+    fleet
+}
+
+/// A prompt of 100 tokens, six full blocks.
+fn prompt() -> Vec<u32> {
+    (0..100).collect()
+}
+
+fn place(fleet: &RouterFleet, placement: LegPlacement) -> Result<LegChoice, NoPlacement> {
+    let request = Request {
+        prompt: prompt().into(),
+        generated: [].into(),
+        sampling: SamplingParams::greedy(),
+        stop: StopRules {
+            max_tokens: 30,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        },
+        priority: 0,
+        cache_salt: 0,
+        slo: RequestSlo::default(),
+    };
+    let query = PlacementQuery {
+        ask: AttemptSize {
+            prompt_tokens: 100,
+            tokens_max: 130,
+            tokens_expected: 130,
+        },
+        content: &PrefixHashes::of(&request, fleet.block_sizes()),
+        excluded: &BTreeSet::new(),
+        failures: 0,
+        drawn_by: None,
+        now: fleet.now,
+        terms: RoutingTerms {
+            mode: RoutingMode::Load,
+            placement,
+        },
+        need: None,
+    };
+    fleet.choose(&query).map(|chosen| chosen.choice)
+}
+
+/// Places a request, and claims what its legs take.
+fn claim(fleet: &mut RouterFleet, number: u64, placement: LegPlacement) {
+    let choice = place(fleet, placement).expect("there is room");
+    let ask = AttemptSize {
+        prompt_tokens: 100,
+        tokens_max: 130,
+        tokens_expected: 130,
+    };
+    let chosen = crate::candidates::ChosenPlacement {
+        choice,
+        forecast: None,
+        considered: Vec::new(),
+        tpot: None,
+    };
+    fleet.claim_legs(handoff(number), &chosen, &ask);
+}
+
+fn report(fleet: &mut RouterFleet, worker: u64, states_free: u32, orders_received: u64) {
+    let load = WorkerLoad {
+        blocks_free: 50,
+        states_free,
+        orders_received,
+        ..WorkerLoad::default()
+    };
+    fleet.update_worker(worker_ref(worker), &Report::Load(load));
+}
+
+#[test]
+fn each_leg_takes_a_state_slot_of_its_worker() {
+    let mut fleet = fleet(&[Role::Prefill, Role::Decode], Some(2));
+    for number in 1..=2 {
+        claim(&mut fleet, number, LegPlacement::Split);
+    }
+    assert_eq!(
+        place(&fleet, LegPlacement::Split),
+        Err(NoPlacement::Busy),
+        "both workers have claims for all their slots"
+    );
+    fleet.release(worker_ref(1), handoff(1));
+    let split = place(&fleet, LegPlacement::Split);
+    assert_eq!(split, Err(NoPlacement::Busy), "the other leg has no slot");
+    fleet.release(worker_ref(2), handoff(1));
+    assert!(place(&fleet, LegPlacement::Split).is_ok());
+    fleet.check();
+}
+
+#[test]
+fn a_claim_in_the_load_is_counted_once() {
+    let mut fleet = fleet(&[Role::Both], Some(2));
+    claim(&mut fleet, 1, LegPlacement::Whole);
+    fleet.count_order(worker_ref(1), Some(handoff(1)));
+    // The load is older than the order.
+    report(&mut fleet, 1, 1, 0);
+    assert_eq!(place(&fleet, LegPlacement::Whole), Err(NoPlacement::Busy));
+    report(&mut fleet, 1, 1, 1);
+    assert!(place(&fleet, LegPlacement::Whole).is_ok());
+    let eased = WorkerLoad {
+        states_free: 2,
+        orders_received: 1,
+        blocks_free: 50,
+        ..WorkerLoad::default()
+    };
+    assert!(fleet.load_eased(worker_ref(1), &eased));
+    fleet.check();
+}
+
+#[test]
+fn a_cached_prefix_counts_up_to_its_last_snapshot() {
+    let blocks = block_hashes(0, &prompt(), 16);
+    let snapshots: Vec<BlockHash> = blocks.iter().map(|hash| snapshot_hash(*hash)).collect();
+    let cached = |fleet: &RouterFleet| {
+        let choice = place(fleet, LegPlacement::Whole);
+        choice.expect("there is room").cached_tokens
+    };
+    let mut plain = fleet(&[Role::Both], None);
+    plain.update_prefixes(worker_ref(1), &blocks, &[]);
+    assert_eq!(cached(&plain), 96);
+    let mut fleet = fleet(&[Role::Both], Some(2));
+    fleet.update_prefixes(worker_ref(1), &blocks, &[]);
+    assert_eq!(cached(&fleet), 0);
+    fleet.update_prefixes(worker_ref(1), &[snapshots[1], snapshots[3]], &[]);
+    assert_eq!(cached(&fleet), 64);
+    fleet.update_prefixes(worker_ref(1), &[], &[snapshots[3]]);
+    assert_eq!(cached(&fleet), 32);
+    // A snapshot without the blocks before it is of no use.
+    fleet.update_prefixes(worker_ref(1), &[], &[blocks[0]]);
+    assert_eq!(cached(&fleet), 0);
+}
