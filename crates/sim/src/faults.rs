@@ -5,6 +5,7 @@
 //! cached.
 
 use crate::body::{SimWorker, TapeMode};
+use crate::network::StreamDirection;
 use crate::run::{ChaosEvent, ChaosRun, router_id, worker_index, worker_ref};
 use crate::tape;
 use crate::world::ChaosFault;
@@ -128,17 +129,20 @@ impl ChaosRun<'_> {
         router: usize,
         worker: usize,
         epoch: u64,
+        direction: StreamDirection,
     ) -> Option<String> {
         let stream = self.net.stream(router, worker);
         if stream.epoch != epoch {
             return None;
         }
-        if stream.worker.is_some() {
-            let span = self.flip_rng.micros(100, 200_000);
-            self.cut_stream(router, worker, span);
-        } else {
+        match (stream.worker, direction) {
+            (Some(_), _) => {
+                let span = self.flip_rng.micros(100, 200_000);
+                self.cut_stream(router, worker, span);
+            }
             // The worker has left: its messages after this one are lost with the connection.
-            self.net.disconnect(router, worker);
+            (None, StreamDirection::ToRouter) => self.net.disconnect(router, worker),
+            (None, StreamDirection::ToWorker) => return None,
         }
         self.count("streams ended by damage");
         Some(format!("r{:x} damaged     w{:x}", router + 1, worker + 1))
