@@ -12,7 +12,7 @@ use cleave_domain::{
     FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId, HandoffTarget,
     Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts, PrefillBacklog,
     PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow,
-    RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams,
+    RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams,
     ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity,
     StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad, WorkerRef,
 };
@@ -192,6 +192,14 @@ fn orders_keep_their_bytes() {
     assert_order(Order::Drain, "05");
     assert_order(Order::Serve { role: Role::Both }, "0602");
     assert_order(Order::Relay(gossip()), &format!("07{GOSSIP}"));
+    let run = Order::Run(RunOrder {
+        handoff,
+        request: request(),
+        expected_output_tokens: 20,
+        waited,
+        due: None,
+    });
+    assert_order(run, &format!("080102{REQUEST}140180cab5ee0100"));
     let prefill = Order::Prefill(PrefillOrder {
         handoff,
         request: request(),
@@ -228,6 +236,11 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         state: Some(state()),
     };
     assert_bytes(&reserved, "0001020f011011013d3e");
+    let running = Report::Running {
+        handoff,
+        present: 15,
+    };
+    assert_bytes(&running, "0f01020f");
     let retry_after = SECOND;
     let late = Refusal::Late {
         aim: SloMetric::EndToEnd,

@@ -15,8 +15,8 @@ use cleave_domain::{
     Fingerprint, FinishReason, FlightId, Generation, HandoffId, HandoffTarget, Incarnation,
     LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
     Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice,
-    SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules, TokenScores,
-    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    RunOrder, SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules,
+    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -161,6 +161,17 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
             })
         },
     );
+    let run = (handoff(), request(), any::<u32>(), waits()).prop_map(
+        |(handoff, request, expected_output_tokens, (waited, due))| {
+            Order::Run(RunOrder {
+                handoff,
+                request,
+                expected_output_tokens,
+                waited,
+                due,
+            })
+        },
+    );
     let target = || {
         (worker(), any::<u32>(), blocks(), state()).prop_map(|(worker, present, blocks, state)| {
             HandoffTarget {
@@ -193,6 +204,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         });
     prop_oneof![
         reserve,
+        run,
         prefill,
         migrate,
         Just(Order::Drain),
@@ -325,6 +337,8 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
                 }
             }
         ),
+        (handoff(), any::<u32>())
+            .prop_map(|(handoff, present)| Report::Running { handoff, present }),
         (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
         (handoff(), prefill_timing())
             .prop_map(|(handoff, timing)| Report::Prefilled { handoff, timing }),

@@ -348,7 +348,7 @@ fn run_world(seed: u64, acts: u32) -> Vec<String> {
 #[test]
 fn random_worlds_reach_every_case() {
     let mut lines = Vec::new();
-    for seed in 0..150 {
+    for seed in 0..250 {
         lines.extend(run_world(seed, 600));
     }
     for corner in [
