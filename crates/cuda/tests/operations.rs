@@ -13,9 +13,9 @@ use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::BlockSpan;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadNorms,
-    HeadShape, KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, ResidualIo, RotaryTable, WeightLoader,
+    Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadShape,
+    KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms,
+    ResidualIo, RotaryTable, WeightLoader,
 };
 use half::bf16;
 
@@ -337,12 +337,12 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                     width,
                     BufferRole::Activations,
                 );
-                let norms = HeadNorms {
+                let norms = QkNorms {
                     query: &query,
                     key: &key,
                     epsilon: 1e-6,
                 };
-                self.ops.head_norm(&norms, *heads, rows, &mut qkv).unwrap();
+                self.ops.qk_norm(&norms, *heads, rows, &mut qkv).unwrap();
                 let target = PoolLayer {
                     pool: &mut pool,
                     layer,

@@ -3,9 +3,9 @@
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
-    InnerSlices, KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, ResidualIo, RotaryTable, WeightLoader,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, InnerSlices,
+    KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
+    QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
@@ -340,6 +340,21 @@ impl Ops for PlainOps {
         self.rms_norm(norm, rows, sum.residual, out)
     }
 
+    fn rms_norm_add(
+        &mut self,
+        norm: &Norm<'_, Vec<f32>>,
+        rows: usize,
+        x: &mut Rows,
+        residual: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let addend = normed(x.row(row), norm.weight, norm.epsilon);
+            let added = residual.row_mut(row).iter_mut().zip(addend);
+            added.for_each(|(residual, addend)| *residual += addend);
+        }
+        Ok(())
+    }
+
     fn matmul(
         &mut self,
         matrix: &Matrix,
@@ -353,25 +368,21 @@ impl Ops for PlainOps {
         Ok(())
     }
 
-    fn head_norm(
+    fn qk_norm(
         &mut self,
-        norms: &HeadNorms<'_, Vec<f32>>,
+        norms: &QkNorms<'_, Vec<f32>>,
         heads: HeadShape,
         rows: usize,
         qkv: &mut Rows,
     ) -> Result<(), EngineError> {
         for row in 0..rows {
-            let heads_list = qkv.row_mut(row).chunks_mut(heads.head_dim);
-            for (index, head) in heads_list
-                .take(heads.query_heads + heads.kv_heads)
-                .enumerate()
-            {
-                let weight = if index < heads.query_heads {
-                    norms.query
-                } else {
-                    norms.key
-                };
-                head.copy_from_slice(&normed(head, weight, norms.epsilon));
+            let (queries, rest) = qkv.row_mut(row).split_at_mut(heads.query_width());
+            let keys = &mut rest[..heads.kv_width()];
+            for (part, weight) in [(queries, norms.query), (keys, norms.key)] {
+                assert!(part.len().is_multiple_of(weight.len()));
+                for together in part.chunks_mut(weight.len()) {
+                    together.copy_from_slice(&normed(together, weight, norms.epsilon));
+                }
             }
         }
         Ok(())
