@@ -356,7 +356,7 @@ def olmo2() -> Variant:
         {"eos_token_id": [ids("<|im_end|>"), ids("<|endoftext|>")]},
         template("chatml"),
         tokenizer_texts=["<|im_start|>user\nhi<|im_end|>\n", "1234567 12 3"],
-        # Norms bound scores and outputs of layers: with even attention and a small embedding greedy paths would be loops.
+        # Norms bound scores and outputs: with even attention and a small embedding greedy paths would be loops.
         factors={"q_norm": 3.0, "embed_tokens": 2.0},
     )
 

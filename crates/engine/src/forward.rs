@@ -225,8 +225,8 @@ impl<O: Ops> ForwardPass<'_, O> {
         self.weights.spec.layers[index].norms.mlp_output.is_some()
     }
 
-    /// Computes queries, keys and values of the normed residual stream, or of the stream itself. The
-    /// norm adds the layer before's `delta` if that is not part of the stream yet.
+    /// Computes queries, keys and values of the normed residual stream, or of the stream itself.
+    /// The norm adds the layer before's `delta` if that is not part of the stream yet.
     fn qkv_projection(
         &mut self,
         batch: &Batch,

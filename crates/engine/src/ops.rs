@@ -147,7 +147,8 @@ pub trait WeightLoader: Send + Sync {
     }
 
     /// Refuses a model with a part that the device cannot compute; called before any weight is
-    /// loaded. The default accepts every model that the forward pass runs, see [`supports_decoder`].
+    /// loaded. The default accepts every model that the forward pass runs, see
+    /// [`supports_decoder`].
     ///
     /// # Errors
     /// The first such part.
@@ -343,8 +344,8 @@ pub trait Ops: Send {
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards. Only on devices
-    /// whose [`WeightLoader::supports`] accepts norms of outputs.
+    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards. Only on
+    /// devices whose [`WeightLoader::supports`] accepts norms of outputs.
     fn rms_norm_add(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,

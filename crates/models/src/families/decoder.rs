@@ -107,9 +107,9 @@ pub(super) struct DecoderNorms {
 /// Side of attention and MLP on which each has its norm.
 #[derive(Clone, Copy)]
 pub(super) enum NormPlacement {
-    /// `x += part(norm(x))`.
+    /// Norms of inputs, `x += part(norm(x))`, as in Llama.
     Input,
-    /// `x += norm(part(x))`.
+    /// Norms of outputs, `x += norm(part(x))`, as in OLMo 2.
     Output,
 }
 

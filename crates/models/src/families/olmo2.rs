@@ -80,7 +80,7 @@ mod tests {
     }
 
     /// The published config.json with these fields instead of its own.
-    fn changed(changes: Value) -> Value {
+    fn changed(changes: &Value) -> Value {
         let mut config = published();
         for (name, value) in changes.as_object().unwrap() {
             config[name] = value.clone();
@@ -125,7 +125,7 @@ mod tests {
         }
         assert_eq!((one.ropes[0].theta, one.tied), (5e5, Some(false)));
         assert_eq!((one.eos, one.bos), (vec![100_257], None));
-        let seven = read(&changed(json!({
+        let seven = read(&changed(&json!({
             "hidden_size": 4096,
             "intermediate_size": 11008,
             "num_attention_heads": 32,
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn norms_cover_outputs_and_whole_projections() {
         let heads = json!({"num_key_value_heads": 4, "attention_bias": true});
-        let spec = read(&changed(heads)).unwrap();
+        let spec = read(&changed(&heads)).unwrap();
         let named = [
             ("post_attention_layernorm.weight", 2048),
             ("post_feedforward_layernorm.weight", 2048),
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn absent_keys_have_the_defaults_of_the_class() {
         let absent = json!({"rms_norm_eps": null, "num_key_value_heads": null, "rope_theta": null});
-        let spec = read(&changed(absent)).unwrap();
+        let spec = read(&changed(&absent)).unwrap();
         assert_eq!(spec.final_norm.epsilon, 1e-5);
         assert_eq!(spec.uniform_heads().unwrap().kv_heads, 16);
         assert_eq!(spec.ropes[0].theta, 1e4);
@@ -178,10 +178,10 @@ mod tests {
             ("sliding_window", json!(4096)),
             ("mlp_bias", json!(true)),
         ] {
-            let error = read(&changed(json!({ key: value }))).unwrap_err();
+            let error = read(&changed(&json!({ key: value }))).unwrap_err();
             let error = error.to_string();
             assert!(error.contains(key) && error.contains("olmo2"), "{error}");
-            read(&changed(json!({ key: null }))).unwrap();
+            read(&changed(&json!({ key: null }))).unwrap();
         }
     }
 }
