@@ -299,8 +299,11 @@ impl WorkerBrain {
         if sequence.outgoing.is_none() {
             return;
         }
-        // A sequence that is computed again has sent its first blocks before.
-        let done = ready.blocks(sequence.computed, size).max(sequence.exported);
+        let done = ready.blocks(sequence.computed, size);
+        if done <= sequence.exported {
+            // Computed again, it has sent these blocks before, and may not have them all again yet.
+            return;
+        }
         let new = sequence.exported..done;
         sequence.exported = done;
         let table = &sequence.table[new.start as usize..new.end as usize];

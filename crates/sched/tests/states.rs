@@ -180,6 +180,33 @@ fn a_prompt_that_is_computed_again_sends_each_block_once() {
 }
 
 #[test]
+fn a_part_of_a_block_computed_again_sends_nothing() {
+    let log = play(
+        "worker p prefill slots=3 step=7 states=3
+        worker d decode slots=3 blocks=20 states=4
+        reserve 1 on d from p prompt=20 max=3 priority=1
+        prefill 1 on p to d priority=1
+        step p
+        reserve 2 on d from p prompt=3 max=3
+        prefill 2 on p to d
+        step p
+        copies p
+        reserve 3 on d from p prompt=6 max=3
+        prefill 3 on p to d
+        step p slot=1 fail
+        run 500
+        empty",
+    );
+    assert_eq!(log.matches("note preempted").count(), 1, "{log}");
+    assert!(log.contains("[0+3]No"), "{log}");
+    for ordinal in 0..5 {
+        let exports = format!("export #1.0 {ordinal} ");
+        assert_eq!(log.matches(&exports).count(), 1, "{ordinal}: {log}");
+    }
+    assert_eq!(log.matches("EMIT #1.0").count(), 3, "{log}");
+}
+
+#[test]
 fn a_move_takes_the_state_along_after_the_pause() {
     let log = play_both(
         "worker a both STATES
