@@ -15,13 +15,14 @@
 #[cfg(test)]
 mod tests;
 
-use crate::brain::{RouterBrain, RouterDrainState};
+use crate::brain::RouterBrain;
 use crate::candidates::ChosenPlacement;
 use crate::event::{DecisionOutcome, PlacementDecision, RequestForecast, RouterNote, RoutingMode};
 use crate::flight::FlightRecord;
 use crate::forecast::{PlacementPriority, RequestNeed, TargetMiss};
 use crate::policy::{AttemptSize, NoPlacement};
 use crate::queue::{QueueId, QueueKind, QueuePlace};
+use crate::scale::workers_expected;
 use crate::tally::AccountKey;
 use crate::timers::FlightTimer;
 use cleave_domain::{
@@ -35,8 +36,6 @@ use std::time::Duration;
 const OVERTAKEN_MAX: u32 = 16;
 /// Flights that find no place in one pass, at most.
 const TRIES_MAX: u32 = 8;
-/// Interval between two passes after news, where prices decide: every worker's report is news.
-const QUEUE_SERVICE_INTERVAL: Duration = Duration::from_millis(2);
 /// Quantile of recent answers that is expected as a request's length, in thousandths.
 const ANSWER_PERMILLE: usize = 750;
 /// The same for other sequences that a placement competes with.
@@ -52,6 +51,10 @@ impl FlightRecord {
             class: &self.place.queue.class,
             tenant: &self.place.queue.tenant,
         }
+    }
+
+    pub(crate) fn class<'a>(&self, policy: &'a SloPolicy) -> &'a SloClass {
+        policy.class(&self.place.queue.class)
     }
 
     /// Whether it may still be refused.
@@ -70,7 +73,7 @@ impl RouterBrain {
     pub(crate) fn submitted(&mut self, id: FlightId, request: Arc<Request>) {
         assert!(!self.flights.contains_key(&id), "{id} was submitted twice");
         self.arrivals += 1;
-        let refusal = if self.draining != RouterDrainState::No {
+        let refusal = if self.readiness.is_draining() {
             Some(Refusal::Draining)
         } else if self.flights.len() >= self.limits.flights_max as usize {
             Some(self.full())
@@ -83,7 +86,7 @@ impl RouterBrain {
         let mut flight = FlightRecord::new(place, request, sizes, self.now);
         flight.on_miss = unmet;
         self.tally.open(flight.payer());
-        self.count_arrival(&flight.request);
+        self.scaling.arrived(self.now, &flight.request, &self.fleet);
         self.flights.insert(id, flight);
         match refusal {
             Some(refusal) => self.refuse(id, refusal, Vec::new()),
@@ -117,7 +120,7 @@ impl RouterBrain {
     /// Places a flight that is not in the queue, or lets it wait, or ends it.
     fn admit(&mut self, id: FlightId) {
         match self.find(id) {
-            Err(NoPlacement::NoWorker) => match self.workers_expected() {
+            Err(NoPlacement::NoWorker) => match workers_expected(&self.limits.policy) {
                 Some(start_max) => self.wait_for_workers(id, start_max),
                 None => self.refuse(id, Refusal::NoWorker, Vec::new()),
             },
@@ -298,7 +301,7 @@ impl RouterBrain {
                 None => SloMetric::EndToEnd,
             },
             predicted: self.now.since(flight.submitted) + alone,
-            met_after: Some(relief.unwrap_or_else(|| self.retry_after())),
+            met_after: Some(relief.unwrap_or_else(|| self.queue.retry_after())),
         };
         self.unmet(id, miss, Vec::new());
     }
@@ -392,39 +395,22 @@ impl RouterBrain {
 
     /// Makes a pass over the queue after news of room or time, but at most one in each interval.
     pub(crate) fn serve_queue_soon(&mut self) {
-        let at = self.queue_served_at + QUEUE_SERVICE_INTERVAL;
-        if self.queue.len() == 0 {
-            self.queue_due_at = None;
-        } else if self.now >= at {
-            self.queue_served_at = self.now;
-            self.queue_due_at = None;
+        if self.passes.ask(self.now, self.queue.len() == 0) {
             self.serve_queue();
-        } else {
-            self.queue_due_at = Some(at);
         }
     }
 
     // === what a flight needs ===
 
     pub(crate) fn class_of(&self, flight: &FlightRecord) -> &SloClass {
-        self.limits.policy.class(&flight.place.queue.class)
+        flight.class(&self.limits.policy)
     }
 
     /// Whether it takes only what flights with targets leave.
     fn yields(&self, flight: &FlightRecord) -> bool {
-        let aims =
-            |class: &SloClass| class.ttft.is_some() || class.tpot.is_some() || class.e2e.is_some();
         let slo = &flight.request.slo;
         let none = slo.ttft.is_none() && slo.tpot.is_none() && slo.e2e.is_none();
-        none && flight.is_new() && self.limits.policy.classes.iter().any(aims)
-    }
-
-    /// Whether some classes have targets and others have none.
-    pub(crate) fn some_class_yields(&self) -> bool {
-        let aims =
-            |class: &SloClass| class.ttft.is_some() || class.tpot.is_some() || class.e2e.is_some();
-        let classes = &self.limits.policy.classes;
-        classes.iter().any(aims) && !classes.iter().all(aims)
+        none && flight.is_new() && self.limits.policy.classes.iter().any(has_targets)
     }
 
     /// None where times do not decide, or prices are unknown.
@@ -499,6 +485,16 @@ impl RouterBrain {
         };
         self.note(RouterNote::Decided(Box::new(decision)));
     }
+}
+
+fn has_targets(class: &SloClass) -> bool {
+    class.ttft.is_some() || class.tpot.is_some() || class.e2e.is_some()
+}
+
+/// Whether some classes have targets and others have none.
+pub(crate) fn some_class_yields(policy: &SloPolicy) -> bool {
+    let classes = &policy.classes;
+    classes.iter().any(has_targets) && !classes.iter().all(has_targets)
 }
 
 /// How overtaking affects a flight that finds no room.

@@ -17,23 +17,24 @@
 //! Invariant: every flight submitted ends in exactly one [`RouterOutput::End`].
 
 use crate::event::{
-    CancelReason, RoleCounts, RouterInput, RouterLimits, RouterNote, RouterOutput, RouterReadiness,
+    CancelReason, RouterInput, RouterLimits, RouterNote, RouterOutput, RouterReadiness,
 };
 use crate::fleet::RouterFleet;
 use crate::flight::{FlightAttempt, FlightPhase, FlightRecord, SequenceEnd};
+use crate::leases::LeaseRenewal;
 use crate::ledger::LegClaim;
-use crate::legs::CancelledFlight;
 use crate::losses::RecentLosses;
-use crate::place::PlacementRate;
+use crate::outputs::RouterOutputs;
 use crate::queue::FlightQueue;
-use crate::scale::OutsideQueues;
+use crate::queue_passes::QueuePasses;
+use crate::readiness::ReadinessReports;
+use crate::releases::LegReleases;
+use crate::scale::{Autoscaling, workers_expected};
+use crate::stuck::StuckDeadlines;
 use crate::tally::ServiceTally;
 use crate::timers::{FlightTimer, FlightTimers};
-use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Order, SloPolicy, Time, WorkerId, WorkerRef,
-};
-use cleave_planner::scaling::Scaler;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use cleave_domain::{Ending, Failure, FlightId, Order, SloPolicy, Time, WorkerId, WorkerRef};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Decides for a fleet; the module's first lines explain how to drive it.
@@ -44,94 +45,51 @@ pub struct RouterBrain {
     pub(crate) fleet: RouterFleet,
     pub(crate) flights: BTreeMap<FlightId, FlightRecord>,
     pub(crate) queue: FlightQueue,
+    pub(crate) passes: QueuePasses,
     pub(crate) timers: FlightTimers,
-    /// Times at which workers that refused may be asked again.
-    pub(crate) retry_at: BTreeSet<(Time, WorkerId)>,
-    /// Next renewal of leases; set while anything is leased.
-    pub(crate) renew_at: Option<Time>,
-    /// Cancelled flights whose legs are not all released.
-    pub(crate) cancelling: BTreeMap<FlightId, CancelledFlight>,
-    /// Claims released while handling this input, and the flights that gave them up; the room is
-    /// given to waiting flights at its end.
-    pub(crate) released: BTreeSet<(WorkerRef, Option<FlightId>)>,
+    pub(crate) leases: LeaseRenewal,
+    pub(crate) releases: LegReleases,
     pub(crate) losses: RecentLosses,
     /// Number of flights that are fenced and whose tokens are being counted.
     pub(crate) counting_flights: u32,
     /// Flights that failed over from a stuck worker and do not run elsewhere yet.
     pub(crate) failing_over: BTreeMap<FlightId, WorkerId>,
-    /// Deadlines after which flights leave a stuck worker in any case.
-    pub(crate) stuck_deadlines: BTreeSet<(Time, WorkerId)>,
+    pub(crate) stuck_deadlines: StuckDeadlines,
     /// Flights with a move under way, an index that saves a walk over all flights.
     pub(crate) moving: BTreeSet<FlightId>,
-    pub(crate) outputs: VecDeque<RouterOutput>,
+    pub(crate) outputs: RouterOutputs,
     pub(crate) arrivals: u64,
     ended: u64,
-    /// Mean interval between placements, while flights wait.
-    pub(crate) placement_rate: PlacementRate,
     /// Service per class and tenant, and the accuracy of predictions.
     pub(crate) tally: ServiceTally,
-    /// When waiting flights were last tried, and when they will be again.
-    pub(crate) queue_served_at: Time,
-    pub(crate) queue_due_at: Option<Time>,
-    pub(crate) draining: RouterDrainState,
-    fleet_noted: (RoleCounts, u32, u32),
-    /// The readiness last reported.
-    pub(crate) readiness: RouterReadiness,
-    /// Version of the fleet after which waiting flights were last tried.
-    fleet_version: u64,
-    /// The autoscaler's brain, if the policy has one.
-    pub(crate) scaler: Option<Box<Scaler>>,
-    /// Requests that wait for a tokenizer.
-    pub(crate) outside_queues: OutsideQueues,
-    /// Readiness must be evaluated again, since the autoscaler was switched on or off.
-    pub(crate) readiness_dirty: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum RouterDrainState {
-    No,
-    Requested,
-    Reported,
+    pub(crate) readiness: ReadinessReports,
+    pub(crate) scaling: Autoscaling,
 }
 
 impl RouterBrain {
     /// A router that knows no worker yet.
     pub fn new(limits: RouterLimits) -> Self {
-        let scaling = limits.policy.scaling.clone();
-        let scaler = scaling.map(|scaling| {
-            let policy = Arc::clone(&limits.policy);
-            Box::new(Scaler::new(limits.me, Time::ZERO, scaling, policy))
-        });
         Self {
             queue: FlightQueue::new(limits.queue_max),
+            scaling: Autoscaling::new(&limits),
             limits,
             now: Time::ZERO,
             fleet: RouterFleet::default(),
             flights: BTreeMap::new(),
+            passes: QueuePasses::default(),
             timers: FlightTimers::default(),
-            retry_at: BTreeSet::new(),
-            renew_at: None,
-            cancelling: BTreeMap::new(),
-            released: BTreeSet::new(),
+            leases: LeaseRenewal::default(),
+            releases: LegReleases::default(),
             losses: RecentLosses::default(),
             counting_flights: 0,
             failing_over: BTreeMap::new(),
-            stuck_deadlines: BTreeSet::new(),
+            stuck_deadlines: StuckDeadlines::default(),
             moving: BTreeSet::new(),
-            outputs: VecDeque::new(),
+            outputs: RouterOutputs::default(),
             arrivals: 0,
             ended: 0,
-            placement_rate: PlacementRate::default(),
             tally: ServiceTally::default(),
-            queue_served_at: Time::ZERO,
-            queue_due_at: None,
-            draining: RouterDrainState::No,
-            fleet_noted: (RoleCounts::default(), 0, 0),
-            readiness: RouterReadiness::NONE,
-            fleet_version: 0,
-            scaler,
-            outside_queues: OutsideQueues::default(),
-            readiness_dirty: true,
+            readiness: ReadinessReports::default(),
         }
     }
 
@@ -157,33 +115,30 @@ impl RouterBrain {
             }
             RouterInput::Commanded { worker, command } => self.commanded(worker, command),
             RouterInput::PolicyChanged { policy } => self.policy_changed(policy),
-            RouterInput::Waiting { place, count } => self.wait_outside(place, count),
-            RouterInput::Woke => {}
-            RouterInput::Draining => {
-                if self.draining == RouterDrainState::No {
-                    self.draining = RouterDrainState::Requested;
+            RouterInput::Waiting { place, count } => {
+                if self.scaling.wait_outside(place, count, &self.fleet) {
+                    self.scale(true);
                 }
             }
+            RouterInput::Woke => {}
+            RouterInput::Draining => self.readiness.drain(),
         }
         self.apply_consequences();
     }
 
     /// Returns the next thing to do, in order.
     pub fn poll(&mut self) -> Option<RouterOutput> {
-        self.outputs.pop_front()
+        self.outputs.poll()
     }
 
     /// When to wake the brain at the latest, if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
-        let retry_at = self.retry_at.first().map(|(at, _)| *at);
-        let stuck_at = self.stuck_deadlines.first().map(|(at, _)| *at);
         [
             self.timers.first(),
-            retry_at,
-            stuck_at,
-            self.renew_at,
-            self.queue_due_at,
-            self.scaler.as_ref().map(|scaler| scaler.deadline()),
+            self.passes.deadline(),
+            self.stuck_deadlines.first(),
+            self.leases.deadline(),
+            self.scaling.deadline(),
         ]
         .into_iter()
         .flatten()
@@ -207,9 +162,12 @@ impl RouterBrain {
         self.timers.check();
         self.queue.check();
         self.tally.check(self.flights.len());
-        if let Some(scaler) = &self.scaler {
-            scaler.check();
-        }
+        self.scaling.check();
+        self.passes.check();
+        self.readiness.check();
+        self.leases.check(&self.fleet);
+        self.stuck_deadlines.check(&self.fleet);
+        self.releases.check(&self.fleet);
         assert_eq!(
             self.arrivals,
             self.ended + self.flights.len() as u64,
@@ -280,19 +238,6 @@ impl RouterBrain {
                 "{flight} ended but is listed as moving"
             );
         }
-        for (_, worker) in &self.stuck_deadlines {
-            let stuck = self
-                .fleet
-                .incarnation_of(*worker)
-                .is_some_and(|w| self.fleet.is_stuck(w));
-            assert!(stuck, "{worker} has a stuck deadline and is not stuck");
-        }
-        for flight in self.cancelling.keys() {
-            assert!(
-                self.fleet.legs_open(*flight) > 0,
-                "{flight} is listed as cancelling without open legs"
-            );
-        }
         self.check_claims();
     }
 
@@ -357,7 +302,7 @@ impl RouterBrain {
     }
 
     pub(crate) fn emit_output(&mut self, output: RouterOutput) {
-        self.outputs.push_back(output);
+        self.outputs.emit(output);
     }
 
     pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order) {
@@ -385,28 +330,18 @@ impl RouterBrain {
                 FlightTimer::RetryDelay => self.pause_over(id),
             }
         }
-        let mut opened = false;
-        while let Some((at, worker)) = self.retry_at.first().copied() {
-            if at > self.now {
-                break;
-            }
-            self.retry_at.remove(&(at, worker));
-            opened = true;
-        }
-        if opened {
+        if self.passes.take_retries(self.now) {
             self.retry_all_waiting();
         }
-        while let Some((at, worker)) = self.stuck_deadlines.first().copied() {
-            if at > self.now {
-                break;
-            }
-            self.stuck_deadlines.remove(&(at, worker));
+        while let Some(worker) = self.stuck_deadlines.take_due(self.now) {
             self.abandon(worker);
         }
-        if self.renew_at.is_some_and(|at| at <= self.now) {
-            self.renew();
+        if self.leases.is_due(self.now) {
+            for (worker, order) in self.leases.renew(self.now, &self.limits, &self.fleet) {
+                self.send_order(worker, order);
+            }
         }
-        if self.queue_due_at.is_some_and(|at| at <= self.now) {
+        if self.passes.is_due(self.now) {
             self.serve_queue_soon();
         }
     }
@@ -434,24 +369,6 @@ impl RouterBrain {
             && self.timers.get(id, FlightTimer::ReaderTimeout).is_none()
         {
             self.timers.set(id, FlightTimer::ReaderTimeout, Some(until));
-        }
-    }
-
-    /// Renews every lease that is still wanted, and stops when there is none.
-    fn renew(&mut self) {
-        let mut orders = Vec::new();
-        for worker in self.fleet.workers() {
-            let live = |(id, claim): (HandoffId, &LegClaim)| {
-                (claim.renewed && claim.ordered).then_some(id)
-            };
-            let handoffs: Vec<HandoffId> = worker.ledger.handoffs().filter_map(live).collect();
-            if !handoffs.is_empty() {
-                orders.push((worker.me, Order::Renew { handoffs }));
-            }
-        }
-        self.renew_at = (!orders.is_empty()).then_some(self.now + self.limits.renew_every);
-        for (worker, order) in orders {
-            self.send_order(worker, order);
         }
     }
 
@@ -489,7 +406,20 @@ impl RouterBrain {
         self.moving.remove(&id);
         self.queue.leave(&flight.place);
         self.ended += 1;
-        let timing = self.judged(&flight, &ending, why, output_tokens);
+        let outcome = flight.verdict(&ending, why, output_tokens, self.now);
+        let timing = outcome.timing;
+        self.tally
+            .learn_answer(&flight, &outcome, &self.limits.policy, self.now);
+        self.scaling.judged(self.now, &flight, &outcome);
+        self.outputs.note(RouterNote::Judged {
+            flight: id,
+            class: flight.request.slo.class.clone(),
+            tenant: flight.request.slo.tenant.clone(),
+            verdict: outcome.verdict,
+            timing,
+            output_tokens: outcome.output_tokens,
+            forecast: flight.forecast.map(|forecast| Box::new(forecast.request)),
+        });
         self.settle_account(&flight, &ending, output_tokens);
         self.emit_output(RouterOutput::End {
             flight: id,
@@ -499,54 +429,30 @@ impl RouterBrain {
         });
     }
 
-    fn report_readiness(&mut self) {
-        let readiness = match self.draining {
-            // A request that can wait for the first worker is accepted.
-            RouterDrainState::No if self.workers_expected().is_some() => RouterReadiness::Ready,
-            RouterDrainState::No => self.fleet.readiness(self.now, self.terms()),
-            RouterDrainState::Requested | RouterDrainState::Reported => RouterReadiness::Draining,
-        };
-        if readiness != self.readiness {
-            self.readiness = readiness;
-            self.emit_output(RouterOutput::Readiness(readiness));
-        }
-    }
-
     fn apply_consequences(&mut self) {
-        let turned = self.fleet_version != self.fleet.version();
         // A changed fleet may give a place to any waiting flight.
+        let turned = self.passes.fleet_changed(self.fleet.version());
         if turned {
-            self.fleet_version = self.fleet.version();
             self.retry_all_waiting();
         }
         self.scale(turned);
-        while let Some((worker, flight)) = self.released.pop_first() {
+        while let Some((worker, flight)) = self.releases.take_room() {
             // A flight that was passed over and is first in the queue is not sent straight back.
             if self.head().is_none_or(|head| Some(head) != flight) {
                 self.room_appeared(worker);
             }
         }
-        if turned || self.readiness_dirty || self.draining == RouterDrainState::Requested {
-            self.readiness_dirty = false;
-            self.report_readiness();
-        }
-        let stands = (
-            self.fleet.census(),
-            self.flights.len() as u32,
-            self.queue.len(),
-        );
-        if stands != self.fleet_noted {
-            self.fleet_noted = stands;
-            let (workers, flights, flights_waiting) = stands;
-            self.note(RouterNote::Fleet {
-                workers,
-                flights,
-                flights_waiting,
-            });
-        }
-        if self.draining == RouterDrainState::Requested && self.flights.is_empty() {
-            self.draining = RouterDrainState::Reported;
-            self.emit_output(RouterOutput::Drained);
-        }
+        let (fleet, limits, now) = (&self.fleet, &self.limits, self.now);
+        // A request that can wait for the first worker is accepted.
+        let evaluate = || match workers_expected(&limits.policy) {
+            Some(_) => RouterReadiness::Ready,
+            None => fleet.readiness(now, limits.terms()),
+        };
+        let outputs = &mut self.outputs;
+        self.readiness.report(turned, evaluate, outputs);
+        let (flights, waiting) = (self.flights.len(), self.queue.len());
+        self.readiness
+            .note_fleet(fleet.census(), flights as u32, waiting, outputs);
+        self.readiness.end_drain(flights, outputs);
     }
 }

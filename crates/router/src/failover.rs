@@ -19,7 +19,7 @@ impl RouterBrain {
         }
         self.note(RouterNote::WorkerStuck { worker });
         let until = self.now + self.limits.stuck_max;
-        self.stuck_deadlines.insert((until, worker.worker));
+        self.stuck_deadlines.begin(worker.worker, until);
         for handoff in self.fleet.sequences(worker) {
             // A sealed move may have landed and cannot be taken back.
             let arrives = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
@@ -39,7 +39,7 @@ impl RouterBrain {
     }
 
     pub(crate) fn stop_waiting_for(&mut self, worker: WorkerRef) {
-        self.stuck_deadlines.retain(|(_, id)| *id != worker.worker);
+        self.stuck_deadlines.end(worker.worker);
     }
 
     /// Fails flights over from stuck workers while there is another place for them. One at a time,

@@ -41,29 +41,29 @@ impl RouterBrain {
         for (_, flight) in arrivals {
             flight.hash(hasher);
         }
-        (self.retry_at.len(), self.stuck_deadlines.len()).hash(hasher);
-        for (at, worker) in &self.retry_at {
+        let retries = self.passes.retries();
+        let stuck = self.stuck_deadlines.iter();
+        (retries.len(), stuck.len()).hash(hasher);
+        for (at, worker) in retries.iter().chain(stuck) {
             (self.ahead(Some(*at)), worker).hash(hasher);
         }
-        for (at, worker) in &self.stuck_deadlines {
-            (self.ahead(Some(*at)), worker).hash(hasher);
-        }
-        self.ahead(self.renew_at).hash(hasher);
+        self.ahead(self.leases.deadline()).hash(hasher);
         self.failing_over.hash(hasher);
-        self.cancelling.len().hash(hasher);
-        for (flight, cancelled) in &self.cancelling {
-            (flight, cancelled.stage).hash(hasher);
+        let cancelling = self.releases.stages();
+        cancelling.len().hash(hasher);
+        for cancelled in cancelling {
+            cancelled.hash(hasher);
         }
-        for (worker, at) in self.lost_lately() {
+        let together = self.limits.losses_together;
+        for (worker, at) in self.losses.lately(self.now, together) {
             (worker, self.ago(at)).hash(hasher);
         }
-        self.draining.hash(hasher);
-        self.readiness.hash(hasher);
+        self.readiness.decisive().hash(hasher);
         self.tally.leads().hash(hasher);
         self.tally.hash_scores(self.now, hasher);
-        self.ahead(self.queue_due_at).hash(hasher);
-        let next_service = self.queue_due_at.map(|_| self.queue_served_at);
-        self.ahead(next_service).hash(hasher);
+        let due = self.passes.due();
+        self.ahead(due.map(|(due_at, _)| due_at)).hash(hasher);
+        self.ahead(due.map(|(_, served_at)| served_at)).hash(hasher);
     }
 
     /// Time until `at`; zero for the past.

@@ -5,10 +5,10 @@
 //! forgets it; a leg's claims count until it reports `Released`.
 
 use crate::brain::RouterBrain;
-use crate::event::{CancelReason, CancelStage, RouterNote};
+use crate::event::{CancelReason, RouterNote};
 use crate::flight::FlightAttempt;
-use cleave_domain::{Ending, Failure, FlightId, HandoffId, Order, Time, WorkerRef};
-use std::time::Duration;
+use crate::outputs::RouterContext;
+use cleave_domain::{Ending, Failure, FlightId, HandoffId, Order, WorkerRef};
 
 /// How a leg ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +17,6 @@ pub(crate) enum LegRelease {
     Cancel,
     /// The worker knows: it reported the end itself, and will report `Released`.
     AlreadyEnded,
-}
-
-/// A cancelled flight whose legs are not all released.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CancelledFlight {
-    pub(crate) since: Time,
-    pub(crate) stage: CancelStage,
 }
 
 impl RouterBrain {
@@ -35,16 +28,11 @@ impl RouterBrain {
         };
         let stage = flight.cancel_stage();
         self.drop_legs(id, Failure::Rejected);
-        if self.fleet.legs_open(id) > 0 {
-            let since = self.now;
-            self.cancelling.insert(id, CancelledFlight { since, stage });
-        } else {
-            self.note(RouterNote::CancelFreed {
-                flight: id,
-                took: Duration::ZERO,
-                stage,
-            });
-        }
+        let mut cx = RouterContext {
+            now: self.now,
+            outputs: &mut self.outputs,
+        };
+        self.releases.cancel(id, stage, &self.fleet, &mut cx);
         self.end_with(id, Ending::Cancelled, None, why);
     }
 
@@ -122,22 +110,15 @@ impl RouterBrain {
         if self.fleet.release(worker, handoff).is_some() {
             self.leg_closed(handoff.flight);
             let own = self.current(handoff).map(|a| a.handoff.flight);
-            self.released.insert((worker, own));
+            self.releases.offer_room(worker, own);
         }
     }
 
-    /// Counts a released leg; the last one of a cancelled flight ends its leaving.
     pub(crate) fn leg_closed(&mut self, flight: FlightId) {
-        if self.fleet.legs_open(flight) > 0 {
-            return;
-        }
-        if let Some(CancelledFlight { since, stage }) = self.cancelling.remove(&flight) {
-            let took = self.now.since(since);
-            self.note(RouterNote::CancelFreed {
-                flight,
-                took,
-                stage,
-            });
-        }
+        let mut cx = RouterContext {
+            now: self.now,
+            outputs: &mut self.outputs,
+        };
+        self.releases.leg_closed(flight, &self.fleet, &mut cx);
     }
 }

@@ -12,6 +12,7 @@ use crate::flight::{FlightPhase, FlightRecord};
 use crate::timers::FlightTimer;
 use cleave_domain::{Failure, FlightId, Time, WorkerId};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Upper limit of a pause, in multiples of [`RouterLimits::retry_pause`].
 ///
@@ -21,6 +22,29 @@ const PAUSES_MAX: u32 = 64;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecentLosses {
     recent: BTreeMap<WorkerId, Time>,
+}
+
+impl RecentLosses {
+    /// Records a lost worker, and forgets losses that have nothing to do with it.
+    pub(crate) fn record(&mut self, worker: WorkerId, now: Time, together: Duration) {
+        self.recent.retain(|_, at| now.since(*at) < together);
+        self.recent.insert(worker, now);
+    }
+
+    /// Workers that were lost so recently that the next loss has the same cause.
+    pub(crate) fn lately(
+        &self,
+        now: Time,
+        together: Duration,
+    ) -> impl Iterator<Item = (WorkerId, Time)> {
+        let recent = self.recent.iter().map(|(worker, at)| (*worker, *at));
+        recent.filter(move |(_, at)| now.since(*at) < together)
+    }
+
+    /// Whether several workers were lost lately, which has one cause.
+    pub(crate) fn is_shared(&self, now: Time, together: Duration) -> bool {
+        self.lately(now, together).nth(1).is_some()
+    }
 }
 
 impl FlightRecord {
@@ -42,13 +66,6 @@ impl FlightRecord {
 }
 
 impl RouterBrain {
-    /// Workers that were lost so recently that the next loss has the same cause.
-    pub(crate) fn lost_lately(&self) -> impl Iterator<Item = (WorkerId, Time)> {
-        let together = self.limits.losses_together;
-        let recent = self.losses.recent.iter().map(|(worker, at)| (*worker, *at));
-        recent.filter(move |(_, at)| self.now.since(*at) < together)
-    }
-
     /// When the flight failed by a loss that may turn out to have a shared cause.
     pub(crate) fn failed_lately(&self, flight: &FlightRecord) -> Option<Time> {
         let together = self.limits.losses_together;
@@ -56,7 +73,7 @@ impl RouterBrain {
     }
 
     fn is_loss_shared(&self) -> bool {
-        self.lost_lately().nth(1).is_some()
+        self.losses.is_shared(self.now, self.limits.losses_together)
     }
 
     /// Records a lost worker. If another one was lost just before, flights that failed by that are
@@ -64,8 +81,7 @@ impl RouterBrain {
     pub(crate) fn count_loss(&mut self, worker: WorkerId) {
         let (now, together) = (self.now, self.limits.losses_together);
         let lately = |at: Time| now.since(at) < together;
-        self.losses.recent.retain(|_, at| lately(*at));
-        self.losses.recent.insert(worker, now);
+        self.losses.record(worker, now, together);
         if !self.is_loss_shared() {
             return;
         }
@@ -135,5 +151,34 @@ impl RouterBrain {
     fn is_waiting(&self, id: FlightId) -> bool {
         let flight = self.flights.get(&id);
         flight.is_some_and(|flight| matches!(flight.stage, FlightPhase::Waiting))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn losses_within_the_limit_have_one_cause() {
+        let together = Duration::from_millis(100);
+        let mut losses = RecentLosses::default();
+        losses.record(WorkerId(1), at(0), together);
+        assert!(!losses.is_shared(at(0), together), "one loss is its own");
+        losses.record(WorkerId(2), at(99), together);
+        assert!(losses.is_shared(at(99), together));
+        assert!(!losses.is_shared(at(100), together), "the first is past");
+        losses.record(WorkerId(2), at(150), together);
+        assert!(!losses.is_shared(at(150), together), "it is one worker");
+        assert!(
+            losses
+                .lately(at(150), together)
+                .eq([(WorkerId(2), at(150))])
+        );
+        losses.record(WorkerId(3), at(150), Duration::ZERO);
+        assert!(!losses.is_shared(at(150), Duration::ZERO), "never");
     }
 }

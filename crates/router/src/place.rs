@@ -10,33 +10,13 @@ use crate::event::{DecisionOutcome, RouterNote, RoutingMode};
 use crate::flight::{FlightAttempt, FlightPhase, FlightRecord};
 use crate::forecast::{PlacementForecast, RequestNeed};
 use crate::policy::{AttemptSize, NoPlacement, RoutingTerms};
-use crate::queue::QueueKind;
+use crate::queue::{QueueKind, RETRY_AFTER};
 use crate::timers::FlightTimer;
 use cleave_domain::{
     Deadline, Ending, FlightId, OnDeadlineMiss, OnSloMiss, Order, ReserveOrder, Time, WorkerRef,
 };
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Smallest and largest value of `retry_after`.
-const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-
-/// Mean interval between placements, the basis of `retry_after`.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PlacementRate {
-    last: Option<Time>,
-    gap: Duration,
-}
-
-impl PlacementRate {
-    /// Running mean over about eight placements.
-    fn placed(&mut self, now: Time) {
-        if let Some(last) = self.last {
-            self.gap = (self.gap * 7 + now.since(last)) / 8;
-        }
-        self.last = Some(now);
-    }
-}
 
 impl RouterBrain {
     /// The best placement of the flight now.
@@ -84,10 +64,7 @@ impl RouterBrain {
     }
 
     pub(crate) fn terms(&self) -> RoutingTerms {
-        RoutingTerms {
-            mode: self.limits.mode,
-            placement: self.limits.placement,
-        }
+        self.limits.terms()
     }
 
     /// Begins an attempt: both legs are claimed, and the decode leg is ordered first.
@@ -130,12 +107,11 @@ impl RouterBrain {
         let due = self.due(id);
         let ask = AttemptSize::of(&request, self.limits.expected_output_tokens);
         self.fleet.claim_legs(handoff, placement, &ask);
-        self.placement_rate.placed(self.now);
+        self.queue.count_placement(self.now);
         let until = self.now + self.limits.reserve_timeout;
         self.timers.set(id, FlightTimer::StepTimeout, Some(until));
-        self.renew_at
-            .get_or_insert(self.now + self.limits.renew_every);
-        self.was_placed(handoff, choice.cached_tokens);
+        self.leases.begin(self.now, &self.limits);
+        self.scaling.placed(self.now, handoff, choice.cached_tokens);
         self.note(RouterNote::Placed {
             handoff,
             prefill: choice.prefill,
@@ -306,11 +282,6 @@ impl RouterBrain {
         // A worker's own estimate may be long; another try each second costs nothing.
         let until = self.now + wait.clamp(least / 10, Duration::from_secs(1));
         self.fleet.close_until(worker, until);
-        self.retry_at.insert((until, worker.worker));
-    }
-
-    pub(crate) fn retry_after(&self) -> Duration {
-        let (least, most) = RETRY_AFTER;
-        (self.placement_rate.gap * (self.queue.len() + 1)).clamp(least, most)
+        self.passes.retry(worker.worker, until);
     }
 }

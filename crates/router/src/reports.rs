@@ -113,7 +113,7 @@ impl RouterBrain {
                 }
             }
             Report::Draining => self.drains(worker),
-            Report::Relayed(gossip) => self.handle_gossip(gossip),
+            Report::Relayed(gossip) => self.scaling.receive_gossip(self.now, gossip),
             Report::Serves { role } => {
                 self.fleet.set_role(worker, role);
                 self.evacuate_one(worker);

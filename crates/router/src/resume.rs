@@ -337,7 +337,7 @@ impl RouterBrain {
     /// queue: a client that sends less would not be served either.
     pub(crate) fn full(&self) -> Refusal {
         if self.fleet.answers(self.now, self.terms()) {
-            let retry_after = self.retry_after();
+            let retry_after = self.queue.retry_after();
             Refusal::QueueFull { retry_after }
         } else {
             Refusal::NoWorker

@@ -1,20 +1,20 @@
-//! The link between the router's brain and the autoscaler in it.
+//! The autoscaler in the router's brain.
 //!
-//! Owns: the facts given to [`Scaler`], the relay of its gossip to other routers, and requests that
-//! wait for workers to be started. Never: decides how many workers there are to be.
-//! Invariant: while a worker is to be started, no request is refused for want of one before the
-//! worker could be there.
+//! Owns: the scaler, the facts given to it, and the counts of requests that wait outside. Never:
+//! decides how many workers there are to be, or performs the scaler's outputs.
+//! Invariant: a request counts as demand once: at its arrival, at its first placement, at its end.
 
 use crate::brain::RouterBrain;
-use crate::event::{OperatorRequest, OutsideQueue, RouterOutput, RouterReadiness};
-use crate::fleet::FleetWorker;
+use crate::event::{OperatorRequest, OutsideQueue, RouterLimits, RouterOutput, RouterReadiness};
+use crate::fleet::{FleetWorker, RouterFleet};
 use crate::flight::{FlightPhase, FlightRecord};
+use crate::verdict::FlightVerdict;
 use cleave_domain::{
     Capacity, Ending, FlightId, HandoffId, OnSloMiss, Order, Prices, Refusal, Request, Role,
-    ScalingGossip, ScalingMode, SloMetric, SloVerdict, WorkerRef,
+    ScalingGossip, ScalingMode, SloMetric, SloPolicy, Time, WorkerRef,
 };
 use cleave_planner::scaling::{
-    PromiseOutcome, Scaler, ScalerFleet, ScalerInput, ScalerMember, ScalerOutput as Said,
+    PromiseOutcome, Scaler, ScalerFleet, ScalerInput, ScalerMember, ScalerOutput,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,116 +25,213 @@ const RELAYS: usize = 3;
 
 /// Requests that wait outside the brain, by place.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct OutsideQueues {
+struct OutsideQueues {
     here: u32,
     elsewhere: u32,
 }
 
-impl RouterBrain {
-    // === facts ===
+/// The autoscaler's brain, if the policy has one, and the requests that it cannot see.
+#[derive(Clone, Debug)]
+pub(crate) struct Autoscaling {
+    scaler: Option<Box<Scaler>>,
+    /// Requests that wait for a tokenizer.
+    outside_queues: OutsideQueues,
+}
 
-    pub(crate) fn rescale(&mut self) {
-        self.readiness_dirty = true;
-        let policy = Arc::clone(&self.limits.policy);
+impl Autoscaling {
+    pub(crate) fn new(limits: &RouterLimits) -> Self {
+        let mut scaling = Self {
+            scaler: None,
+            outside_queues: OutsideQueues::default(),
+        };
+        scaling.configure(Time::ZERO, limits);
+        scaling
+    }
+
+    /// Applies the present policy.
+    pub(crate) fn configure(&mut self, now: Time, limits: &RouterLimits) {
+        let policy = Arc::clone(&limits.policy);
         let Some(scaling) = policy.scaling.clone() else {
             self.scaler = None;
             return;
         };
         match &mut self.scaler {
-            Some(scaler) => scaler.handle(self.now, ScalerInput::Configured(scaling, policy)),
+            Some(scaler) => scaler.handle(now, ScalerInput::Configured(scaling, policy)),
             None => {
-                let scaler = Scaler::new(self.limits.me, self.now, scaling, policy);
+                let scaler = Scaler::new(limits.me, now, scaling, policy);
                 self.scaler = Some(Box::new(scaler));
             }
         }
     }
 
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.scaler.as_ref().map(|scaler| scaler.deadline())
+    }
+
+    pub(crate) fn check(&self) {
+        if let Some(scaler) = &self.scaler {
+            scaler.check();
+        }
+    }
+
+    // === facts ===
+
     /// Counts an arrival. A request that no worker could ever hold creates no demand.
-    pub(crate) fn count_arrival(&mut self, request: &Request) {
-        if self.scaler.is_some() && !self.fleet.is_too_long(request.prompt.len()) {
+    pub(crate) fn arrived(&mut self, now: Time, request: &Request, fleet: &RouterFleet) {
+        if self.scaler.is_some() && !fleet.is_too_long(request.prompt.len()) {
             let class = request.slo.class.clone();
             let prompt_tokens = request.prompt.len() as u32;
-            self.feed_scaler(ScalerInput::Arrived {
+            let arrived = ScalerInput::Arrived {
                 class,
                 prompt_tokens,
-            });
+            };
+            self.feed(now, arrived);
         }
     }
 
     /// Counts a placement. Only the first attempt reflects new demand.
-    pub(crate) fn was_placed(&mut self, handoff: HandoffId, cached_tokens: u32) {
+    pub(crate) fn placed(&mut self, now: Time, handoff: HandoffId, cached_tokens: u32) {
         if handoff.attempt == 0 {
-            self.feed_scaler(ScalerInput::Placed { cached_tokens });
+            self.feed(now, ScalerInput::Placed { cached_tokens });
         }
     }
 
-    pub(crate) fn was_judged(
-        &mut self,
-        flight: &FlightRecord,
-        verdict: SloVerdict,
-        ending: &Ending,
-        answer: Option<u32>,
-    ) {
+    pub(crate) fn judged(&mut self, now: Time, flight: &FlightRecord, outcome: &FlightVerdict) {
         if self.scaler.is_none() {
             return;
         }
         let plain = flight.failures == 0 && !flight.awaits_start;
-        let aim = match ending {
+        let aim = match outcome.ending {
             Ending::Refused(Refusal::Late { aim, .. }) => Some(*aim),
             Ending::Refused(Refusal::NoBlocks { .. }) => Some(SloMetric::Tpot),
             Ending::Refused(Refusal::QueueFull { .. }) => Some(SloMetric::Ttft),
             _ => None,
         };
-        self.feed_scaler(ScalerInput::Ended {
+        let ended = ScalerInput::Ended {
             class: flight.request.slo.class.clone(),
-            outcome: PromiseOutcome::from_verdict(verdict, plain, aim),
-            output_tokens: answer.unwrap_or(0),
-        });
+            outcome: PromiseOutcome::from_verdict(outcome.verdict, plain, aim),
+            output_tokens: outcome.answer_tokens.unwrap_or(0),
+        };
+        self.feed(now, ended);
     }
 
-    pub(crate) fn handle_gossip(&mut self, gossip: Arc<ScalingGossip>) {
-        self.feed_scaler(ScalerInput::GossipReceived(gossip));
+    pub(crate) fn receive_gossip(&mut self, now: Time, gossip: Arc<ScalingGossip>) {
+        self.feed(now, ScalerInput::GossipReceived(gossip));
     }
 
-    pub(crate) fn wait_outside(&mut self, place: OutsideQueue, count: u32) {
-        let none_waited = self.waiting_outside() == 0;
+    /// Records requests that wait outside the brain. Returns whether they are the first ones.
+    pub(crate) fn wait_outside(
+        &mut self,
+        place: OutsideQueue,
+        count: u32,
+        fleet: &RouterFleet,
+    ) -> bool {
+        let none_waited = self.waiting_outside(fleet) == 0;
         match place {
             OutsideQueue::Here => self.outside_queues.here = count,
             OutsideQueue::Elsewhere => self.outside_queues.elsewhere = count,
         }
-        if none_waited && self.waiting_outside() > 0 {
-            self.scale(true);
-        }
+        none_waited && self.waiting_outside(fleet) > 0
     }
 
     /// Requests waiting at other routers arrive as gossip over shared workers as soon as there are
     /// any, and must not be counted twice.
-    fn waiting_outside(&self) -> u32 {
+    fn waiting_outside(&self, fleet: &RouterFleet) -> u32 {
         let OutsideQueues { here, elsewhere } = self.outside_queues;
-        match self.fleet.workers().next() {
+        match fleet.workers().next() {
             None => here.saturating_add(elsewhere),
             Some(_) => here,
         }
     }
 
-    fn feed_scaler(&mut self, input: ScalerInput) {
+    fn feed(&mut self, now: Time, input: ScalerInput) {
         if let Some(scaler) = &mut self.scaler {
-            scaler.handle(self.now, input);
+            scaler.handle(now, input);
         }
+    }
+
+    // === evaluation ===
+
+    /// Lets the autoscaler evaluate the fleet, if it is due or the fleet has changed. Returns its
+    /// outputs, in the order in which they are to be performed.
+    pub(crate) fn evaluate(
+        &mut self,
+        now: Time,
+        changed: bool,
+        fleet: &RouterFleet,
+        open: impl FnOnce() -> OpenFlights,
+    ) -> Vec<ScalerOutput> {
+        let due = self.deadline().is_some_and(|due| changed || now >= due);
+        if !due {
+            return Vec::new();
+        }
+        let facts = fleet_facts(fleet, &open(), self.waiting_outside(fleet));
+        self.feed(now, ScalerInput::FleetChanged(facts));
+        let outputs = || self.scaler.as_mut().and_then(|scaler| scaler.poll());
+        std::iter::from_fn(outputs).collect()
+    }
+}
+
+/// The flights of this router, as far as they are demand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenFlights {
+    pub(crate) count: u32,
+    /// Flights in the queue.
+    pub(crate) queued: u32,
+    /// Prompt tokens of the flights that wait.
+    pub(crate) waiting_tokens: u64,
+}
+
+/// Workers that relay gossip to other routers: the same for every router with the same fleet.
+pub(crate) fn gossip_carriers(fleet: &RouterFleet) -> Vec<WorkerRef> {
+    let able = fleet.workers().filter(|worker| !worker.stuck());
+    able.map(|worker| worker.me).take(RELAYS).collect()
+}
+
+fn fleet_facts(fleet: &RouterFleet, open: &OpenFlights, waiting_outside: u32) -> ScalerFleet {
+    let decodes = |worker: &&FleetWorker| worker.description.role.decodes();
+    let streams = fleet.workers().filter(decodes);
+    ScalerFleet {
+        members: fleet.workers().map(member).collect(),
+        prefill: costs(fleet, Role::Prefill),
+        decode: costs(fleet, Role::Decode),
+        context_tokens: streams.map(|worker| worker.load.context_tokens).sum(),
+        waiting: open.queued.saturating_add(waiting_outside),
+        waiting_tokens: open.waiting_tokens,
+        open: open.count,
+    }
+}
+
+/// Prices and capacity of a worker for that leg, as a sample; of a worker of that leg alone if
+/// there is one.
+fn costs(fleet: &RouterFleet, leg: Role) -> Option<(Prices, Capacity)> {
+    let priced = fleet.workers().filter(|worker| worker.priced());
+    let serves = priced.filter(|worker| match leg {
+        Role::Decode => worker.description.role.decodes(),
+        Role::Prefill | Role::Both => worker.description.role.prefills(),
+    });
+    let found = serves.min_by_key(|worker| (worker.description.role != leg, worker.me));
+    found.map(|worker| (worker.prices.clone(), worker.description.capacity))
+}
+
+/// How long a started worker may take to join; none where the autoscaler starts none.
+pub(crate) fn workers_expected(policy: &SloPolicy) -> Option<Duration> {
+    let scaling = policy.scaling.as_ref()?;
+    let hopes = scaling.mode == ScalingMode::Act && scaling.can_serve();
+    hopes.then_some(scaling.start_max)
+}
+
+impl RouterBrain {
+    pub(crate) fn rescale(&mut self) {
+        self.readiness.set_outdated();
+        self.scaling.configure(self.now, &self.limits);
     }
 
     // === waiting for workers to start ===
 
-    /// How long a started worker may take to join; none where the autoscaler starts none.
-    pub(crate) fn workers_expected(&self) -> Option<Duration> {
-        let scaling = self.limits.policy.scaling.as_ref()?;
-        let hopes = scaling.mode == ScalingMode::Act && scaling.can_serve();
-        hopes.then_some(scaling.start_max)
-    }
-
-    /// The same where no pair is there now; zero otherwise.
+    /// How long a started worker may take to join, where no pair is there now; zero otherwise.
     pub(crate) fn start_awaited(&self) -> Duration {
-        let expected = self.workers_expected().unwrap_or_default();
+        let expected = workers_expected(&self.limits.policy).unwrap_or_default();
         if expected.is_zero()
             || self.fleet.readiness(self.now, self.terms()) == RouterReadiness::Ready
         {
@@ -160,62 +257,35 @@ impl RouterBrain {
 
     // === evaluation ===
 
-    /// Lets the autoscaler evaluate the fleet, if it is due or the fleet has changed.
+    /// Lets the autoscaler evaluate the fleet, and performs its outputs.
     pub(crate) fn scale(&mut self, changed: bool) {
-        let now = self.now;
-        let Some(due) = self.scaler.as_ref().map(|scaler| scaler.deadline()) else {
-            return;
+        let flights = &self.flights;
+        let queued = self.queue.len();
+        let open = || {
+            let waits = |flight: &&FlightRecord| matches!(flight.stage, FlightPhase::Waiting);
+            let waiting = flights.values().filter(waits);
+            OpenFlights {
+                count: flights.len() as u32,
+                queued,
+                waiting_tokens: waiting.map(|f| f.request.prompt.len() as u64).sum(),
+            }
         };
-        if !changed && now < due {
-            return;
-        }
-        let fleet = self.fleet_facts();
-        self.feed_scaler(ScalerInput::FleetChanged(fleet));
-        while let Some(output) = self.scaler.as_mut().and_then(|scaler| scaler.poll()) {
+        for output in self.scaling.evaluate(self.now, changed, &self.fleet, open) {
             match output {
-                Said::SendGossip(gossip) => self.relay_gossip(&Arc::new(gossip)),
-                Said::Flip { worker, role } => self.commanded(worker, OperatorRequest::Serve(role)),
-                Said::Decided(decision) => self.emit_output(RouterOutput::WorkersWanted(decision)),
+                ScalerOutput::SendGossip(gossip) => {
+                    let gossip = Arc::new(gossip);
+                    for carrier in gossip_carriers(&self.fleet) {
+                        self.send_order(carrier, Order::Relay(Arc::clone(&gossip)));
+                    }
+                }
+                ScalerOutput::Flip { worker, role } => {
+                    self.commanded(worker, OperatorRequest::Serve(role));
+                }
+                ScalerOutput::Decided(decision) => {
+                    self.outputs.emit(RouterOutput::WorkersWanted(decision));
+                }
             }
         }
-    }
-
-    /// Relays gossip over the same workers as every router with the same fleet.
-    fn relay_gossip(&mut self, gossip: &Arc<ScalingGossip>) {
-        let able = self.fleet.workers().filter(|worker| !worker.stuck());
-        let carriers: Vec<WorkerRef> = able.map(|worker| worker.me).take(RELAYS).collect();
-        for carrier in carriers {
-            self.send_order(carrier, Order::Relay(Arc::clone(gossip)));
-        }
-    }
-
-    fn fleet_facts(&self) -> ScalerFleet {
-        let waits = |flight: &&FlightRecord| matches!(flight.stage, FlightPhase::Waiting);
-        let waiting = self.flights.values().filter(waits);
-        let tokens = waiting.map(|flight| flight.request.prompt.len() as u64);
-        let decodes = |worker: &&FleetWorker| worker.description.role.decodes();
-        let streams = self.fleet.workers().filter(decodes);
-        ScalerFleet {
-            members: self.fleet.workers().map(member).collect(),
-            prefill: self.costs(Role::Prefill),
-            decode: self.costs(Role::Decode),
-            context_tokens: streams.map(|worker| worker.load.context_tokens).sum(),
-            waiting: self.queue.len().saturating_add(self.waiting_outside()),
-            waiting_tokens: tokens.sum(),
-            open: self.flights.len() as u32,
-        }
-    }
-
-    /// Prices and capacity of a worker for that leg, as a sample; of a worker of that leg alone if
-    /// there is one.
-    fn costs(&self, leg: Role) -> Option<(Prices, Capacity)> {
-        let priced = self.fleet.workers().filter(|worker| worker.priced());
-        let serves = priced.filter(|worker| match leg {
-            Role::Decode => worker.description.role.decodes(),
-            Role::Prefill | Role::Both => worker.description.role.prefills(),
-        });
-        let found = serves.min_by_key(|worker| (worker.description.role != leg, worker.me));
-        found.map(|worker| (worker.prices.clone(), worker.description.capacity))
     }
 }
 

@@ -5,13 +5,14 @@
 //! Invariant: the stages add up to the time from arrival to the end, as far as the flight came; one
 //! verdict for each flight.
 
+use crate::admit::some_class_yields;
 use crate::brain::RouterBrain;
-use crate::event::{CancelReason, RouterNote};
+use crate::event::CancelReason;
 use crate::flight::FlightRecord;
-use crate::tally::PredictionSample;
+use crate::tally::{PredictionSample, ServiceTally};
 use cleave_domain::{
     DecodeTiming, Ending, FlightId, PrefillTiming, RequestStage, RequestStageTimes, SloMetric,
-    SloVerdict, Time,
+    SloPolicy, SloVerdict, Time,
 };
 use std::time::Duration;
 
@@ -127,52 +128,145 @@ impl FlightRecord {
     }
 }
 
-impl RouterBrain {
-    /// Notes the flight's outcome. Returns the times of its stages.
-    pub(crate) fn judged(
-        &mut self,
-        flight: &FlightRecord,
-        ending: &Ending,
+/// The outcome of a flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlightVerdict<'a> {
+    pub(crate) ending: &'a Ending,
+    /// Outcome for its targets.
+    pub(crate) verdict: SloVerdict,
+    /// Times of its stages.
+    pub(crate) timing: RequestStageTimes,
+    pub(crate) output_tokens: u32,
+    /// Length of its answer, if the client has all of it that it wanted.
+    pub(crate) answer_tokens: Option<u32>,
+}
+
+impl FlightRecord {
+    /// The outcome of the flight that ends now, with so many output tokens, if they are known.
+    pub(crate) fn verdict<'a>(
+        &self,
+        ending: &'a Ending,
         why: CancelReason,
         tokens: Option<u32>,
-    ) -> RequestStageTimes {
-        let timing = flight.timestamps.timing(flight.submitted, self.now);
-        let given = flight.timestamps.first.is_some();
+        now: Time,
+    ) -> FlightVerdict<'a> {
+        let timing = self.timestamps.timing(self.submitted, now);
+        let given = self.timestamps.first.is_some();
         let tokens = match (tokens, why) {
             (None, CancelReason::Enough { output_tokens }) => Some(output_tokens),
             (tokens, _) => tokens,
         };
-        let counted = (flight.request.generated.len() as u32).max(u32::from(given));
+        let counted = (self.request.generated.len() as u32).max(u32::from(given));
         let output_tokens = tokens.unwrap_or(counted);
         let enough = matches!(why, CancelReason::Enough { .. });
         let is_whole = enough || matches!(ending, Ending::Done { .. });
-        let answer = is_whole.then_some(output_tokens);
         let verdict = match ending {
             Ending::Cancelled if !enough => {
-                let passed = flight.late(&timing, u32::from(given));
+                let passed = self.late(&timing, u32::from(given));
                 passed.unwrap_or(SloVerdict::Cancelled)
             }
             Ending::Done { .. } | Ending::Cancelled => {
-                let late = flight.late(&timing, output_tokens);
-                self.learn_tpot(flight, &timing, output_tokens);
+                let late = self.late(&timing, output_tokens);
                 late.unwrap_or(SloVerdict::Good)
             }
             Ending::Refused(_) => SloVerdict::Refused,
             Ending::Failed(_) => SloVerdict::Failed,
         };
-        self.was_judged(flight, verdict, ending, answer);
-        self.note(RouterNote::Judged {
-            flight: flight.place.flight,
-            class: flight.request.slo.class.clone(),
-            tenant: flight.request.slo.tenant.clone(),
+        FlightVerdict {
+            ending,
             verdict,
             timing,
             output_tokens,
-            forecast: flight.forecast.map(|forecast| Box::new(forecast.request)),
-        });
-        timing
+            answer_tokens: is_whole.then_some(output_tokens),
+        }
     }
 
+    /// Whether the flight's times say anything about predictions: a single attempt without failure.
+    fn is_plain(&self) -> bool {
+        self.failures == 0 && self.attempts == 1
+    }
+
+    /// The observed time to the first token, which has just come, against its prediction.
+    pub(crate) fn ttft_sample(&self, goal_permille: u32, now: Time) -> Option<PredictionSample> {
+        let slo = &self.request.slo;
+        // A prompt without a deadline runs behind those with one, so its time teaches nothing.
+        let has_deadline = slo.ttft.is_some() || slo.e2e.is_some();
+        let forecast = self.forecast.filter(|_| has_deadline && self.is_plain())?;
+        let (first, _) = self.timestamps.first?;
+        // The time that it waited for a place is known, not predicted.
+        let before = forecast.stages.router_queue;
+        Some(PredictionSample {
+            real: first.since(self.submitted).saturating_sub(before),
+            predicted: forecast.request.ttft.saturating_sub(before),
+            target: slo.ttft.map(|ttft| ttft.saturating_sub(before)),
+            goal_permille,
+            at: now,
+        })
+    }
+
+    /// The observed gaps between the tokens of a whole answer against their prediction.
+    /// `some_class_yields` tells whether gaps are filled with work of other classes.
+    fn tpot_sample(
+        &self,
+        outcome: &FlightVerdict,
+        some_class_yields: bool,
+        goal_permille: u32,
+        now: Time,
+    ) -> Option<PredictionSample> {
+        let slo = &self.request.slo;
+        // A stream without a target for its gap is deferred for those with one, so its time teaches
+        // nothing.
+        let has_target = slo.tpot.is_some() || slo.e2e.is_some();
+        let forecast = self.forecast.filter(|_| has_target)?;
+        let gap = most(slo.tpot.filter(|_| some_class_yields));
+        let predicted = forecast.tpot_of(outcome.output_tokens)?.max(gap);
+        let gaps = outcome.output_tokens - 1;
+        Some(PredictionSample {
+            real: outcome.timing.total() - outcome.timing.ttft(),
+            predicted: predicted * gaps,
+            target: slo.tpot.map(|tpot| tpot * gaps),
+            goal_permille,
+            at: now,
+        })
+    }
+}
+
+impl ServiceTally {
+    /// Learns from the first token of a flight, which has just come.
+    pub(crate) fn learn_first_token(
+        &mut self,
+        flight: &FlightRecord,
+        policy: &SloPolicy,
+        now: Time,
+    ) {
+        let class = flight.class(policy);
+        if let Some(sample) = flight.ttft_sample(class.attainment_permille, now) {
+            self.learn_ttft(&class.name, &sample);
+        }
+    }
+
+    /// Learns from the answer of a flight, if the client has all of it.
+    pub(crate) fn learn_answer(
+        &mut self,
+        flight: &FlightRecord,
+        outcome: &FlightVerdict,
+        policy: &SloPolicy,
+        now: Time,
+    ) {
+        if outcome.answer_tokens.is_none() || flight.forecast.is_none() || !flight.is_plain() {
+            return;
+        }
+        let class = flight.class(policy);
+        self.answered(&class.name, outcome.output_tokens);
+        let yields = some_class_yields(policy);
+        let sample = flight.tpot_sample(outcome, yields, class.attainment_permille, now);
+        if let Some(sample) = sample {
+            self.learn_tpot(&class.name, &sample);
+        }
+    }
+}
+
+impl RouterBrain {
     /// Records that the prompt was ordered and its first token is not there.
     pub(crate) fn clock_ordered(&mut self, id: FlightId) {
         let now = self.now;
@@ -200,7 +294,8 @@ impl RouterBrain {
         };
         if flight.timestamps.first.is_none() {
             flight.timestamps.first = Some((now, timing));
-            self.learn_ttft(id);
+            self.tally
+                .learn_first_token(flight, &self.limits.policy, now);
         }
     }
 
@@ -221,71 +316,6 @@ impl RouterBrain {
         if let Some(flight) = self.flights.get_mut(&id) {
             flight.timestamps.landed.get_or_insert(now);
         }
-    }
-
-    /// Whether the flight's times say anything about predictions: a single attempt without failure.
-    fn is_plain(flight: &FlightRecord) -> bool {
-        flight.failures == 0 && flight.attempts == 1
-    }
-
-    fn learn_ttft(&mut self, id: FlightId) {
-        let Some(flight) = self.flights.get(&id).filter(|f| Self::is_plain(f)) else {
-            return;
-        };
-        let slo = &flight.request.slo;
-        if slo.ttft.is_none() && slo.e2e.is_none() {
-            // A prompt without a deadline runs behind those with one, so its time teaches nothing.
-            return;
-        }
-        let Some(((first, _), forecast)) = flight.timestamps.first.zip(flight.forecast) else {
-            return;
-        };
-        // The time that it waited for a place is known, not predicted.
-        let before = forecast.stages.router_queue;
-        let (class, goal_permille) = self.class_goal(flight);
-        let sample = PredictionSample {
-            real: first.since(flight.submitted).saturating_sub(before),
-            predicted: forecast.request.ttft.saturating_sub(before),
-            target: slo.ttft.map(|ttft| ttft.saturating_sub(before)),
-            goal_permille,
-            at: self.now,
-        };
-        self.tally.learn_ttft(&class, &sample);
-    }
-
-    fn learn_tpot(
-        &mut self,
-        flight: &FlightRecord,
-        timing: &RequestStageTimes,
-        output_tokens: u32,
-    ) {
-        let Some(forecast) = flight.forecast.filter(|_| Self::is_plain(flight)) else {
-            return;
-        };
-        let (class, goal_permille) = self.class_goal(flight);
-        self.tally.answered(&class, output_tokens);
-        let slo = &flight.request.slo;
-        if slo.tpot.is_none() && slo.e2e.is_none() {
-            // A stream without a target for its gap is deferred for those with one, so its time
-            // teaches nothing.
-            return;
-        }
-        let gap = most(flight.request.slo.tpot.filter(|_| self.some_class_yields()));
-        if let Some(predicted) = forecast.tpot_of(output_tokens).map(|tpot| tpot.max(gap)) {
-            let sample = PredictionSample {
-                real: timing.total() - timing.ttft(),
-                predicted: predicted * (output_tokens - 1),
-                target: slo.tpot.map(|tpot| tpot * (output_tokens - 1)),
-                goal_permille,
-                at: self.now,
-            };
-            self.tally.learn_tpot(&class, &sample);
-        }
-    }
-
-    fn class_goal(&self, flight: &FlightRecord) -> (String, u32) {
-        let class = self.class_of(flight);
-        (class.name.clone(), class.attainment_permille)
     }
 }
 

@@ -100,7 +100,7 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (RouterBrain, FlightRe
 #[test]
 fn classes_yield_only_where_some_have_targets() {
     let (chat, batch) = (class("chat", None, Some(40)), class("batch", None, None));
-    let yields = |classes: &[SloClass]| brain(classes).some_class_yields();
+    let yields = |classes: &[SloClass]| some_class_yields(&brain(classes).limits.policy);
     assert!(yields(&[chat.clone(), batch.clone()]));
     assert!(yields(&[class("end", Some(9), None), batch.clone()]));
     assert!(!yields(std::slice::from_ref(&chat)));
