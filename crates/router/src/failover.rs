@@ -5,88 +5,62 @@
 //! free at once, at most `moves_max` at a time, so that one long step does not disturb the whole
 //! fleet; after `stuck_max` every flight leaves, and waits in the queue if necessary.
 
-use crate::brain::RouterBrain;
-use crate::event::RouterNote;
-use crate::flight::FlightAttempt;
-use crate::legs::LegRelease;
-use cleave_domain::{Failure, HandoffId, StepProgress, WorkerId, WorkerRef};
+use crate::flight::{FlightAttempt, RouterFlights};
+use crate::resume::FlightRecovery;
+use cleave_domain::{Failure, HandoffId, WorkerId, WorkerRef};
 
-impl RouterBrain {
-    /// Handles a worker's report that its step takes too long.
-    pub(crate) fn stuck(&mut self, worker: WorkerRef) {
-        if !self.fleet.set_progress(worker, StepProgress::Stuck) {
-            return;
-        }
-        self.note(RouterNote::WorkerStuck { worker });
-        let until = self.now + self.limits.stuck_max;
-        self.stuck_deadlines.begin(worker.worker, until);
-        for handoff in self.fleet.sequences(worker) {
-            // A sealed move may have landed and cannot be taken back.
-            let arrives = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
-            if self.leg(handoff).is_some_and(arrives) {
-                self.release_leg(worker, handoff, LegRelease::Cancel);
-                self.move_broken(handoff, Failure::WorkerStuck);
-            }
-        }
-        self.fail_over_stuck();
-    }
-
-    /// Handles the report that the step has ended after all.
-    pub(crate) fn moves_again(&mut self, worker: WorkerRef) {
-        if self.fleet.set_progress(worker, StepProgress::Moving) {
-            self.stop_waiting_for(worker);
-        }
-    }
-
-    pub(crate) fn stop_waiting_for(&mut self, worker: WorkerRef) {
-        self.stuck_deadlines.end(worker.worker);
-    }
-
+impl FlightRecovery<'_> {
     /// Fails flights over from stuck workers while there is another place for them. One at a time,
     /// since a flight whose tokens are being counted has no place yet.
     pub(crate) fn fail_over_stuck(&mut self) {
-        for worker in self.fleet.stuck() {
-            for handoff in self.fleet.handoffs(worker) {
-                if self.counting_flights > 0 {
+        let moves_max = self.legs().cx.limits.moves_max as usize;
+        for worker in self.legs().fleet.stuck() {
+            for handoff in self.legs().fleet.handoffs(worker) {
+                let flights = &self.legs().flights;
+                if flights.counting() > 0 {
                     return;
                 }
-                let failing_over = self
-                    .failing_over
-                    .values()
-                    .filter(|from| **from == worker.worker);
-                if failing_over.count() >= self.limits.moves_max as usize {
+                if flights.failing_over_from(worker.worker) >= moves_max {
                     break;
                 }
-                // A flight without failures left does better to wait for the worker.
-                let flight = self.flights.get(&handoff.flight);
-                let budget =
-                    flight.is_some_and(|f| f.failures_counted() < self.limits.failures_max);
-                if budget && self.hangs(worker, handoff) && self.find(handoff.flight).is_ok() {
+                if self.may_fail_over(worker, handoff) {
                     self.fail(handoff, Failure::WorkerStuck, worker);
-                    self.failing_over.insert(handoff.flight, worker.worker);
+                    self.legs().flights.fail_over(handoff.flight, worker.worker);
                 }
             }
         }
+    }
+
+    /// Whether the flight depends on the stuck worker, and another has room for it.
+    fn may_fail_over(&mut self, worker: WorkerRef, handoff: HandoffId) -> bool {
+        let legs = self.legs();
+        let flight = legs.flights.get(handoff.flight);
+        let failures_max = legs.cx.limits.failures_max;
+        // A flight without failures left does better to wait for the worker.
+        let has_budget = flight.is_some_and(|f| f.failures_counted() < failures_max);
+        has_budget
+            && hangs(legs.flights, worker, handoff)
+            && self.admission.find(handoff.flight).is_ok()
     }
 
     /// Fails over every flight of a worker that has been stuck for too long.
     pub(crate) fn abandon(&mut self, worker: WorkerId) {
-        let Some(worker) = self.fleet.incarnation_of(worker) else {
+        let Some(worker) = self.legs().fleet.incarnation_of(worker) else {
             return;
         };
-        for handoff in self.fleet.handoffs(worker) {
-            if self.hangs(worker, handoff) {
+        for handoff in self.legs().fleet.handoffs(worker) {
+            if hangs(self.legs().flights, worker, handoff) {
                 self.fail(handoff, Failure::WorkerStuck, worker);
             }
         }
     }
+}
 
-    /// Whether the flight depends on the worker's progress.
-    fn hangs(&self, worker: WorkerRef, handoff: HandoffId) -> bool {
-        let waits_for = |a: &FlightAttempt| {
-            let sends = a.prefill == worker && !a.landed;
-            a.finished.is_none() && (a.decode == worker || sends)
-        };
-        self.current(handoff).is_some_and(waits_for) && !self.is_sealed(handoff.flight)
-    }
+/// Whether the flight depends on the worker's progress.
+fn hangs(flights: &RouterFlights, worker: WorkerRef, handoff: HandoffId) -> bool {
+    let waits_for = |a: &FlightAttempt| {
+        let sends = a.prefill == worker && !a.landed;
+        a.finished.is_none() && (a.decode == worker || sends)
+    };
+    flights.current(handoff).is_some_and(waits_for) && !flights.is_sealed(handoff.flight)
 }

@@ -4,14 +4,18 @@
 //! Invariant: a flight waits in the queue, or has an attempt under way, or waits until its client's
 //! tokens are counted; beside an attempt that decodes there may be a second one, to which it moves.
 
+mod table;
+
+pub(crate) use table::RouterFlights;
+
 use crate::event::{CancelStage, MoveReason};
 use crate::forecast::PlacementForecast;
 use crate::prefix::PrefixHashes;
 use crate::queue::QueuePlace;
 use crate::verdict::FlightTimestamps;
 use cleave_domain::{
-    Failure, Fingerprint, FinishReason, HandoffId, OnSloMiss, Refusal, Request, Time, WorkerId,
-    WorkerRef,
+    Failure, Fingerprint, FinishReason, HandoffId, OnSloMiss, Refusal, Request, Time, TokenId,
+    WorkerId, WorkerRef,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +27,7 @@ pub(crate) struct FlightRecord {
     pub(crate) content: PrefixHashes,
     pub(crate) place: QueuePlace,
     pub(crate) submitted: Time,
-    pub(crate) stage: FlightPhase,
+    stage: FlightPhase,
     /// Fingerprint of the workers that draw its tokens, from its latest attempt.
     pub(crate) drawn_by: Option<Fingerprint>,
     /// The next attempt's number. Every pair of workers gets its own, refused ones too, so that a
@@ -50,7 +54,7 @@ pub(crate) struct FlightRecord {
     /// client's tokens.
     pub(crate) unplaceable_at: Option<u64>,
     /// The move to another decode worker.
-    pub(crate) moving: Option<FlightMigration>,
+    moving: Option<FlightMigration>,
     /// Aborted moves since the last completed one, and the workers that did not take it over:
     /// others are tried before them.
     pub(crate) moves_aborted: u32,
@@ -76,7 +80,7 @@ pub(crate) struct FlightRecord {
     pub(crate) timestamps: FlightTimestamps,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FlightPhase {
     Waiting,
     Flying(FlightAttempt),
@@ -85,7 +89,7 @@ pub(crate) enum FlightPhase {
 }
 
 /// The attempt that failed last.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FailedAttempt {
     pub(crate) handoff: HandoffId,
     /// The attempt named in the fence: the last one that was begun.
@@ -99,7 +103,7 @@ pub(crate) struct FailedAttempt {
 
 /// One hand-off, as the router sees it. Reports of the two legs come over two connections, in any
 /// order between them; so each fact is a flag of its own rather than a state in a sequence.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FlightAttempt {
     pub(crate) handoff: HandoffId,
     /// The sender: the prefill worker, or the decode worker from which the sequence moves.
@@ -140,6 +144,27 @@ pub(crate) struct FlightMigration {
 }
 
 impl FlightAttempt {
+    /// An attempt of which nothing is known yet.
+    pub(crate) fn new(
+        handoff: HandoffId,
+        prefill: WorkerRef,
+        decode: WorkerRef,
+        context_tokens_max: u32,
+    ) -> Self {
+        Self {
+            handoff,
+            prefill,
+            decode,
+            of: None,
+            context_tokens_max,
+            reserved: false,
+            prefilled: false,
+            leg_failure: None,
+            landed: false,
+            finished: None,
+        }
+    }
+
     /// The hand-off under whose name the sender holds something.
     pub(crate) fn sending(&self) -> HandoffId {
         self.of.unwrap_or(self.handoff)
@@ -198,6 +223,19 @@ impl FlightRecord {
         !self.request.generated.is_empty()
     }
 
+    pub(crate) fn stage(&self) -> &FlightPhase {
+        &self.stage
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.stage == FlightPhase::Waiting
+    }
+
+    /// The move to another decode worker.
+    pub(crate) fn moving(&self) -> Option<&FlightMigration> {
+        self.moving.as_ref()
+    }
+
     pub(crate) fn attempt(&self) -> Option<&FlightAttempt> {
         match &self.stage {
             FlightPhase::Waiting | FlightPhase::CountingTokens(_) => None,
@@ -253,6 +291,32 @@ impl FlightRecord {
         attempt.finished.filter(|_| attempt.prefilled)
     }
 
+    /// Records that the decode worker of its current attempt has blocks for it, and that its
+    /// prompt is ordered now.
+    pub(crate) fn accepted(&mut self, now: Time) {
+        self.wait_until = None;
+        // Workers that refused it as late stay excluded, or they would be asked again and again.
+        self.refusals = self.late_workers.len() as u32;
+        self.excluded.clone_from(&self.late_workers);
+        self.timestamps.ordered = Some(now);
+    }
+
+    /// Adds the output that its client has to the request.
+    pub(crate) fn extend_output(
+        &mut self,
+        generated: Arc<[TokenId]>,
+        block_sizes: impl Iterator<Item = u32>,
+    ) {
+        if generated.len() > self.request.generated.len() {
+            let request = Request {
+                generated,
+                ..Request::clone(&self.request)
+            };
+            self.content = PrefixHashes::of(&request, block_sizes);
+            self.request = Arc::new(request);
+        }
+    }
+
     pub(crate) fn cancel_stage(&self) -> CancelStage {
         match self.attempt() {
             None => CancelStage::Queued,
@@ -272,5 +336,36 @@ impl FlightRecord {
             reason,
             output_tokens: output.len() as u32,
         })
+    }
+
+    /// Asserts that the parts of the record agree, whatever the fleet and the queue are.
+    fn check(&self) {
+        let id = self.place.flight;
+        if let FlightPhase::CountingTokens(failed) = &self.stage {
+            assert_eq!(
+                failed.fence.attempt + 1,
+                self.attempts,
+                "{id} is fenced below its last attempt"
+            );
+        }
+        assert!(
+            self.moving.is_none() || self.attempt().is_some(),
+            "{id} moves without a current attempt"
+        );
+        let Some((attempt, leg)) = self.attempt().zip(self.leg()) else {
+            return;
+        };
+        let to = leg.handoff;
+        assert!(
+            attempt.landed && attempt.prefilled,
+            "{to} moves before its source runs"
+        );
+        assert_eq!(leg.of, Some(attempt.handoff), "{to} moves from elsewhere");
+        assert_eq!(leg.prefill, attempt.decode, "{to} moves from elsewhere");
+        assert_ne!(
+            leg.decode, attempt.decode,
+            "{to} moves to the worker that it leaves"
+        );
+        assert!(!leg.landed, "{to} landed and is not the flight's attempt");
     }
 }

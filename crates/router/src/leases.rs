@@ -57,3 +57,37 @@ impl LeaseRenewal {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{LegsFixture, at, handoff, worker};
+
+    #[test]
+    fn leases_are_renewed_while_any_is_wanted() {
+        let mut placed = LegsFixture::placed();
+        let mut leases = LeaseRenewal::default();
+        leases.begin(at(1000), &placed.limits);
+        leases.begin(at(2000), &placed.limits);
+        assert_eq!(leases.deadline(), Some(at(6000)), "the first begin counts");
+        assert!(!leases.is_due(at(5999)) && leases.is_due(at(6000)));
+        let handoffs = vec![handoff(0)];
+        // The prefill worker has no order yet, and so no lease.
+        let renewed = leases.renew(at(6000), &placed.limits, &placed.fleet);
+        assert_eq!(renewed, [(worker(2), Order::Renew { handoffs })]);
+        assert_eq!(leases.deadline(), Some(at(11_000)));
+        leases.check(&placed.fleet);
+        placed
+            .fleet
+            .change(worker(2), handoff(0), |claim| claim.renewed = false);
+        let renewed = leases.renew(at(11_000), &placed.limits, &placed.fleet);
+        assert_eq!((renewed, leases.deadline()), (Vec::new(), None));
+        leases.check(&placed.fleet);
+    }
+
+    #[test]
+    #[should_panic(expected = "a lease is not renewed")]
+    fn a_wanted_lease_has_a_renewal() {
+        LeaseRenewal::default().check(&LegsFixture::placed().fleet);
+    }
+}

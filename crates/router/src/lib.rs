@@ -8,13 +8,18 @@
 mod admit;
 mod brain;
 mod candidates;
+mod commands;
 mod devices;
+mod end;
 mod event;
 mod failover;
 mod fingerprint;
+#[cfg(test)]
+mod fixtures;
 mod fleet;
 mod flight;
 mod forecast;
+mod invariants;
 mod judge;
 mod leases;
 mod ledger;
@@ -23,6 +28,7 @@ mod losses;
 mod moves;
 mod outputs;
 mod place;
+mod placement_rules;
 pub mod policy;
 mod prefix;
 mod queue;
@@ -37,6 +43,7 @@ mod stuck;
 mod tally;
 mod timers;
 mod verdict;
+mod waits;
 
 pub use brain::RouterBrain;
 pub use event::{

@@ -7,10 +7,9 @@
 //! first failure a flight is placed at once; after each later one, and each of a shared cause,
 //! after a growing pause.
 
-use crate::brain::RouterBrain;
-use crate::flight::{FlightPhase, FlightRecord};
-use crate::timers::FlightTimer;
-use cleave_domain::{Failure, FlightId, Time, WorkerId};
+use crate::event::RouterLimits;
+use crate::flight::FlightRecord;
+use cleave_domain::{Failure, Time, WorkerId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -63,94 +62,44 @@ impl FlightRecord {
     pub(crate) fn pauses(&self, now: Time) -> bool {
         self.pause_until.is_some_and(|until| until > now)
     }
-}
 
-impl RouterBrain {
-    /// When the flight failed by a loss that may turn out to have a shared cause.
-    pub(crate) fn failed_lately(&self, flight: &FlightRecord) -> Option<Time> {
-        let together = self.limits.losses_together;
-        flight.lost_at.filter(|at| self.now.since(*at) < together)
+    /// When it failed by a loss that may turn out to have a shared cause.
+    pub(crate) fn failed_lately(&self, now: Time, together: Duration) -> Option<Time> {
+        self.lost_at.filter(|at| now.since(*at) < together)
     }
 
-    fn is_loss_shared(&self) -> bool {
-        self.losses.is_shared(self.now, self.limits.losses_together)
-    }
-
-    /// Records a lost worker. If another one was lost just before, flights that failed by that are
-    /// excused.
-    pub(crate) fn count_loss(&mut self, worker: WorkerId) {
-        let (now, together) = (self.now, self.limits.losses_together);
-        let lately = |at: Time| now.since(at) < together;
-        self.losses.record(worker, now, together);
-        if !self.is_loss_shared() {
-            return;
-        }
-        let failures_max = self.limits.failures_max;
-        for flight in self.flights.values_mut() {
-            if flight.lost_at.is_some_and(lately) {
-                flight.spare(failures_max);
-            }
-        }
-    }
-
-    /// Counts an attempt's failure on its flight's budget.
-    pub(crate) fn count_failure(&mut self, id: FlightId, failure: Failure) {
-        let shared = self.is_loss_shared();
-        let failures_max = self.limits.failures_max;
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        flight.failures += 1;
+    /// Counts an attempt's failure on its budget; `shared` tells whether the cause is others' too.
+    pub(crate) fn count_failure(
+        &mut self,
+        failure: Failure,
+        shared: bool,
+        failures_max: u32,
+        now: Time,
+    ) {
+        self.failures += 1;
         match failure {
-            Failure::WorkerLost if shared => flight.spare(failures_max),
-            Failure::WorkerLost => flight.lost_at = Some(self.now),
+            Failure::WorkerLost if shared => self.spare(failures_max),
+            Failure::WorkerLost => self.lost_at = Some(now),
             _ => {}
         }
-        flight.failure = Some(failure);
+        self.failure = Some(failure);
     }
 
-    /// When a flight that failed may be placed again, if not at once.
-    pub(crate) fn pause_for(&self, flight: &FlightRecord, failure: &Failure) -> Option<Time> {
-        let again = flight.failures > 1 || self.is_loss_shared();
-        if *failure != Failure::WorkerLost || !again || self.limits.retry_pause.is_zero() {
+    /// The pause before it may be placed again after its last failure, if any.
+    pub(crate) fn retry_pause(&self, shared: bool, limits: &RouterLimits) -> Option<Duration> {
+        let again = self.failures > 1 || shared;
+        if self.failure != Some(Failure::WorkerLost) || !again || limits.retry_pause.is_zero() {
             return None;
         }
-        let times = 4_u32.saturating_pow(flight.failures.saturating_sub(1));
-        Some(self.now + self.limits.retry_pause * times.min(PAUSES_MAX))
+        let times = 4_u32.saturating_pow(self.failures.saturating_sub(1));
+        Some(limits.retry_pause * times.min(PAUSES_MAX))
     }
 
-    /// Puts a flight into the queue, where it is not placed before `until`.
-    pub(crate) fn pause(&mut self, id: FlightId, until: Time) {
-        if let Some(flight) = self.flights.get_mut(&id) {
-            flight.pause_until = Some(until);
+    /// Excuses it, if it failed by a loss that turns out to have a shared cause.
+    pub(crate) fn excuse_loss(&mut self, now: Time, limits: &RouterLimits) {
+        if self.failed_lately(now, limits.losses_together).is_some() {
+            self.spare(limits.failures_max);
         }
-        self.timers.set(id, FlightTimer::RetryDelay, Some(until));
-        self.wait(id);
-    }
-
-    /// Ends the pause of a waiting flight. The workers that failed it are tried again only if no
-    /// other has room now.
-    pub(crate) fn pause_over(&mut self, id: FlightId) {
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        flight.pause_until = None;
-        if !matches!(flight.stage, FlightPhase::Waiting) {
-            return;
-        }
-        if self.find(id).is_err() {
-            self.reconsider(id, |_| false);
-        }
-        self.serve_queue();
-        // The queue placed others first: from now on any worker will do.
-        if self.is_waiting(id) {
-            self.reconsider(id, |_| false);
-        }
-    }
-
-    fn is_waiting(&self, id: FlightId) -> bool {
-        let flight = self.flights.get(&id);
-        flight.is_some_and(|flight| matches!(flight.stage, FlightPhase::Waiting))
     }
 }
 

@@ -13,11 +13,10 @@
 //! the old attempt until then: whatever happens to the target, the source reports whether it goes
 //! on. After an aborted move the flight stays where it is for a while, twice as long each time.
 
-use crate::brain::RouterBrain;
 use crate::candidates::MigrationCost;
-use crate::event::{MoveReason, RouterNote, RouterOutput, RoutingMode};
-use crate::flight::{FlightAttempt, FlightMigration, FlightPhase, FlightRecord};
-use crate::legs::LegRelease;
+use crate::event::{MoveReason, RouterLimits, RouterNote, RouterOutput, RoutingMode};
+use crate::flight::{FlightAttempt, FlightMigration, FlightRecord};
+use crate::legs::{LegRelease, LegRules};
 use crate::policy::{AttemptSize, NoPlacement};
 use crate::timers::FlightTimer;
 use cleave_domain::{
@@ -31,27 +30,43 @@ use std::time::Duration;
 /// How long a flight stays where it is after an aborted move: at first, and at most.
 const MOVE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-impl RouterBrain {
+/// The rules of moves, over the legs of flights.
+#[derive(Debug)]
+pub(crate) struct FlightMoves<'a> {
+    pub(crate) legs: LegRules<'a>,
+}
+
+/// The current attempt of a flight turns out to have failed, as its move ends.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct SourceFailure {
+    pub(crate) handoff: HandoffId,
+    pub(crate) failure: Failure,
+    /// The worker to be avoided.
+    pub(crate) worker: WorkerRef,
+}
+
+impl FlightMoves<'_> {
     // === who is to move ===
 
     /// Moves sequences away from every leaving worker, as far as possible. `news` names the one
     /// worker where room may have appeared; without it all targets are tried.
     pub(crate) fn evacuate(&mut self, news: Option<WorkerRef>) {
-        for (source, why) in self.fleet.workers_to_leave() {
+        for (source, why) in self.legs.fleet.workers_to_leave() {
             self.evacuate_from(source, why, news);
         }
     }
 
     /// The same for one worker, if it leaves: a sequence may have begun to run there.
     pub(crate) fn evacuate_one(&mut self, source: WorkerRef) {
-        if let Some(why) = self.fleet.move_reason(source) {
+        if let Some(why) = self.legs.fleet.move_reason(source) {
             self.evacuate_from(source, why, None);
         }
     }
 
     fn evacuate_from(&mut self, source: WorkerRef, why: MoveReason, news: Option<WorkerRef>) {
         let mut free = self.moves_free(source);
-        for handoff in self.fleet.sequences_to_move(source, why) {
+        for handoff in self.legs.fleet.sequences_to_move(source, why) {
             if free == 0 {
                 return;
             }
@@ -71,16 +86,21 @@ impl RouterBrain {
     /// replaces it, the sequence is gone, or there is room; meanwhile no further sequence is placed
     /// there.
     pub(crate) fn memory_pressure(&mut self, worker: WorkerRef, handoff: HandoffId) {
-        if self.current(handoff).is_none_or(|a| a.decode != worker) {
-            return self.note(RouterNote::Stale { worker });
+        if self
+            .legs
+            .flights
+            .current(handoff)
+            .is_none_or(|a| a.decode != worker)
+        {
+            return self.legs.note(RouterNote::Stale { worker });
         }
-        self.fleet.record_migration_request(worker, handoff);
+        self.legs.fleet.record_migration_request(worker, handoff);
         self.grant(worker, handoff);
     }
 
-    /// Serves workers' requests to have sequences moved; `news` as in [`RouterBrain::evacuate`].
+    /// Serves workers' requests to have sequences moved; `news` as in [`FlightMoves::evacuate`].
     pub(crate) fn grant_migration_requests(&mut self, news: Option<WorkerRef>) {
-        for (source, handoff) in self.fleet.migration_requests() {
+        for (source, handoff) in self.legs.fleet.migration_requests() {
             if news.is_none_or(|worker| self.could_move_to(handoff.flight, worker)) {
                 self.grant(source, handoff);
             }
@@ -98,81 +118,71 @@ impl RouterBrain {
     /// Drops a worker's request once its load shows room for the expected output of one more
     /// sequence.
     pub(crate) fn settle_migration_request(&mut self, worker: WorkerRef, load: &WorkerLoad) {
-        let tokens = self.limits.expected_output_tokens;
-        let blocks = self.fleet.blocks(worker, tokens);
+        let tokens = self.legs.cx.limits.expected_output_tokens;
+        let blocks = self.legs.fleet.blocks(worker, tokens);
         if blocks.is_some_and(|blocks| load.blocks_free >= blocks) {
-            self.fleet.drop_migration_request(worker);
+            self.legs.fleet.drop_migration_request(worker);
         }
     }
 
     /// How many more sequences may leave the worker now.
     fn moves_free(&self, source: WorkerRef) -> u32 {
         let generates = |a: &FlightAttempt| {
-            let claim = self.fleet.claim(source, a.handoff);
+            let claim = self.legs.fleet.claim(source, a.handoff);
             a.decode == source && claim.is_some_and(|claim| claim.blocks > 0)
         };
-        let attempts = self.moving.iter();
-        let attempts = attempts.filter_map(|id| self.flights.get(id)?.attempt());
+        let attempts = self.legs.flights.moving().filter_map(FlightRecord::attempt);
         let moving_now = attempts.filter(|attempt| generates(attempt)).count();
-        self.limits.moves_max.saturating_sub(moving_now as u32)
+        self.legs
+            .cx
+            .limits
+            .moves_max
+            .saturating_sub(moving_now as u32)
     }
 
     fn may_move(&self, source: WorkerRef, handoff: HandoffId) -> bool {
         let runs = |a: &FlightAttempt| a.decode == source && a.is_running();
-        let rests = self
-            .timers
-            .get(handoff.flight, FlightTimer::MoveBackoff)
-            .is_some();
-        let flight = self.flights.get(&handoff.flight);
-        let free = flight.is_some_and(|f| f.moving.is_none()) && !rests;
-        free && self.current(handoff).is_some_and(runs)
+        let flights = &self.legs.flights;
+        let rest = flights.timer(handoff.flight, FlightTimer::MoveBackoff);
+        let flight = flights.get(handoff.flight);
+        let free = flight.is_some_and(|f| f.moving().is_none()) && rest.is_none();
+        free && self.legs.flights.current(handoff).is_some_and(runs)
     }
 
     // === targets ===
 
-    /// The size with which a target is chosen. A target that takes a sequence over to make room
-    /// elsewhere must have room for twice its growth, or it would be the next to ask.
-    fn move_ask(&self, flight: &FlightRecord, why: MoveReason) -> AttemptSize {
-        let output = self.limits.expected_output_tokens;
-        let output = output.max(self.limits.move_ahead_tokens);
-        AttemptSize::of(
-            &flight.request,
-            match why {
-                MoveReason::Drain | MoveReason::Role => output,
-                MoveReason::MemoryPressure => output.saturating_mul(2),
-            },
-        )
-    }
-
     /// The target of a move now: preferably one that did not fail to take the sequence before.
     fn target(&self, id: FlightId, why: MoveReason) -> Result<WorkerRef, NoPlacement> {
-        let flight = self.flights.get(&id).ok_or(NoPlacement::NoWorker)?;
+        let flight = self.legs.flights.get(id).ok_or(NoPlacement::NoWorker)?;
         let source = flight.attempt().ok_or(NoPlacement::NoWorker)?.decode;
-        let ask = self.move_ask(flight, why);
-        let query = self.query(flight, None);
+        let (limits, now) = (self.legs.cx.limits, self.legs.cx.now);
+        let ask = move_ask(flight, why, limits);
+        let query = flight.query(None, limits, now);
         let among = |excluded: &BTreeSet<WorkerId>| {
             let query = query.asking(ask, excluded);
-            self.fleet.choose_target(source, &query)
+            self.legs.fleet.choose_target(source, &query)
         };
         among(&flight.avoided).or_else(|_| among(&BTreeSet::new()))
     }
 
     /// Whether news of `worker` could give the sequence a target.
     fn could_move_to(&self, id: FlightId, worker: WorkerRef) -> bool {
-        let Some(flight) = self.flights.get(&id) else {
+        let Some(flight) = self.legs.flights.get(id) else {
             return false;
         };
-        let ask = self.move_ask(flight, MoveReason::Drain);
-        let query = self.query(flight, None);
-        self.fleet
+        let (limits, now) = (self.legs.cx.limits, self.legs.cx.now);
+        let ask = move_ask(flight, MoveReason::Drain, limits);
+        let query = flight.query(None, limits, now);
+        self.legs
+            .fleet
             .could_take(worker, &query.asking(ask, &BTreeSet::new()))
     }
 
     // === a move ===
 
     fn begin_move(&mut self, id: FlightId, why: MoveReason) {
-        let began = self.now;
-        let Some(flight) = self.flights.get_mut(&id) else {
+        let began = self.legs.cx.now;
+        let Some(flight) = self.legs.flights.get_mut(id) else {
             return;
         };
         let handoff = flight.name_attempt();
@@ -182,33 +192,21 @@ impl RouterBrain {
             began,
             leg: None,
         };
-        self.set_move(id, moving);
-        self.emit_output(RouterOutput::Count { handoff });
-    }
-
-    fn set_move(&mut self, id: FlightId, moving: FlightMigration) {
-        if let Some(flight) = self.flights.get_mut(&id) {
-            flight.moving = Some(moving);
-            self.moving.insert(id);
-        }
-    }
-
-    pub(crate) fn take_move(&mut self, id: FlightId) -> Option<FlightMigration> {
-        self.moving.remove(&id);
-        self.flights.get_mut(&id)?.moving.take()
+        self.legs.flights.set_move(id, moving);
+        self.legs.cx.emit(RouterOutput::Count { handoff });
     }
 
     /// Orders the reservation at a target, once the client's tokens are counted.
     pub(crate) fn depart(&mut self, id: FlightId) {
-        let moving = self.take_move(id);
-        let flight = self.flights.get(&id);
+        let moving = self.legs.flights.take_move(id);
+        let flight = self.legs.flights.get(id);
         let of = flight.and_then(|flight| flight.attempt());
         let of = of.filter(|a| a.is_running()).cloned();
         let Some((of, moving)) = of.zip(moving) else {
             return;
         };
         let why = moving.why;
-        let Some(flight) = self.flights.get(&id) else {
+        let Some(flight) = self.legs.flights.get(id) else {
             return;
         };
         if flight.sequence_end(of.context_tokens_max).is_some() {
@@ -217,9 +215,9 @@ impl RouterBrain {
         }
         if why == MoveReason::MemoryPressure {
             if self.yielded_lately(flight) {
-                return self.fleet.drop_migration_request(of.decode);
+                return self.legs.fleet.drop_migration_request(of.decode);
             }
-        } else if self.fleet.move_reason(of.decode).is_none() {
+        } else if self.legs.fleet.move_reason(of.decode).is_none() {
             // The source serves decode legs again.
             return;
         }
@@ -233,7 +231,7 @@ impl RouterBrain {
     /// for that reason again.
     fn yielded_lately(&self, flight: &FlightRecord) -> bool {
         let drawn = flight.request.generated.len() as u32;
-        let rest = self.limits.expected_output_tokens;
+        let rest = self.legs.cx.limits.expected_output_tokens;
         flight
             .yielded_at
             .is_some_and(|at| drawn < at.saturating_add(rest))
@@ -247,60 +245,55 @@ impl RouterBrain {
         moving: &FlightMigration,
     ) {
         let (handoff, why) = (moving.handoff, moving.why);
-        let Some(flight) = self.flights.get(&id) else {
+        let Some(flight) = self.legs.flights.get(id) else {
             return;
         };
         let cost = MigrationCost {
-            ask: self.move_ask(flight, why),
+            ask: move_ask(flight, why, self.legs.cx.limits),
             tpot: flight
                 .request
                 .slo
                 .tpot
-                .filter(|_| self.limits.mode == RoutingMode::Slo),
+                .filter(|_| self.legs.cx.limits.mode == RoutingMode::Slo),
         };
         let reserve = ReserveOrder {
             handoff,
             request: Arc::clone(&flight.request),
             sender: of.decode,
-            expected_output_tokens: self.limits.expected_output_tokens,
-            ahead_tokens: self.limits.move_ahead_tokens,
-            waited: self.now.since(flight.submitted),
+            expected_output_tokens: self.legs.cx.limits.expected_output_tokens,
+            ahead_tokens: self.legs.cx.limits.move_ahead_tokens,
+            waited: self.legs.cx.now.since(flight.submitted),
             due: None,
         };
+        let context_tokens_max = self.legs.fleet.context_tokens_max(target);
         let leg = FlightAttempt {
-            handoff,
-            prefill: of.decode,
-            decode: target,
             of: Some(of.handoff),
-            context_tokens_max: self.fleet.context_tokens_max(target),
-            reserved: false,
-            prefilled: false,
-            leg_failure: None,
-            landed: false,
-            finished: None,
+            ..FlightAttempt::new(handoff, of.decode, target, context_tokens_max)
         };
         let moving = FlightMigration {
             handoff,
             why,
-            began: self.now,
+            began: self.legs.cx.now,
             leg: Some(leg),
         };
-        self.set_move(id, moving);
-        self.fleet.claim_move_target(handoff, target, &cost);
-        let until = self.now + self.limits.reserve_timeout;
-        self.timers.set(id, FlightTimer::StepTimeout, Some(until));
-        self.note(RouterNote::Moving {
+        self.legs.flights.set_move(id, moving);
+        self.legs.fleet.claim_move_target(handoff, target, &cost);
+        let until = self.legs.cx.now + self.legs.cx.limits.reserve_timeout;
+        self.legs
+            .flights
+            .set_timer(id, FlightTimer::StepTimeout, Some(until));
+        self.legs.note(RouterNote::Moving {
             handoff,
             from: of.decode,
             to: target,
             why,
         });
-        self.send_order(target, Order::Reserve(reserve));
+        self.legs.send_order(target, Order::Reserve(reserve));
     }
 
     /// Orders the source to send, after the target has reserved blocks.
-    pub(crate) fn move_reserved(&mut self, handoff: HandoffId, target: HandoffTarget) {
-        let Some(flight) = self.flights.get_mut(&handoff.flight) else {
+    pub(crate) fn reserved(&mut self, handoff: HandoffId, target: HandoffTarget) {
+        let Some(flight) = self.legs.flights.get_mut(handoff.flight) else {
             return;
         };
         let tokens = (flight.request.prompt.len() + flight.request.generated.len()) as u32;
@@ -309,15 +302,16 @@ impl RouterBrain {
         };
         leg.reserved = true;
         let (source, of) = (leg.prefill, leg.sending());
-        self.timers
-            .set(handoff.flight, FlightTimer::StepTimeout, None);
+        self.legs
+            .flights
+            .set_timer(handoff.flight, FlightTimer::StepTimeout, None);
         let migrate = MigrateOrder {
             handoff,
             of,
             target,
             tokens,
         };
-        self.send_order(source, Order::Migrate(migrate));
+        self.legs.send_order(source, Order::Migrate(migrate));
     }
 
     /// Completes a move: the target has everything, and its attempt becomes the flight's.
@@ -327,11 +321,11 @@ impl RouterBrain {
             began,
             leg: Some(leg),
             ..
-        }) = self.take_move(id)
+        }) = self.legs.flights.take_move(id)
         else {
             return;
         };
-        let Some(flight) = self.flights.get_mut(&id) else {
+        let Some(flight) = self.legs.flights.get_mut(id) else {
             return;
         };
         flight.moves_aborted = 0;
@@ -339,94 +333,97 @@ impl RouterBrain {
             flight.yielded_at = Some(flight.request.generated.len() as u32);
         }
         let (handoff, source, of) = (leg.handoff, leg.prefill, leg.sending());
-        flight.stage = FlightPhase::Flying(FlightAttempt {
+        flight.avoided.clear();
+        self.legs.flights.begin(FlightAttempt {
             landed: true,
             ..leg
         });
-        flight.avoided.clear();
-        self.timers.set(id, FlightTimer::StepTimeout, None);
-        self.timers.set(id, FlightTimer::MoveBackoff, None);
-        let took = self.now.since(began);
-        self.note(RouterNote::Moved { handoff, took });
+        self.legs
+            .flights
+            .set_timer(id, FlightTimer::StepTimeout, None);
+        self.legs
+            .flights
+            .set_timer(id, FlightTimer::MoveBackoff, None);
+        let took = self.legs.cx.now.since(began);
+        self.legs.note(RouterNote::Moved { handoff, took });
         // The target informs the source too, but it may be lost before. The source paused before it
         // sealed, so it has no further reports than those on their way.
-        self.release_leg(source, of, LegRelease::Cancel);
+        self.legs.release_leg(source, of, LegRelease::Cancel);
         self.next_from(source);
     }
 
     // === aborted moves ===
 
-    /// Whether the source has sealed, so that the target may have everything.
-    pub(crate) fn is_sealed(&self, id: FlightId) -> bool {
-        let leg = self.flights.get(&id).and_then(|flight| flight.leg());
-        leg.is_some_and(|leg| leg.prefilled && leg.leg_failure.is_none())
-    }
-
     /// Handles a target that does not take the sequence, or should not. The source, once it was
     /// ordered to send, decides: it may have sealed, and then waits for the target's answer.
-    pub(crate) fn move_broken(&mut self, handoff: HandoffId, failure: Failure) {
+    pub(crate) fn broken(&mut self, handoff: HandoffId, failure: Failure) -> Option<SourceFailure> {
         let id = handoff.flight;
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
+        let flight = self.legs.flights.get_mut(id)?;
         let speaks = flight.attempt().is_some_and(|a| a.leg_failure.is_none());
-        let Some(leg) = flight.leg_mut(handoff) else {
-            return;
-        };
+        let leg = flight.leg_mut(handoff)?;
         if !(leg.reserved && speaks) {
-            return self.move_over(id, failure);
+            return self.over(id, failure);
         }
         if leg.leg_failure.is_none() {
             leg.leg_failure = Some(failure);
             let (source, target) = (leg.prefill, leg.decode);
-            self.release_leg(target, handoff, LegRelease::Cancel);
-            self.send_order(source, Order::Cancel { handoff });
+            self.legs.release_leg(target, handoff, LegRelease::Cancel);
+            self.legs.send_order(source, Order::Cancel { handoff });
         }
+        None
     }
 
-    pub(crate) fn move_refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
-        self.note(RouterNote::PassedOver {
+    pub(crate) fn refused(
+        &mut self,
+        worker: WorkerRef,
+        handoff: HandoffId,
+        refusal: Refusal,
+    ) -> Option<SourceFailure> {
+        self.legs.note(RouterNote::PassedOver {
             handoff,
             worker,
             refusal: Some(refusal),
         });
-        self.move_broken(handoff, Failure::Rejected);
+        self.broken(handoff, Failure::Rejected)
     }
 
     /// Ends an aborted move: the sequence goes on where it was, if it still is there, and rests
     /// before it tries again.
-    pub(crate) fn move_over(&mut self, id: FlightId, failure: Failure) {
-        let Some(leg) = self.take_move(id).and_then(|moving| moving.leg) else {
-            return;
-        };
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
+    pub(crate) fn over(&mut self, id: FlightId, failure: Failure) -> Option<SourceFailure> {
+        let moving = self.legs.flights.take_move(id);
+        let leg = moving.and_then(|moving| moving.leg)?;
+        let now = self.legs.cx.now;
+        let flight = self.legs.flights.get_mut(id)?;
         flight.avoided.insert(leg.decode.worker);
         let (shortest, longest) = MOVE_BACKOFF;
         let rest = shortest * (1_u32 << flight.moves_aborted.min(10));
-        let until = self.now + rest.min(longest);
+        let until = now + rest.min(longest);
         flight.moves_aborted += 1;
         let doubt = flight.attempt().and_then(|a| a.leg_failure.clone());
         let current = flight.attempt().map(|a| a.handoff);
-        self.timers.set(id, FlightTimer::StepTimeout, None);
-        self.timers.set(id, FlightTimer::MoveBackoff, Some(until));
-        self.release_leg(leg.decode, leg.handoff, LegRelease::Cancel);
+        let flights = &mut self.legs.flights;
+        flights.set_timer(id, FlightTimer::StepTimeout, None);
+        flights.set_timer(id, FlightTimer::MoveBackoff, Some(until));
+        self.legs
+            .release_leg(leg.decode, leg.handoff, LegRelease::Cancel);
         let handoff = leg.handoff;
-        self.note(RouterNote::MigrationAborted { handoff, failure });
-        match doubt.zip(current) {
-            Some((doubt, current)) => self.fail(current, doubt, leg.decode),
-            None => self.next_from(leg.prefill),
-        }
+        self.legs
+            .note(RouterNote::MigrationAborted { handoff, failure });
+        let Some((failure, handoff)) = doubt.zip(current) else {
+            self.next_from(leg.prefill);
+            return None;
+        };
+        Some(SourceFailure {
+            handoff,
+            failure,
+            worker: leg.decode,
+        })
     }
 
     /// Tries to move again after the pause that follows an aborted move.
     pub(crate) fn rested(&mut self, id: FlightId) {
-        let source = self
-            .flights
-            .get(&id)
-            .and_then(|f| f.attempt())
-            .map(|a| a.decode);
+        let flight = self.legs.flights.get(id);
+        let source = flight.and_then(|f| f.attempt()).map(|a| a.decode);
         if let Some(source) = source {
             self.next_from(source);
         }
@@ -439,17 +436,133 @@ impl RouterBrain {
     }
 
     /// Handles the source's report that the move was aborted.
-    pub(crate) fn move_aborted(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
+    pub(crate) fn aborted(
+        &mut self,
+        worker: WorkerRef,
+        handoff: HandoffId,
+        failure: Failure,
+    ) -> Option<SourceFailure> {
         let moves = |a: &FlightAttempt| a.of.is_some() && a.reserved && a.prefill == worker;
-        if self.leg(handoff).is_some_and(moves) {
+        if let Some(leg) = self.legs.flights.leg(handoff).filter(|leg| moves(leg)) {
             // The target's failure is more specific.
-            let target_failure = self.leg(handoff).and_then(|leg| leg.leg_failure.clone());
-            return self.move_over(handoff.flight, target_failure.unwrap_or(failure));
+            let failure = leg.leg_failure.clone().unwrap_or(failure);
+            return self.over(handoff.flight, failure);
         }
-        match self.current(handoff) {
-            // It landed, and its last tokens will not come.
-            Some(a) if moves(a) && !a.prefilled => self.fail(handoff, failure, worker),
-            _ => self.note(RouterNote::Stale { worker }),
+        let current = self.legs.flights.current(handoff);
+        // It landed, and its last tokens will not come.
+        if current.is_some_and(|a| moves(a) && !a.prefilled) {
+            return Some(SourceFailure {
+                handoff,
+                failure,
+                worker,
+            });
         }
+        self.legs.note(RouterNote::Stale { worker });
+        None
+    }
+}
+
+/// The size with which a target is chosen. A target that takes a sequence over to make room
+/// elsewhere must have room for twice its growth, or it would be the next to ask.
+fn move_ask(flight: &FlightRecord, why: MoveReason, limits: &RouterLimits) -> AttemptSize {
+    let output = limits.expected_output_tokens.max(limits.move_ahead_tokens);
+    AttemptSize::of(
+        &flight.request,
+        match why {
+            MoveReason::Drain | MoveReason::Role => output,
+            MoveReason::MemoryPressure => output.saturating_mul(2),
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{FLIGHT, LegsFixture, at, handoff, worker};
+
+    fn moves(running: &mut LegsFixture) -> FlightMoves<'_> {
+        FlightMoves {
+            legs: running.legs(),
+        }
+    }
+
+    /// A drain of worker 2 moves the flight: worker 3 is to reserve blocks for it.
+    fn departed() -> LegsFixture {
+        let mut running = LegsFixture::running();
+        running.fleet.drain(worker(2));
+        moves(&mut running).evacuate(None);
+        let count = RouterOutput::Count {
+            handoff: handoff(1),
+        };
+        assert_eq!(running.outputs(), [count]);
+        moves(&mut running).depart(FLIGHT);
+        running
+    }
+
+    #[test]
+    fn a_sequence_departs_after_its_tokens_are_counted() {
+        let mut moving = departed();
+        let [(target, Order::Reserve(order))] = &moving.orders()[..] else {
+            panic!("one order to reserve");
+        };
+        let names = (*target, order.sender, order.handoff);
+        assert_eq!(names, (worker(3), worker(2), handoff(1)));
+        moving.flights.check(moving.now);
+        // A move under way is no reason for a second one.
+        moves(&mut moving).evacuate(None);
+        assert_eq!(moving.outputs(), []);
+    }
+
+    #[test]
+    fn a_worker_is_left_by_so_many_at_once() {
+        let mut running = LegsFixture::running();
+        running.limits.moves_max = 0;
+        running.fleet.drain(worker(2));
+        moves(&mut running).evacuate(None);
+        assert_eq!(running.outputs(), []);
+    }
+
+    #[test]
+    fn a_landed_move_releases_its_source() {
+        let mut moving = departed();
+        moving.outputs();
+        moves(&mut moving).moved(FLIGHT);
+        let cancel = Order::Cancel {
+            handoff: handoff(0),
+        };
+        assert_eq!(moving.orders(), [(worker(2), cancel)]);
+        let attempt = moving.flights.current(handoff(1)).unwrap();
+        assert_eq!((attempt.decode, attempt.landed), (worker(3), true));
+        assert_eq!(moving.flights.moving().count(), 0);
+    }
+
+    #[test]
+    fn an_aborted_move_rests_twice_as_long_each_time() {
+        let mut moving = departed();
+        for (attempt, rest) in [(1, 100), (2, 200), (3, 400)] {
+            let failed = moves(&mut moving).broken(handoff(attempt), Failure::Rejected);
+            assert!(failed.is_none(), "its source goes on");
+            let timer = moving.flights.timer(FLIGHT, FlightTimer::MoveBackoff);
+            assert_eq!(timer, Some(moving.now + Duration::from_millis(rest)));
+            moving
+                .flights
+                .set_timer(FLIGHT, FlightTimer::MoveBackoff, None);
+            moving.fleet.release(worker(3), handoff(attempt));
+            moves(&mut moving).rested(FLIGHT);
+            moves(&mut moving).depart(FLIGHT);
+        }
+    }
+
+    #[test]
+    fn a_source_in_doubt_fails_with_its_move() {
+        let mut moving = departed();
+        moving.now = at(9);
+        let flight = moving.flights.get_mut(FLIGHT).unwrap();
+        let attempt = flight.attempt_mut(handoff(0)).unwrap();
+        attempt.leg_failure = Some(Failure::WorkerLost);
+        let failed = moves(&mut moving).broken(handoff(1), Failure::Rejected);
+        let failed = failed.expect("the source failed");
+        assert_eq!(failed.failure, Failure::WorkerLost);
+        assert_eq!((failed.handoff, failed.worker), (handoff(0), worker(3)));
     }
 }

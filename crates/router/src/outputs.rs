@@ -13,10 +13,11 @@ pub(crate) struct RouterOutputs {
     queue: VecDeque<RouterOutput>,
 }
 
-/// The time of the present input, and the outputs made so far.
+/// The time of the present input, the limits of the brain, and the outputs made so far.
 #[derive(Debug)]
 pub(crate) struct RouterContext<'a> {
     pub(crate) now: Time,
+    pub(crate) limits: &'a RouterLimits,
     pub(crate) outputs: &'a mut RouterOutputs,
 }
 
@@ -39,8 +40,21 @@ impl RouterOutputs {
 }
 
 impl RouterContext<'_> {
+    pub(crate) fn emit(&mut self, output: RouterOutput) {
+        self.outputs.emit(output);
+    }
+
     pub(crate) fn note(&mut self, note: RouterNote) {
         self.outputs.note(note);
+    }
+
+    /// The same context, borrowed for a machine that is called.
+    pub(crate) fn reborrow(&mut self) -> RouterContext<'_> {
+        RouterContext {
+            now: self.now,
+            limits: self.limits,
+            outputs: self.outputs,
+        }
     }
 }
 

@@ -96,3 +96,67 @@ impl LegReleases {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::RouterOutput;
+    use crate::fixtures::{FLIGHT, LegsFixture, at, handoff, worker};
+
+    fn cancel(placed: &mut LegsFixture) {
+        let mut legs = placed.legs();
+        legs.releases
+            .cancel(FLIGHT, CancelStage::Reserving, legs.fleet, &mut legs.cx);
+    }
+
+    /// Releases a leg, and returns the outputs.
+    fn close(placed: &mut LegsFixture, on: WorkerRef) -> Vec<RouterOutput> {
+        placed.fleet.release(on, handoff(0));
+        placed.legs().leg_closed(FLIGHT);
+        placed.outputs()
+    }
+
+    fn freed(millis: u64) -> RouterOutput {
+        RouterOutput::Note(RouterNote::CancelFreed {
+            flight: FLIGHT,
+            took: Duration::from_millis(millis),
+            stage: CancelStage::Reserving,
+        })
+    }
+
+    #[test]
+    fn a_cancelled_flight_leaves_with_its_last_leg() {
+        let mut placed = LegsFixture::placed();
+        placed.now = at(5);
+        cancel(&mut placed);
+        placed.releases.check(&placed.fleet);
+        placed.now = at(7);
+        assert_eq!(close(&mut placed, worker(1)), []);
+        assert_eq!(placed.releases.stages().len(), 1);
+        assert_eq!(close(&mut placed, worker(2)), [freed(2)]);
+        assert_eq!(close(&mut placed, worker(2)), [], "noted once");
+        placed.releases.check(&placed.fleet);
+    }
+
+    #[test]
+    fn a_flight_without_legs_leaves_at_once() {
+        let mut placed = LegsFixture::placed();
+        for number in [1, 2] {
+            assert_eq!(close(&mut placed, worker(number)), [], "not cancelled");
+        }
+        cancel(&mut placed);
+        assert_eq!(placed.outputs(), [freed(0)]);
+        assert_eq!(placed.releases.stages().len(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "was not offered")]
+    fn room_is_offered_within_its_input() {
+        let mut placed = LegsFixture::placed();
+        placed.releases.offer_room(worker(1), Some(FLIGHT));
+        assert_eq!(placed.releases.take_room(), Some((worker(1), Some(FLIGHT))));
+        placed.releases.check(&placed.fleet);
+        placed.releases.offer_room(worker(1), None);
+        placed.releases.check(&placed.fleet);
+    }
+}

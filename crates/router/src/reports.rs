@@ -6,29 +6,69 @@
 //! from the worker that has that leg; anything else is stale, and changes nothing but the claims on
 //! that worker.
 
-use crate::brain::RouterBrain;
-use crate::event::{OperatorRequest, RouterNote};
-use crate::flight::{FlightAttempt, SequenceEnd};
+use crate::end::FlightEndings;
+use crate::event::RouterNote;
+use crate::flight::{FlightAttempt, FlightRecord, RouterFlights, SequenceEnd};
 use crate::ledger::LegClaim;
-use crate::legs::LegRelease;
+use crate::legs::{LegRelease, LegRules};
+use crate::moves::{FlightMoves, SourceFailure};
+use crate::resume::FlightRecovery;
+use crate::stuck::StuckDeadlines;
 use crate::timers::FlightTimer;
 use cleave_domain::{
     DecodeTiming, Failure, FlightId, HandoffId, HandoffTarget, Order, PrefillOrder, PrefillTiming,
-    Refusal, Report, StepProgress, WorkerDescription, WorkerId, WorkerRef,
+    Refusal, Report, StepProgress, WorkerDescription, WorkerRef,
 };
 use std::sync::Arc;
 
-impl RouterBrain {
+/// The rules of a flight's way, over recovery and the stuck workers.
+#[derive(Debug)]
+pub(crate) struct FlightSteps<'a> {
+    pub(crate) recovery: FlightRecovery<'a>,
+    pub(crate) stuck: &'a mut StuckDeadlines,
+}
+
+impl<'a> FlightSteps<'a> {
+    pub(crate) fn legs(&mut self) -> &mut LegRules<'a> {
+        self.recovery.legs()
+    }
+
+    pub(crate) fn moves(&mut self) -> FlightMoves<'_> {
+        FlightMoves {
+            legs: self.legs().reborrow(),
+        }
+    }
+
+    pub(crate) fn flights(&self) -> &RouterFlights {
+        self.recovery.admission.ends.legs.flights
+    }
+
+    fn stale(&mut self, worker: WorkerRef) {
+        self.legs().note(RouterNote::Stale { worker });
+    }
+
+    /// Fails the attempt that turned out to have failed as its move ended.
+    pub(crate) fn settle_move(&mut self, failed: Option<SourceFailure>) {
+        if let Some(SourceFailure {
+            handoff,
+            failure,
+            worker,
+        }) = failed
+        {
+            self.recovery.fail(handoff, failure, worker);
+        }
+    }
+
     // === workers come and go ===
 
     pub(crate) fn joined(&mut self, worker: WorkerRef, description: WorkerDescription) {
         self.forget(worker);
-        self.fleet.join(worker, description);
+        self.legs().fleet.join(worker, description);
     }
 
     pub(crate) fn lost(&mut self, worker: WorkerRef) {
-        if self.fleet.get(worker).is_none() {
-            self.note(RouterNote::Stale { worker });
+        if self.legs().fleet.get(worker).is_none() {
+            self.stale(worker);
             return;
         }
         self.forget(worker);
@@ -37,86 +77,72 @@ impl RouterBrain {
     /// Forgets the known incarnation of the worker, and fails over all that it held.
     fn forget(&mut self, worker: WorkerRef) {
         // A worker that drained and then left is no loss: nothing failed.
-        let present = self.fleet.incarnation_of(worker.worker);
-        if present.is_some_and(|present| !self.fleet.has_drained(present)) {
-            self.count_loss(worker.worker);
+        let present = self.legs().fleet.incarnation_of(worker.worker);
+        if present.is_some_and(|present| !self.legs().fleet.has_drained(present)) {
+            self.recovery.count_loss(worker.worker);
         }
-        let held = self.fleet.leave(worker.worker);
-        self.stop_waiting_for(worker);
+        let held = self.legs().fleet.leave(worker.worker);
+        self.stuck.end(worker.worker);
         let lost = || Failure::WorkerLost;
         for handoff in held {
-            self.leg_closed(handoff.flight);
+            self.legs().leg_closed(handoff.flight);
             let decodes = |a: &FlightAttempt| a.decode.worker == worker.worker;
-            if self.leg(handoff).is_some_and(decodes) {
+            if self.flights().leg(handoff).is_some_and(decodes) {
                 self.move_broken(handoff, lost());
-            } else if let Some(successor) = self.successor(worker, handoff) {
-                self.fail(successor, lost(), worker);
+            } else if let Some(successor) = self.flights().successor(worker, handoff) {
+                self.recovery.fail(successor, lost(), worker);
             } else {
-                match self.current(handoff) {
-                    Some(a) if decodes(a) => self.decode_lost(handoff, lost(), worker),
-                    Some(_) => self.prefill_lost(handoff, lost(), worker),
+                match self.flights().current(handoff) {
+                    Some(a) if decodes(a) => self.recovery.decode_lost(handoff, lost(), worker),
+                    Some(_) => self.recovery.prefill_lost(handoff, lost(), worker),
                     None => {}
                 }
             }
         }
     }
 
-    /// Passes an operator's command on. Nothing changes here until the worker reports that it
-    /// complies.
-    pub(crate) fn commanded(&mut self, worker: WorkerId, command: OperatorRequest) {
-        let Some(worker) = self.fleet.incarnation_of(worker) else {
-            return;
-        };
-        let order = match command {
-            OperatorRequest::Drain => Order::Drain,
-            OperatorRequest::Serve(role) => Order::Serve { role },
-        };
-        self.send_order(worker, order);
-        // The answer to a drain is certain, so new requests avoid the worker at once.
-        if command == OperatorRequest::Drain {
-            self.drains(worker);
-        }
-    }
-
     // === reports ===
 
     pub(crate) fn reported(&mut self, worker: WorkerRef, report: Report) {
-        if self.fleet.get(worker).is_none() {
-            self.note(RouterNote::Stale { worker });
+        if self.legs().fleet.get(worker).is_none() {
+            self.stale(worker);
             return;
         }
         if is_of_a_handoff(&report) {
-            self.fleet.set_silent(worker, false);
+            self.legs().fleet.set_silent(worker, false);
         }
         match report {
             Report::Load(load) => {
                 let load = load.bounded();
-                let eased = self.fleet.load_eased(worker, &load);
-                self.fleet.update_worker(worker, &Report::Load(load));
+                let eased = self.legs().fleet.load_eased(worker, &load);
+                self.legs().fleet.update_worker(worker, &Report::Load(load));
                 match load.progress {
-                    StepProgress::Moving => self.moves_again(worker),
-                    StepProgress::Stuck => self.stuck(worker),
+                    StepProgress::Moving => self.progresses(worker),
+                    StepProgress::Stuck => self.is_stuck(worker),
                 }
-                self.settle_migration_request(worker, &load);
+                self.moves().settle_migration_request(worker, &load);
                 if eased {
                     self.room_appeared(worker);
                 }
             }
-            Report::Prices(_) => self.fleet.update_worker(worker, &report),
+            Report::Prices(_) => self.legs().fleet.update_worker(worker, &report),
             Report::Prefix { stored, evicted } => {
-                let dropped_count = self.fleet.update_prefixes(worker, &stored, &evicted);
+                let dropped_count = self.legs().fleet.update_prefixes(worker, &stored, &evicted);
                 if dropped_count > 0 {
-                    self.note(RouterNote::PrefixDropped {
+                    self.legs().note(RouterNote::PrefixDropped {
                         worker,
                         dropped_count,
                     });
                 }
             }
             Report::Draining => self.drains(worker),
-            Report::Relayed(gossip) => self.scaling.receive_gossip(self.now, gossip),
+            Report::Relayed(gossip) => {
+                let ends = &mut self.recovery.admission.ends;
+                ends.scaling.receive_gossip(ends.legs.cx.now, gossip);
+            }
             Report::Serves { role } => {
-                self.fleet.set_role(worker, role);
-                self.evacuate_one(worker);
+                self.legs().fleet.set_role(worker, role);
+                self.moves().evacuate_one(worker);
             }
             Report::Reserved {
                 handoff,
@@ -138,7 +164,7 @@ impl RouterBrain {
             Report::MigrationAborted { handoff, failure } => {
                 self.move_aborted(worker, handoff, failure)
             }
-            Report::MemoryPressure { handoff } => self.memory_pressure(worker, handoff),
+            Report::MemoryPressure { handoff } => self.moves().memory_pressure(worker, handoff),
             Report::Finished {
                 handoff,
                 reason,
@@ -157,42 +183,81 @@ impl RouterBrain {
         }
     }
 
-    fn drains(&mut self, worker: WorkerRef) {
-        self.fleet.drain(worker);
-        self.evacuate_one(worker);
+    /// Handles a worker's report that its step takes too long.
+    fn is_stuck(&mut self, worker: WorkerRef) {
+        let LegRules { cx, fleet, .. } = self.recovery.legs();
+        if !fleet.set_progress(worker, StepProgress::Stuck) {
+            return;
+        }
+        cx.note(RouterNote::WorkerStuck { worker });
+        let until = cx.now + cx.limits.stuck_max;
+        let sequences = fleet.sequences(worker);
+        self.stuck.begin(worker.worker, until);
+        for handoff in sequences {
+            // A sealed move may have landed and cannot be taken back.
+            let arrives = |leg: &FlightAttempt| leg.decode == worker && !leg.prefilled;
+            if self.flights().leg(handoff).is_some_and(arrives) {
+                self.legs().release_leg(worker, handoff, LegRelease::Cancel);
+                self.move_broken(handoff, Failure::WorkerStuck);
+            }
+        }
+        self.recovery.fail_over_stuck();
+    }
+
+    /// Handles the report that the step has ended after all.
+    fn progresses(&mut self, worker: WorkerRef) {
+        let fleet = &mut self.legs().fleet;
+        if fleet.set_progress(worker, StepProgress::Moving) {
+            self.stuck.end(worker.worker);
+        }
+    }
+
+    fn move_broken(&mut self, handoff: HandoffId, failure: Failure) {
+        let failed = self.moves().broken(handoff, failure);
+        self.settle_move(failed);
+    }
+
+    fn move_aborted(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
+        let failed = self.moves().aborted(worker, handoff, failure);
+        self.settle_move(failed);
+    }
+
+    pub(crate) fn drains(&mut self, worker: WorkerRef) {
+        self.legs().fleet.drain(worker);
+        self.moves().evacuate_one(worker);
     }
 
     fn reserved(&mut self, handoff: HandoffId, target: HandoffTarget) {
+        let id = handoff.flight;
         let worker = target.worker;
-        self.fleet.change(worker, handoff, |p| p.answered = true);
-        let Some(flight) = self.flights.get_mut(&handoff.flight) else {
-            return self.note(RouterNote::Stale { worker });
+        let legs = self.legs();
+        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        legs.fleet.change(worker, handoff, |p| p.answered = true);
+        let Some(flight) = legs.flights.get_mut(id) else {
+            return self.stale(worker);
         };
         let request = Arc::clone(&flight.request);
-        let waited = self.now.since(flight.submitted);
+        let waited = now.since(flight.submitted);
         let awaits_answer = |a: &&mut FlightAttempt| a.decode == worker && !a.reserved;
         if flight.leg_mut(handoff).filter(awaits_answer).is_some() {
-            return self.move_reserved(handoff, target);
+            return self.moves().reserved(handoff, target);
         }
         let Some(attempt) = flight.attempt_mut(handoff).filter(awaits_answer) else {
-            return self.note(RouterNote::Stale { worker });
+            return self.stale(worker);
         };
         let sender = attempt.prefill;
         // The sender began to drain while the other leg answered: it would refuse, and may be gone
         // before.
-        let drains = self.fleet.get(sender).is_some_and(|w| w.draining);
+        let drains = legs.fleet.get(sender).is_some_and(|w| w.draining);
         if sender != worker && drains {
-            return self.pass_over(handoff, sender, Some(Refusal::Draining));
+            let refusal = Some(Refusal::Draining);
+            return self.recovery.pass_over(handoff, sender, refusal);
         }
         attempt.reserved = true;
-        flight.wait_until = None;
-        // Workers that refused it as late stay excluded, or they would be asked again and again.
-        flight.refusals = flight.late_workers.len() as u32;
-        flight.excluded.clone_from(&flight.late_workers);
-        self.timers
-            .set(handoff.flight, FlightTimer::StepTimeout, None);
-        self.fleet.change(sender, handoff, |p| p.ordered = true);
-        let due = self.due(handoff.flight);
+        flight.accepted(now);
+        let due = flight.deadline(limits, now);
+        legs.flights.set_timer(id, FlightTimer::StepTimeout, None);
+        legs.fleet.change(sender, handoff, |p| p.ordered = true);
         let prefill = PrefillOrder {
             handoff,
             request,
@@ -200,68 +265,81 @@ impl RouterBrain {
             waited,
             due,
         };
-        self.clock_ordered(handoff.flight);
-        self.send_order(sender, Order::Prefill(prefill));
+        legs.send_order(sender, Order::Prefill(prefill));
     }
 
     fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId, timing: PrefillTiming) {
-        self.fleet.prompt_done(worker, handoff);
+        let legs = self.legs();
+        legs.fleet.prompt_done(worker, handoff);
         let ran = |a: &&mut FlightAttempt| a.reserved && a.prefill == worker;
-        let attempt = self
+        let attempt = legs
             .flights
-            .get_mut(&handoff.flight)
+            .get_mut(handoff.flight)
             .and_then(|flight| flight.either_mut(handoff))
             .filter(ran);
         let Some(attempt) = attempt else {
-            return self.note(RouterNote::Stale { worker });
+            return self.stale(worker);
         };
         attempt.prefilled = true;
         let (decode, began) = (attempt.decode, attempt.of.is_none());
         if decode == worker {
-            self.fleet.stream_began(worker, handoff);
+            legs.fleet.stream_began(worker, handoff);
         }
         if began {
-            self.clock_first(handoff.flight, timing);
+            self.first_token(handoff.flight, timing);
         }
         self.finish_if_done(handoff.flight);
-        self.news_of(worker);
-        self.evacuate_one(decode);
+        self.recovery.admission.news_of(worker);
+        self.moves().evacuate_one(decode);
+    }
+
+    /// Records the first token, and learns from its time.
+    fn first_token(&mut self, id: FlightId, timing: PrefillTiming) {
+        let FlightEndings { legs, tally, .. } = &mut self.recovery.admission.ends;
+        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        if let Some(flight) = legs.flights.get_mut(id)
+            && flight.timestamps.first_token(timing, now)
+        {
+            tally.learn_first_token(flight, &limits.policy, now);
+        }
     }
 
     fn landed(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        let legs = self.legs();
+        let now = legs.cx.now;
         // Nothing is valid after `Released`, which is a worker's last report about a hand-off.
-        let holds = self.fleet.claim(worker, handoff).is_some();
+        let holds = legs.fleet.claim(worker, handoff).is_some();
         let here = |a: &FlightAttempt| holds && a.reserved && a.decode == worker;
         let arrives = |a: &FlightAttempt| here(a) && a.leg_failure.is_none();
-        if self.leg(handoff).is_some_and(arrives) {
-            self.moved(handoff.flight);
-            return self.evacuate_one(worker);
+        if legs.flights.leg(handoff).is_some_and(arrives) {
+            let mut moves = self.moves();
+            moves.moved(handoff.flight);
+            return moves.evacuate_one(worker);
         }
-        let attempt = self
-            .flights
-            .get_mut(&handoff.flight)
-            .and_then(|flight| flight.attempt_mut(handoff))
-            .filter(|a| here(a) && !a.landed);
-        let Some(attempt) = attempt else {
-            return self.note(RouterNote::Stale { worker });
+        let Some(flight) = legs.flights.get_mut(handoff.flight) else {
+            return self.stale(worker);
+        };
+        let attempt = flight.attempt_mut(handoff);
+        let Some(attempt) = attempt.filter(|a| here(a) && !a.landed) else {
+            return self.stale(worker);
         };
         attempt.landed = true;
         // The loss of the prefill worker may have left a suspicion with its timer.
         attempt.leg_failure = None;
         let sender = attempt.prefill;
-        self.fleet.stream_began(worker, handoff);
         if sender != worker {
-            self.clock_landed(handoff.flight);
+            flight.timestamps.landed.get_or_insert(now);
         }
-        self.timers
-            .set(handoff.flight, FlightTimer::StepTimeout, None);
+        legs.fleet.stream_began(worker, handoff);
+        legs.flights
+            .set_timer(handoff.flight, FlightTimer::StepTimeout, None);
         // The receiver informs the sender too, but it may be lost before.
         if sender != worker {
-            self.release_leg(sender, handoff, LegRelease::Cancel);
+            legs.release_leg(sender, handoff, LegRelease::Cancel);
         }
-        self.evacuate_one(worker);
-        if self.failing_over.remove(&handoff.flight).is_some() {
-            self.fail_over_stuck();
+        self.moves().evacuate_one(worker);
+        if self.legs().flights.end_fail_over(handoff.flight) {
+            self.recovery.fail_over_stuck();
         }
     }
 
@@ -275,20 +353,17 @@ impl RouterBrain {
     ) {
         let arrived =
             |a: &FlightAttempt| a.reserved && a.decode == worker && a.leg_failure.is_none();
-        if self.leg(handoff).is_some_and(arrived) {
-            self.moved(handoff.flight);
+        if self.flights().leg(handoff).is_some_and(arrived) {
+            self.moves().moved(handoff.flight);
         }
         // A source finishes a running sequence under its old name.
         let here = |a: &&mut FlightAttempt| {
             a.reserved && (a.decode == worker || (a.prefill == worker && a.of.is_none()))
         };
-        let attempt = self
-            .flights
-            .get_mut(&handoff.flight)
-            .and_then(|flight| flight.attempt_mut(handoff))
-            .filter(here);
-        let Some(attempt) = attempt else {
-            return self.note(RouterNote::Stale { worker });
+        let flight = self.legs().flights.get_mut(handoff.flight);
+        let attempt = flight.and_then(|flight| flight.attempt_mut(handoff));
+        let Some(attempt) = attempt.filter(here) else {
+            return self.stale(worker);
         };
         attempt.finished = Some(finish);
         attempt.landed = true;
@@ -299,84 +374,96 @@ impl RouterBrain {
         }
         let began = attempt.of.is_none().then_some(timing);
         if let Some(prefill) = prefill {
-            self.clock_first(handoff.flight, prefill);
+            self.first_token(handoff.flight, prefill);
         }
-        self.clock_last(handoff.flight, began);
-        self.timers
-            .set(handoff.flight, FlightTimer::StepTimeout, None);
-        self.release_leg(worker, handoff, LegRelease::AlreadyEnded);
+        let legs = self.legs();
+        // The timing of its decode worker, if that is the flight's first one.
+        let flight = legs.flights.get_mut(handoff.flight);
+        if let Some(flight) = flight.filter(|flight| flight.failures == 0) {
+            flight.timestamps.decode = began.unwrap_or_default();
+        }
+        legs.flights
+            .set_timer(handoff.flight, FlightTimer::StepTimeout, None);
+        legs.release_leg(worker, handoff, LegRelease::AlreadyEnded);
         self.finish_if_done(handoff.flight);
     }
 
     fn finish_if_done(&mut self, id: FlightId) {
-        let Some(flight) = self.flights.get(&id) else {
-            return;
-        };
-        if let Some(finish) = flight.done() {
-            self.finish_flight(id, finish);
+        let finish = self.flights().get(id).and_then(FlightRecord::done);
+        if let Some(finish) = finish {
+            self.recovery.admission.ends.finish(id, finish);
         }
     }
 
     fn leg_failed(&mut self, worker: WorkerRef, handoff: HandoffId, failure: Failure) {
-        self.release_leg(worker, handoff, LegRelease::AlreadyEnded);
-        if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
+        self.legs()
+            .release_leg(worker, handoff, LegRelease::AlreadyEnded);
+        if self
+            .flights()
+            .leg(handoff)
+            .is_some_and(|leg| leg.decode == worker)
+        {
             return self.move_broken(handoff, failure);
         }
-        match self.current(handoff) {
-            Some(a) if a.decode == worker => self.decode_lost(handoff, failure, worker),
-            Some(a) if a.prefill == worker => self.prefill_lost(handoff, failure, worker),
-            _ => self.note(RouterNote::Stale { worker }),
+        match self.flights().current(handoff) {
+            Some(a) if a.decode == worker => self.recovery.decode_lost(handoff, failure, worker),
+            Some(a) if a.prefill == worker => self.recovery.prefill_lost(handoff, failure, worker),
+            _ => self.stale(worker),
         }
     }
 
     fn released(&mut self, worker: WorkerRef, handoff: HandoffId) {
-        if self.fleet.release(worker, handoff).is_none() {
-            return self.note(RouterNote::Stale { worker });
+        if self.legs().fleet.release(worker, handoff).is_none() {
+            return self.stale(worker);
         }
         // Not after a refusal was taken back: the same order would be sent again at once.
-        let ended = !self.flights.contains_key(&handoff.flight);
-        if ended || self.current(handoff).is_some() {
-            self.fleet.reopen(worker);
+        let ended = !self.flights().contains(handoff.flight);
+        if ended || self.flights().current(handoff).is_some() {
+            self.legs().fleet.reopen(worker);
         }
-        self.leg_closed(handoff.flight);
+        self.legs().leg_closed(handoff.flight);
         // A leg that is released without having done its part has failed. Only a decode leg may
         // know more than its router: the sender reported to it that the first token was the last.
         // Then the sender's own report is on its way.
         let failure = Failure::Rejected;
-        if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
+        if self
+            .flights()
+            .leg(handoff)
+            .is_some_and(|leg| leg.decode == worker)
+        {
             self.move_broken(handoff, failure);
-        } else if let Some(successor) = self.successor(worker, handoff) {
-            self.fail(successor, failure, worker);
+        } else if let Some(successor) = self.flights().successor(worker, handoff) {
+            self.recovery.fail(successor, failure, worker);
         } else {
-            match self.current(handoff) {
+            match self.flights().current(handoff) {
                 Some(a) if a.decode == worker && a.finished.is_none() => {
                     if a.reserved && !a.landed && a.prefill != worker {
-                        self.trouble(handoff, failure);
+                        self.recovery.trouble(handoff, failure);
                     } else {
-                        self.decode_lost(handoff, failure, worker);
+                        self.recovery.decode_lost(handoff, failure, worker);
                     }
                 }
                 Some(a) if a.prefill == worker && !a.prefilled => {
-                    self.fail(handoff, failure, worker);
+                    self.recovery.fail(handoff, failure, worker);
                 }
                 _ => {}
             }
         }
         // Each sequence that left a draining worker lets the next one move.
-        self.evacuate_one(worker);
+        self.moves().evacuate_one(worker);
         self.room_appeared(worker);
     }
 
     fn refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
         // A worker that refuses the prompt may still hold the reservation.
         let held = |p: &LegClaim| p.blocks > 0 && p.answered;
-        let keeps = self.fleet.claim(worker, handoff).is_some_and(held);
+        let keeps = self.legs().fleet.claim(worker, handoff).is_some_and(held);
         if !keeps {
-            self.drop_claim(worker, handoff);
+            self.legs().drop_claim(worker, handoff);
         }
         match &refusal {
             Refusal::QueueFull { retry_after } | Refusal::NoBlocks { retry_after } => {
-                self.close_worker(worker, *retry_after);
+                self.recovery.admission.close_worker(worker, *retry_after);
             }
             Refusal::Draining => self.drains(worker),
             // It may take the next request; this one tries another worker.
@@ -386,25 +473,31 @@ impl RouterBrain {
             | Refusal::NoWorker
             | Refusal::WrongWorker => {}
         }
-        if self.leg(handoff).is_some_and(|leg| leg.decode == worker) {
-            return self.move_refused(worker, handoff, refusal);
+        if self
+            .flights()
+            .leg(handoff)
+            .is_some_and(|leg| leg.decode == worker)
+        {
+            let failed = self.moves().refused(worker, handoff, refusal);
+            return self.settle_move(failed);
         }
         if self
+            .flights()
             .leg(handoff)
             .is_some_and(|leg| leg.reserved && leg.prefill == worker)
         {
             return self.move_aborted(worker, handoff, Failure::Rejected);
         }
-        let Some(attempt) = self.current(handoff) else {
-            return self.note(RouterNote::Stale { worker });
+        let Some(attempt) = self.flights().current(handoff) else {
+            return self.stale(worker);
         };
         if attempt.decode != worker && attempt.prefill != worker {
-            self.note(RouterNote::Stale { worker });
+            self.stale(worker);
         } else if attempt.prefilled || attempt.landed {
             // A worker that refuses after it reported progress may have drawn tokens.
-            self.fail(handoff, Failure::Rejected, worker);
+            self.recovery.fail(handoff, Failure::Rejected, worker);
         } else {
-            self.pass_over(handoff, worker, Some(refusal));
+            self.recovery.pass_over(handoff, worker, Some(refusal));
         }
     }
 }

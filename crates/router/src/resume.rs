@@ -6,24 +6,34 @@
 //! one begins exactly after the client's last token. A flight survives `failures_max` failures that
 //! count (`losses`); one whose client has every token is done, whichever worker was lost.
 
-use crate::brain::RouterBrain;
+use crate::admit::FlightAdmission;
 use crate::candidates::ChosenPlacement;
 use crate::event::{RouterNote, RouterOutput};
-use crate::flight::{FailedAttempt, FlightPhase};
+use crate::flight::FailedAttempt;
 use crate::forecast::TargetMiss;
+use crate::legs::LegRules;
+use crate::losses::RecentLosses;
 use crate::policy::NoPlacement;
-use crate::prefix::PrefixHashes;
 use crate::timers::FlightTimer;
-use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Refusal, Request, TokenId, WorkerId, WorkerRef,
-};
+use cleave_domain::{Failure, FlightId, HandoffId, Refusal, Time, TokenId, WorkerId, WorkerRef};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Workers tried in one round before a flight waits for news.
 const ROUND_WORKERS: u32 = 3;
 
-impl RouterBrain {
+/// The rules of recovery, over admission and the recent losses.
+#[derive(Debug)]
+pub(crate) struct FlightRecovery<'a> {
+    pub(crate) admission: FlightAdmission<'a>,
+    pub(crate) losses: &'a mut RecentLosses,
+}
+
+impl<'a> FlightRecovery<'a> {
+    pub(crate) fn legs(&mut self) -> &mut LegRules<'a> {
+        self.admission.legs()
+    }
+
     // === passing over ===
 
     /// Passes over a worker that does not take its leg: another may. Nothing was drawn.
@@ -57,27 +67,28 @@ impl RouterBrain {
             }),
             _ => None,
         };
+        let legs = self.legs();
         // No answer at all: the worker is not counted as able to serve until it answers again.
         if refusal.is_none() {
-            self.fleet.set_silent(worker, true);
+            legs.fleet.set_silent(worker, true);
         }
         let foreign = matches!(refusal, Some(Refusal::OutOfVocabulary { .. }));
-        self.clock_lost(id);
-        self.drop_legs(id, Failure::Rejected);
-        self.note(RouterNote::PassedOver {
+        legs.clock_lost(id);
+        legs.drop_legs(id, Failure::Rejected);
+        legs.note(RouterNote::PassedOver {
             handoff,
             worker,
             refusal: refusal.clone(),
         });
-        let Some(flight) = self.flights.get_mut(&id) else {
+        let Some(flight) = legs.flights.get_mut(id) else {
             return;
         };
         if let (Some(refusal), None) = (last_word, &flight.failure) {
-            return self.refuse(id, refusal, Vec::new());
+            return self.admission.ends.refuse(id, refusal, Vec::new());
         }
         // The stream has a token outside the vocabulary, which every worker would refuse.
         if foreign {
-            return self.end_without_place(id);
+            return self.admission.end_without_place(id);
         }
         // One worker's draining, or a routing mistake, replaces no answer of another worker.
         let is_answer = !matches!(refusal, Some(Refusal::Draining | Refusal::WrongWorker));
@@ -93,11 +104,11 @@ impl RouterBrain {
         // fleet.
         let round_over = flight.refusals >= ROUND_WORKERS;
         let refused_late = flight.failure.is_none().then_some(late).flatten();
-        let found = self.seek(id);
+        let found = self.admission.seek(id);
         if let Some(placement) = found.as_ref().ok().filter(|p| p.miss().is_none())
             && !round_over
         {
-            return self.start(id, placement);
+            return self.admission.start(id, placement);
         }
         let considered = match &found {
             Ok(placement) => placement.considered.clone(),
@@ -106,12 +117,12 @@ impl RouterBrain {
         let missed = found.as_ref().ok().and_then(ChosenPlacement::miss);
         match missed.or(refused_late) {
             // Workers refused for lateness, or it is predicted of all that remain.
-            Some(miss) => self.unmet(id, miss, considered),
+            Some(miss) => self.admission.unmet(id, miss, considered),
             None => {
                 // A worker that did not even answer is closed for a moment, or the first flight of
                 // the queue would be sent straight back.
-                self.close_worker(worker, Duration::ZERO);
-                self.wait(id);
+                self.admission.close_worker(worker, Duration::ZERO);
+                self.admission.wait(id);
             }
         }
     }
@@ -121,7 +132,7 @@ impl RouterBrain {
     /// Handles a prefill worker that cannot go on. That does not matter if the decode worker has
     /// everything, and while it may have, it is given a moment to report it.
     pub(crate) fn prefill_lost(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
-        let Some(attempt) = self.current(handoff) else {
+        let Some(attempt) = self.legs().flights.current(handoff) else {
             return;
         };
         if !attempt.prefilled {
@@ -134,7 +145,7 @@ impl RouterBrain {
     /// Handles a decode worker that cannot go on. If the sequence is sealed on its way to another,
     /// that one may have it, and is given a moment to report it.
     pub(crate) fn decode_lost(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
-        if self.is_sealed(handoff.flight) {
+        if self.legs().flights.is_sealed(handoff.flight) {
             self.trouble(handoff, failure);
         } else {
             self.fail(handoff, failure, worker);
@@ -144,13 +155,13 @@ impl RouterBrain {
     /// Records that one leg cannot go on; the next report of the other one decides, within a time
     /// limit.
     pub(crate) fn trouble(&mut self, handoff: HandoffId, failure: Failure) {
-        let until = self.now + self.limits.reserve_timeout;
-        let flight = self.flights.get_mut(&handoff.flight);
+        let LegRules { cx, flights, .. } = self.legs();
+        let until = cx.now + cx.limits.reserve_timeout;
+        let flight = flights.get_mut(handoff.flight);
         let attempt = flight.and_then(|f| f.attempt_mut(handoff));
         if let Some(attempt) = attempt.filter(|a| a.leg_failure.is_none()) {
             attempt.leg_failure = Some(failure);
-            self.timers
-                .set(handoff.flight, FlightTimer::StepTimeout, Some(until));
+            flights.set_timer(handoff.flight, FlightTimer::StepTimeout, Some(until));
         }
     }
 
@@ -158,7 +169,9 @@ impl RouterBrain {
     /// one.
     pub(crate) fn fail(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         let id = handoff.flight;
-        let Some(attempt) = self.current(handoff) else {
+        let shared = self.is_loss_shared();
+        let legs = self.legs();
+        let Some(attempt) = legs.flights.current(handoff) else {
             return;
         };
         let ordered = attempt.reserved;
@@ -172,21 +185,25 @@ impl RouterBrain {
         let link = failure == Failure::LinkLost && !attempt.landed && other != worker.worker;
         let doubtful = link.then_some(other);
         // The answer to an earlier count must not be mistaken for the fence's.
-        let flight = self.flights.get_mut(&id);
-        if let Some(flight) = flight.filter(|f| f.moving.as_ref().is_some_and(|m| m.leg.is_none()))
-        {
+        let flight = legs.flights.get_mut(id);
+        if let Some(flight) = flight.filter(|f| f.moving().is_some_and(|m| m.leg.is_none())) {
             flight.name_attempt();
         }
-        self.clock_lost(id);
-        self.drop_legs(id, failure.clone());
-        self.timers.set(id, FlightTimer::StepTimeout, None);
-        self.timers.set(id, FlightTimer::MoveBackoff, None);
-        self.timers.set(id, FlightTimer::RetryDelay, None);
-        self.failing_over.remove(&id);
-        self.count_failure(id, failure);
-        let Some(flight) = self.flights.get_mut(&id) else {
+        legs.clock_lost(id);
+        legs.drop_legs(id, failure.clone());
+        for timer in [
+            FlightTimer::StepTimeout,
+            FlightTimer::MoveBackoff,
+            FlightTimer::RetryDelay,
+        ] {
+            legs.flights.set_timer(id, timer, None);
+        }
+        legs.flights.end_fail_over(id);
+        let (now, failures_max) = (legs.cx.now, legs.cx.limits.failures_max);
+        let Some(flight) = legs.flights.get_mut(id) else {
             return;
         };
+        flight.count_failure(failure, shared, failures_max, now);
         flight.excluded.insert(worker.worker);
         flight.excluded.extend(doubtful);
         flight.avoided.clear();
@@ -200,239 +217,132 @@ impl RouterBrain {
             flight: id,
             attempt: flight.attempts - 1,
         };
-        flight.stage = FlightPhase::CountingTokens(FailedAttempt {
+        legs.flights.fence(FailedAttempt {
             handoff,
             fence,
             peer_in_doubt: doubtful,
             context_tokens_max,
         });
-        self.counting_flights += 1;
-        self.emit_output(RouterOutput::Fence { handoff: fence });
+        legs.cx.emit(RouterOutput::Fence { handoff: fence });
+    }
+
+    fn is_loss_shared(&mut self) -> bool {
+        let cx = &self.admission.ends.legs.cx;
+        self.losses.is_shared(cx.now, cx.limits.losses_together)
+    }
+
+    /// Records a lost worker. If another one was lost just before, flights that failed by that are
+    /// excused.
+    pub(crate) fn count_loss(&mut self, worker: WorkerId) {
+        let LegRules { cx, flights, .. } = &mut self.admission.ends.legs;
+        let (now, limits) = (cx.now, cx.limits);
+        self.losses.record(worker, now, limits.losses_together);
+        if self.losses.is_shared(now, limits.losses_together) {
+            for flight in flights.values_mut() {
+                flight.excuse_loss(now, limits);
+            }
+        }
     }
 
     // === resuming ===
 
-    /// Handles the client's tokens; an answer that no question waits for is out of date.
-    pub(crate) fn counted(&mut self, handoff: HandoffId, generated: Arc<[TokenId]>) {
-        let Some(flight) = self.flights.get(&handoff.flight) else {
+    /// Goes on after the fence of an attempt, whose tokens the client has now.
+    pub(crate) fn resume(&mut self, failed: FailedAttempt, generated: Arc<[TokenId]>) {
+        let id = failed.handoff.flight;
+        let LegRules { flights, fleet, .. } = self.legs();
+        flights.set_waiting(id);
+        let Some(flight) = flights.get_mut(id) else {
             return;
         };
-        match (&flight.stage, &flight.moving) {
-            (FlightPhase::CountingTokens(broken), _) if broken.fence == handoff => {
-                let broken = *broken;
-                self.given(handoff.flight, generated);
-                self.resume(handoff.flight, broken);
-            }
-            (_, Some(moving)) if moving.handoff == handoff && moving.leg.is_none() => {
-                self.given(handoff.flight, generated);
-                self.depart(handoff.flight);
-            }
-            _ => {}
-        }
-    }
-
-    fn given(&mut self, id: FlightId, generated: Arc<[TokenId]>) {
-        let sizes: Vec<u32> = self.fleet.block_sizes().collect();
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        if generated.len() > flight.request.generated.len() {
-            let request = Request {
-                generated,
-                ..Request::clone(&flight.request)
-            };
-            flight.content = PrefixHashes::of(&request, sizes.into_iter());
-            flight.request = Arc::new(request);
-        }
-    }
-
-    fn resume(&mut self, id: FlightId, broken: FailedAttempt) {
-        self.counting_flights -= 1;
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        flight.stage = FlightPhase::Waiting;
+        flight.extend_output(generated, fleet.block_sizes());
         if !flight.has_output() {
             flight.timestamps.first = None;
         }
-        if let Some(finish) = flight.sequence_end(broken.context_tokens_max) {
-            self.finish_flight(id, finish);
+        if let Some(finish) = flight.sequence_end(failed.context_tokens_max) {
+            self.admission.ends.finish(id, finish);
         } else {
-            self.try_again(id, broken.handoff, broken.peer_in_doubt);
+            self.try_again(id, failed.handoff, failed.peer_in_doubt);
         }
         self.fail_over_stuck();
     }
 
     /// Begins a new attempt after one that failed, or gives up.
     fn try_again(&mut self, id: FlightId, handoff: HandoffId, doubtful: Option<WorkerId>) {
-        let failures_max = self.limits.failures_max;
-        let Some(flight) = self.flights.get(&id) else {
+        let shared = self.is_loss_shared();
+        let legs = self.legs();
+        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        let Some(flight) = legs.flights.get(id) else {
             return;
         };
-        let spent = flight.failures_counted() > failures_max;
+        let spent = flight.failures_counted() > limits.failures_max;
         let failure = flight.failure.clone().filter(|_| !spent);
         let generated_tokens = flight.request.generated.len() as u32;
         let Some(failure) = failure else {
-            return self.end_without_place(id);
+            return self.admission.end_without_place(id);
         };
-        let pause = self.pause_for(flight, &failure);
-        self.note(RouterNote::Retried {
+        let pause = flight.retry_pause(shared, limits);
+        legs.note(RouterNote::Retried {
             handoff,
             failure,
             generated_tokens,
         });
-        if let Some(until) = pause {
-            return self.pause(id, until);
+        if let Some(pause) = pause {
+            return self.pause(id, now + pause);
         }
         // First without the failed worker and the one in doubt, then with the latter, then with
         // any.
-        let mut choice = self.find(id);
+        let mut choice = self.admission.find(id);
         if let (Err(_), Some(doubtful)) = (&choice, doubtful) {
             self.reconsider(id, |worker| worker != doubtful);
-            choice = self.find(id);
+            choice = self.admission.find(id);
         }
         if choice.is_err() {
             // No other worker can take it: the one that failed is better than none.
             self.reconsider(id, |_| false);
-            choice = self.seek(id);
+            choice = self.admission.seek(id);
         }
         match choice {
-            Ok(placement) => self.start(id, &placement),
+            Ok(placement) => self.admission.start(id, &placement),
             Err(NoPlacement::NoWorker | NoPlacement::TooLong { .. } | NoPlacement::Busy) => {
-                self.wait(id)
+                self.admission.wait(id)
             }
         }
     }
 
     /// Allows workers that failed the flight again, except those for which `keep` holds.
-    pub(crate) fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
-        if let Some(flight) = self.flights.get_mut(&id) {
+    fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
+        if let Some(flight) = self.legs().flights.get_mut(id) {
             flight.excluded.retain(|worker| keep(*worker));
         }
     }
 
-    /// Ends a flight without a place: refused if it never ran, failed if it did. One that only
-    /// waited too long after a failure had retries left, so its last failure is the reason.
-    pub(crate) fn end_without_place(&mut self, id: FlightId) {
-        let exists = !matches!(self.find(id), Err(NoPlacement::NoWorker));
-        let full = self.full();
-        let Some(flight) = self.flights.get(&id) else {
+    /// Puts a flight into the queue, where it is not placed before `until`.
+    fn pause(&mut self, id: FlightId, until: Time) {
+        let flights = &mut self.legs().flights;
+        if let Some(flight) = flights.get_mut(id) {
+            flight.pause_until = Some(until);
+        }
+        flights.set_timer(id, FlightTimer::RetryDelay, Some(until));
+        self.admission.wait(id);
+    }
+
+    /// Ends the pause of a waiting flight. The workers that failed it are tried again only if no
+    /// other has room now.
+    pub(crate) fn pause_over(&mut self, id: FlightId) {
+        let flights = &mut self.legs().flights;
+        if let Some(flight) = flights.get_mut(id) {
+            flight.pause_until = None;
+        }
+        if !flights.is_waiting(id) {
             return;
-        };
-        let failure = match &flight.failure {
-            Some(last) if flight.failures_counted() > self.limits.failures_max => {
-                Failure::RetriesSpent(Box::new(last.clone()))
-            }
-            Some(last) => last.clone(),
-            None if exists => {
-                let refusal = unplaced(flight.refused.as_ref(), full);
-                return self.refuse(id, refusal, Vec::new());
-            }
-            None => return self.refuse(id, Refusal::NoWorker, Vec::new()),
-        };
-        self.end(id, Ending::Failed(failure));
-    }
-
-    /// The refusal where nothing has room. Connected workers that answer nothing are not a full
-    /// queue: a client that sends less would not be served either.
-    pub(crate) fn full(&self) -> Refusal {
-        if self.fleet.answers(self.now, self.terms()) {
-            let retry_after = self.queue.retry_after();
-            Refusal::QueueFull { retry_after }
-        } else {
-            Refusal::NoWorker
         }
-    }
-
-    /// Handles the end of the time that the flight may wait in its present stage.
-    pub(crate) fn timed_out(&mut self, id: FlightId) {
-        let Some(flight) = self.flights.get(&id) else {
-            return;
-        };
-        let attempt = match &flight.stage {
-            FlightPhase::Waiting => return self.waited_out(id),
-            FlightPhase::CountingTokens(_) => return,
-            FlightPhase::Flying(attempt) => attempt,
-        };
-        let (handoff, decode, prefill) = (attempt.handoff, attempt.decode, attempt.prefill);
-        if !attempt.reserved {
-            self.pass_over(handoff, decode, None);
-        } else if let Some(failure) = attempt.leg_failure.clone() {
-            let silent = flight.leg().map_or(prefill, |leg| leg.decode);
-            self.fail(handoff, failure, silent);
-        } else if let Some(leg) = flight.leg().filter(|leg| !leg.reserved) {
-            let (handoff, worker) = (leg.handoff, leg.decode);
-            self.fleet.set_silent(worker, true);
-            self.note(RouterNote::PassedOver {
-                handoff,
-                worker,
-                refusal: None,
-            });
-            self.move_over(id, Failure::Rejected);
+        if self.admission.find(id).is_err() {
+            self.reconsider(id, |_| false);
         }
-    }
-}
-
-/// The refusal of a request that waited for room in vain, by the last refusal of a worker: a queue
-/// was full only if no worker gave another reason. `full` is the fleet's own answer.
-fn unplaced(refused: Option<&Refusal>, full: Refusal) -> Refusal {
-    match (refused, full) {
-        (Some(Refusal::NoBlocks { .. }), Refusal::QueueFull { retry_after }) => {
-            Refusal::NoBlocks { retry_after }
+        self.admission.serve_queue();
+        // The queue placed others first: from now on any worker will do.
+        if self.legs().flights.is_waiting(id) {
+            self.reconsider(id, |_| false);
         }
-        (None | Some(Refusal::QueueFull { .. } | Refusal::NoBlocks { .. }), full) => full,
-        (
-            Some(
-                other @ (Refusal::Late { .. }
-                | Refusal::TooLong { .. }
-                | Refusal::OutOfVocabulary { .. }),
-            ),
-            _,
-        ) => other.clone(),
-        // The fleet is not full, and no worker serves the request: another router may know better.
-        (Some(Refusal::NoWorker | Refusal::Draining | Refusal::WrongWorker), _) => {
-            Refusal::NoWorker
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use cleave_domain::SloMetric;
-
-    #[test]
-    fn no_other_refusal_of_a_worker_becomes_queue_full() {
-        let soon = Duration::from_secs(1);
-        let full = Refusal::QueueFull { retry_after: soon };
-        let late = Refusal::Late {
-            aim: SloMetric::Ttft,
-            predicted: soon,
-            retry_after: soon,
-        };
-        let no_blocks = Refusal::NoBlocks { retry_after: soon };
-        for (refused, answer) in [
-            (full.clone(), full.clone()),
-            (no_blocks.clone(), no_blocks),
-            (late.clone(), late),
-            (
-                Refusal::TooLong { tokens_max: 7 },
-                Refusal::TooLong { tokens_max: 7 },
-            ),
-            (
-                Refusal::OutOfVocabulary { vocab_size: 9 },
-                Refusal::OutOfVocabulary { vocab_size: 9 },
-            ),
-            (Refusal::NoWorker, Refusal::NoWorker),
-            (Refusal::Draining, Refusal::NoWorker),
-            (Refusal::WrongWorker, Refusal::NoWorker),
-        ] {
-            assert_eq!(
-                unplaced(Some(&refused), full.clone()),
-                answer,
-                "{refused:?}"
-            );
-        }
-        assert_eq!(unplaced(None, full.clone()), full);
     }
 }

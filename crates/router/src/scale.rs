@@ -4,24 +4,19 @@
 //! decides how many workers there are to be, or performs the scaler's outputs.
 //! Invariant: a request counts as demand once: at its arrival, at its first placement, at its end.
 
-use crate::brain::RouterBrain;
-use crate::event::{OperatorRequest, OutsideQueue, RouterLimits, RouterOutput, RouterReadiness};
+use crate::event::{OutsideQueue, RouterLimits};
 use crate::fleet::{FleetWorker, RouterFleet};
-use crate::flight::{FlightPhase, FlightRecord};
+use crate::flight::{FlightRecord, RouterFlights};
 use crate::verdict::FlightVerdict;
 use cleave_domain::{
-    Capacity, Ending, FlightId, HandoffId, OnSloMiss, Order, Prices, Refusal, Request, Role,
-    ScalingGossip, ScalingMode, SloMetric, SloPolicy, Time, WorkerRef,
+    Capacity, Ending, HandoffId, Prices, Refusal, Request, Role, ScalingGossip, ScalingMode,
+    SloMetric, SloPolicy, Time,
 };
 use cleave_planner::scaling::{
     PromiseOutcome, Scaler, ScalerFleet, ScalerInput, ScalerMember, ScalerOutput,
 };
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Workers that relay gossip to other routers; more than one, so that one that is stuck or lost
-/// does not prevent agreement.
-const RELAYS: usize = 3;
 
 /// Requests that wait outside the brain, by place.
 #[derive(Clone, Copy, Debug, Default)]
@@ -159,36 +154,25 @@ impl Autoscaling {
         now: Time,
         changed: bool,
         fleet: &RouterFleet,
-        open: impl FnOnce() -> OpenFlights,
+        flights: &RouterFlights,
+        queued: u32,
     ) -> Vec<ScalerOutput> {
         let due = self.deadline().is_some_and(|due| changed || now >= due);
         if !due {
             return Vec::new();
         }
-        let facts = fleet_facts(fleet, &open(), self.waiting_outside(fleet));
+        let waiting = queued.saturating_add(self.waiting_outside(fleet));
+        let facts = fleet_facts(fleet, flights, waiting);
         self.feed(now, ScalerInput::FleetChanged(facts));
         let outputs = || self.scaler.as_mut().and_then(|scaler| scaler.poll());
         std::iter::from_fn(outputs).collect()
     }
 }
 
-/// The flights of this router, as far as they are demand.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenFlights {
-    pub(crate) count: u32,
-    /// Flights in the queue.
-    pub(crate) queued: u32,
-    /// Prompt tokens of the flights that wait.
-    pub(crate) waiting_tokens: u64,
-}
-
-/// Workers that relay gossip to other routers: the same for every router with the same fleet.
-pub(crate) fn gossip_carriers(fleet: &RouterFleet) -> Vec<WorkerRef> {
-    let able = fleet.workers().filter(|worker| !worker.stuck());
-    able.map(|worker| worker.me).take(RELAYS).collect()
-}
-
-fn fleet_facts(fleet: &RouterFleet, open: &OpenFlights, waiting_outside: u32) -> ScalerFleet {
+/// The facts of an evaluation; `waiting` requests have no place.
+fn fleet_facts(fleet: &RouterFleet, flights: &RouterFlights, waiting: u32) -> ScalerFleet {
+    let without_place = flights.iter().filter(|(_, flight)| flight.is_waiting());
+    let tokens = without_place.map(|(_, flight)| flight.request.prompt.len() as u64);
     let decodes = |worker: &&FleetWorker| worker.description.role.decodes();
     let streams = fleet.workers().filter(decodes);
     ScalerFleet {
@@ -196,9 +180,9 @@ fn fleet_facts(fleet: &RouterFleet, open: &OpenFlights, waiting_outside: u32) ->
         prefill: costs(fleet, Role::Prefill),
         decode: costs(fleet, Role::Decode),
         context_tokens: streams.map(|worker| worker.load.context_tokens).sum(),
-        waiting: open.queued.saturating_add(waiting_outside),
-        waiting_tokens: open.waiting_tokens,
-        open: open.count,
+        waiting,
+        waiting_tokens: tokens.sum(),
+        open: flights.len() as u32,
     }
 }
 
@@ -221,74 +205,6 @@ pub(crate) fn workers_expected(policy: &SloPolicy) -> Option<Duration> {
     hopes.then_some(scaling.start_max)
 }
 
-impl RouterBrain {
-    pub(crate) fn rescale(&mut self) {
-        self.readiness.set_outdated();
-        self.scaling.configure(self.now, &self.limits);
-    }
-
-    // === waiting for workers to start ===
-
-    /// How long a started worker may take to join, where no pair is there now; zero otherwise.
-    pub(crate) fn start_awaited(&self) -> Duration {
-        let expected = workers_expected(&self.limits.policy).unwrap_or_default();
-        if expected.is_zero()
-            || self.fleet.readiness(self.now, self.terms()) == RouterReadiness::Ready
-        {
-            Duration::ZERO
-        } else {
-            expected
-        }
-    }
-
-    /// Lets a flight wait until workers are there; its targets count from then on.
-    pub(crate) fn wait_for_workers(&mut self, id: FlightId, start_max: Duration) {
-        if let Some(flight) = self.flights.get_mut(&id) {
-            let limit = match flight.on_miss {
-                OnSloMiss::Queue(limit) => limit.max(start_max),
-                OnSloMiss::Reject | OnSloMiss::Downgrade(_) => start_max,
-            };
-            flight.on_miss = OnSloMiss::Queue(limit);
-            flight.place.latest_start = flight.submitted + limit;
-            flight.awaits_start = true;
-        }
-        self.wait(id);
-    }
-
-    // === evaluation ===
-
-    /// Lets the autoscaler evaluate the fleet, and performs its outputs.
-    pub(crate) fn scale(&mut self, changed: bool) {
-        let flights = &self.flights;
-        let queued = self.queue.len();
-        let open = || {
-            let waits = |flight: &&FlightRecord| matches!(flight.stage, FlightPhase::Waiting);
-            let waiting = flights.values().filter(waits);
-            OpenFlights {
-                count: flights.len() as u32,
-                queued,
-                waiting_tokens: waiting.map(|f| f.request.prompt.len() as u64).sum(),
-            }
-        };
-        for output in self.scaling.evaluate(self.now, changed, &self.fleet, open) {
-            match output {
-                ScalerOutput::SendGossip(gossip) => {
-                    let gossip = Arc::new(gossip);
-                    for carrier in gossip_carriers(&self.fleet) {
-                        self.send_order(carrier, Order::Relay(Arc::clone(&gossip)));
-                    }
-                }
-                ScalerOutput::Flip { worker, role } => {
-                    self.commanded(worker, OperatorRequest::Serve(role));
-                }
-                ScalerOutput::Decided(decision) => {
-                    self.outputs.emit(RouterOutput::WorkersWanted(decision));
-                }
-            }
-        }
-    }
-}
-
 fn member(worker: &FleetWorker) -> ScalerMember {
     let load = &worker.load;
     ScalerMember {
@@ -304,10 +220,11 @@ fn member(worker: &FleetWorker) -> ScalerMember {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::event::{RouterInput as Fact, RouterLimits};
+    use crate::brain::RouterBrain;
+    use crate::event::{RouterInput as Fact, RouterOutput};
     use cleave_domain::{
-        Fingerprint, Incarnation, PoolScaling, ScalingPolicy, SloPolicy, Time, WorkerDescription,
-        WorkerId,
+        Fingerprint, Incarnation, PoolScaling, ScalingPolicy, WorkerDescription, WorkerId,
+        WorkerRef,
     };
 
     const ME: WorkerRef = WorkerRef {

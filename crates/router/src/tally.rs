@@ -6,6 +6,8 @@
 //! the others, so that no service is owed for a time without demand (virtual token counters, Sheng
 //! et al., arXiv:2401.00588).
 
+use crate::flight::FlightRecord;
+use crate::policy::AttemptSize;
 use cleave_domain::{SloPolicy, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -168,6 +170,15 @@ fn scale(span: Duration, by: u32, of: u32) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
+impl FlightRecord {
+    pub(crate) fn payer(&self) -> AccountKey<'_> {
+        AccountKey {
+            class: &self.place.queue.class,
+            tenant: &self.place.queue.tenant,
+        }
+    }
+}
+
 /// An account's name, and its service above the least account's.
 pub(crate) type AccountLead = (Arc<str>, u64);
 
@@ -296,6 +307,28 @@ impl ServiceTally {
         if let Some(account) = class.tenants.get_mut(payer.tenant) {
             add(account, policy.share(payer.tenant));
         }
+    }
+
+    /// Charges a flight that is placed with its expected tokens, once.
+    pub(crate) fn charge_expected(
+        &mut self,
+        flight: &mut FlightRecord,
+        ask: &AttemptSize,
+        policy: &SloPolicy,
+    ) {
+        if flight.charged == 0 {
+            let tokens = i64::from(ask.tokens_expected);
+            self.charge(flight.payer(), tokens, policy);
+            flight.charged = tokens;
+        }
+    }
+
+    /// Closes the account of a flight that was served so many tokens, and corrects its charge.
+    pub(crate) fn settle(&mut self, flight: &FlightRecord, served: i64, policy: &SloPolicy) {
+        if flight.charged > 0 {
+            self.charge(flight.payer(), served - flight.charged, policy);
+        }
+        self.close(flight.payer());
     }
 
     /// Service that a tenant received in a class, by its share.

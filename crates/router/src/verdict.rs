@@ -5,14 +5,13 @@
 //! Invariant: the stages add up to the time from arrival to the end, as far as the flight came; one
 //! verdict for each flight.
 
-use crate::admit::some_class_yields;
-use crate::brain::RouterBrain;
 use crate::event::CancelReason;
 use crate::flight::FlightRecord;
+use crate::placement_rules::some_class_yields;
 use crate::tally::{PredictionSample, ServiceTally};
 use cleave_domain::{
-    DecodeTiming, Ending, FlightId, PrefillTiming, RequestStage, RequestStageTimes, SloMetric,
-    SloPolicy, SloVerdict, Time,
+    DecodeTiming, Ending, PrefillTiming, RequestStage, RequestStageTimes, SloMetric, SloPolicy,
+    SloVerdict, Time,
 };
 use std::time::Duration;
 
@@ -47,6 +46,20 @@ fn take_part(left: &mut Duration, requested: Duration) -> Duration {
 }
 
 impl FlightTimestamps {
+    /// Records that the attempt under way failed.
+    pub(crate) fn attempt_lost(&mut self, now: Time) {
+        let began = self.began.take().filter(|_| self.first.is_none());
+        self.lost += began.map_or(Duration::ZERO, |at| now.since(at));
+        self.ordered = None;
+    }
+
+    /// Records the first token. Returns false if there was one before.
+    pub(crate) fn first_token(&mut self, timing: PrefillTiming, now: Time) -> bool {
+        let is_first = self.first.is_none();
+        self.first.get_or_insert((now, timing));
+        is_first
+    }
+
     /// The stages of a flight from `since` until `until`: each takes from the time that the ones
     /// before it left, so that they add up whatever was reported and in whatever order.
     fn timing(&self, since: Time, until: Time) -> RequestStageTimes {
@@ -262,59 +275,6 @@ impl ServiceTally {
         let sample = flight.tpot_sample(outcome, yields, class.attainment_permille, now);
         if let Some(sample) = sample {
             self.learn_tpot(&class.name, &sample);
-        }
-    }
-}
-
-impl RouterBrain {
-    /// Records that the prompt was ordered and its first token is not there.
-    pub(crate) fn clock_ordered(&mut self, id: FlightId) {
-        let now = self.now;
-        if let Some(flight) = self.flights.get_mut(&id) {
-            flight.timestamps.ordered = Some(now);
-        }
-    }
-
-    /// Records that the attempt under way failed.
-    pub(crate) fn clock_lost(&mut self, id: FlightId) {
-        let now = self.now;
-        if let Some(flight) = self.flights.get_mut(&id) {
-            let clock = &mut flight.timestamps;
-            let began = clock.began.take().filter(|_| clock.first.is_none());
-            clock.lost += began.map_or(Duration::ZERO, |at| now.since(at));
-            clock.ordered = None;
-        }
-    }
-
-    /// Records the first token.
-    pub(crate) fn clock_first(&mut self, id: FlightId, timing: PrefillTiming) {
-        let now = self.now;
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        if flight.timestamps.first.is_none() {
-            flight.timestamps.first = Some((now, timing));
-            self.tally
-                .learn_first_token(flight, &self.limits.policy, now);
-        }
-    }
-
-    /// Records the last token; `began` is its decode worker's timing, if it is the flight's first
-    /// one.
-    pub(crate) fn clock_last(&mut self, id: FlightId, began: Option<DecodeTiming>) {
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        if flight.failures == 0 {
-            flight.timestamps.decode = began.unwrap_or_default();
-        }
-    }
-
-    /// Records that the blocks have landed.
-    pub(crate) fn clock_landed(&mut self, id: FlightId) {
-        let now = self.now;
-        if let Some(flight) = self.flights.get_mut(&id) {
-            flight.timestamps.landed.get_or_insert(now);
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use super::RouterFleet;
 use crate::candidates::{ChosenPlacement, MigrationCost};
+use crate::event::RouterOutput;
 use crate::ledger::{LegClaim, StreamSpan};
+use crate::outputs::RouterContext;
 use crate::policy::AttemptSize;
-use cleave_domain::{FlightId, HandoffId, WorkerRef};
+use cleave_domain::{FlightId, HandoffId, Order, WorkerRef};
 use std::time::Duration;
 
 impl RouterFleet {
@@ -98,8 +100,19 @@ impl RouterFleet {
         }
     }
 
+    /// Sends an order to a worker, and counts it: a load tells how many the worker has received.
+    pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order, cx: &mut RouterContext) {
+        let last = match &order {
+            Order::Reserve(order) if order.sender != worker => Some(order.handoff),
+            Order::Prefill(order) => Some(order.handoff),
+            _ => None,
+        };
+        self.count_order(worker, last);
+        cx.emit(RouterOutput::Order { worker, order });
+    }
+
     /// Counts an order to the worker; `last` names the hand-off whose last order this is.
-    pub(crate) fn count_order(&mut self, worker_ref: WorkerRef, last: Option<HandoffId>) {
+    pub(super) fn count_order(&mut self, worker_ref: WorkerRef, last: Option<HandoffId>) {
         if let Some(worker) = self.get_mut(worker_ref) {
             worker.orders += 1;
             let number = worker.orders;
