@@ -250,7 +250,7 @@ impl<'a> FlightAdmission<'a> {
         let full = class
             .queue_max
             .is_some_and(|max| self.ends.queue.len_of(&flight.place.queue.class) >= max);
-        let fresh = flight.failure.is_none();
+        let fresh = flight.failures.last().is_none();
         if fresh && full {
             return self.end_without_place(id);
         }
@@ -272,10 +272,9 @@ impl<'a> FlightAdmission<'a> {
             return;
         };
         if !flight.pauses(legs.cx.now) {
-            flight.excluded.clear();
+            flight.refusals.reconsider(|_| false);
         }
-        flight.late_workers.clear();
-        flight.refusals = 0;
+        flight.refusals.wait();
         let until = *flight.wait_until.get_or_insert(limit);
         let latest = Some(flight.place.latest_start).filter(|_| by_time);
         if !fresh {
@@ -349,13 +348,13 @@ impl<'a> FlightAdmission<'a> {
         let Some(flight) = self.flight(id) else {
             return;
         };
-        let failure = match &flight.failure {
-            Some(last) if flight.failures_counted() > self.ends.legs.cx.limits.failures_max => {
+        let failure = match flight.failures.last() {
+            Some(last) if flight.failures.counted() > self.ends.legs.cx.limits.failures_max => {
                 Failure::RetriesSpent(Box::new(last.clone()))
             }
             Some(last) => last.clone(),
             None if exists => {
-                let refusal = unplaced(flight.refused.as_ref(), full);
+                let refusal = unplaced(flight.refusals.last(), full);
                 return self.ends.refuse(id, refusal, Vec::new());
             }
             None => return self.ends.refuse(id, Refusal::NoWorker, Vec::new()),
@@ -414,7 +413,7 @@ impl<'a> FlightAdmission<'a> {
                     tries += 1;
                     // The fleet is full, whatever an earlier refusal said.
                     if let Some(flight) = self.flight_mut(id) {
-                        flight.refused = None;
+                        flight.refusals.forget_reason();
                     }
                     match self.overtake_rule(id) {
                         OvertakeRule::Forbidden => break,

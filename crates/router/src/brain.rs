@@ -122,7 +122,7 @@ impl RouterBrain {
     pub fn handle(&mut self, now: Time, input: RouterInput) {
         self.now = self.now.max(now);
         // Timers first: a fact that comes at the same moment finds their effects.
-        self.fleet.now = self.now;
+        self.fleet.set_now(self.now);
         self.fire_timers();
         match input {
             RouterInput::WorkerJoined {

@@ -194,7 +194,7 @@ impl RouterFleet {
         counts: impl Fn(&FleetWorker) -> bool,
     ) -> Result<ChosenPlacement, NoPlacement> {
         let mut best: Result<ChosenPlacement, NoPlacement> = Err(NoPlacement::NoWorker);
-        let groups = self.groups.iter();
+        let groups = self.groups().iter();
         for (_, group) in groups.filter(|(fingerprint, _)| query.admits(fingerprint)) {
             let found = match self.choose_by_prices(group, query, &counts) {
                 Some(found) => found,
@@ -236,7 +236,7 @@ impl RouterFleet {
     /// Predicted time until a worker has room again, where none has: the soonest end of a stream.
     pub(crate) fn relief(&self, query: &PlacementQuery) -> Option<Duration> {
         let need = query.need?;
-        let groups = self.groups.iter();
+        let groups = self.groups().iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
             let counts = |w: &FleetWorker| !w.draining && w.description.role.decodes();
@@ -263,7 +263,7 @@ impl RouterFleet {
         let Some(need) = query.need else {
             return Duration::ZERO;
         };
-        let groups = self.groups.iter();
+        let groups = self.groups().iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let alone = able.flat_map(|(_, group)| {
             let workers = self.considered(group, query, need, &|w: &FleetWorker| !w.draining);
@@ -279,7 +279,7 @@ impl RouterFleet {
         query: &PlacementQuery,
     ) -> Result<WorkerRef, NoPlacement> {
         let worker = self.get(source).ok_or(NoPlacement::NoWorker)?;
-        let group = self.groups.get(&worker.description.fingerprint);
+        let group = self.groups().get(&worker.description.fingerprint);
         let group = group.ok_or(NoPlacement::NoWorker)?;
         let other = |worker: &FleetWorker| !worker.draining && worker.me != source;
         policy::choose_target(&self.candidates(group, query, &other), &query.ask)
@@ -315,7 +315,7 @@ impl RouterFleet {
         all.for_each(|worker_forecast| workers.push(worker_forecast));
         if query.terms.placement != LegPlacement::Split {
             let stuck = |worker| self.is_stuck_worker(worker);
-            self.devices
+            self.devices()
                 .leave_one_each(&mut workers, query, need, stuck);
         }
         workers
@@ -423,7 +423,7 @@ impl RouterFleet {
         WorkerSnapshot {
             worker: worker.me,
             role: about.role,
-            memory_short: self.migration_requests.contains_key(&worker.me.worker),
+            memory_short: self.is_short_of_memory(worker.me.worker),
             closed: worker.stuck()
                 || worker.closed_until > query.now
                 || query.excluded.contains(&worker.me.worker),

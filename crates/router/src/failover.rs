@@ -37,7 +37,7 @@ impl FlightRecovery<'_> {
         let flight = legs.flights.get(handoff.flight);
         let failures_max = legs.cx.limits.failures_max;
         // A flight without failures left does better to wait for the worker.
-        let has_budget = flight.is_some_and(|f| f.failures_counted() < failures_max);
+        let has_budget = flight.is_some_and(|f| f.failures.counted() < failures_max);
         has_budget
             && hangs(legs.flights, worker, handoff)
             && self.admission.find(handoff.flight).is_ok()

@@ -187,20 +187,27 @@ impl FingerprintClock {
         (request.cache_salt, &flight.drawn_by).hash(hasher);
         let sizes: Vec<u32> = flight.content.block_sizes().collect();
         sizes.hash(hasher);
-        (flight.attempts, flight.failures, &flight.failure).hash(hasher);
-        let lost_at = flight.failed_lately(self.now, self.losses_together);
+        let failures = &flight.failures;
+        (flight.attempts(), failures.failures(), failures.last()).hash(hasher);
+        let lost_at = failures.lost_lately(self.now, self.losses_together);
         let lost_at = lost_at.map(|at| self.ago(at));
         let pause = flight.pause_until.filter(|_| flight.pauses(self.now));
-        (flight.failures_spared, lost_at, self.ahead(pause)).hash(hasher);
+        (failures.spared(), lost_at, self.ahead(pause)).hash(hasher);
         flight
-            .refused
-            .as_ref()
+            .refusals
+            .last()
             .map(std::mem::discriminant)
             .hash(hasher);
-        (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
+        let refusals = &flight.refusals;
+        (
+            refusals.count(),
+            refusals.excluded(),
+            flight.moves.avoided(),
+        )
+            .hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
         (flight.unplaceable_at == Some(fleet_version)).hash(hasher);
-        (flight.moves_aborted, flight.yielded_at).hash(hasher);
+        (flight.moves.aborted(), flight.moves.yielded_at()).hash(hasher);
         self.hash_target_state(flight, hasher);
         match flight.stage() {
             FlightPhase::Waiting => 0.hash(hasher),
@@ -227,7 +234,7 @@ impl FingerprintClock {
         let slo = &flight.request.slo;
         (slo, &flight.place.queue).hash(hasher);
         (flight.overtaken, flight.downgrades, flight.charged).hash(hasher);
-        flight.late_workers.hash(hasher);
+        flight.refusals.late().hash(hasher);
         flight.forecast.hash(hasher);
         let aims = [slo.ttft, slo.tpot, slo.e2e];
         if aims.iter().any(Option::is_some) {

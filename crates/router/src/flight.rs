@@ -10,14 +10,16 @@ pub(crate) use table::RouterFlights;
 
 use crate::event::{CancelStage, MoveReason};
 use crate::forecast::PlacementForecast;
+use crate::losses::FailureBudget;
+use crate::move_history::MoveHistory;
 use crate::prefix::PrefixHashes;
 use crate::queue::QueuePlace;
+use crate::refusals::WorkerRefusals;
 use crate::verdict::FlightTimestamps;
 use cleave_domain::{
-    Failure, Fingerprint, FinishReason, HandoffId, OnSloMiss, Refusal, Request, Time, TokenId,
-    WorkerId, WorkerRef,
+    Failure, Fingerprint, FinishReason, HandoffId, OnSloMiss, Request, Time, TokenId, WorkerId,
+    WorkerRef,
 };
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
@@ -32,22 +34,11 @@ pub(crate) struct FlightRecord {
     pub(crate) drawn_by: Option<Fingerprint>,
     /// The next attempt's number. Every pair of workers gets its own, refused ones too, so that a
     /// hand-off never means two different pairs.
-    pub(crate) attempts: u32,
-    /// Attempts that failed, and the reason of the last one.
-    pub(crate) failures: u32,
-    pub(crate) failure: Option<Failure>,
-    /// Failures with a cause that other flights shared: they do not count.
-    pub(crate) failures_spared: u32,
-    /// When its worker was last lost, unless that failure is excused already.
-    pub(crate) lost_at: Option<Time>,
+    attempts: u32,
+    pub(crate) failures: FailureBudget,
+    pub(crate) refusals: WorkerRefusals,
     /// End of the pause before it may be placed, while it waits.
     pub(crate) pause_until: Option<Time>,
-    /// Workers that refused since the flight last had a reservation.
-    pub(crate) refusals: u32,
-    /// The last refusal with a reason.
-    pub(crate) refused: Option<Refusal>,
-    /// Workers not to be asked in this round.
-    pub(crate) excluded: BTreeSet<WorkerId>,
     /// End of its waiting time; kept across refusals, so that they do not prolong it.
     pub(crate) wait_until: Option<Time>,
     /// The fleet's version in which no worker was large enough, or none had the fingerprint of the
@@ -55,16 +46,9 @@ pub(crate) struct FlightRecord {
     pub(crate) unplaceable_at: Option<u64>,
     /// The move to another decode worker.
     moving: Option<FlightMigration>,
-    /// Aborted moves since the last completed one, and the workers that did not take it over:
-    /// others are tried before them.
-    pub(crate) moves_aborted: u32,
-    pub(crate) avoided: BTreeSet<WorkerId>,
-    /// Output tokens it had when it was last moved to make room.
-    pub(crate) yielded_at: Option<u32>,
+    pub(crate) moves: MoveHistory,
     /// Flights that were placed while it was ahead of them and found no room.
     pub(crate) overtaken: u32,
-    /// Workers that refused it as too late since it last waited.
-    pub(crate) late_workers: BTreeSet<WorkerId>,
     /// The rule for a target that cannot be met, from the class that it had at submission.
     pub(crate) on_miss: OnSloMiss,
     /// It came when no worker could serve it, and waited for workers to be started.
@@ -192,22 +176,14 @@ impl FlightRecord {
             stage: FlightPhase::Waiting,
             drawn_by: None,
             attempts: 0,
-            failures: 0,
-            failure: None,
-            failures_spared: 0,
-            lost_at: None,
+            failures: FailureBudget::default(),
+            refusals: WorkerRefusals::default(),
             pause_until: None,
-            refusals: 0,
-            refused: None,
-            excluded: BTreeSet::new(),
             wait_until: None,
             unplaceable_at: None,
             moving: None,
-            moves_aborted: 0,
-            avoided: BTreeSet::new(),
-            yielded_at: None,
+            moves: MoveHistory::default(),
             overtaken: 0,
-            late_workers: BTreeSet::new(),
             on_miss: OnSloMiss::Reject,
             awaits_start: false,
             downgrades: 0,
@@ -278,10 +254,25 @@ impl FlightRecord {
     /// Assigns the next attempt's name.
     pub(crate) fn name_attempt(&mut self) -> HandoffId {
         self.attempts += 1;
+        self.last_attempt()
+    }
+
+    /// The name of the last attempt that was begun.
+    pub(crate) fn last_attempt(&self) -> HandoffId {
         HandoffId {
             flight: self.place.flight,
             attempt: self.attempts - 1,
         }
+    }
+
+    /// Number of attempts that were begun.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Whether it may not be placed yet.
+    pub(crate) fn pauses(&self, now: Time) -> bool {
+        self.pause_until.is_some_and(|until| until > now)
     }
 
     /// How the sequence ended, once its last token and the sender's last token have passed to the
@@ -295,9 +286,7 @@ impl FlightRecord {
     /// prompt is ordered now.
     pub(crate) fn accepted(&mut self, now: Time) {
         self.wait_until = None;
-        // Workers that refused it as late stay excluded, or they would be asked again and again.
-        self.refusals = self.late_workers.len() as u32;
-        self.excluded.clone_from(&self.late_workers);
+        self.refusals.accept();
         self.timestamps.ordered = Some(now);
     }
 
@@ -341,10 +330,13 @@ impl FlightRecord {
     /// Asserts that the parts of the record agree, whatever the fleet and the queue are.
     fn check(&self) {
         let id = self.place.flight;
+        self.failures.check();
+        self.refusals.check();
+        self.moves.check();
         if let FlightPhase::CountingTokens(failed) = &self.stage {
             assert_eq!(
-                failed.fence.attempt + 1,
-                self.attempts,
+                failed.fence,
+                self.last_attempt(),
                 "{id} is fenced below its last attempt"
             );
         }

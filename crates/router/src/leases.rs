@@ -77,9 +77,7 @@ mod tests {
         assert_eq!(renewed, [(worker(2), Order::Renew { handoffs })]);
         assert_eq!(leases.deadline(), Some(at(11_000)));
         leases.check(&placed.fleet);
-        placed
-            .fleet
-            .change(worker(2), handoff(0), |claim| claim.renewed = false);
+        placed.fleet.end_lease(worker(2), handoff(0));
         let renewed = leases.renew(at(11_000), &placed.limits, &placed.fleet);
         assert_eq!((renewed, leases.deadline()), (Vec::new(), None));
         leases.check(&placed.fleet);

@@ -91,7 +91,7 @@ impl LegRules<'_> {
             return;
         }
         if claim.renewed {
-            self.fleet.change(worker, handoff, |p| p.renewed = false);
+            self.fleet.end_lease(worker, handoff);
             if release == LegRelease::Cancel {
                 self.send_order(worker, Order::Cancel { handoff });
             }

@@ -25,10 +25,6 @@ use cleave_domain::{
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How long a flight stays where it is after an aborted move: at first, and at most.
-const MOVE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// The rules of moves, over the legs of flights.
 #[derive(Debug)]
@@ -162,7 +158,7 @@ impl FlightMoves<'_> {
             let query = query.asking(ask, excluded);
             self.legs.fleet.choose_target(source, &query)
         };
-        among(&flight.avoided).or_else(|_| among(&BTreeSet::new()))
+        among(flight.moves.avoided()).or_else(|_| among(&BTreeSet::new()))
     }
 
     /// Whether news of `worker` could give the sequence a target.
@@ -214,7 +210,9 @@ impl FlightMoves<'_> {
             return;
         }
         if why == MoveReason::MemoryPressure {
-            if self.yielded_lately(flight) {
+            let drawn = flight.request.generated.len() as u32;
+            let rest = self.legs.cx.limits.expected_output_tokens;
+            if flight.moves.yielded_lately(drawn, rest) {
                 return self.legs.fleet.drop_migration_request(of.decode);
             }
         } else if self.legs.fleet.move_reason(of.decode).is_none() {
@@ -225,16 +223,6 @@ impl FlightMoves<'_> {
         if let Ok(target) = self.target(id, why) {
             self.ask_target(id, &of, target, &moving);
         }
-    }
-
-    /// Whether a sequence was moved to make room recently: it draws some tokens before it is moved
-    /// for that reason again.
-    fn yielded_lately(&self, flight: &FlightRecord) -> bool {
-        let drawn = flight.request.generated.len() as u32;
-        let rest = self.legs.cx.limits.expected_output_tokens;
-        flight
-            .yielded_at
-            .is_some_and(|at| drawn < at.saturating_add(rest))
     }
 
     fn ask_target(
@@ -328,12 +316,9 @@ impl FlightMoves<'_> {
         let Some(flight) = self.legs.flights.get_mut(id) else {
             return;
         };
-        flight.moves_aborted = 0;
-        if why == MoveReason::MemoryPressure {
-            flight.yielded_at = Some(flight.request.generated.len() as u32);
-        }
+        let drawn = flight.request.generated.len() as u32;
+        flight.moves.complete(why, drawn);
         let (handoff, source, of) = (leg.handoff, leg.prefill, leg.sending());
-        flight.avoided.clear();
         self.legs.flights.begin(FlightAttempt {
             landed: true,
             ..leg
@@ -394,11 +379,7 @@ impl FlightMoves<'_> {
         let leg = moving.and_then(|moving| moving.leg)?;
         let now = self.legs.cx.now;
         let flight = self.legs.flights.get_mut(id)?;
-        flight.avoided.insert(leg.decode.worker);
-        let (shortest, longest) = MOVE_BACKOFF;
-        let rest = shortest * (1_u32 << flight.moves_aborted.min(10));
-        let until = now + rest.min(longest);
-        flight.moves_aborted += 1;
+        let until = now + flight.moves.abort(leg.decode.worker);
         let doubt = flight.attempt().and_then(|a| a.leg_failure.clone());
         let current = flight.attempt().map(|a| a.handoff);
         let flights = &mut self.legs.flights;
@@ -479,6 +460,7 @@ fn move_ask(flight: &FlightRecord, why: MoveReason, limits: &RouterLimits) -> At
 mod tests {
     use super::*;
     use crate::fixtures::{FLIGHT, LegsFixture, at, handoff, worker};
+    use std::time::Duration;
 
     fn moves(running: &mut LegsFixture) -> FlightMoves<'_> {
         FlightMoves {

@@ -60,7 +60,7 @@ impl FlightRecord {
 
     /// Whether it may still be refused.
     pub(crate) fn is_new(&self) -> bool {
-        self.failure.is_none() && !self.has_output()
+        self.failures.last().is_none() && !self.has_output()
     }
 
     /// Deadline of its prompt, measured from its arrival.
@@ -78,8 +78,8 @@ impl FlightRecord {
         PlacementQuery {
             ask: AttemptSize::of(&self.request, limits.expected_output_tokens),
             content: &self.content,
-            excluded: &self.excluded,
-            failures: self.failures,
+            excluded: self.refusals.excluded(),
+            failures: self.failures.failures(),
             drawn_by: self.drawn_by.as_ref().filter(|_| self.has_output()),
             now,
             terms: limits.terms(),

@@ -232,7 +232,7 @@ impl<'a> FlightSteps<'a> {
         let worker = target.worker;
         let legs = self.legs();
         let (now, limits) = (legs.cx.now, legs.cx.limits);
-        legs.fleet.change(worker, handoff, |p| p.answered = true);
+        legs.fleet.order_answered(worker, handoff);
         let Some(flight) = legs.flights.get_mut(id) else {
             return self.stale(worker);
         };
@@ -257,7 +257,7 @@ impl<'a> FlightSteps<'a> {
         flight.accepted(now);
         let due = flight.deadline(limits, now);
         legs.flights.set_timer(id, FlightTimer::StepTimeout, None);
-        legs.fleet.change(sender, handoff, |p| p.ordered = true);
+        legs.fleet.leg_ordered(sender, handoff);
         let prefill = PrefillOrder {
             handoff,
             request,
@@ -379,7 +379,7 @@ impl<'a> FlightSteps<'a> {
         let legs = self.legs();
         // The timing of its decode worker, if that is the flight's first one.
         let flight = legs.flights.get_mut(handoff.flight);
-        if let Some(flight) = flight.filter(|flight| flight.failures == 0) {
+        if let Some(flight) = flight.filter(|flight| flight.failures.failures() == 0) {
             flight.timestamps.decode = began.unwrap_or_default();
         }
         legs.flights

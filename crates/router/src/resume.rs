@@ -10,17 +10,14 @@ use crate::admit::FlightAdmission;
 use crate::candidates::ChosenPlacement;
 use crate::event::{RouterNote, RouterOutput};
 use crate::flight::FailedAttempt;
-use crate::forecast::TargetMiss;
 use crate::legs::LegRules;
 use crate::losses::RecentLosses;
 use crate::policy::NoPlacement;
+use crate::refusals::{is_final, refused_late};
 use crate::timers::FlightTimer;
 use cleave_domain::{Failure, FlightId, HandoffId, Refusal, Time, TokenId, WorkerId, WorkerRef};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Workers tried in one round before a flight waits for news.
-const ROUND_WORKERS: u32 = 3;
 
 /// The rules of recovery, over admission and the recent losses.
 #[derive(Debug)]
@@ -44,35 +41,11 @@ impl<'a> FlightRecovery<'a> {
         refusal: Option<Refusal>,
     ) {
         let id = handoff.flight;
-        // A refusal that any other worker would repeat is final, unless the request ran somewhere
-        // before.
-        let last_word = refusal.clone().filter(|refusal| match refusal {
-            Refusal::TooLong { .. } | Refusal::OutOfVocabulary { .. } => true,
-            Refusal::QueueFull { .. }
-            | Refusal::NoBlocks { .. }
-            | Refusal::NoWorker
-            | Refusal::Late { .. }
-            | Refusal::Draining
-            | Refusal::WrongWorker => false,
-        });
-        let late = match &refusal {
-            Some(Refusal::Late {
-                aim,
-                predicted,
-                retry_after,
-            }) => Some(TargetMiss {
-                aim: *aim,
-                predicted: *predicted,
-                met_after: Some(*retry_after),
-            }),
-            _ => None,
-        };
         let legs = self.legs();
         // No answer at all: the worker is not counted as able to serve until it answers again.
         if refusal.is_none() {
             legs.fleet.set_silent(worker, true);
         }
-        let foreign = matches!(refusal, Some(Refusal::OutOfVocabulary { .. }));
         legs.clock_lost(id);
         legs.drop_legs(id, Failure::Rejected);
         legs.note(RouterNote::PassedOver {
@@ -83,27 +56,19 @@ impl<'a> FlightRecovery<'a> {
         let Some(flight) = legs.flights.get_mut(id) else {
             return;
         };
-        if let (Some(refusal), None) = (last_word, &flight.failure) {
+        let fresh = flight.failures.last().is_none();
+        // A refusal that any other worker would repeat is final, unless the request ran somewhere
+        // before.
+        if let Some(refusal) = refusal.clone().filter(|refusal| fresh && is_final(refusal)) {
             return self.admission.ends.refuse(id, refusal, Vec::new());
         }
         // The stream has a token outside the vocabulary, which every worker would refuse.
-        if foreign {
+        if let Some(Refusal::OutOfVocabulary { .. }) = refusal {
             return self.admission.end_without_place(id);
         }
-        // One worker's draining, or a routing mistake, replaces no answer of another worker.
-        let is_answer = !matches!(refusal, Some(Refusal::Draining | Refusal::WrongWorker));
-        if is_answer || flight.refused.is_none() {
-            flight.refused = refusal.or(flight.refused.take());
-        }
-        flight.refusals += 1;
-        flight.excluded.insert(worker.worker);
-        if late.is_some() {
-            flight.late_workers.insert(worker.worker);
-        }
-        // After a full round the flight waits for news instead of trying every worker of a large
-        // fleet.
-        let round_over = flight.refusals >= ROUND_WORKERS;
-        let refused_late = flight.failure.is_none().then_some(late).flatten();
+        let refused_late = refused_late(refusal.as_ref()).filter(|_| fresh);
+        flight.refusals.refuse(worker.worker, refusal);
+        let round_over = flight.refusals.is_round_over();
         let found = self.admission.seek(id);
         if let Some(placement) = found.as_ref().ok().filter(|p| p.miss().is_none())
             && !round_over
@@ -203,20 +168,16 @@ impl<'a> FlightRecovery<'a> {
         let Some(flight) = legs.flights.get_mut(id) else {
             return;
         };
-        flight.count_failure(failure, shared, failures_max, now);
-        flight.excluded.insert(worker.worker);
-        flight.excluded.extend(doubtful);
-        flight.avoided.clear();
-        flight.moves_aborted = 0;
+        flight.failures.count(failure, shared, failures_max, now);
+        flight.refusals.exclude([worker.worker]);
+        flight.refusals.exclude(doubtful);
+        flight.moves.forget_aborted();
         flight.wait_until = None;
         // Nothing was ordered to compute, so no token can exist: no fence is needed.
         if !ordered {
             return self.try_again(id, handoff, None);
         }
-        let fence = HandoffId {
-            flight: id,
-            attempt: flight.attempts - 1,
-        };
+        let fence = flight.last_attempt();
         legs.flights.fence(FailedAttempt {
             handoff,
             fence,
@@ -239,7 +200,7 @@ impl<'a> FlightRecovery<'a> {
         self.losses.record(worker, now, limits.losses_together);
         if self.losses.is_shared(now, limits.losses_together) {
             for flight in flights.values_mut() {
-                flight.excuse_loss(now, limits);
+                flight.failures.excuse_loss(now, limits);
             }
         }
     }
@@ -274,13 +235,13 @@ impl<'a> FlightRecovery<'a> {
         let Some(flight) = legs.flights.get(id) else {
             return;
         };
-        let spent = flight.failures_counted() > limits.failures_max;
-        let failure = flight.failure.clone().filter(|_| !spent);
+        let spent = flight.failures.counted() > limits.failures_max;
+        let failure = flight.failures.last().filter(|_| !spent).cloned();
         let generated_tokens = flight.request.generated.len() as u32;
         let Some(failure) = failure else {
             return self.admission.end_without_place(id);
         };
-        let pause = flight.retry_pause(shared, limits);
+        let pause = flight.failures.retry_pause(shared, limits);
         legs.note(RouterNote::Retried {
             handoff,
             failure,
@@ -312,7 +273,7 @@ impl<'a> FlightRecovery<'a> {
     /// Allows workers that failed the flight again, except those for which `keep` holds.
     fn reconsider(&mut self, id: FlightId, keep: impl Fn(WorkerId) -> bool) {
         if let Some(flight) = self.legs().flights.get_mut(id) {
-            flight.excluded.retain(|worker| keep(*worker));
+            flight.refusals.reconsider(keep);
         }
     }
 

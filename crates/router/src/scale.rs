@@ -95,7 +95,7 @@ impl Autoscaling {
         if self.scaler.is_none() {
             return;
         }
-        let plain = flight.failures == 0 && !flight.awaits_start;
+        let plain = flight.failures.failures() == 0 && !flight.awaits_start;
         let aim = match outcome.ending {
             Ending::Refused(Refusal::Late { aim, .. }) => Some(*aim),
             Ending::Refused(Refusal::NoBlocks { .. }) => Some(SloMetric::Tpot),

@@ -196,7 +196,7 @@ impl FlightRecord {
 
     /// Whether the flight's times say anything about predictions: a single attempt without failure.
     fn is_plain(&self) -> bool {
-        self.failures == 0 && self.attempts == 1
+        self.failures.failures() == 0 && self.attempts() == 1
     }
 
     /// The observed time to the first token, which has just come, against its prediction.

@@ -89,7 +89,22 @@ impl RouterFleet {
         self.get(worker)?.ledger.get(handoff)
     }
 
-    pub(crate) fn change(
+    /// Records that the worker answered the order of the hand-off's decode leg.
+    pub(crate) fn order_answered(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.change(worker, handoff, |claim| claim.answered = true);
+    }
+
+    /// Records that an order of this leg is sent now: from here on it must be cancelled.
+    pub(crate) fn leg_ordered(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.change(worker, handoff, |claim| claim.ordered = true);
+    }
+
+    /// Ends the renewal of the leg's lease: the leg is over, but for its release.
+    pub(crate) fn end_lease(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.change(worker, handoff, |claim| claim.renewed = false);
+    }
+
+    fn change(
         &mut self,
         worker_ref: WorkerRef,
         handoff: HandoffId,

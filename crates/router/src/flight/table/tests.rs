@@ -37,10 +37,7 @@ fn move_to(flights: &mut RouterFlights, target: WorkerRef) -> HandoffId {
 fn fence(flights: &mut RouterFlights) -> HandoffId {
     let flight = flights.get(ID).unwrap();
     let handoff = flight.attempt().unwrap().handoff;
-    let fence = HandoffId {
-        attempt: flight.attempts - 1,
-        ..handoff
-    };
+    let fence = flight.last_attempt();
     flights.fence(FailedAttempt {
         handoff,
         fence,
