@@ -1,4 +1,4 @@
-//! The router's brain: its entry points, its timers, and the end of every flight.
+//! The router's brain: its entry points, its machines, and the order in which they are called.
 //!
 //! - *Facts*: [`RouterBrain::handle`] takes one, with the time.
 //! - *Commands*: [`RouterBrain::poll`] gives one at a time; drain it before the next fact.
@@ -8,37 +8,28 @@
 //!   [`RouterBrain::fingerprint`] distinguishes states for a model checker.
 //!
 //! The brain is made of machines, each of which owns its data and keeps its invariant, and of rules
-//! over several of them. A rule borrows the machines that it may change, in layers: legs
-//! ([`LegRules`]), the end of a flight ([`FlightEndings`]), admission and the start of an attempt
-//! ([`FlightAdmission`]), a failed attempt ([`FlightRecovery`]), and the steps of a flight by the
-//! reports of its workers ([`FlightSteps`]). A layer calls those below it, and none above.
+//! that borrow them, in layers: legs ([`LegRules`]), the end of a flight ([`FlightEndings`]),
+//! admission ([`FlightAdmission`]), a failed attempt ([`FlightRecovery`]) and the steps of a flight
+//! ([`FlightSteps`]). A layer calls those below it, and none above.
 //!
-//! Owns: the machines, and the order in which an input and its consequences reach them. Never: sees
-//! a generated token while it is drawn; tokens bypass it, and it asks for them when another worker
-//! is to draw the next.
+//! Owns: the machines. Never: sees a generated token while it is drawn; tokens bypass it, and it
+//! asks for them when another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one [`RouterOutput::End`].
 
-use crate::admit::FlightAdmission;
-use crate::end::FlightEndings;
-use crate::event::{RouterInput, RouterLimits, RouterOutput, RouterReadiness};
+use crate::accounting::tally::ServiceTally;
+use crate::event::{RouterInput, RouterLimits, RouterOutput};
 use crate::fingerprint::FingerprintClock;
-use crate::fleet::RouterFleet;
-use crate::flight::RouterFlights;
+use crate::fleet::{RouterFleet, leases::LeaseRenewal, stuck::StuckDeadlines};
+use crate::flight::{
+    end::FlightEndings, legs::LegRules, losses::RecentLosses, releases::LegReleases,
+    resume::FlightRecovery, state::RouterFlights, steps::FlightSteps, timers::FlightTimer,
+};
 use crate::invariants;
-use crate::leases::LeaseRenewal;
-use crate::legs::LegRules;
-use crate::losses::RecentLosses;
 use crate::outputs::{RouterContext, RouterOutputs};
-use crate::queue::FlightQueue;
-use crate::queue_passes::QueuePasses;
-use crate::readiness::ReadinessReports;
-use crate::releases::LegReleases;
-use crate::reports::FlightSteps;
-use crate::resume::FlightRecovery;
-use crate::scale::{Autoscaling, workers_expected};
-use crate::stuck::StuckDeadlines;
-use crate::tally::ServiceTally;
-use crate::timers::FlightTimer;
+use crate::placement::admit::FlightAdmission;
+use crate::queue::{FlightQueue, passes::QueuePasses};
+use crate::readiness::{self, ReadinessReports};
+use crate::scaling::Autoscaling;
 use cleave_domain::{Refusal, SloPolicy, Time};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -147,8 +138,8 @@ impl RouterBrain {
             }
             RouterInput::ReaderStalled { flight } => self.steps().stalled(flight),
             RouterInput::ReaderResumed { flight } => {
-                let timer = FlightTimer::ReaderTimeout;
-                self.flights.set_timer(flight, timer, None);
+                self.flights
+                    .set_timer(flight, FlightTimer::ReaderTimeout, None);
             }
             RouterInput::Commanded { worker, command } => self.steps().commanded(worker, command),
             RouterInput::PolicyChanged { policy } => self.policy_changed(policy),
@@ -297,11 +288,7 @@ impl RouterBrain {
             }
         }
         let (fleet, limits, now) = (&self.fleet, &self.limits, self.now);
-        // A request that can wait for the first worker is accepted.
-        let evaluate = || match workers_expected(&limits.policy) {
-            Some(_) => RouterReadiness::Ready,
-            None => fleet.readiness(now, limits.terms()),
-        };
+        let evaluate = || readiness::evaluate(fleet, limits, now);
         let outputs = &mut self.outputs;
         self.readiness.report(turned, evaluate, outputs);
         let (flights, waiting) = (self.flights.len(), self.queue.len());

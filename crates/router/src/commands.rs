@@ -4,7 +4,7 @@
 //! Invariant: every router with the same fleet relays gossip over the same workers.
 
 use crate::event::{OperatorRequest, RouterOutput};
-use crate::reports::FlightSteps;
+use crate::flight::steps::FlightSteps;
 use cleave_domain::{Order, ScalingGossip, WorkerId, WorkerRef};
 use cleave_planner::scaling::ScalerOutput;
 use std::sync::Arc;

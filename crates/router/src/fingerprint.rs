@@ -7,17 +7,19 @@
 //! last emitted for the record; times count from now on; and numbers that only define an order are
 //! replaced by their ranks.
 
+use crate::accounting::tally::ServiceTally;
+use crate::accounting::verdict::FlightTimestamps;
+use crate::fleet::leases::LeaseRenewal;
+use crate::fleet::ledger::{LegClaim, StreamSpan};
+use crate::fleet::stuck::StuckDeadlines;
 use crate::fleet::{FleetWorker, RouterFleet};
-use crate::flight::{FailedAttempt, FlightAttempt, FlightPhase, FlightRecord, RouterFlights};
-use crate::leases::LeaseRenewal;
-use crate::ledger::{LegClaim, StreamSpan};
-use crate::losses::RecentLosses;
-use crate::queue_passes::QueuePasses;
-use crate::releases::LegReleases;
-use crate::stuck::StuckDeadlines;
-use crate::tally::ServiceTally;
-use crate::timers::FlightTimer;
-use crate::verdict::FlightTimestamps;
+use crate::flight::losses::RecentLosses;
+use crate::flight::releases::LegReleases;
+use crate::flight::state::{
+    FailedAttempt, FlightAttempt, FlightPhase, FlightRecord, RouterFlights,
+};
+use crate::flight::timers::FlightTimer;
+use crate::queue::passes::QueuePasses;
 use cleave_domain::{FlightId, Time};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;

@@ -1,14 +1,14 @@
 //! A fleet of three workers and one flight, for tests of single machines and rules.
 
-use crate::candidates::ChosenPlacement;
 use crate::event::{PlacementReason, RouterLimits, RouterOutput};
 use crate::fleet::RouterFleet;
-use crate::flight::{FlightAttempt, FlightRecord, RouterFlights};
-use crate::legs::LegRules;
+use crate::flight::legs::LegRules;
+use crate::flight::releases::LegReleases;
+use crate::flight::state::{FlightAttempt, FlightRecord, RouterFlights};
 use crate::outputs::{RouterContext, RouterOutputs};
-use crate::policy::{AttemptSize, LegChoice};
+use crate::placement::candidates::ChosenPlacement;
+use crate::placement::policy::{AttemptSize, LegChoice};
 use crate::queue::{QueueId, QueueKind, QueuePlace};
-use crate::releases::LegReleases;
 use cleave_domain::{
     Capacity, Fingerprint, FlightId, HandoffId, Incarnation, Order, Request, RequestSlo, Role,
     SamplingParams, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,

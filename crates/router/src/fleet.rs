@@ -6,10 +6,13 @@
 
 mod check;
 mod claims;
+pub(crate) mod leases;
+pub(crate) mod ledger;
+pub(crate) mod stuck;
 
-use crate::devices::SharedDevices;
 use crate::event::{MoveReason, RoleCounts};
-use crate::ledger::WorkerLedger;
+use crate::fleet::ledger::WorkerLedger;
+use crate::placement::devices::SharedDevices;
 use cleave_domain::{
     BlockHash, Capacity, Fingerprint, FlightId, HandoffId, Prices, Report, Role, StepProgress,
     Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,

@@ -4,10 +4,10 @@
 //! Invariant: flights, their places in the queue and their claims on workers agree.
 
 use crate::fleet::RouterFleet;
-use crate::flight::{FlightAttempt, FlightRecord, RouterFlights};
-use crate::ledger::LegClaim;
+use crate::fleet::ledger::LegClaim;
+use crate::flight::state::{FlightAttempt, FlightRecord, RouterFlights};
+use crate::flight::timers::FlightTimer;
 use crate::queue::FlightQueue;
-use crate::timers::FlightTimer;
 use cleave_domain::Time;
 
 /// Asserts that the queue holds the waiting flights and no others.

@@ -5,47 +5,22 @@
 //! clock; or a generated token before another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one `RouterOutput::End`.
 
-mod admit;
+mod accounting;
 mod brain;
-mod candidates;
 mod commands;
-mod devices;
-mod end;
 mod event;
-mod failover;
 mod fingerprint;
 #[cfg(test)]
 mod fixtures;
 mod fleet;
 mod flight;
-mod forecast;
 mod invariants;
-mod judge;
-mod leases;
-mod ledger;
-mod legs;
-mod losses;
-mod move_history;
-mod moves;
 mod outputs;
-mod place;
-mod placement_rules;
-pub mod policy;
-mod prefix;
+mod placement;
 mod queue;
-mod queue_passes;
 mod readiness;
-mod refusals;
-mod releases;
-mod reports;
-mod resume;
-mod scale;
+mod scaling;
 mod stream;
-mod stuck;
-mod tally;
-mod timers;
-mod verdict;
-mod waits;
 
 pub use brain::RouterBrain;
 pub use event::{
@@ -53,4 +28,5 @@ pub use event::{
     OutsideQueue, PlacementDecision, PlacementReason, RequestForecast, RoleCounts, RouterInput,
     RouterLimits, RouterNote, RouterOutput, RouterReadiness, RoutingMode,
 };
+pub use placement::policy;
 pub use stream::TokenStream;

@@ -4,7 +4,7 @@
 //! Never: makes one. Invariant: outputs leave in the order in which they were emitted.
 
 use crate::event::{RouterLimits, RouterNote, RouterOutput};
-use crate::policy::RoutingTerms;
+use crate::placement::policy::RoutingTerms;
 use cleave_domain::Time;
 use std::collections::VecDeque;
 

@@ -12,7 +12,9 @@
 //! service received per weight. Within a class, tenants are ordered by service received per share,
 //! and within a tenant the request's own priority and latest start decide.
 
-use crate::tally::ServiceTally;
+pub(crate) mod passes;
+
+use crate::accounting::tally::ServiceTally;
 use cleave_domain::{FlightId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

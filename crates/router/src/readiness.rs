@@ -5,8 +5,11 @@
 //! the fleet does. Invariant: a report differs from the one before it, and the end of the drain is
 //! reported once, after the last flight.
 
-use crate::event::{RoleCounts, RouterNote, RouterOutput, RouterReadiness};
+use crate::event::{RoleCounts, RouterLimits, RouterNote, RouterOutput, RouterReadiness};
+use crate::fleet::RouterFleet;
 use crate::outputs::RouterOutputs;
+use crate::scaling::workers_expected;
+use cleave_domain::Time;
 
 #[derive(Clone, Debug)]
 pub(crate) struct ReadinessReports {
@@ -117,6 +120,14 @@ impl ReadinessReports {
             self.readiness == RouterReadiness::Draining,
             "readiness differs from the state of the drain"
         );
+    }
+}
+
+/// How a request would fare now. One that can wait for the first worker is accepted.
+pub(crate) fn evaluate(fleet: &RouterFleet, limits: &RouterLimits, now: Time) -> RouterReadiness {
+    match workers_expected(&limits.policy) {
+        Some(_) => RouterReadiness::Ready,
+        None => fleet.readiness(now, limits.terms()),
     }
 }
 

@@ -1,11 +1,11 @@
 //! The claims of the flights on the workers: opened by a placement, changed by reports, released.
 
 use super::RouterFleet;
-use crate::candidates::{ChosenPlacement, MigrationCost};
 use crate::event::RouterOutput;
-use crate::ledger::{LegClaim, StreamSpan};
+use crate::fleet::ledger::{LegClaim, StreamSpan};
 use crate::outputs::RouterContext;
-use crate::policy::AttemptSize;
+use crate::placement::candidates::{ChosenPlacement, MigrationCost};
+use crate::placement::policy::AttemptSize;
 use cleave_domain::{FlightId, HandoffId, Order, WorkerRef};
 use std::time::Duration;
 

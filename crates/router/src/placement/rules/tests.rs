@@ -1,7 +1,7 @@
 //! The reading of a policy and of a request, below the level of the scenario scripts.
 
 use super::*;
-use crate::forecast::PlacementPriority;
+use crate::placement::forecast::PlacementPriority;
 use cleave_domain::{
     Capacity, Fingerprint, Prices, Report, RequestSlo, Role, RowPrice, SamplingParams, StopRules,
     WorkerDescription, WorkerRef,

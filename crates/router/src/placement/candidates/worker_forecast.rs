@@ -5,9 +5,9 @@
 //! Never: compares workers.
 
 use crate::fleet::FleetWorker;
-use crate::forecast::{PlacementPriority, RequestNeed, WorkerForecast, nanos};
-use crate::ledger::URGENCIES;
-use crate::policy::WorkerSnapshot;
+use crate::fleet::ledger::URGENCIES;
+use crate::placement::forecast::{PlacementPriority, RequestNeed, WorkerForecast, nanos};
+use crate::placement::policy::WorkerSnapshot;
 use cleave_domain::{PrefillBacklog, Prices, Role, Time};
 use cleave_planner::Predict;
 use std::time::Duration;

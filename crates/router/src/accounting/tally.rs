@@ -6,8 +6,8 @@
 //! the others, so that no service is owed for a time without demand (virtual token counters, Sheng
 //! et al., arXiv:2401.00588).
 
-use crate::flight::FlightRecord;
-use crate::policy::AttemptSize;
+use crate::flight::state::FlightRecord;
+use crate::placement::policy::AttemptSize;
 use cleave_domain::{SloPolicy, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{Hash, Hasher};

@@ -13,21 +13,21 @@
 //! its own queue; it may starve until its waiting time is over. In the modes by load and round
 //! robin nothing overtakes.
 //!
-//! [`OVERTAKEN_MAX`]: crate::placement_rules::OVERTAKEN_MAX
+//! [`OVERTAKEN_MAX`]: crate::placement::rules::OVERTAKEN_MAX
 
-use crate::candidates::ChosenPlacement;
-use crate::end::FlightEndings;
 use crate::event::{DecisionOutcome, RequestForecast, RoutingMode};
-use crate::flight::FlightRecord;
-use crate::forecast::TargetMiss;
-use crate::leases::LeaseRenewal;
-use crate::legs::LegRules;
-use crate::placement_rules::{PlacementRules, UnmetAction};
-use crate::policy::NoPlacement;
+use crate::fleet::leases::LeaseRenewal;
+use crate::flight::end::FlightEndings;
+use crate::flight::legs::LegRules;
+use crate::flight::state::FlightRecord;
+use crate::flight::timers::FlightTimer;
+use crate::placement::candidates::ChosenPlacement;
+use crate::placement::forecast::TargetMiss;
+use crate::placement::policy::NoPlacement;
+use crate::placement::rules::{OvertakeRule, PlacementRules, UnmetAction};
+use crate::queue::passes::QueuePasses;
 use crate::queue::{QueueId, QueueKind, RETRY_AFTER};
-use crate::queue_passes::QueuePasses;
-use crate::scale::workers_expected;
-use crate::timers::FlightTimer;
+use crate::scaling::workers_expected;
 use cleave_domain::{
     Ending, Failure, FlightId, OnSloMiss, Refusal, Request, SloClass, SloMetric, WorkerRef,
 };
@@ -44,17 +44,6 @@ pub(crate) struct FlightAdmission<'a> {
     pub(crate) ends: FlightEndings<'a>,
     pub(crate) leases: &'a mut LeaseRenewal,
     pub(crate) passes: &'a mut QueuePasses,
-}
-
-/// How overtaking affects a flight that finds no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OvertakeRule {
-    /// It may be overtaken, without a count.
-    Uncounted,
-    /// It may be overtaken a limited number of times, which are counted.
-    Counted,
-    /// It may not be overtaken.
-    Forbidden,
 }
 
 impl ChosenPlacement {

@@ -4,10 +4,10 @@
 //! decides how many workers there are to be, or performs the scaler's outputs.
 //! Invariant: a request counts as demand once: at its arrival, at its first placement, at its end.
 
+use crate::accounting::verdict::FlightVerdict;
 use crate::event::{OutsideQueue, RouterLimits};
 use crate::fleet::{FleetWorker, RouterFleet};
-use crate::flight::{FlightRecord, RouterFlights};
-use crate::verdict::FlightVerdict;
+use crate::flight::state::{FlightRecord, RouterFlights};
 use cleave_domain::{
     Capacity, Ending, HandoffId, Prices, Refusal, Request, Role, ScalingGossip, ScalingMode,
     SloMetric, SloPolicy, Time,

@@ -5,7 +5,7 @@
 //! index lists exactly the flights whose stage it names, and no timer outlives its flight.
 
 use super::{FailedAttempt, FlightAttempt, FlightMigration, FlightPhase, FlightRecord};
-use crate::timers::{FlightTimer, FlightTimers};
+use crate::flight::timers::{FlightTimer, FlightTimers};
 use cleave_domain::{FlightId, HandoffId, Time, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 

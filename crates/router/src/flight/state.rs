@@ -8,14 +8,14 @@ mod table;
 
 pub(crate) use table::RouterFlights;
 
+use crate::accounting::verdict::FlightTimestamps;
 use crate::event::{CancelStage, MoveReason};
-use crate::forecast::PlacementForecast;
-use crate::losses::FailureBudget;
-use crate::move_history::MoveHistory;
-use crate::prefix::PrefixHashes;
+use crate::flight::losses::FailureBudget;
+use crate::flight::move_history::MoveHistory;
+use crate::flight::refusals::WorkerRefusals;
+use crate::placement::forecast::PlacementForecast;
+use crate::placement::prefix::PrefixHashes;
 use crate::queue::QueuePlace;
-use crate::refusals::WorkerRefusals;
-use crate::verdict::FlightTimestamps;
 use cleave_domain::{
     Failure, Fingerprint, FinishReason, HandoffId, OnSloMiss, Request, Time, TokenId, WorkerId,
     WorkerRef,

@@ -6,9 +6,9 @@
 
 use crate::event::RouterNote;
 use crate::fleet::RouterFleet;
-use crate::flight::RouterFlights;
+use crate::flight::releases::LegReleases;
+use crate::flight::state::RouterFlights;
 use crate::outputs::RouterContext;
-use crate::releases::LegReleases;
 use cleave_domain::{Failure, FlightId, HandoffId, Order, WorkerRef};
 
 /// How a leg ends.

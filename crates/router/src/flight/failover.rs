@@ -5,8 +5,8 @@
 //! free at once, at most `moves_max` at a time, so that one long step does not disturb the whole
 //! fleet; after `stuck_max` every flight leaves, and waits in the queue if necessary.
 
-use crate::flight::{FlightAttempt, RouterFlights};
-use crate::resume::FlightRecovery;
+use crate::flight::resume::FlightRecovery;
+use crate::flight::state::{FlightAttempt, RouterFlights};
 use cleave_domain::{Failure, HandoffId, WorkerId, WorkerRef};
 
 impl FlightRecovery<'_> {

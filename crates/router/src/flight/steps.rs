@@ -6,15 +6,15 @@
 //! from the worker that has that leg; anything else is stale, and changes nothing but the claims on
 //! that worker.
 
-use crate::end::FlightEndings;
 use crate::event::RouterNote;
-use crate::flight::{FlightAttempt, FlightRecord, RouterFlights, SequenceEnd};
-use crate::ledger::LegClaim;
-use crate::legs::{LegRelease, LegRules};
-use crate::moves::{FlightMoves, SourceFailure};
-use crate::resume::FlightRecovery;
-use crate::stuck::StuckDeadlines;
-use crate::timers::FlightTimer;
+use crate::fleet::ledger::LegClaim;
+use crate::fleet::stuck::StuckDeadlines;
+use crate::flight::end::FlightEndings;
+use crate::flight::legs::{LegRelease, LegRules};
+use crate::flight::migrate::{FlightMoves, SourceFailure};
+use crate::flight::resume::FlightRecovery;
+use crate::flight::state::{FlightAttempt, FlightRecord, RouterFlights, SequenceEnd};
+use crate::flight::timers::FlightTimer;
 use cleave_domain::{
     DecodeTiming, Failure, FlightId, HandoffId, HandoffTarget, Order, PrefillOrder, PrefillTiming,
     Refusal, Report, StepProgress, WorkerDescription, WorkerRef,

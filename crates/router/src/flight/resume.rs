@@ -6,15 +6,15 @@
 //! one begins exactly after the client's last token. A flight survives `failures_max` failures that
 //! count (`losses`); one whose client has every token is done, whichever worker was lost.
 
-use crate::admit::FlightAdmission;
-use crate::candidates::ChosenPlacement;
 use crate::event::{RouterNote, RouterOutput};
-use crate::flight::FailedAttempt;
-use crate::legs::LegRules;
-use crate::losses::RecentLosses;
-use crate::policy::NoPlacement;
-use crate::refusals::{is_final, refused_late};
-use crate::timers::FlightTimer;
+use crate::flight::legs::LegRules;
+use crate::flight::losses::RecentLosses;
+use crate::flight::refusals::{is_final, refused_late};
+use crate::flight::state::FailedAttempt;
+use crate::flight::timers::FlightTimer;
+use crate::placement::admit::FlightAdmission;
+use crate::placement::candidates::ChosenPlacement;
+use crate::placement::policy::NoPlacement;
 use cleave_domain::{Failure, FlightId, HandoffId, Refusal, Time, TokenId, WorkerId, WorkerRef};
 use std::sync::Arc;
 use std::time::Duration;

@@ -15,10 +15,10 @@ mod pair;
 
 pub(crate) use pair::PairForecast;
 
+use crate::accounting::tally::PredictionStretch;
 use crate::event::{PlacementReason, RequestForecast};
-use crate::ledger::{StreamSpan, WorkerLedger};
-use crate::policy::{self, AttemptSize, WorkerSnapshot};
-use crate::tally::PredictionStretch;
+use crate::fleet::ledger::{StreamSpan, WorkerLedger};
+use crate::placement::policy::{self, AttemptSize, WorkerSnapshot};
 use cleave_domain::{Prices, RequestStageTimes, SloMetric, StepWork, Time};
 use cleave_planner::{Predict, mul_div};
 use std::time::Duration;

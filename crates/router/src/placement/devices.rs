@@ -11,9 +11,9 @@
 //! its device serve when it cannot. A request without targets, where no request has any, may also
 //! use their blocks.
 
-use crate::candidates::PlacementQuery;
-use crate::forecast::{PlacementPriority, RequestNeed, WorkerForecast};
-use crate::policy;
+use crate::placement::candidates::PlacementQuery;
+use crate::placement::forecast::{PlacementPriority, RequestNeed, WorkerForecast};
+use crate::placement::policy;
 use cleave_domain::{DeviceId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 

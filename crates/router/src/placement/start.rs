@@ -3,13 +3,13 @@
 //! Owns: the start. Never: chooses a placement, or knows the further way of the attempt.
 //! Invariant: both legs are claimed before anything is sent.
 
-use crate::admit::FlightAdmission;
-use crate::candidates::ChosenPlacement;
-use crate::end::FlightEndings;
 use crate::event::{DecisionOutcome, RouterNote};
-use crate::flight::FlightAttempt;
-use crate::policy::AttemptSize;
-use crate::timers::FlightTimer;
+use crate::flight::end::FlightEndings;
+use crate::flight::state::FlightAttempt;
+use crate::flight::timers::FlightTimer;
+use crate::placement::admit::FlightAdmission;
+use crate::placement::candidates::ChosenPlacement;
+use crate::placement::policy::AttemptSize;
 use cleave_domain::{FlightId, Order, ReserveOrder};
 use std::sync::Arc;
 

@@ -4,15 +4,15 @@
 //! that a flight is over. Invariant: a flight ends once, and leaves nothing but legs that its
 //! workers have yet to release.
 
+use crate::accounting::tally::ServiceTally;
 use crate::event::{
     CancelReason, DecisionOutcome, PlacementDecision, RequestForecast, RouterNote, RouterOutput,
 };
-use crate::flight::{FlightRecord, SequenceEnd};
-use crate::legs::LegRules;
-use crate::placement_rules::PlacementRules;
+use crate::flight::legs::LegRules;
+use crate::flight::state::{FlightRecord, SequenceEnd};
+use crate::placement::rules::PlacementRules;
 use crate::queue::FlightQueue;
-use crate::scale::Autoscaling;
-use crate::tally::ServiceTally;
+use crate::scaling::Autoscaling;
 use cleave_domain::{Ending, Failure, FlightId, Refusal};
 
 /// The rules of ending, over the legs of flights and all that keeps count of flights.

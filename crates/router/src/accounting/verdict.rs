@@ -5,10 +5,10 @@
 //! Invariant: the stages add up to the time from arrival to the end, as far as the flight came; one
 //! verdict for each flight.
 
+use crate::accounting::tally::{PredictionSample, ServiceTally};
 use crate::event::CancelReason;
-use crate::flight::FlightRecord;
-use crate::placement_rules::some_class_yields;
-use crate::tally::{PredictionSample, ServiceTally};
+use crate::flight::state::FlightRecord;
+use crate::placement::rules::some_class_yields;
 use cleave_domain::{
     DecodeTiming, Ending, PrefillTiming, RequestStage, RequestStageTimes, SloMetric, SloPolicy,
     SloVerdict, Time,

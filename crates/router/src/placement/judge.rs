@@ -5,11 +5,11 @@
 //! as pairs.
 
 use crate::event::LegPlacement;
-use crate::forecast::{
+use crate::placement::forecast::{
     PairForecast, PlacementForecast, PlacementPriority, PlacementRank, PromptForecast, RequestNeed,
     StreamForecast, WorkerForecast,
 };
-use crate::policy::{self, NoPlacement};
+use crate::placement::policy::{self, NoPlacement};
 use cleave_domain::Role;
 
 /// Candidates of each leg that are paired with those of the other.

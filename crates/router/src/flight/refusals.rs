@@ -5,7 +5,7 @@
 //! Invariant: a round counts every worker that refused in it, the late ones in every round until
 //! the flight waits.
 
-use crate::forecast::TargetMiss;
+use crate::placement::forecast::TargetMiss;
 use cleave_domain::{Refusal, WorkerId};
 use std::collections::BTreeSet;
 

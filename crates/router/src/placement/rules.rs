@@ -8,16 +8,15 @@
 #[cfg(test)]
 mod tests;
 
-use crate::admit::OvertakeRule;
-use crate::candidates::{ChosenPlacement, PlacementQuery};
+use crate::accounting::tally::ServiceTally;
 use crate::event::{RouterLimits, RouterReadiness, RoutingMode};
 use crate::fleet::RouterFleet;
-use crate::flight::FlightRecord;
-use crate::forecast::{PlacementForecast, PlacementPriority, RequestNeed, TargetMiss};
-use crate::policy::{AttemptSize, NoPlacement};
+use crate::flight::state::FlightRecord;
+use crate::placement::candidates::{ChosenPlacement, PlacementQuery};
+use crate::placement::forecast::{PlacementForecast, PlacementPriority, RequestNeed, TargetMiss};
+use crate::placement::policy::{AttemptSize, NoPlacement};
 use crate::queue::{FlightQueue, QueueId, QueueKind, QueuePlace};
-use crate::scale::workers_expected;
-use crate::tally::ServiceTally;
+use crate::scaling::workers_expected;
 use cleave_domain::{
     Deadline, FlightId, OnDeadlineMiss, OnSloMiss, Refusal, Request, SloClass, SloMetric,
     SloPolicy, Time,
@@ -51,6 +50,17 @@ pub(crate) enum UnmetAction {
     Wait,
     Downgrade(SloClass),
     Refuse(Refusal),
+}
+
+/// How overtaking affects a flight that finds no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OvertakeRule {
+    /// It may be overtaken, without a count.
+    Uncounted,
+    /// It may be overtaken a limited number of times, which are counted.
+    Counted,
+    /// It may not be overtaken.
+    Forbidden,
 }
 
 impl FlightRecord {

@@ -4,10 +4,10 @@
 //! Invariant: an answer or a timer counts only for the stage that waits for it.
 
 use crate::event::RouterNote;
-use crate::flight::{FlightPhase, FlightRecord};
-use crate::legs::LegRules;
-use crate::reports::FlightSteps;
-use crate::timers::FlightTimer;
+use crate::flight::legs::LegRules;
+use crate::flight::state::{FlightPhase, FlightRecord};
+use crate::flight::steps::FlightSteps;
+use crate::flight::timers::FlightTimer;
 use cleave_domain::{Failure, FlightId, HandoffId, TokenId, WorkerRef};
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 
 use crate::event::RouterLimits;
 use crate::fleet::RouterFleet;
-use crate::ledger::LegClaim;
+use crate::fleet::ledger::LegClaim;
 use cleave_domain::{HandoffId, Order, Time, WorkerRef};
 
 #[derive(Clone, Debug, Default)]

@@ -13,12 +13,12 @@
 //! the old attempt until then: whatever happens to the target, the source reports whether it goes
 //! on. After an aborted move the flight stays where it is for a while, twice as long each time.
 
-use crate::candidates::MigrationCost;
 use crate::event::{MoveReason, RouterLimits, RouterNote, RouterOutput, RoutingMode};
-use crate::flight::{FlightAttempt, FlightMigration, FlightRecord};
-use crate::legs::{LegRelease, LegRules};
-use crate::policy::{AttemptSize, NoPlacement};
-use crate::timers::FlightTimer;
+use crate::flight::legs::{LegRelease, LegRules};
+use crate::flight::state::{FlightAttempt, FlightMigration, FlightRecord};
+use crate::flight::timers::FlightTimer;
+use crate::placement::candidates::MigrationCost;
+use crate::placement::policy::{AttemptSize, NoPlacement};
 use cleave_domain::{
     Failure, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, Refusal, ReserveOrder,
     WorkerId, WorkerLoad, WorkerRef,

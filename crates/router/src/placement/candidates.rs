@@ -9,10 +9,12 @@ mod worker_forecast;
 
 use crate::event::{LegPlacement, RequestForecast, RouterReadiness, RoutingMode};
 use crate::fleet::{CompatibleWorkers, FleetWorker, RouterFleet};
-use crate::forecast::{PlacementForecast, RequestNeed, WorkerForecast};
-use crate::judge::judge;
-use crate::policy::{self, AttemptSize, LegChoice, NoPlacement, RoutingTerms, WorkerSnapshot};
-use crate::prefix::PrefixHashes;
+use crate::placement::forecast::{PlacementForecast, RequestNeed, WorkerForecast};
+use crate::placement::judge::judge;
+use crate::placement::policy::{
+    self, AttemptSize, LegChoice, NoPlacement, RoutingTerms, WorkerSnapshot,
+};
+use crate::placement::prefix::PrefixHashes;
 use cleave_domain::{Fingerprint, Time, WorkerId, WorkerRef};
 use cleave_planner::Predict;
 use std::collections::{BTreeMap, BTreeSet};
