@@ -1,7 +1,6 @@
-//! A flight whose attempt ended too early: it is tried on another worker, or resumed after its
-//! client's last token.
+//! A flight whose attempt ended too early: it is resumed after its client's last token.
 //!
-//! Owns: passing over a worker, failing, counting, retrying, giving up. Never: chooses a worker.
+//! Owns: failing, counting, retrying, giving up. Never: chooses a worker.
 //! Invariant: an attempt that may have drawn a token is fenced before another begins, and the new
 //! one begins exactly after the client's last token. A flight survives `failures_max` failures that
 //! count (`losses`); one whose client has every token is done, whichever worker was lost.
@@ -9,15 +8,12 @@
 use crate::event::{RouterNote, RouterOutput};
 use crate::flight::legs::LegRules;
 use crate::flight::losses::RecentLosses;
-use crate::flight::refusals::{is_final, refused_late};
 use crate::flight::state::FailedAttempt;
 use crate::flight::timers::FlightTimer;
 use crate::placement::admit::FlightAdmission;
-use crate::placement::candidates::ChosenPlacement;
 use crate::placement::policy::NoPlacement;
-use cleave_domain::{Failure, FlightId, HandoffId, Refusal, Time, TokenId, WorkerId, WorkerRef};
+use cleave_domain::{Failure, FlightId, HandoffId, Time, TokenId, WorkerId, WorkerRef};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The rules of recovery, over admission and the recent losses.
 #[derive(Debug)]
@@ -29,67 +25,6 @@ pub(crate) struct FlightRecovery<'a> {
 impl<'a> FlightRecovery<'a> {
     pub(crate) fn legs(&mut self) -> &mut LegRules<'a> {
         self.admission.legs()
-    }
-
-    // === passing over ===
-
-    /// Passes over a worker that does not take its leg: another may. Nothing was drawn.
-    pub(crate) fn pass_over(
-        &mut self,
-        handoff: HandoffId,
-        worker: WorkerRef,
-        refusal: Option<Refusal>,
-    ) {
-        let id = handoff.flight;
-        let legs = self.legs();
-        // No answer at all: the worker is not counted as able to serve until it answers again.
-        if refusal.is_none() {
-            legs.fleet.set_silent(worker, true);
-        }
-        legs.clock_lost(id);
-        legs.drop_legs(id, Failure::Rejected);
-        legs.note(RouterNote::PassedOver {
-            handoff,
-            worker,
-            refusal: refusal.clone(),
-        });
-        let Some(flight) = legs.flights.get_mut(id) else {
-            return;
-        };
-        let fresh = flight.failures.last().is_none();
-        // A refusal that any other worker would repeat is final, unless the request ran somewhere
-        // before.
-        if let Some(refusal) = refusal.clone().filter(|refusal| fresh && is_final(refusal)) {
-            return self.admission.ends.refuse(id, refusal, Vec::new());
-        }
-        // The stream has a token outside the vocabulary, which every worker would refuse.
-        if let Some(Refusal::OutOfVocabulary { .. }) = refusal {
-            return self.admission.end_without_place(id);
-        }
-        let refused_late = refused_late(refusal.as_ref()).filter(|_| fresh);
-        flight.refusals.refuse(worker.worker, refusal);
-        let round_over = flight.refusals.is_round_over();
-        let found = self.admission.seek(id);
-        if let Some(placement) = found.as_ref().ok().filter(|p| p.miss().is_none())
-            && !round_over
-        {
-            return self.admission.start(id, placement);
-        }
-        let considered = match &found {
-            Ok(placement) => placement.considered.clone(),
-            Err(_) => Vec::new(),
-        };
-        let missed = found.as_ref().ok().and_then(ChosenPlacement::miss);
-        match missed.or(refused_late) {
-            // Workers refused for lateness, or it is predicted of all that remain.
-            Some(miss) => self.admission.unmet(id, miss, considered),
-            None => {
-                // A worker that did not even answer is closed for a moment, or the first flight of
-                // the queue would be sent straight back.
-                self.admission.close_worker(worker, Duration::ZERO);
-                self.admission.wait(id);
-            }
-        }
     }
 
     // === failing ===
