@@ -13,6 +13,8 @@
 //! and within a tenant the request's own priority and latest start decide.
 
 pub(crate) mod passes;
+mod serve;
+mod waiting;
 
 use crate::accounting::tally::ServiceTally;
 use cleave_domain::{FlightId, Time};

@@ -48,7 +48,6 @@ impl RecentLosses {
 /// The failures of one flight, and the part of them that does not count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FailureBudget {
-    /// Attempts that failed.
     failures: u32,
     /// Failures with a cause that other flights shared: they do not count.
     spared: u32,

@@ -1,10 +1,10 @@
 //! Flights, and their way from submission to their one end.
 //!
-//! Owns: the flights with their attempts, failures, refusals and moves (`state`, `timers`, `losses`,
-//! `refusals`, `move_history`, `releases`), and the rules of their way in layers: `legs`, `end`,
-//! `resume` with `pass_over` and `failover`, `migrate`, and `steps` with `waits`. Never: chooses a
-//! worker; `placement` does. Invariant: every flight that is entered ends once, and a layer calls
-//! none above it.
+//! Owns: the flights with their attempts, failures, refusals and moves (`state`, `timers`,
+//! `losses`, `refusals`, `move_history`, `releases`), and the rules of their way in layers: `legs`,
+//! `end`, `resume` with `pass_over` and `failover`, `migrate`, and `steps` with `waits`. Never:
+//! chooses a worker; `placement` does. Invariant: every flight that is entered ends once, and a
+//! layer calls none above it.
 
 pub(crate) mod end;
 mod failover;
