@@ -1,41 +1,90 @@
 //! Orders: admission, refusal and renewal.
 //!
-//! Owns: the conditions of admission and the reservation of blocks.
-//! Never: accepts a leg that would have to wait for blocks: all that it needs is held or reserved
-//! before it is accepted, or it is refused. So no leg waits for a block that another leg holds.
-//! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
-//! refusal leaves nothing behind, and a repetition changes nothing.
+//! Owns: the conditions of admission. Never: accepts a leg that would have to wait for blocks: all
+//! that it needs is held or reserved before it is accepted, or it is refused. So no leg waits for a
+//! block that another leg holds.
+//! Invariant: an order is answered by `Reserved`, `Running` or `Refused`, or is in the end
+//! `Released`; a refusal leaves nothing behind, and a repetition changes nothing.
 
 use crate::client_timing::prompt_due;
 use crate::policy::{self, ServiceRank};
 use crate::recently_ended::EndedHandoff;
+use crate::reservation::CacheReuse;
 use crate::sequence::{SequenceStage, WorkerSequence};
-use crate::state::SequenceState;
 use crate::{WorkerBrain, WorkerNote};
 use cleave_domain::{
-    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId,
+    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId, RunOrder,
 };
+use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
 use cleave_kv::handoff::sender::HandoffSender;
-use cleave_kv::{PrefixNeed, SecuredKv, block_hash};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// How much of a sequence may come from the prefix cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CacheReuse {
-    /// Every full block: another worker runs the last token.
-    EveryFullBlock,
-    AllButLastToken,
-    /// Nothing: its KV comes from host memory.
-    NoBlock,
+/// The part of an order that makes a sequence.
+struct SequenceOrder {
+    handoff: HandoffId,
+    request: Arc<Request>,
+    waited: Duration,
+    due: Option<Deadline>,
 }
 
 impl WorkerBrain {
+    // === both legs ===
+
+    /// Reserves and runs at once: one admission, which starts the prompt or refuses.
+    pub(crate) fn run(&mut self, router: RouterId, order: RunOrder) {
+        let handoff = order.handoff;
+        if self.is_repeated(handoff) {
+            return self.note(WorkerNote::Repeated { handoff });
+        }
+        let accepted = self
+            .may_run(&order)
+            .and_then(|()| self.take_run(router, order));
+        match accepted {
+            Ok(running) => self.report(router, running),
+            Err(refusal) => self.report(router, Report::Refused { handoff, refusal }),
+        }
+    }
+
+    /// Any worker may serve both legs of one request; its role limits hand-offs with others.
+    fn may_run(&self, order: &RunOrder) -> Result<(), Refusal> {
+        self.may_take(order.handoff, &order.request)?;
+        self.may_decode(&order.request, order.due)
+    }
+
+    /// Holds every block of prompt and output so far, reserves some for growth, and makes the
+    /// prompt runnable; all or none.
+    fn take_run(&mut self, router: RouterId, order: RunOrder) -> Result<Report, Refusal> {
+        let RunOrder {
+            handoff,
+            request,
+            expected_output_tokens,
+            waited,
+            due,
+        } = order;
+        let of = SequenceOrder {
+            handoff,
+            request,
+            waited,
+            due,
+        };
+        let mut sequence = self.new_sequence(router, of);
+        self.refuse_late_prompt(&mut sequence)?;
+        let now = sequence.len().div_ceil(self.limits.capacity.block_tokens);
+        let growth = self.growth(&sequence, expected_output_tokens);
+        self.hold(&mut sequence, CacheReuse::AllButLastToken, growth - now)?;
+        self.take_blocks(&mut sequence, now);
+        let present = sequence.published;
+        self.start_prompt(sequence);
+        Ok(Report::Running { handoff, present })
+    }
+
     // === the decode leg ===
 
     pub(crate) fn reserve(&mut self, router: RouterId, order: ReserveOrder) {
         let handoff = order.handoff;
-        if self.sequences.contains_key(&handoff) || self.was_here(handoff) {
+        if self.is_repeated(handoff) {
             return self.note(WorkerNote::Repeated { handoff });
         }
         let accepted = self
@@ -48,22 +97,25 @@ impl WorkerBrain {
     }
 
     fn may_reserve(&self, order: &ReserveOrder) -> Result<(), Refusal> {
-        let me = self.limits.me;
-        // Any worker may serve both legs of one request; the role limits hand-offs from others. A
-        // sender that is an earlier incarnation of this worker, or is fenced, will never write.
-        let served = self.limits.role.decodes() && order.sender.worker != me.worker;
-        let is_fenced = self.fenced.covers(order.sender);
-        if order.sender != me && (!served || is_fenced) {
+        // A sender that is this worker, in any incarnation, or is fenced, will never write.
+        let is_other = order.sender.worker != self.limits.me.worker;
+        if !self.limits.role.decodes() || !is_other || self.fenced.covers(order.sender) {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
+        self.may_decode(&order.request, order.due)
+    }
+
+    /// Whether one more sequence may decode here: the queue for slots has room, and no gap would
+    /// miss its target.
+    fn may_decode(&self, request: &Request, due: Option<Deadline>) -> Result<(), Refusal> {
         let slots = self.limits.capacity.slots_count as usize;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
         if decoding >= slots + self.limits.queue_max as usize {
             let retry_after = self.soonest_end();
             return Err(Refusal::QueueFull { retry_after });
         }
-        self.refuse_slow_decode(order)
+        self.refuse_slow_decode(request, due)
     }
 
     /// Holds every block of prompt and output so far, and reserves some for growth; all or none.
@@ -81,48 +133,38 @@ impl WorkerBrain {
             waited,
             due,
         } = order;
+        let of = SequenceOrder {
+            handoff,
+            request,
+            waited,
+            due,
+        };
+        let mut sequence = self.new_sequence(router, of);
         let size = self.limits.capacity.block_tokens;
-        let rank = self.rank(handoff, &request, waited, due);
-        let mut sequence = WorkerSequence::new(rank, router, request, self.now);
-        sequence.on_miss = due.map(|due| due.unmet);
-        if sender == self.limits.me {
-            self.refuse_late_prompt(&mut sequence)?;
-        }
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
         // Taken from the reservation now, because the sender may fill them before it seals.
         let blocks = self.ahead(&sequence, ahead_tokens);
         let growth = self.growth(&sequence, expected_output_tokens).max(blocks) - now;
-        let reach = if sender == self.limits.me {
-            CacheReuse::AllButLastToken
-        } else {
-            CacheReuse::EveryFullBlock
-        };
-        self.hold(&mut sequence, reach, growth)?;
+        self.hold(&mut sequence, CacheReuse::EveryFullBlock, growth)?;
         let present = sequence.published;
-        while sequence.table.len() < blocks as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
-            sequence.table.push(block.expect("reserved just now"));
-        }
+        self.take_blocks(&mut sequence, blocks);
         let blocks = sequence.table[present as usize..].to_vec();
         let state = sequence.state.map(|state| state.live);
-        if sender != self.limits.me {
-            let salt = sequence.request.cache_salt;
-            let content = block_hash(salt, None, &sequence.tokens);
-            sequence.peer_state_open = true;
-            sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
-                handoff,
-                sender,
-                present,
-                blocks: blocks.clone(),
-                state,
-                capacity: self.limits.capacity,
-                vocab_size: self.limits.vocab_size,
-                tokens,
-                content,
-                writer: self.limits.writer,
-            }));
-        }
+        let content = block_hash(sequence.request.cache_salt, None, &sequence.tokens);
+        sequence.peer_state_open = true;
+        sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
+            handoff,
+            sender,
+            present,
+            blocks: blocks.clone(),
+            state,
+            capacity: self.limits.capacity,
+            vocab_size: self.limits.vocab_size,
+            tokens,
+            content,
+            writer: self.limits.writer,
+        }));
         self.sequences.insert(handoff, sequence);
         self.renewed(handoff);
         Ok(Report::Reserved {
@@ -131,29 +173,6 @@ impl WorkerBrain {
             blocks,
             state,
         })
-    }
-
-    /// Blocks for a sequence and the tokens that its sender may draw before it seals; no more than
-    /// the pool has.
-    fn ahead(&self, sequence: &WorkerSequence, ahead_tokens: u32) -> u32 {
-        let left = sequence.request.stop.max_tokens - sequence.output_count();
-        self.blocks_of(sequence.len().saturating_add(left.min(ahead_tokens)))
-    }
-
-    /// Blocks for the expected length of a sequence; no more than the pool has. The last token
-    /// drawn is never run, so it needs no block.
-    fn growth(&self, sequence: &WorkerSequence, expected_output_tokens: u32) -> u32 {
-        let left = sequence.request.stop.max_tokens - sequence.output_count();
-        let run = left.min(expected_output_tokens).saturating_sub(1);
-        self.blocks_of(sequence.len().saturating_add(run))
-    }
-
-    fn blocks_of(&self, tokens: u32) -> u32 {
-        let capacity = &self.limits.capacity;
-        tokens
-            .min(capacity.context_tokens_max)
-            .div_ceil(capacity.block_tokens)
-            .min(capacity.blocks_count)
     }
 
     // === the prefill leg ===
@@ -165,37 +184,13 @@ impl WorkerBrain {
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),
-            Some(sequence) if sequence.awaits_prefill() => self.start_here(router, &order),
+            // Its decode leg is here, so its prompt runs elsewhere.
             Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
             Some(_) => return self.note(WorkerNote::Repeated { handoff }),
         };
         if let Err(refusal) = accepted {
             self.report(router, Report::Refused { handoff, refusal });
         }
-    }
-
-    /// Starts the prompt of a reservation whose legs are both here: it is computed straight into
-    /// the reserved blocks.
-    fn start_here(&mut self, router: RouterId, order: &PrefillOrder) -> Result<(), Refusal> {
-        let target = &order.target;
-        let (me, now) = (self.limits.me, self.now);
-        let sequence = self
-            .sequences
-            .get_mut(&order.handoff)
-            .filter(|sequence| {
-                target.worker == me
-                    && sequence.router == router
-                    && sequence.published == target.present
-                    && sequence.table[target.present as usize..] == target.blocks
-                    && sequence.state.map(|state| state.live) == target.state
-            })
-            .ok_or(Refusal::WrongWorker)?;
-        sequence.stage = SequenceStage::Active;
-        sequence.times.accepted = now;
-        self.active.insert(sequence.rank);
-        self.renewed(order.handoff);
-        self.fetch(order.handoff);
-        Ok(())
     }
 
     fn may_prefill(&self, order: &PrefillOrder) -> Result<(), Refusal> {
@@ -235,40 +230,59 @@ impl WorkerBrain {
             waited,
             due,
         } = order;
-        let rank = self.rank(handoff, &request, waited, due);
-        let mut sequence = WorkerSequence::new(rank, router, request, self.now);
-        sequence.on_miss = due.map(|due| due.unmet);
+        let of = SequenceOrder {
+            handoff,
+            request,
+            waited,
+            due,
+        };
+        let mut sequence = self.new_sequence(router, of);
         self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
         let pieces = self.limits.capacity.state_pieces();
         sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
-        sequence.stage = SequenceStage::Active;
-        self.active.insert(rank);
-        self.sequences.insert(handoff, sequence);
-        self.renewed(handoff);
-        self.fetch(handoff);
+        self.start_prompt(sequence);
         Ok(())
     }
 
-    // === both ===
+    // === every order ===
 
-    fn rank(
-        &mut self,
-        handoff: HandoffId,
-        request: &Request,
-        waited: Duration,
-        due: Option<Deadline>,
-    ) -> ServiceRank {
+    /// Makes a sequence that holds nothing yet.
+    fn new_sequence(&mut self, router: RouterId, of: SequenceOrder) -> WorkerSequence {
+        let rank = self.rank(&of);
+        let mut sequence = WorkerSequence::new(rank, router, of.request, self.now);
+        sequence.on_miss = of.due.map(|due| due.unmet);
+        sequence
+    }
+
+    /// Adds a sequence that has all its blocks and whose prompt is to run here.
+    fn start_prompt(&mut self, mut sequence: WorkerSequence) {
+        let rank = sequence.rank;
+        sequence.stage = SequenceStage::Active;
+        self.active.insert(rank);
+        self.sequences.insert(rank.handoff, sequence);
+        self.renewed(rank.handoff);
+        self.fetch(rank.handoff);
+    }
+
+    fn rank(&mut self, of: &SequenceOrder) -> ServiceRank {
         self.arrivals += 1;
-        let since = self.now - waited;
+        let since = self.now - of.waited;
         ServiceRank {
-            priority: (request.slo.priority, request.priority),
-            due: due.map_or(prompt_due(since, None), |due| self.now + due.left),
+            priority: (of.request.slo.priority, of.request.priority),
+            due: of
+                .due
+                .map_or(prompt_due(since, None), |due| self.now + due.left),
             since,
             arrival: self.arrivals,
-            handoff,
+            handoff: of.handoff,
         }
+    }
+
+    /// Whether the hand-off is here, or was and is over.
+    fn is_repeated(&self, handoff: HandoffId) -> bool {
+        self.sequences.contains_key(&handoff) || self.was_here(handoff)
     }
 
     /// Whether the hand-off was accepted here before, and is over.
@@ -309,68 +323,6 @@ impl WorkerBrain {
         Ok(())
     }
 
-    /// Calls [`WorkerBrain::secure`] for a sequence that is new here. Nothing is given out while a
-    /// preempted or swapped sequence waits for blocks: new ones would starve it.
-    fn hold(
-        &mut self,
-        sequence: &mut WorkerSequence,
-        reach: CacheReuse,
-        growth: u32,
-    ) -> Result<(), Refusal> {
-        let waits = |s: &WorkerSequence| s.starved() || s.swap.is_some();
-        let starved = self.sequences.values().any(waits);
-        if !starved && self.secure(sequence, reach, growth) {
-            return Ok(());
-        }
-        let retry_after = self.soonest_end();
-        Err(Refusal::NoBlocks { retry_after })
-    }
-
-    /// Holds the cached prefix of `sequence` and takes its state slot, and reserves the rest of its
-    /// blocks and `growth` more; all or none.
-    pub(crate) fn secure(
-        &mut self,
-        sequence: &mut WorkerSequence,
-        reach: CacheReuse,
-        growth: u32,
-    ) -> bool {
-        let size = self.limits.capacity.block_tokens;
-        let blocks = sequence.len().div_ceil(size) + growth;
-        let reach = if self.limits.prefix_cache {
-            reach
-        } else {
-            CacheReuse::NoBlock
-        };
-        let (hashes, need) = match reach {
-            CacheReuse::NoBlock => (&[][..], PrefixNeed::EveryPlane),
-            CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
-            CacheReuse::EveryFullBlock => {
-                sequence.extend_hashes(size);
-                (&sequence.hashes[..], PrefixNeed::Blocks)
-            }
-        };
-        let Some(secured) = self.pools.secure(hashes, need, blocks) else {
-            return false;
-        };
-        let SecuredKv {
-            table,
-            reservation,
-            state,
-        } = secured;
-        sequence.published = u32::try_from(table.len()).expect("a table fits the pool");
-        sequence.computed = sequence.published * size;
-        sequence.table = table;
-        sequence.reservation = reservation;
-        // A snapshot serves only prompts that are run here.
-        let points = |known_blocks| match (reach, need) {
-            (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
-            _ => sequence.snapshot_points(known_blocks, size),
-        };
-        let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
-        sequence.state = state;
-        true
-    }
-
     // === leases ===
 
     pub(crate) fn renew(&mut self, router: RouterId, handoffs: &[HandoffId]) {
@@ -384,14 +336,6 @@ impl WorkerBrain {
 
     fn renewed(&mut self, handoff: HandoffId) {
         self.leases.set(handoff, self.now + self.limits.lease);
-    }
-
-    /// Upper bound of the time until the first running sequence ends.
-    pub(crate) fn soonest_end(&self) -> Duration {
-        let left = |s: &WorkerSequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
-        let running = self.sequences.values().filter(|s| s.slot.is_some());
-        let steps = running.map(left).min().unwrap_or(1);
-        policy::retry_after(steps, self.step_mean)
     }
 }
 

@@ -284,6 +284,7 @@ impl WorkerBrain {
         match order {
             Order::Reserve(reserve) => self.reserve(router, reserve),
             Order::Prefill(prefill) => self.prefill(router, prefill),
+            Order::Run(run) => self.run(router, run),
             Order::Renew { handoffs } => self.renew(router, &handoffs),
             Order::Cancel { handoff } => self.cancel(router, handoff),
             Order::Drain => self.drain(),

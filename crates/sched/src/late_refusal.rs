@@ -12,7 +12,7 @@ use crate::WorkerBrain;
 use crate::batch;
 use crate::policy::{self, ServiceRank};
 use crate::sequence::{SequenceStage, WorkerSequence};
-use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, ReserveOrder, SloMetric, StepWork};
+use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, Request, SloMetric, StepWork};
 use cleave_planner::{Predict, slowdown_permille};
 use std::time::Duration;
 
@@ -113,12 +113,15 @@ impl WorkerBrain {
 
     /// Refuses a sequence whose mean gap, or that of a stream accepted before it, would exceed its
     /// target.
-    pub(crate) fn refuse_slow_decode(&self, order: &ReserveOrder) -> Result<(), Refusal> {
-        let request = &order.request;
+    pub(crate) fn refuse_slow_decode(
+        &self,
+        request: &Request,
+        due: Option<Deadline>,
+    ) -> Result<(), Refusal> {
         let Some(tpot) = request.slo.tpot else {
             return Ok(());
         };
-        if !may_refuse(order.due) || !self.learner.has_prices() {
+        if !may_refuse(due) || !self.learner.has_prices() {
             return Ok(());
         }
         let here = self.sequences.values().filter(|s| {

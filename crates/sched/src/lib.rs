@@ -34,6 +34,7 @@ mod plan;
 mod policy;
 mod recently_ended;
 mod resend;
+mod reservation;
 mod sequence;
 mod settle;
 mod speculate;

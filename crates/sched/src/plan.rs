@@ -7,11 +7,11 @@
 //! block is held by sequences that will run without it, the blocks it is given were being filled
 //! from a tier and are free once that has stopped, or it has the slack to be deferred once.
 
-use crate::admit::CacheReuse;
 use crate::batch::{self, DecodeCandidate, IDLE_MAX};
 use crate::brain::{SegmentInFlight, StepInFlight};
 use crate::close::CloseReason;
 use crate::policy::{self, PreemptionVictim, ServiceRank};
+use crate::reservation::CacheReuse;
 use crate::sequence::{SequencePhase, WorkerSequence};
 use crate::settle::ReadyBlocks;
 use crate::swap::BlockRelease;

@@ -6,8 +6,8 @@
 //! dropped at least once, by `SwapIn` or by `SwapDrop`. After a failed copy, `SwapDrop` may name
 //! blocks that the body has dropped itself.
 
-use crate::admit::CacheReuse;
 use crate::policy::{self, PreemptionMethod};
+use crate::reservation::CacheReuse;
 use crate::sequence::WorkerSequence;
 use crate::{SwapOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{Failure, HandoffId};

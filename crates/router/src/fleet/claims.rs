@@ -6,7 +6,7 @@ use crate::fleet::ledger::{LegClaim, StreamSpan};
 use crate::outputs::RouterContext;
 use crate::placement::candidates::{ChosenPlacement, MigrationCost};
 use crate::placement::policy::AttemptSize;
-use cleave_domain::{FlightId, HandoffId, Order, WorkerRef};
+use cleave_domain::{FlightId, HandoffId, Order, PrefillOrder, ReserveOrder, RunOrder, WorkerRef};
 use std::time::Duration;
 
 impl RouterFleet {
@@ -118,8 +118,9 @@ impl RouterFleet {
     /// Sends an order to a worker, and counts it: a load tells how many the worker has received.
     pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order, cx: &mut RouterContext) {
         let last = match &order {
-            Order::Reserve(order) if order.sender != worker => Some(order.handoff),
-            Order::Prefill(order) => Some(order.handoff),
+            Order::Reserve(ReserveOrder { handoff, .. })
+            | Order::Prefill(PrefillOrder { handoff, .. })
+            | Order::Run(RunOrder { handoff, .. }) => Some(*handoff),
             _ => None,
         };
         self.count_order(worker, last);

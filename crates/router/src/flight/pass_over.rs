@@ -1,17 +1,23 @@
 //! A worker that does not take its leg: it refuses, or does not answer.
 //!
 //! Owns: passing over it, and the choice to try another, to wait or to refuse. Never: counts this
-//! as a failure of the flight. Invariant: nothing was drawn by a worker that is passed over.
+//! as a failure of the flight, unless the worker drew a token.
+//! Invariant: after an order to run both legs that was not answered, no other attempt begins before
+//! that one is fenced.
 
 use crate::event::RouterNote;
+use crate::flight::legs::LegRules;
 use crate::flight::refusals::{is_final, refused_late};
 use crate::flight::resume::FlightRecovery;
+use crate::flight::timers::FlightTimer;
 use crate::placement::candidates::ChosenPlacement;
 use cleave_domain::{Failure, FlightId, HandoffId, Refusal, WorkerRef};
 use std::time::Duration;
 
 impl FlightRecovery<'_> {
-    /// Passes over a worker that does not take its leg: another may. Nothing was drawn.
+    /// Passes over a worker that does not take its leg: another may. After a refusal nothing was
+    /// drawn. A worker that was ordered to run both legs and gives no answer may have drawn tokens,
+    /// so the attempt is fenced first.
     pub(crate) fn pass_over(
         &mut self,
         handoff: HandoffId,
@@ -24,6 +30,9 @@ impl FlightRecovery<'_> {
         if refusal.is_none() {
             legs.fleet.set_silent(worker, true);
         }
+        let attempt = legs.flights.current(handoff);
+        let attempt = attempt.filter(|a| refusal.is_none() && a.is_whole());
+        let unanswered = attempt.cloned();
         legs.clock_lost(id);
         legs.drop_legs(id, Failure::Rejected);
         legs.note(RouterNote::PassedOver {
@@ -31,11 +40,37 @@ impl FlightRecovery<'_> {
             worker,
             refusal: refusal.clone(),
         });
-        self.try_another(id, worker, refusal);
+        match unanswered {
+            Some(attempt) => {
+                legs.flights.set_timer(id, FlightTimer::StepTimeout, None);
+                self.fence(&attempt, None, Some(worker));
+            }
+            None => self.try_another(id, worker, refusal),
+        }
+    }
+
+    /// A worker that was passed over for want of an answer drew tokens that its client has: the
+    /// attempt counts as failed, since a flight with output is never refused.
+    pub(crate) fn drew_unanswered(&mut self, id: FlightId, worker: WorkerRef) {
+        let shared = self.is_loss_shared();
+        let LegRules { cx, flights, .. } = self.legs();
+        if let Some(flight) = flights.get_mut(id) {
+            let failures_max = cx.limits.failures_max;
+            flight
+                .failures
+                .count(Failure::Rejected, shared, failures_max, cx.now);
+            flight.refusals.exclude([worker.worker]);
+            flight.wait_until = None;
+        }
     }
 
     /// Tries the next worker for a flight of which this one drew nothing, or lets it wait.
-    fn try_another(&mut self, id: FlightId, worker: WorkerRef, refusal: Option<Refusal>) {
+    pub(crate) fn try_another(
+        &mut self,
+        id: FlightId,
+        worker: WorkerRef,
+        refusal: Option<Refusal>,
+    ) {
         let Some(flight) = self.legs().flights.get_mut(id) else {
             return;
         };

@@ -8,7 +8,7 @@
 use crate::event::{RouterNote, RouterOutput};
 use crate::flight::legs::LegRules;
 use crate::flight::losses::RecentLosses;
-use crate::flight::state::FailedAttempt;
+use crate::flight::state::{FailedAttempt, FlightAttempt};
 use crate::flight::timers::FlightTimer;
 use crate::placement::admit::FlightAdmission;
 use crate::placement::policy::NoPlacement;
@@ -74,8 +74,7 @@ impl<'a> FlightRecovery<'a> {
         let Some(attempt) = legs.flights.current(handoff) else {
             return;
         };
-        let ordered = attempt.reserved;
-        let context_tokens_max = attempt.context_tokens_max;
+        let failed = attempt.clone();
         let other = if attempt.decode == worker {
             attempt.prefill.worker
         } else {
@@ -109,20 +108,36 @@ impl<'a> FlightRecovery<'a> {
         flight.moves.forget_aborted();
         flight.wait_until = None;
         // Nothing was ordered to compute, so no token can exist: no fence is needed.
-        if !ordered {
+        if !failed.may_have_drawn() {
             return self.try_again(id, handoff, None);
         }
+        self.fence(&failed, doubtful, None);
+    }
+
+    /// Fences every attempt up to the last one begun, and asks for the client's tokens.
+    pub(crate) fn fence(
+        &mut self,
+        over: &FlightAttempt,
+        peer_in_doubt: Option<WorkerId>,
+        unanswered_by: Option<WorkerRef>,
+    ) {
+        let handoff = over.handoff;
+        let legs = self.legs();
+        let Some(flight) = legs.flights.get(handoff.flight) else {
+            return;
+        };
         let fence = flight.last_attempt();
         legs.flights.fence(FailedAttempt {
             handoff,
             fence,
-            peer_in_doubt: doubtful,
-            context_tokens_max,
+            peer_in_doubt,
+            context_tokens_max: over.context_tokens_max,
+            unanswered_by,
         });
         legs.cx.emit(RouterOutput::Fence { handoff: fence });
     }
 
-    fn is_loss_shared(&mut self) -> bool {
+    pub(crate) fn is_loss_shared(&mut self) -> bool {
         let cx = &self.admission.ends.legs.cx;
         self.losses.is_shared(cx.now, cx.limits.losses_together)
     }
@@ -143,19 +158,26 @@ impl<'a> FlightRecovery<'a> {
     // === resuming ===
 
     /// Goes on after the fence of an attempt, whose tokens the client has now.
-    pub(crate) fn resume(&mut self, failed: FailedAttempt, generated: Arc<[TokenId]>) {
+    pub(crate) fn resume(&mut self, mut failed: FailedAttempt, generated: Arc<[TokenId]>) {
         let id = failed.handoff.flight;
         let LegRules { flights, fleet, .. } = self.legs();
         flights.set_waiting(id);
         let Some(flight) = flights.get_mut(id) else {
             return;
         };
-        flight.extend_output(generated, fleet.block_sizes());
+        let drew = flight.extend_output(generated, fleet.block_sizes());
+        let unanswered_by = failed.unanswered_by.take_if(|_| drew);
         if !flight.has_output() {
             flight.timestamps.first = None;
         }
-        if let Some(finish) = flight.sequence_end(failed.context_tokens_max) {
+        let finish = flight.sequence_end(failed.context_tokens_max);
+        if let Some(worker) = unanswered_by {
+            self.drew_unanswered(id, worker);
+        }
+        if let Some(finish) = finish {
             self.admission.ends.finish(id, finish);
+        } else if let Some(worker) = failed.unanswered_by {
+            self.try_another(id, worker, None);
         } else {
             self.try_again(id, failed.handoff, failed.peer_in_doubt);
         }

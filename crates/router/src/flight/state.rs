@@ -83,6 +83,9 @@ pub(crate) struct FailedAttempt {
     pub(crate) peer_in_doubt: Option<WorkerId>,
     /// The longest sequence that its decode worker could hold: there a sequence ends by itself.
     pub(crate) context_tokens_max: u32,
+    /// The worker of both legs, if it did not answer the order to run: it is only passed over,
+    /// unless it drew a token for the client.
+    pub(crate) unanswered_by: Option<WorkerRef>,
 }
 
 /// One hand-off, as the router sees it. Reports of the two legs come over two connections, in any
@@ -97,7 +100,8 @@ pub(crate) struct FlightAttempt {
     pub(crate) of: Option<HandoffId>,
     /// The longest sequence that the decode worker can hold.
     pub(crate) context_tokens_max: u32,
-    /// The decode worker holds blocks; the sender was ordered to start.
+    /// The decode worker holds blocks, and the sender was ordered to start; or the worker of both
+    /// legs accepted the order to run.
     pub(crate) reserved: bool,
     /// The sender drew its last token, and the client has it.
     pub(crate) prefilled: bool,
@@ -152,6 +156,16 @@ impl FlightAttempt {
     /// The hand-off under whose name the sender holds something.
     pub(crate) fn sending(&self) -> HandoffId {
         self.of.unwrap_or(self.handoff)
+    }
+
+    /// Whether one worker serves both legs.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.prefill == self.decode
+    }
+
+    /// Whether a token may have been drawn: a worker was ordered to run the prompt.
+    pub(crate) fn may_have_drawn(&self) -> bool {
+        self.reserved || self.is_whole()
     }
 
     /// Whether it decodes, every token of its sender has passed, and no leg failed.
@@ -282,21 +296,24 @@ impl FlightRecord {
         attempt.finished.filter(|_| attempt.prefilled)
     }
 
-    /// Records that the decode worker of its current attempt has blocks for it, and that its
-    /// prompt is ordered now.
-    pub(crate) fn accepted(&mut self, now: Time) {
+    /// Records that the decode worker of its current attempt holds blocks for it.
+    pub(crate) fn accept(&mut self, handoff: HandoffId) {
+        if let Some(attempt) = self.attempt_mut(handoff) {
+            attempt.reserved = true;
+        }
         self.wait_until = None;
         self.refusals.accept();
-        self.timestamps.ordered = Some(now);
     }
 
-    /// Adds the output that its client has to the request.
+    /// Adds the output that its client has to the request. Returns whether that is more than
+    /// before.
     pub(crate) fn extend_output(
         &mut self,
         generated: Arc<[TokenId]>,
         block_sizes: impl Iterator<Item = u32>,
-    ) {
-        if generated.len() > self.request.generated.len() {
+    ) -> bool {
+        let is_more = generated.len() > self.request.generated.len();
+        if is_more {
             let request = Request {
                 generated,
                 ..Request::clone(&self.request)
@@ -304,6 +321,7 @@ impl FlightRecord {
             self.content = PrefixHashes::of(&request, block_sizes);
             self.request = Arc::new(request);
         }
+        is_more
     }
 
     pub(crate) fn cancel_stage(&self) -> CancelStage {

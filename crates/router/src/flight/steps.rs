@@ -1,13 +1,12 @@
 //! A flight's way: the effect of each report of a worker.
 //!
 //! Owns: the order of orders: reserve on the decode worker, then prefill on the prefill worker (or
-//! `MigrateOrder` on the worker that it leaves), then facts only. Never: chooses a worker, or
-//! decides about an attempt that is over. Invariant: a fact counts only for an attempt under way,
-//! from the worker that has that leg; anything else is stale, and changes nothing but the claims on
-//! that worker.
+//! `MigrateOrder` on the worker that it leaves), then facts only; one worker of both legs has its
+//! one order already. Never: chooses a worker, or decides about an attempt that is over.
+//! Invariant: a fact counts only for an attempt under way, from the worker that has that leg;
+//! anything else is stale, and changes nothing but the claims on that worker.
 
 use crate::event::RouterNote;
-use crate::fleet::ledger::LegClaim;
 use crate::fleet::stuck::StuckDeadlines;
 use crate::flight::end::FlightEndings;
 use crate::flight::legs::{LegRelease, LegRules};
@@ -158,6 +157,7 @@ impl<'a> FlightSteps<'a> {
                 };
                 self.reserved(handoff, target);
             }
+            Report::Running { handoff, .. } => self.running(worker, handoff),
             Report::Refused { handoff, refusal } => self.refused(worker, handoff, refusal),
             Report::Prefilled { handoff, timing } => self.prefilled(worker, handoff, timing),
             Report::Landed { handoff } => self.landed(worker, handoff),
@@ -238,7 +238,8 @@ impl<'a> FlightSteps<'a> {
         };
         let request = Arc::clone(&flight.request);
         let waited = now.since(flight.submitted);
-        let awaits_answer = |a: &&mut FlightAttempt| a.decode == worker && !a.reserved;
+        let awaits_answer =
+            |a: &&mut FlightAttempt| a.decode == worker && !a.is_whole() && !a.reserved;
         if flight.leg_mut(handoff).filter(awaits_answer).is_some() {
             return self.moves().reserved(handoff, target);
         }
@@ -248,13 +249,12 @@ impl<'a> FlightSteps<'a> {
         let sender = attempt.prefill;
         // The sender began to drain while the other leg answered: it would refuse, and may be gone
         // before.
-        let drains = legs.fleet.get(sender).is_some_and(|w| w.draining);
-        if sender != worker && drains {
+        if legs.fleet.get(sender).is_some_and(|w| w.draining) {
             let refusal = Some(Refusal::Draining);
             return self.recovery.pass_over(handoff, sender, refusal);
         }
-        attempt.reserved = true;
-        flight.accepted(now);
+        flight.accept(handoff);
+        flight.timestamps.ordered = Some(now);
         let due = flight.deadline(limits, now);
         legs.flights.set_timer(id, FlightTimer::StepTimeout, None);
         legs.fleet.leg_ordered(sender, handoff);
@@ -266,6 +266,21 @@ impl<'a> FlightSteps<'a> {
             due,
         };
         legs.send_order(sender, Order::Prefill(prefill));
+    }
+
+    /// The worker of both legs runs the request from now on.
+    fn running(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        let legs = self.legs();
+        legs.fleet.order_answered(worker, handoff);
+        let awaits_answer = |a: &FlightAttempt| a.decode == worker && a.is_whole() && !a.reserved;
+        if !legs.flights.current(handoff).is_some_and(awaits_answer) {
+            return self.stale(worker);
+        }
+        if let Some(flight) = legs.flights.get_mut(handoff.flight) {
+            flight.accept(handoff);
+        }
+        legs.flights
+            .set_timer(handoff.flight, FlightTimer::StepTimeout, None);
     }
 
     fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId, timing: PrefillTiming) {
@@ -455,12 +470,7 @@ impl<'a> FlightSteps<'a> {
     }
 
     fn refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
-        // A worker that refuses the prompt may still hold the reservation.
-        let held = |p: &LegClaim| p.blocks > 0 && p.answered;
-        let keeps = self.legs().fleet.claim(worker, handoff).is_some_and(held);
-        if !keeps {
-            self.legs().drop_claim(worker, handoff);
-        }
+        self.legs().drop_claim(worker, handoff);
         match &refusal {
             Refusal::QueueFull { retry_after } | Refusal::NoBlocks { retry_after } => {
                 self.recovery.admission.close_worker(worker, *retry_after);
@@ -493,8 +503,11 @@ impl<'a> FlightSteps<'a> {
         };
         if attempt.decode != worker && attempt.prefill != worker {
             self.stale(worker);
-        } else if attempt.prefilled || attempt.landed {
-            // A worker that refuses after it reported progress may have drawn tokens.
+        } else if attempt.prefilled
+            || attempt.landed
+            || (attempt.reserved && attempt.decode == worker)
+        {
+            // Tokens may have been drawn since the worker accepted or reported progress.
             self.recovery.fail(handoff, Failure::Rejected, worker);
         } else {
             self.recovery.pass_over(handoff, worker, Some(refusal));

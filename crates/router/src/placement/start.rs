@@ -10,11 +10,12 @@ use crate::flight::timers::FlightTimer;
 use crate::placement::admit::FlightAdmission;
 use crate::placement::candidates::ChosenPlacement;
 use crate::placement::policy::AttemptSize;
-use cleave_domain::{FlightId, Order, ReserveOrder};
+use cleave_domain::{FlightId, Order, ReserveOrder, RunOrder};
 use std::sync::Arc;
 
 impl FlightAdmission<'_> {
-    /// Begins an attempt: both legs are claimed, and the decode leg is ordered first.
+    /// Begins an attempt: both legs are claimed, and either one worker is ordered to run them or the
+    /// decode leg is ordered first.
     pub(crate) fn start(&mut self, id: FlightId, placement: &ChosenPlacement) {
         let choice = &placement.choice;
         self.ends.decide(
@@ -42,6 +43,9 @@ impl FlightAdmission<'_> {
         let handoff = flight.name_attempt();
         flight.forecast = placement.forecast;
         flight.timestamps.began = Some(now);
+        if choice.prefill == choice.decode {
+            flight.timestamps.ordered = Some(now);
+        }
         flight.pause_until = None;
         queue.leave(&flight.place);
         let waited = now.since(flight.submitted);
@@ -68,15 +72,26 @@ impl FlightAdmission<'_> {
             cached_tokens: choice.cached_tokens,
             waited,
         });
-        let reserve = ReserveOrder {
-            handoff,
-            request,
-            sender: prefill,
-            expected_output_tokens: limits.expected_output_tokens,
-            ahead_tokens: 0,
-            waited,
-            due,
+        let expected_output_tokens = limits.expected_output_tokens;
+        let order = if prefill == decode {
+            Order::Run(RunOrder {
+                handoff,
+                request,
+                expected_output_tokens,
+                waited,
+                due,
+            })
+        } else {
+            Order::Reserve(ReserveOrder {
+                handoff,
+                request,
+                sender: prefill,
+                expected_output_tokens,
+                ahead_tokens: 0,
+                waited,
+                due,
+            })
         };
-        legs.send_order(decode, Order::Reserve(reserve));
+        legs.send_order(decode, order);
     }
 }

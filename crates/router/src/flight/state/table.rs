@@ -253,7 +253,7 @@ impl RouterFlights {
                 let answered = attempt.reserved && flight.leg().is_none_or(|leg| leg.reserved);
                 assert!(
                     answered || is_timed,
-                    "{id} waits for a reservation without an alarm"
+                    "{id} waits for an answer without an alarm"
                 );
             }
             FlightPhase::CountingTokens(_) => {}

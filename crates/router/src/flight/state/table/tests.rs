@@ -43,6 +43,7 @@ fn fence(flights: &mut RouterFlights) -> HandoffId {
         fence,
         peer_in_doubt: None,
         context_tokens_max: 100,
+        unanswered_by: None,
     });
     fence
 }
