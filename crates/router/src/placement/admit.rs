@@ -3,8 +3,8 @@
 //! Owns: admission, and the answer to a target that cannot be met. Never: predicts, or knows the
 //! further way of an attempt; `forecast` and `steps` do.
 //! Invariant: a request with a target is placed only where that is predicted to be met, and
-//! answered as soon as it cannot be. A request that has failed once, or has a token with its client,
-//! is never refused for its target.
+//! answered as soon as it cannot be. A request that has failed once, or has a token with its
+//! client, is never refused for its target.
 
 use crate::event::{DecisionOutcome, RequestForecast};
 use crate::fleet::leases::LeaseRenewal;

@@ -14,8 +14,8 @@ use cleave_domain::{FlightId, Order, ReserveOrder, RunOrder};
 use std::sync::Arc;
 
 impl FlightAdmission<'_> {
-    /// Begins an attempt: both legs are claimed, and either one worker is ordered to run them or the
-    /// decode leg is ordered first.
+    /// Begins an attempt: both legs are claimed, and either one worker is ordered to run them or
+    /// the decode leg is ordered first.
     pub(crate) fn start(&mut self, id: FlightId, placement: &ChosenPlacement) {
         let choice = &placement.choice;
         self.ends.decide(
