@@ -7,90 +7,123 @@
 //! last emitted for the record; times count from now on; and numbers that only define an order are
 //! replaced by their ranks.
 
-use crate::brain::RouterBrain;
-use crate::fleet::FleetWorker;
-use crate::flight::{FailedAttempt, FlightAttempt, FlightPhase, FlightRecord};
-use crate::ledger::{LegClaim, StreamSpan};
-use crate::timers::FlightTimer;
-use crate::verdict::FlightTimestamps;
+use crate::accounting::tally::ServiceTally;
+use crate::accounting::verdict::FlightTimestamps;
+use crate::fleet::leases::LeaseRenewal;
+use crate::fleet::ledger::{LegClaim, StreamSpan};
+use crate::fleet::stuck::StuckDeadlines;
+use crate::fleet::{FleetWorker, RouterFleet};
+use crate::flight::losses::RecentLosses;
+use crate::flight::releases::LegReleases;
+use crate::flight::state::{
+    FailedAttempt, FlightAttempt, FlightPhase, FlightRecord, RouterFlights,
+};
+use crate::flight::timers::FlightTimer;
+use crate::queue::passes::QueuePasses;
 use cleave_domain::{FlightId, Time};
 use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
-impl RouterBrain {
-    /// Hashes the state that decides this brain's future, and nothing else, so that a model checker
-    /// may merge two states with equal fingerprints. The limits are not hashed: they belong to a
-    /// world, not to a state. The caller has drained the outputs.
-    ///
-    /// Equal inputs from then on, at equal distances in time, give equal outputs, except for
-    /// reported spans of time (`waited`, `took`, `retry_after`) and numbers that define an order:
-    /// by how many flights one arrived before another makes no difference.
-    pub fn fingerprint(&self, hasher: &mut impl Hasher) {
-        assert!(self.outputs.is_empty(), "outputs are drained first");
-        self.hash_fleet(hasher);
+/// Hashes the parts of a brain with times that count from now on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FingerprintClock {
+    pub(crate) now: Time,
+    /// As in the limits of the brain.
+    pub(crate) losses_together: Duration,
+}
+
+impl FingerprintClock {
+    pub(crate) fn hash_flights(
+        self,
+        flights: &RouterFlights,
+        fleet_version: u64,
+        hasher: &mut impl Hasher,
+    ) {
         let mut arrivals: Vec<(u64, FlightId)> = Vec::new();
-        self.flights.len().hash(hasher);
-        for (id, flight) in &self.flights {
-            arrivals.push((flight.place.arrival, *id));
+        flights.len().hash(hasher);
+        for (id, flight) in flights.iter() {
+            arrivals.push((flight.place.arrival, id));
             id.hash(hasher);
-            self.hash_flight(flight, hasher);
+            self.hash_flight(flight, fleet_version, hasher);
             for timer in FlightTimer::ALL {
-                self.ahead(self.timers.get(*id, timer)).hash(hasher);
+                self.ahead(flights.timer(id, timer)).hash(hasher);
             }
         }
         arrivals.sort_unstable();
         for (_, flight) in arrivals {
             flight.hash(hasher);
         }
-        (self.retry_at.len(), self.stuck_deadlines.len()).hash(hasher);
-        for (at, worker) in &self.retry_at {
+    }
+
+    /// Hashes the deadlines of the fleet, and the flights that wait for them.
+    pub(crate) fn hash_deadlines(
+        self,
+        passes: &QueuePasses,
+        stuck: &StuckDeadlines,
+        leases: &LeaseRenewal,
+        hasher: &mut impl Hasher,
+    ) {
+        let retries = passes.retries();
+        let stuck = stuck.iter();
+        (retries.len(), stuck.len()).hash(hasher);
+        for (at, worker) in retries.iter().chain(stuck) {
             (self.ahead(Some(*at)), worker).hash(hasher);
         }
-        for (at, worker) in &self.stuck_deadlines {
-            (self.ahead(Some(*at)), worker).hash(hasher);
+        self.ahead(leases.deadline()).hash(hasher);
+    }
+
+    pub(crate) fn hash_releases(self, releases: &LegReleases, hasher: &mut impl Hasher) {
+        let cancelled = releases.stages();
+        cancelled.len().hash(hasher);
+        for cancelled in cancelled {
+            cancelled.hash(hasher);
         }
-        self.ahead(self.renew_at).hash(hasher);
-        self.failing_over.hash(hasher);
-        self.cancelling.len().hash(hasher);
-        for (flight, cancelled) in &self.cancelling {
-            (flight, cancelled.stage).hash(hasher);
-        }
-        for (worker, at) in self.lost_lately() {
+    }
+
+    pub(crate) fn hash_losses(self, losses: &RecentLosses, hasher: &mut impl Hasher) {
+        for (worker, at) in losses.lately(self.now, self.losses_together) {
             (worker, self.ago(at)).hash(hasher);
         }
-        self.draining.hash(hasher);
-        self.readiness.hash(hasher);
-        self.tally.leads().hash(hasher);
-        self.tally.hash_scores(self.now, hasher);
-        self.ahead(self.queue_due_at).hash(hasher);
-        let next_service = self.queue_due_at.map(|_| self.queue_served_at);
-        self.ahead(next_service).hash(hasher);
+    }
+
+    pub(crate) fn hash_service(
+        self,
+        tally: &ServiceTally,
+        passes: &QueuePasses,
+        hasher: &mut impl Hasher,
+    ) {
+        tally.leads().hash(hasher);
+        tally.hash_scores(self.now, hasher);
+        let due = passes.due();
+        self.ahead(due.map(|(due_at, _)| due_at)).hash(hasher);
+        self.ahead(due.map(|(_, served_at)| served_at)).hash(hasher);
     }
 
     /// Time until `at`; zero for the past.
-    fn ahead(&self, at: Option<Time>) -> Option<u128> {
+    fn ahead(self, at: Option<Time>) -> Option<u128> {
         at.map(|at| at.since(self.now).as_nanos())
     }
 
     /// Nanoseconds that passed since `at`.
-    fn ago(&self, at: Time) -> u128 {
+    fn ago(self, at: Time) -> u128 {
         self.now.since(at).as_nanos()
     }
 
-    fn hash_fleet(&self, hasher: &mut impl Hasher) {
+    pub(crate) fn hash_fleet(self, fleet: &RouterFleet, hasher: &mut impl Hasher) {
         // Never chosen is a rank of its own: every worker begins with it.
         let mut chosen: Vec<u64> = vec![0];
-        chosen.extend(self.fleet.workers().map(|worker| worker.chosen));
+        chosen.extend(fleet.workers().map(|worker| worker.chosen));
         chosen.sort_unstable();
         chosen.dedup();
-        self.fleet.workers().count().hash(hasher);
-        for worker in self.fleet.workers() {
+        fleet.workers().count().hash(hasher);
+        for worker in fleet.workers() {
             chosen.partition_point(|c| *c < worker.chosen).hash(hasher);
             self.hash_worker(worker, hasher);
         }
-        self.fleet.hash_groups(hasher);
+        fleet.hash_groups(hasher);
     }
 
-    fn hash_worker(&self, worker: &FleetWorker, hasher: &mut impl Hasher) {
+    fn hash_worker(self, worker: &FleetWorker, hasher: &mut impl Hasher) {
         let about = &worker.description;
         worker.me.hash(hasher);
         (about.role, &about.fingerprint, about.queue_max).hash(hasher);
@@ -148,7 +181,7 @@ impl RouterBrain {
         }
     }
 
-    fn hash_flight(&self, flight: &FlightRecord, hasher: &mut impl Hasher) {
+    fn hash_flight(self, flight: &FlightRecord, fleet_version: u64, hasher: &mut impl Hasher) {
         let request = &flight.request;
         (&request.prompt, &request.generated).hash(hasher);
         (request.stop.max_tokens, request.stop.min_tokens).hash(hasher);
@@ -156,21 +189,29 @@ impl RouterBrain {
         (request.cache_salt, &flight.drawn_by).hash(hasher);
         let sizes: Vec<u32> = flight.content.block_sizes().collect();
         sizes.hash(hasher);
-        (flight.attempts, flight.failures, &flight.failure).hash(hasher);
-        let lost_at = self.failed_lately(flight).map(|at| self.ago(at));
+        let failures = &flight.failures;
+        (flight.attempts(), failures.failures(), failures.last()).hash(hasher);
+        let lost_at = failures.lost_lately(self.now, self.losses_together);
+        let lost_at = lost_at.map(|at| self.ago(at));
         let pause = flight.pause_until.filter(|_| flight.pauses(self.now));
-        (flight.failures_spared, lost_at, self.ahead(pause)).hash(hasher);
+        (failures.spared(), lost_at, self.ahead(pause)).hash(hasher);
         flight
-            .refused
-            .as_ref()
+            .refusals
+            .last()
             .map(std::mem::discriminant)
             .hash(hasher);
-        (flight.refusals, &flight.excluded, &flight.avoided).hash(hasher);
+        let refusals = &flight.refusals;
+        (
+            refusals.count(),
+            refusals.excluded(),
+            flight.moves.avoided(),
+        )
+            .hash(hasher);
         self.ahead(flight.wait_until).hash(hasher);
-        (flight.unplaceable_at == Some(self.fleet.version())).hash(hasher);
-        (flight.moves_aborted, flight.yielded_at).hash(hasher);
+        (flight.unplaceable_at == Some(fleet_version)).hash(hasher);
+        (flight.moves.aborted(), flight.moves.yielded_at()).hash(hasher);
         self.hash_target_state(flight, hasher);
-        match &flight.stage {
+        match flight.stage() {
             FlightPhase::Waiting => 0.hash(hasher),
             FlightPhase::Flying(attempt) => {
                 1.hash(hasher);
@@ -187,21 +228,19 @@ impl RouterBrain {
                 (context_tokens_max, unanswered_by).hash(hasher);
             }
         }
-        let moving = flight.moving.as_ref();
+        let moving = flight.moving();
         moving.map(|m| (m.handoff, m.why)).hash(hasher);
         if let Some(leg) = flight.leg() {
             hash_attempt(leg, hasher);
         }
     }
-}
 
-impl RouterBrain {
     /// Hashes a flight's targets, and the state that decides whether they are met.
-    fn hash_target_state(&self, flight: &FlightRecord, hasher: &mut impl Hasher) {
+    fn hash_target_state(self, flight: &FlightRecord, hasher: &mut impl Hasher) {
         let slo = &flight.request.slo;
         (slo, &flight.place.queue).hash(hasher);
         (flight.overtaken, flight.downgrades, flight.charged).hash(hasher);
-        flight.late_workers.hash(hasher);
+        flight.refusals.late().hash(hasher);
         flight.forecast.hash(hasher);
         let aims = [slo.ttft, slo.tpot, slo.e2e];
         if aims.iter().any(Option::is_some) {

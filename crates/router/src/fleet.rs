@@ -1,15 +1,18 @@
 //! The workers, as far as a router knows them.
 //!
 //! Owns: the connected workers with their incarnation, load, cached prefixes and open claims.
-//! Never: sends anything, or knows the content of a flight.
+//! Never: decides what is sent to a worker, or knows the content of a flight.
 //! Invariant: nothing of an earlier incarnation is kept: its load, claims and prefixes are dropped.
 
 mod check;
 mod claims;
+pub(crate) mod leases;
+pub(crate) mod ledger;
+pub(crate) mod stuck;
 
-use crate::devices::SharedDevices;
 use crate::event::{MoveReason, RoleCounts};
-use crate::ledger::WorkerLedger;
+use crate::fleet::ledger::WorkerLedger;
+use crate::placement::devices::SharedDevices;
 use cleave_domain::{
     BlockHash, Capacity, Fingerprint, FlightId, HandoffId, Prices, Report, Role, StepProgress,
     Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
@@ -62,10 +65,10 @@ pub(crate) struct CompatibleWorkers {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RouterFleet {
     /// Time of the present fact.
-    pub(crate) now: Time,
+    now: Time,
     workers: BTreeMap<WorkerId, FleetWorker>,
-    pub(crate) groups: BTreeMap<Fingerprint, CompatibleWorkers>,
-    pub(crate) devices: SharedDevices,
+    groups: BTreeMap<Fingerprint, CompatibleWorkers>,
+    devices: SharedDevices,
     /// Open claims by flight, over all attempts and workers.
     legs: BTreeMap<FlightId, u32>,
     placements: u64,
@@ -77,7 +80,7 @@ pub(crate) struct RouterFleet {
     to_leave: BTreeSet<WorkerId>,
     stuck: BTreeSet<WorkerId>,
     /// Workers about to run out of blocks, each with the sequence that it asked to have moved.
-    pub(crate) migration_requests: BTreeMap<WorkerId, HandoffId>,
+    migration_requests: BTreeMap<WorkerId, HandoffId>,
 }
 
 impl FleetWorker {
@@ -104,6 +107,25 @@ impl FleetWorker {
 }
 
 impl RouterFleet {
+    /// Sets the time of the present fact.
+    pub(crate) fn set_now(&mut self, now: Time) {
+        self.now = now;
+    }
+
+    /// Workers that may exchange blocks, by their fingerprint.
+    pub(crate) fn groups(&self) -> &BTreeMap<Fingerprint, CompatibleWorkers> {
+        &self.groups
+    }
+
+    pub(crate) fn devices(&self) -> &SharedDevices {
+        &self.devices
+    }
+
+    /// Whether the worker asked to have a sequence moved, and has no room since.
+    pub(crate) fn is_short_of_memory(&self, worker: WorkerId) -> bool {
+        self.migration_requests.contains_key(&worker)
+    }
+
     pub(crate) fn census(&self) -> RoleCounts {
         RoleCounts {
             devices: self.census.total() - self.devices.workers_sharing(),

@@ -5,33 +5,22 @@
 //! clock; or a generated token before another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one `RouterOutput::End`.
 
-mod admit;
+mod accounting;
 mod brain;
-mod candidates;
-mod devices;
+mod commands;
 mod event;
-mod failover;
 mod fingerprint;
+#[cfg(test)]
+mod fixtures;
 mod fleet;
 mod flight;
-mod forecast;
-mod judge;
-mod ledger;
-mod legs;
-mod losses;
-mod moves;
-mod pass_over;
-mod place;
-pub mod policy;
-mod prefix;
+mod invariants;
+mod outputs;
+mod placement;
 mod queue;
-mod reports;
-mod resume;
-mod scale;
+mod readiness;
+mod scaling;
 mod stream;
-mod tally;
-mod timers;
-mod verdict;
 
 pub use brain::RouterBrain;
 pub use event::{
@@ -39,4 +28,5 @@ pub use event::{
     OutsideQueue, PlacementDecision, PlacementReason, RequestForecast, RoleCounts, RouterInput,
     RouterLimits, RouterNote, RouterOutput, RouterReadiness, RoutingMode,
 };
+pub use placement::policy;
 pub use stream::TokenStream;

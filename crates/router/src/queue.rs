@@ -1,6 +1,7 @@
 //! The queue of flights that wait for a place.
 //!
-//! Owns: their order. Never: decides which flight is placed.
+//! Owns: their order, and the pace at which they find places. Never: decides which flight is
+//! placed.
 //! Invariant: at most `max` new flights wait; a flight that comes back after a failed attempt joins
 //! whatever the length: its client has been promised an answer, and the number of flights bounds
 //! it.
@@ -11,10 +12,19 @@
 //! service received per weight. Within a class, tenants are ordered by service received per share,
 //! and within a tenant the request's own priority and latest start decide.
 
-use crate::tally::ServiceTally;
+pub(crate) mod passes;
+mod serve;
+mod waiting;
+
+use crate::accounting::tally::ServiceTally;
 use cleave_domain::{FlightId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Smallest and largest value of `retry_after`.
+pub(crate) const RETRY_AFTER: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(30));
 
 /// A place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +90,14 @@ pub(crate) struct FlightQueue {
     classes: BTreeMap<Arc<str>, u32>,
     len: u32,
     max: u32,
+    rate: PlacementRate,
+}
+
+/// Mean interval between placements, the basis of `retry_after`.
+#[derive(Clone, Copy, Debug, Default)]
+struct PlacementRate {
+    last: Option<Time>,
+    gap: Duration,
 }
 
 impl FlightQueue {
@@ -89,6 +107,7 @@ impl FlightQueue {
             classes: BTreeMap::new(),
             len: 0,
             max,
+            rate: PlacementRate::default(),
         }
     }
 
@@ -98,6 +117,21 @@ impl FlightQueue {
 
     pub(crate) fn len(&self) -> u32 {
         self.len
+    }
+
+    /// Counts a placement: a running mean over about eight.
+    pub(crate) fn count_placement(&mut self, now: Time) {
+        let rate = &mut self.rate;
+        if let Some(last) = rate.last {
+            rate.gap = (rate.gap * 7 + now.since(last)) / 8;
+        }
+        rate.last = Some(now);
+    }
+
+    /// The time in which all waiting flights and one more are placed, at the present pace.
+    pub(crate) fn retry_after(&self) -> Duration {
+        let (least, most) = RETRY_AFTER;
+        (self.rate.gap * (self.len + 1)).clamp(least, most)
     }
 
     /// Number of waiting flights of a class.

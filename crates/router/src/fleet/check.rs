@@ -4,7 +4,7 @@
 //! it is derived from.
 
 use super::RouterFleet;
-use crate::devices::SharedDevices;
+use crate::placement::devices::SharedDevices;
 use cleave_domain::{FlightId, WorkerId};
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
 //! Tests of the claims of a placement on each worker, and of the counts of the fleet.
 
 use super::*;
-use crate::candidates::{ChosenPlacement, MigrationCost};
 use crate::event::{PlacementReason, RequestForecast};
-use crate::forecast::PlacementForecast;
-use crate::ledger::{LegClaim, StreamSpan};
-use crate::policy::{AttemptSize, LegChoice};
+use crate::fleet::ledger::{LegClaim, StreamSpan};
+use crate::placement::candidates::{ChosenPlacement, MigrationCost};
+use crate::placement::forecast::PlacementForecast;
+use crate::placement::policy::{AttemptSize, LegChoice};
 use cleave_domain::{Capacity, DeviceId, Incarnation, PrefillBacklog, RequestStageTimes};
 
 const MS: Duration = Duration::from_millis(1);

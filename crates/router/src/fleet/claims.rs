@@ -1,10 +1,12 @@
 //! The claims of the flights on the workers: opened by a placement, changed by reports, released.
 
 use super::RouterFleet;
-use crate::candidates::{ChosenPlacement, MigrationCost};
-use crate::ledger::{LegClaim, StreamSpan};
-use crate::policy::AttemptSize;
-use cleave_domain::{FlightId, HandoffId, WorkerRef};
+use crate::event::RouterOutput;
+use crate::fleet::ledger::{LegClaim, StreamSpan};
+use crate::outputs::RouterContext;
+use crate::placement::candidates::{ChosenPlacement, MigrationCost};
+use crate::placement::policy::AttemptSize;
+use cleave_domain::{FlightId, HandoffId, Order, PrefillOrder, ReserveOrder, RunOrder, WorkerRef};
 use std::time::Duration;
 
 impl RouterFleet {
@@ -87,7 +89,22 @@ impl RouterFleet {
         self.get(worker)?.ledger.get(handoff)
     }
 
-    pub(crate) fn change(
+    /// Records that the worker answered the order of the hand-off's decode leg.
+    pub(crate) fn order_answered(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.change(worker, handoff, |claim| claim.answered = true);
+    }
+
+    /// Records that an order of this leg is sent now: from here on it must be cancelled.
+    pub(crate) fn leg_ordered(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.change(worker, handoff, |claim| claim.ordered = true);
+    }
+
+    /// Ends the renewal of the leg's lease: the leg is over, but for its release.
+    pub(crate) fn end_lease(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.change(worker, handoff, |claim| claim.renewed = false);
+    }
+
+    fn change(
         &mut self,
         worker_ref: WorkerRef,
         handoff: HandoffId,
@@ -98,8 +115,20 @@ impl RouterFleet {
         }
     }
 
+    /// Sends an order to a worker, and counts it: a load tells how many the worker has received.
+    pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order, cx: &mut RouterContext) {
+        let last = match &order {
+            Order::Reserve(ReserveOrder { handoff, .. })
+            | Order::Prefill(PrefillOrder { handoff, .. })
+            | Order::Run(RunOrder { handoff, .. }) => Some(*handoff),
+            _ => None,
+        };
+        self.count_order(worker, last);
+        cx.emit(RouterOutput::Order { worker, order });
+    }
+
     /// Counts an order to the worker; `last` names the hand-off whose last order this is.
-    pub(crate) fn count_order(&mut self, worker_ref: WorkerRef, last: Option<HandoffId>) {
+    pub(super) fn count_order(&mut self, worker_ref: WorkerRef, last: Option<HandoffId>) {
         if let Some(worker) = self.get_mut(worker_ref) {
             worker.orders += 1;
             let number = worker.orders;

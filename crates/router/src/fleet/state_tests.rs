@@ -2,10 +2,10 @@
 //! snapshot.
 
 use super::*;
-use crate::candidates::PlacementQuery;
 use crate::event::{LegPlacement, RoutingMode};
-use crate::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
-use crate::prefix::PrefixHashes;
+use crate::placement::candidates::PlacementQuery;
+use crate::placement::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
+use crate::placement::prefix::PrefixHashes;
 use cleave_domain::{Incarnation, Request, RequestSlo, SamplingParams, StateCapacity, StopRules};
 use cleave_kv::{block_hashes, snapshot_hash};
 
@@ -97,7 +97,7 @@ fn claim(fleet: &mut RouterFleet, number: u64, placement: LegPlacement) {
         tokens_max: 130,
         tokens_expected: 130,
     };
-    let chosen = crate::candidates::ChosenPlacement {
+    let chosen = crate::placement::candidates::ChosenPlacement {
         choice,
         forecast: None,
         considered: Vec::new(),
