@@ -152,9 +152,10 @@ proptest! {
 }
 
 #[test]
-fn llama3_and_qwen_use_the_byte_level_encoder() {
+fn llama3_olmo2_and_qwen_use_the_byte_level_encoder() {
     for GoldenCheckpoint { name, model, .. } in CHECKPOINTS.iter() {
-        let common = name.contains("llama3") || name.contains("qwen");
+        let families = ["llama3", "olmo2", "qwen"];
+        let common = families.iter().any(|family| name.contains(family));
         let short = model.tokenizer().byte_level().and_then(|bytewise| {
             let encoded = bytewise.encode(
                 model.tokenizer().library(),
