@@ -103,8 +103,8 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-/// The tree of a drawn request is on the heap: those of messages, which hold several, would overflow
-/// the stack of a test.
+/// The tree of a drawn request is on the heap: those of messages, which hold several, would
+/// overflow the stack of a test.
 fn request() -> BoxedStrategy<Arc<Request>> {
     let stop = (any::<u32>(), any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(
         |(max_tokens, min_tokens, stop_tokens)| StopRules {
