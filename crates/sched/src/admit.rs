@@ -36,30 +36,32 @@ impl WorkerBrain {
     pub(crate) fn reserve(&mut self, router: RouterId, order: ReserveOrder) {
         let handoff = order.handoff;
         if self.sequences.contains_key(&handoff) || self.was_here(handoff) {
-            return self.note(WorkerNote::Repeated { handoff });
+            return self.context.note(WorkerNote::Repeated { handoff });
         }
         let accepted = self
             .may_reserve(&order)
             .and_then(|()| self.take_reservation(router, order));
         match accepted {
-            Ok(reserved) => self.report(router, reserved),
-            Err(refusal) => self.report(router, Report::Refused { handoff, refusal }),
+            Ok(reserved) => self.context.report(router, reserved),
+            Err(refusal) => self
+                .context
+                .report(router, Report::Refused { handoff, refusal }),
         }
     }
 
     fn may_reserve(&self, order: &ReserveOrder) -> Result<(), Refusal> {
-        let me = self.limits.me;
+        let me = self.context.limits().me;
         // Any worker may serve both legs of one request; the role limits hand-offs from others. A
         // sender that is an earlier incarnation of this worker, or is fenced, will never write.
-        let served = self.limits.role.decodes() && order.sender.worker != me.worker;
+        let served = self.context.limits().role.decodes() && order.sender.worker != me.worker;
         let is_fenced = self.fenced.covers(order.sender);
         if order.sender != me && (!served || is_fenced) {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
-        let slots = self.limits.capacity.slots_count as usize;
+        let slots = self.context.limits().capacity.slots_count as usize;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
-        if decoding >= slots + self.limits.queue_max as usize {
+        if decoding >= slots + self.context.limits().queue_max as usize {
             let retry_after = self.soonest_end();
             return Err(Refusal::QueueFull { retry_after });
         }
@@ -81,11 +83,11 @@ impl WorkerBrain {
             waited,
             due,
         } = order;
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let rank = self.rank(handoff, &request, waited, due);
-        let mut sequence = WorkerSequence::new(rank, router, request, self.now);
+        let mut sequence = WorkerSequence::new(rank, router, request, self.context.now());
         sequence.on_miss = due.map(|due| due.unmet);
-        if sender == self.limits.me {
+        if sender == self.context.limits().me {
             self.refuse_late_prompt(&mut sequence)?;
         }
         let tokens = sequence.len();
@@ -93,7 +95,7 @@ impl WorkerBrain {
         // Taken from the reservation now, because the sender may fill them before it seals.
         let blocks = self.ahead(&sequence, ahead_tokens);
         let growth = self.growth(&sequence, expected_output_tokens).max(blocks) - now;
-        let reach = if sender == self.limits.me {
+        let reach = if sender == self.context.limits().me {
             CacheReuse::AllButLastToken
         } else {
             CacheReuse::EveryFullBlock
@@ -106,7 +108,7 @@ impl WorkerBrain {
         }
         let blocks = sequence.table[present as usize..].to_vec();
         let state = sequence.state.map(|state| state.live);
-        if sender != self.limits.me {
+        if sender != self.context.limits().me {
             let salt = sequence.request.cache_salt;
             let content = block_hash(salt, None, &sequence.tokens);
             sequence.peer_state_open = true;
@@ -116,11 +118,11 @@ impl WorkerBrain {
                 present,
                 blocks: blocks.clone(),
                 state,
-                capacity: self.limits.capacity,
-                vocab_size: self.limits.vocab_size,
+                capacity: self.context.limits().capacity,
+                vocab_size: self.context.limits().vocab_size,
                 tokens,
                 content,
-                writer: self.limits.writer,
+                writer: self.context.limits().writer,
             }));
         }
         self.sequences.insert(handoff, sequence);
@@ -149,7 +151,7 @@ impl WorkerBrain {
     }
 
     fn blocks_of(&self, tokens: u32) -> u32 {
-        let capacity = &self.limits.capacity;
+        let capacity = &self.context.limits().capacity;
         tokens
             .min(capacity.context_tokens_max)
             .div_ceil(capacity.block_tokens)
@@ -161,16 +163,19 @@ impl WorkerBrain {
     pub(crate) fn prefill(&mut self, router: RouterId, order: PrefillOrder) {
         let handoff = order.handoff;
         let accepted = match self.sequences.get(&handoff) {
-            None if self.was_here(handoff) => return self.note(WorkerNote::Repeated { handoff }),
+            None if self.was_here(handoff) => {
+                return self.context.note(WorkerNote::Repeated { handoff });
+            }
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),
             Some(sequence) if sequence.awaits_prefill() => self.start_here(router, &order),
             Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
-            Some(_) => return self.note(WorkerNote::Repeated { handoff }),
+            Some(_) => return self.context.note(WorkerNote::Repeated { handoff }),
         };
         if let Err(refusal) = accepted {
-            self.report(router, Report::Refused { handoff, refusal });
+            self.context
+                .report(router, Report::Refused { handoff, refusal });
         }
     }
 
@@ -178,7 +183,7 @@ impl WorkerBrain {
     /// the reserved blocks.
     fn start_here(&mut self, router: RouterId, order: &PrefillOrder) -> Result<(), Refusal> {
         let target = &order.target;
-        let (me, now) = (self.limits.me, self.now);
+        let (me, now) = (self.context.limits().me, self.context.now());
         let sequence = self
             .sequences
             .get_mut(&order.handoff)
@@ -201,10 +206,10 @@ impl WorkerBrain {
     fn may_prefill(&self, order: &PrefillOrder) -> Result<(), Refusal> {
         let target = &order.target;
         let tokens = order.request.prompt.len() + order.request.generated.len();
-        let blocks = tokens.div_ceil(self.limits.capacity.block_tokens as usize);
+        let blocks = tokens.div_ceil(self.context.block_tokens() as usize);
         let blocks_reserved = target.present as usize + target.blocks.len();
-        if !self.limits.role.prefills()
-            || target.worker.worker == self.limits.me.worker
+        if !self.context.limits().role.prefills()
+            || target.worker.worker == self.context.limits().me.worker
             || blocks_reserved < blocks
             || target.present as usize > blocks
             || target.state.is_some() != self.pools.states.is_some()
@@ -214,13 +219,15 @@ impl WorkerBrain {
         self.may_take(order.handoff, &order.request)?;
         let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
         let queued = self.sequences.values().filter(queued).count();
-        if queued >= self.limits.queue_max as usize {
+        if queued >= self.context.limits().queue_max as usize {
             let tokens = self.load().queue_tokens;
-            let steps = tokens / u64::from(self.limits.capacity.step_tokens_max).max(1);
+            let steps = tokens / u64::from(self.context.limits().capacity.step_tokens_max).max(1);
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
             // There is room for one more once the first of the queue has started.
-            let retry_after =
-                policy::retry_after(steps / self.limits.queue_max.max(1), self.step_mean);
+            let retry_after = policy::retry_after(
+                steps / self.context.limits().queue_max.max(1),
+                self.steps.mean(),
+            );
             return Err(Refusal::QueueFull { retry_after });
         }
         Ok(())
@@ -236,12 +243,12 @@ impl WorkerBrain {
             due,
         } = order;
         let rank = self.rank(handoff, &request, waited, due);
-        let mut sequence = WorkerSequence::new(rank, router, request, self.now);
+        let mut sequence = WorkerSequence::new(rank, router, request, self.context.now());
         sequence.on_miss = due.map(|due| due.unmet);
         self.refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        let pieces = self.limits.capacity.state_pieces();
+        let pieces = self.context.limits().capacity.state_pieces();
         sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
         sequence.stage = SequenceStage::Active;
         self.active.insert(rank);
@@ -261,10 +268,10 @@ impl WorkerBrain {
         due: Option<Deadline>,
     ) -> ServiceRank {
         self.arrivals += 1;
-        let since = self.now - waited;
+        let since = self.context.now() - waited;
         ServiceRank {
             priority: (request.slo.priority, request.priority),
-            due: due.map_or(prompt_due(since, None), |due| self.now + due.left),
+            due: due.map_or(prompt_due(since, None), |due| self.context.now() + due.left),
             since,
             arrival: self.arrivals,
             handoff,
@@ -290,11 +297,11 @@ impl WorkerBrain {
             return Err(Refusal::WrongWorker);
         }
         // An unknown token would fail the whole step that the request is part of.
-        let vocab_size = self.limits.vocab_size;
+        let vocab_size = self.context.limits().vocab_size;
         if !policy::runnable(request, vocab_size) {
             return Err(Refusal::OutOfVocabulary { vocab_size });
         }
-        let capacity = &self.limits.capacity;
+        let capacity = &self.context.limits().capacity;
         let tokens = request.prompt.len() + request.generated.len();
         let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
         let tokens_max = pool.min(u64::from(capacity.context_tokens_max));
@@ -334,9 +341,9 @@ impl WorkerBrain {
         reach: CacheReuse,
         growth: u32,
     ) -> bool {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let blocks = sequence.len().div_ceil(size) + growth;
-        let reach = if self.limits.prefix_cache {
+        let reach = if self.context.limits().prefix_cache {
             reach
         } else {
             CacheReuse::NoBlock
@@ -383,7 +390,8 @@ impl WorkerBrain {
     }
 
     fn renewed(&mut self, handoff: HandoffId) {
-        self.leases.set(handoff, self.now + self.limits.lease);
+        self.leases
+            .set(handoff, self.context.now() + self.context.limits().lease);
     }
 
     /// Upper bound of the time until the first running sequence ends.
@@ -391,7 +399,7 @@ impl WorkerBrain {
         let left = |s: &WorkerSequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
         let running = self.sequences.values().filter(|s| s.slot.is_some());
         let steps = running.map(left).min().unwrap_or(1);
-        policy::retry_after(steps, self.step_mean)
+        policy::retry_after(steps, self.steps.mean())
     }
 }
 

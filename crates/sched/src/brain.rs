@@ -6,37 +6,29 @@
 //! own files.
 //! Invariant: see [`WorkerBrain::check`].
 
+use crate::context::WorkerContext;
 use crate::deadline::Deadlines;
 use crate::fenced::FencedPeers;
-use crate::load::LastReport;
-use crate::memory_pressure::MigrationRequest;
+use crate::forecast::WorkForecast;
+use crate::load::RouterReports;
+use crate::memory_pressure::MemoryPressure;
 use crate::moves::OutboundMigration;
 use crate::policy::{ServiceRank, SwapPrices};
 use crate::recently_ended::RecentlyEnded;
 use crate::resend::Resends;
-use crate::sequence::{SequencePhase, WorkerSequence};
+use crate::sequence::WorkerSequence;
 use crate::speculate::DraftAcceptance;
+use crate::steps::StepPipeline;
 use crate::tier::OffloadTiers;
-use crate::{DraftOutcome, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
-use cleave_domain::{
-    HandoffId, KvUnit, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork,
-    Time, TokenId, WorkerLoad,
-};
+use crate::{WorkerInput, WorkerLimits, WorkerOutput};
+use cleave_domain::{HandoffId, KvUnit, Order, RouterId, SlotIndex, Time};
 use cleave_kv::{KvPools, Packet, PlanePool};
-use cleave_planner::PriceLearner;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
-use std::time::Duration;
-
-/// Prefixes in one report to a router that joins: a quarter of a megabyte, far below the size limit
-/// of a message on any stream.
-const PREFIXES_MAX: usize = 16 * 1024;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A worker's brain. See the crate for how to drive it.
 #[derive(Clone, Debug)]
 pub struct WorkerBrain {
-    pub(crate) limits: WorkerLimits,
-    pub(crate) now: Time,
+    pub(crate) context: WorkerContext,
     pub(crate) pools: KvPools,
     /// Every hand-off accepted and not released.
     pub(crate) sequences: BTreeMap<HandoffId, WorkerSequence>,
@@ -53,83 +45,23 @@ pub struct WorkerBrain {
     pub(crate) stalls: Deadlines,
     /// Packets that are sent again until they are answered.
     pub(crate) resends: Resends,
-    /// Steps given to the engine and not answered, the oldest first; the first one runs, the second
-    /// one follows it.
-    pub(crate) steps_in_flight: VecDeque<StepInFlight>,
-    /// Connected routers, each with the number of its orders handled so far; orders are not counted
-    /// where prices are unknown.
-    pub(crate) routers: BTreeMap<RouterId, u64>,
+    /// Steps given to the engine and not answered.
+    pub(crate) steps: StepPipeline,
     /// Workers that can write nothing here any more.
     pub(crate) fenced: FencedPeers,
-    /// Steps so far; numbers the next one.
-    pub(crate) steps: u64,
     /// Orders accepted so far.
     pub(crate) arrivals: u64,
-    /// Running mean of the time that recent steps took.
-    pub(crate) step_mean: Duration,
     pub(crate) swap_prices: SwapPrices,
     /// Share of drafts that were accepted, over all sequences.
     pub(crate) acceptance: DraftAcceptance,
     /// Index of the KV kept in host memory and on disk.
     pub(crate) tiers: OffloadTiers,
-    /// Prices of this worker's work, learned from its steps.
-    pub(crate) learner: PriceLearner,
-    pub(crate) last_report: LastReport,
-    /// Prompt tokens that one step runs at most, derived from prices.
-    pub(crate) quantum: u32,
-    /// Time at which a step last held prompt tokens.
-    pub(crate) last_chunk_at: Option<Time>,
-    pub(crate) draining: WorkerDrainState,
-    /// The last request to a router that a sequence be moved, and its time.
-    pub(crate) migration_request: Option<MigrationRequest>,
-    /// Set by a fact that may allow a step or alter the load; `handle` then plans and reports.
-    pub(crate) dirty: bool,
-    pub(crate) load_reported: WorkerLoad,
-    pub(crate) pool_noted: Option<WorkerNote>,
-    pub(crate) outputs: VecDeque<WorkerOutput>,
-}
-
-/// The brain's record of a step under way.
-#[derive(Clone, Debug)]
-pub(crate) struct StepInFlight {
-    pub(crate) id: StepId,
-    /// When it was given to the engine, or when the one before it ended.
-    pub(crate) started_at: Time,
-    /// Whether it exceeded `step_max`.
-    pub(crate) stuck: bool,
-    /// Its work, and the time predicted for it.
-    pub(crate) work: StepWork,
-    pub(crate) predicted: Duration,
-    /// In the order of the plan's segments.
-    pub(crate) segments: Vec<SegmentInFlight>,
-    /// Draft tokens, in the same order.
-    pub(crate) drafts: Vec<TokenId>,
-    /// Outcome of speculation, where it is enabled.
-    pub(crate) drafting: Option<DraftOutcome>,
-    /// The step before it, on which it builds, failed for one sequence: none of its results can be
-    /// used.
-    pub(crate) unusable: bool,
-}
-
-/// A segment of a step under way.
-#[derive(Clone, Copy, Debug, Hash)]
-pub(crate) struct SegmentInFlight {
-    pub(crate) handoff: HandoffId,
-    pub(crate) slot: SlotIndex,
-    /// Tokens that it runs, `drafts` included.
-    pub(crate) tokens: u32,
-    pub(crate) drafts: u32,
-    pub(crate) phase: SequencePhase,
-    pub(crate) samples: bool,
-}
-
-/// Whether the worker accepts new work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum WorkerDrainState {
-    No,
-    Yes,
-    /// Draining, nothing is left here, and `Drained` was emitted.
-    Done,
+    /// Prices of this worker's work, and predictions.
+    pub(crate) forecast: WorkForecast,
+    /// Routers, and what they were sent last.
+    pub(crate) reports: RouterReports,
+    /// The last request to a router that a sequence be moved.
+    pub(crate) pressure: MemoryPressure,
 }
 
 impl WorkerBrain {
@@ -140,7 +72,6 @@ impl WorkerBrain {
         // Every sequence with a slot can decode in one step.
         let slots = capacity.slots_count.min(capacity.step_tokens_max);
         Self {
-            now: Time::ZERO,
             pools: KvPools::new(capacity),
             sequences: BTreeMap::new(),
             recently_ended: RecentlyEnded::default(),
@@ -150,37 +81,19 @@ impl WorkerBrain {
             leases: Deadlines::default(),
             stalls: Deadlines::default(),
             resends: Resends::default(),
-            steps_in_flight: VecDeque::new(),
-            routers: BTreeMap::new(),
+            steps: StepPipeline::default(),
             fenced: FencedPeers::default(),
-            steps: 0,
             arrivals: 0,
-            step_mean: Duration::ZERO,
             swap_prices: SwapPrices::default(),
             acceptance: DraftAcceptance::default(),
             tiers: match limits.host_blocks {
                 0 => OffloadTiers::new(0, 0),
                 blocks => OffloadTiers::new(blocks, limits.disk_blocks),
             },
-            learner: PriceLearner::new(limits.prices.clone()),
-            last_report: LastReport::new(limits.prices.clone()),
-            quantum: cleave_planner::quantum(
-                &limits.prices,
-                capacity.step_tokens_max,
-                capacity.block_tokens,
-            ),
-            last_chunk_at: None,
-            draining: WorkerDrainState::No,
-            migration_request: None,
-            dirty: false,
-            load_reported: WorkerLoad {
-                blocks_free: capacity.blocks_count,
-                states_free: capacity.states.map_or(0, |states| states.count),
-                ..WorkerLoad::default()
-            },
-            pool_noted: None,
-            outputs: VecDeque::new(),
-            limits,
+            forecast: WorkForecast::new(&limits),
+            reports: RouterReports::new(&limits),
+            pressure: MemoryPressure::default(),
+            context: WorkerContext::new(limits),
         }
     }
 
@@ -188,15 +101,19 @@ impl WorkerBrain {
 
     /// Handles what happened at `now`; a time before an earlier one counts as that one.
     pub fn handle(&mut self, now: Time, input: WorkerInput) {
-        let before = self.now;
-        self.now = before.max(now);
+        let before = self.context.advance(now);
+        let now = self.context.now();
         // The due time of the step ahead may come with any fact, and `deadline` then names it no
         // more.
-        let is_due = |at| before < at && at <= self.now;
-        self.dirty |= self.ahead_at().is_some_and(is_due);
+        let is_due = |at| before < at && at <= now;
+        let is_ahead_due = self
+            .steps
+            .ahead_at(self.context.limits())
+            .is_some_and(is_due);
+        self.context.changed_if(is_ahead_due);
         // Copies under way change nothing that a step or a router depends on, until they have
         // landed.
-        self.dirty |= !matches!(
+        let is_copy = matches!(
             &input,
             WorkerInput::Imported { .. }
                 | WorkerInput::Exported { .. }
@@ -205,6 +122,7 @@ impl WorkerBrain {
                     ..
                 }
         );
+        self.context.changed_if(!is_copy);
         match input {
             WorkerInput::Ordered { router, order } => self.handle_order(router, order),
             WorkerInput::RouterJoined { router } => self.router_joined(router),
@@ -215,7 +133,9 @@ impl WorkerBrain {
                 condition,
             } => self.arrived(from, packet, condition),
             WorkerInput::LinkLost { peer } => self.link_lost(peer),
-            WorkerInput::LinkMeasured { peer, price } => self.link_measured(peer, price),
+            WorkerInput::LinkMeasured { peer, price } => {
+                self.forecast.link_measured(peer.worker, price)
+            }
             WorkerInput::Exported {
                 handoff,
                 plane,
@@ -235,7 +155,7 @@ impl WorkerBrain {
             } => self.step_failed(step, &slots, &reason),
             WorkerInput::EngineLost { reason } => self.engine_lost(&reason),
             WorkerInput::Woke => {}
-            WorkerInput::Draining => self.drain(),
+            WorkerInput::Draining => self.reports.drain(&mut self.context),
             WorkerInput::Fenced { peer } => self.cut_off(peer),
             WorkerInput::SwappedOut {
                 handoff,
@@ -267,8 +187,7 @@ impl WorkerBrain {
             } => self.fetched(handoff, blocks_fetched, outcome, took, worked),
         }
         self.expire();
-        if self.dirty {
-            self.dirty = false;
+        if self.context.take_changed() {
             self.plan();
             self.offload();
             self.report_changes();
@@ -276,143 +195,81 @@ impl WorkerBrain {
     }
 
     fn handle_order(&mut self, router: RouterId, order: Order) {
-        if self.learner.has_prices()
-            && let Some(orders_received) = self.routers.get_mut(&router)
-        {
-            *orders_received += 1;
+        if self.forecast.has_prices() {
+            self.reports.order_received(router);
         }
         match order {
             Order::Reserve(reserve) => self.reserve(router, reserve),
             Order::Prefill(prefill) => self.prefill(router, prefill),
             Order::Renew { handoffs } => self.renew(router, &handoffs),
             Order::Cancel { handoff } => self.cancel(router, handoff),
-            Order::Drain => self.drain(),
+            Order::Drain => self.reports.drain(&mut self.context),
             Order::Migrate(migrate) => self.migrate(router, migrate),
-            Order::Serve { role } => self.change_role(role),
-            Order::Relay(gossip) => self.relay(router, &gossip),
+            Order::Serve { role } => self.reports.serve(&mut self.context, role),
+            Order::Relay(gossip) => self.reports.relay(&mut self.context, router, &gossip),
         }
     }
 
-    /// Relays a message between routers, which reach each other over the workers that they share.
-    fn relay(&mut self, from: RouterId, gossip: &Arc<ScalingGossip>) {
-        let others: Vec<RouterId> = self.routers.keys().copied().collect();
-        for router in others.into_iter().filter(|router| *router != from) {
-            self.report(router, Report::Relayed(Arc::clone(gossip)));
-        }
-    }
-
-    /// Sends a new router everything that the others were sent before.
     fn router_joined(&mut self, router: RouterId) {
-        self.report_prefix_changes();
-        self.routers.insert(router, 0);
+        // The others know of these changes before the new one is sent everything.
+        self.report_prefixes();
         let contents = self.cache_contents();
-        for stored in contents.chunks(PREFIXES_MAX) {
-            let (stored, evicted) = (stored.to_vec(), Vec::new());
-            self.report(router, Report::Prefix { stored, evicted });
-        }
-        self.introduce(router);
-        if self.draining() {
-            self.report(router, Report::Draining);
-        }
-    }
-
-    pub(crate) fn drain(&mut self) {
-        if self.draining == WorkerDrainState::No {
-            self.draining = WorkerDrainState::Yes;
-            self.report_to_all(&Report::Draining);
-        }
-    }
-
-    /// Changes the role. Work of another leg that is here goes on; new orders are judged by the new
-    /// role.
-    fn change_role(&mut self, role: Role) {
-        self.limits.role = role;
-        self.report_to_all(&Report::Serves { role });
-    }
-
-    /// Reports a step that exceeds `step_max` as stuck, until it ends.
-    pub(crate) fn detect_stuck_step(&mut self) {
-        let (now, step_max) = (self.now, self.limits.step_max);
-        let late = |step: &&mut StepInFlight| !step.stuck && step.started_at + step_max <= now;
-        if let Some(step) = self.steps_in_flight.front_mut().filter(late) {
-            step.stuck = true;
-            self.dirty = true;
-            let running = now.since(step.started_at);
-            self.note(WorkerNote::Stuck { running });
-        }
+        self.reports
+            .join(&mut self.context, router, &contents, &self.forecast);
     }
 
     /// Reports the consequences of the fact: new prefixes (with each step, or at once when none is
     /// under way), a new load, the end of draining.
     fn report_changes(&mut self) {
-        if self.steps_in_flight.is_empty() {
-            self.report_prefix_changes();
+        if self.steps.is_empty() {
+            self.report_prefixes();
         }
-        let load = self.report_load();
+        let load = self.load();
+        self.reports
+            .report_load(&mut self.context, load, &self.forecast, &self.steps);
         let pool = self.audit(load);
-        if self.pool_noted.as_ref() != Some(&pool) {
-            self.pool_noted = Some(pool.clone());
-            self.note(pool);
-        }
+        self.reports.note_pool(&mut self.context, pool);
         self.note_tiers();
         // Blocks in quarantine alone do not delay the end of draining: their writers lose access
         // when the process ends.
         let left = |s: &WorkerSequence| !(s.quarantined() && s.settled_here());
         let copied = self.tiers.offloading().len() > 0;
-        if self.draining == WorkerDrainState::Yes && !copied && !self.sequences.values().any(left) {
-            self.draining = WorkerDrainState::Done;
-            self.emit_output(WorkerOutput::Drained);
+        if !copied && !self.sequences.values().any(left) {
+            self.reports.nothing_left(&mut self.context);
         }
     }
 
-    pub(crate) fn report_prefix_changes(&mut self) {
+    pub(crate) fn report_prefixes(&mut self) {
         let (stored, evicted) = self.cache_changes();
-        if !stored.is_empty() || !evicted.is_empty() {
-            self.report_to_all(&Report::Prefix { stored, evicted });
-        }
+        self.reports
+            .report_prefixes(&mut self.context, stored, evicted);
     }
 
     // === outputs ===
 
     /// Returns the next thing to do. The body performs all of them before it handles the next fact.
     pub fn poll(&mut self) -> Option<WorkerOutput> {
-        self.outputs.pop_front()
+        self.context.poll()
     }
 
     /// When to come back with [`WorkerInput::Woke`] if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
         let (lease, stall) = (self.leases.next(), self.stalls.next());
-        let step = self.steps_in_flight.front().filter(|step| !step.stuck);
-        let step = step.map(|step| step.started_at + self.limits.step_max);
-        let ahead = self.ahead_at().filter(|at| *at > self.now);
+        let step = self.steps.stuck_at(self.context.limits().step_max);
+        let ahead = self
+            .steps
+            .ahead_at(self.context.limits())
+            .filter(|at| *at > self.context.now());
         let fetch = self.tiers.fetch_deadlines().next();
         let all = [lease, stall, step, ahead, fetch, self.resends.next()];
         all.into_iter().flatten().min()
-    }
-
-    pub(crate) fn emit_output(&mut self, output: WorkerOutput) {
-        self.outputs.push_back(output);
-    }
-
-    pub(crate) fn note(&mut self, note: WorkerNote) {
-        self.emit_output(WorkerOutput::Note(note));
-    }
-
-    pub(crate) fn report(&mut self, router: RouterId, report: Report) {
-        self.emit_output(WorkerOutput::Report { router, report });
-    }
-
-    pub(crate) fn report_to_all(&mut self, report: &Report) {
-        for router in self.routers.keys().copied().collect::<Vec<_>>() {
-            self.report(router, report.clone());
-        }
     }
 
     // === looking ===
 
     /// The limits given at construction.
     pub fn limits(&self) -> &WorkerLimits {
-        &self.limits
+        self.context.limits()
     }
 
     /// The pool of blocks.
@@ -428,12 +285,12 @@ impl WorkerBrain {
     /// Whether there is no sequence, no step under way and no block being copied out.
     pub fn idle(&self) -> bool {
         let copied = self.tiers.offloading().len() > 0;
-        self.sequences.is_empty() && self.steps_in_flight.is_empty() && !copied
+        self.sequences.is_empty() && self.steps.is_empty() && !copied
     }
 
     /// Whether it accepts nothing new.
     pub fn draining(&self) -> bool {
-        self.draining != WorkerDrainState::No
+        self.reports.draining()
     }
 
     /// Hand-offs accepted and not released.

@@ -5,14 +5,14 @@
 
 use crate::WorkerBrain;
 use crate::sequence::{SequenceStage, WorkerSequence};
-use cleave_domain::{HandoffId, KvUnit};
-use std::collections::{BTreeMap, BTreeSet};
+use cleave_domain::KvUnit;
+use std::collections::BTreeSet;
 
 impl WorkerBrain {
     /// Asserts every invariant of this brain; for tests and simulators, after each
     /// [`WorkerBrain::handle`].
     pub fn check(&self) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let tables = self
             .sequences
             .values()
@@ -47,7 +47,7 @@ impl WorkerBrain {
         self.check_tiers();
         let swapped = self.blocks_swapped();
         assert!(
-            swapped <= u64::from(self.limits.swap_blocks),
+            swapped <= u64::from(self.context.limits().swap_blocks),
             "more blocks are swapped than swap_blocks"
         );
         let named: u64 = self.sequences.values().map(|s| s.table.len() as u64).sum();
@@ -99,7 +99,7 @@ impl WorkerBrain {
                 "{slot} is listed as free while in use, or in use twice"
             );
         }
-        let capacity = &self.limits.capacity;
+        let capacity = &self.context.limits().capacity;
         let count = capacity.slots_count.min(capacity.step_tokens_max) as usize;
         assert_eq!(slots.len(), count, "a slot is neither free nor in use");
         let living = self.sequences.iter().filter(|(_, s)| !s.closing());
@@ -117,7 +117,7 @@ impl WorkerBrain {
         let asking = known_handoffs.into_iter().copied();
         self.resends
             .check(asking.filter(|handoff| self.awaits_answer(*handoff)));
-        let queue = capacity.slots_count + self.limits.queue_max;
+        let queue = capacity.slots_count + self.context.limits().queue_max;
         let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
         assert!(
             decoding <= queue as usize,
@@ -126,36 +126,15 @@ impl WorkerBrain {
         let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
         let queued = self.sequences.values().filter(queued).count();
         assert!(
-            queued <= self.limits.queue_max as usize,
+            queued <= self.context.limits().queue_max as usize,
             "more prompts are queued than queue_max"
         );
     }
 
     fn check_step(&self) {
-        let capacity = &self.limits.capacity;
-        let steps_max = self.limits.steps_in_flight as usize;
-        assert!(
-            self.steps_in_flight.len() <= steps_max,
-            "more steps are under way than steps_in_flight"
-        );
-        // Steps and tokens of each sequence, in all steps under way.
-        let mut placed: BTreeMap<HandoffId, (u32, u32)> = BTreeMap::new();
-        for (place, step) in self.steps_in_flight.iter().enumerate() {
-            let tokens: u32 = step.segments.iter().map(|placed| placed.tokens).sum();
-            assert!(
-                tokens <= capacity.step_tokens_max,
-                "a step holds more tokens than step_tokens_max"
-            );
-            for one in &step.segments {
-                let (steps, tokens) = placed.entry(one.handoff).or_default();
-                assert_eq!(
-                    *steps as usize, place,
-                    "a sequence is in a step ahead but not in the step before it"
-                );
-                *steps += 1;
-                *tokens += one.tokens;
-            }
-        }
+        self.steps.check(self.context.limits());
+        self.forecast.check();
+        let mut placed = self.steps.placed();
         for (handoff, sequence) in &self.sequences {
             let (steps, tokens) = placed.remove(handoff).unwrap_or_default();
             assert_eq!(
@@ -177,7 +156,7 @@ impl WorkerBrain {
         );
         // An idle engine means that no sequence can run: all wait for their KV, their peer or
         // blocks.
-        if self.steps_in_flight.is_empty() {
+        if self.steps.is_empty() {
             let mut active = self
                 .active
                 .iter()
@@ -204,7 +183,7 @@ impl WorkerBrain {
     /// Asserts that the blocks to which steps under way write `tokens` tokens exist, are not shared
     /// through the pool, and are read by nobody.
     fn check_written(&self, sequence: &WorkerSequence, tokens: u32) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let first = sequence.computed / size;
         let end = (sequence.computed + tokens).div_ceil(size);
         assert!(

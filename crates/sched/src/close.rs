@@ -59,7 +59,7 @@ impl WorkerBrain {
     }
 
     pub(crate) fn router_lost(&mut self, router: RouterId) {
-        self.routers.remove(&router);
+        self.reports.leave(router);
         let of_router = self.sequences.iter().filter(|(_, s)| s.router == router);
         let handoffs: Vec<_> = of_router.map(|(handoff, _)| *handoff).collect();
         for handoff in handoffs {
@@ -70,22 +70,25 @@ impl WorkerBrain {
     /// Ends hand-offs with an expired lease or stall deadline, repeats packets, stops late fetches,
     /// and checks the step under way.
     pub(crate) fn expire(&mut self) {
-        while let Some(handoff) = self.leases.pop_passed(self.now) {
+        while let Some(handoff) = self.leases.pop_passed(self.context.now()) {
             self.close(handoff, CloseReason::Failed(Failure::LeaseExpired));
         }
-        while let Some(due) = self.stalls.next().filter(|due| *due <= self.now) {
-            let Some(handoff) = self.stalls.pop_passed(self.now) else {
+        while let Some(due) = self.stalls.next().filter(|due| *due <= self.context.now()) {
+            let Some(handoff) = self.stalls.pop_passed(self.context.now()) else {
                 break;
             };
             if !self.waits_once_more(handoff, due) {
                 self.stalled(handoff);
             }
         }
-        while let Some(handoff) = self.resends.next_due(self.now, self.limits.stall_max) {
+        while let Some(handoff) = self
+            .resends
+            .next_due(self.context.now(), self.context.limits().stall_max)
+        {
             self.resend(handoff);
         }
         self.stop_late_fetches();
-        self.detect_stuck_step();
+        self.steps.detect_stuck(&mut self.context);
     }
 
     // === the way out ===
@@ -98,12 +101,12 @@ impl WorkerBrain {
         if sequence.closing() {
             return;
         }
-        let cancelled = (close == CloseReason::Cancelled).then_some(self.now);
+        let cancelled = (close == CloseReason::Cancelled).then_some(self.context.now());
         sequence.stage = SequenceStage::Closing { cancelled };
         let (router, output_tokens) = (sequence.router, sequence.output_count());
         let timing = sequence.client_timing.timing();
         let prompt = sequence.phase == SequencePhase::Prompt;
-        let prefill = prompt.then(|| sequence.prefill_timing(self.now));
+        let prefill = prompt.then(|| sequence.prefill_timing(self.context.now()));
         let peered = std::mem::take(&mut sequence.peer_state_open);
         // It leaves the batch at once, but keeps the slot while a step writes to it.
         self.active.remove(&sequence.rank);
@@ -113,10 +116,10 @@ impl WorkerBrain {
         self.leases.remove(handoff);
         self.stalls.remove(handoff);
         self.resends.end(handoff);
-        self.dirty = true;
+        self.context.changed();
         let cause = close.cause();
         match close {
-            CloseReason::Finished(reason) => self.report(
+            CloseReason::Finished(reason) => self.context.report(
                 router,
                 Report::Finished {
                     handoff,
@@ -129,9 +132,11 @@ impl WorkerBrain {
             CloseReason::Failed(failure) => {
                 if peered {
                     let failure = failure.clone();
-                    self.note(WorkerNote::HandoffFailed { handoff, failure });
+                    self.context
+                        .note(WorkerNote::HandoffFailed { handoff, failure });
                 }
-                self.report(router, Report::LegFailed { handoff, failure });
+                self.context
+                    .report(router, Report::LegFailed { handoff, failure });
             }
             CloseReason::HandedOff | CloseReason::FinishedAtPeer | CloseReason::Cancelled => {}
         }
@@ -155,7 +160,7 @@ impl WorkerBrain {
         if !self.receive(handoff, up) {
             self.send(handoff, sender::SenderInput::GiveUp { cause });
         }
-        self.emit_output(WorkerOutput::Forget { handoff });
+        self.context.emit(WorkerOutput::Forget { handoff });
     }
 
     /// Frees everything of a hand-off that is over, once nothing touches its blocks.
@@ -169,25 +174,29 @@ impl WorkerBrain {
         };
         sequence.release_blocks(&mut self.pools);
         sequence.free_slot(&mut self.slots_free);
-        self.dirty = true;
+        self.context.changed();
         if let SequenceStage::Closing {
             cancelled: Some(since),
         } = sequence.stage
         {
-            let took = self.now.since(since);
-            self.note(WorkerNote::CancelFreed { took });
+            let took = self.context.now().since(since);
+            self.context.note(WorkerNote::CancelFreed { took });
         }
         let landed = sequence.incoming.as_ref().is_some_and(|r| r.has_landed());
         if landed {
             // The sender repeats its seal for up to its stall limit, and may have begun late.
-            self.recently_ended
-                .add_landed(handoff, self.now, self.limits.stall_max * 2);
+            self.recently_ended.add_landed(
+                handoff,
+                self.context.now(),
+                self.context.limits().stall_max * 2,
+            );
         } else {
             self.recently_ended.add(handoff, EndedHandoff::Ended);
         }
         self.stalls.remove(handoff);
         self.resends.end(handoff);
-        self.report(sequence.router, Report::Released { handoff });
+        self.context
+            .report(sequence.router, Report::Released { handoff });
     }
 }
 

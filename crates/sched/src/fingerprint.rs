@@ -6,8 +6,6 @@
 //! same facts after the same spans, except for times in notes and in hints when to come back.
 
 use crate::WorkerBrain;
-use crate::memory_pressure::MigrationRequest;
-use crate::plan::LATE_STEPS;
 use crate::sequence::{SequenceStage, SequenceTimes, WorkerSequence};
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, Time, WorkerLoad};
 use std::hash::{Hash, Hasher};
@@ -24,8 +22,7 @@ impl WorkerBrain {
     /// thousands of past hand-offs will be forgotten.
     pub fn fingerprint(&self, hasher: &mut impl Hasher) {
         let Self {
-            limits,
-            now,
+            context,
             pools,
             sequences,
             recently_ended,
@@ -36,32 +33,23 @@ impl WorkerBrain {
             leases,
             stalls,
             resends,
-            steps_in_flight,
-            routers,
             fenced,
             steps,
             arrivals: _,
-            step_mean: _,
             swap_prices,
             acceptance,
             tiers,
-            learner,
-            last_report,
-            // Derived from the prices.
-            quantum: _,
-            last_chunk_at,
-            draining,
-            migration_request,
-            dirty,
-            load_reported,
-            pool_noted: _,
-            outputs,
+            forecast,
+            reports,
+            pressure,
         } = self;
+        let (limits, now) = (context.limits(), &context.now());
         assert!(
-            outputs.is_empty(),
+            !context.has_outputs(),
             "poll every output before taking a fingerprint"
         );
-        (limits.me, limits.role, draining).hash(hasher);
+        (limits.me, limits.role).hash(hasher);
+        reports.hash_drain(hasher);
         pools.fingerprint(hasher);
         tiers.fingerprint(*now, |touched| pools.blocks.count_older(touched), hasher);
         sequences.len().hash(hasher);
@@ -79,26 +67,23 @@ impl WorkerBrain {
         for (handoff, due, span) in resends.iter() {
             (handoff, due.map(|due| due.since(*now)), span).hash(hasher);
         }
-        steps_in_flight.len().hash(hasher);
-        for step in steps_in_flight {
-            let left = (step.started_at + limits.step_max).since(*now);
-            (step.stuck, step.unusable, left).hash(hasher);
-            (&step.segments, &step.drafts).hash(hasher);
+        steps.fingerprint(*now, limits.step_max, hasher);
+        if let Some(requested) = pressure.last(*now) {
+            requested.hash(hasher);
         }
-        if let Some(MigrationRequest {
-            handoff,
-            requested_at,
-        }) = migration_request
-        {
-            (handoff, now.since(*requested_at)).hash(hasher);
+        (
+            reports.routers(),
+            fenced,
+            swap_prices,
+            context.has_changed(),
+        )
+            .hash(hasher);
+        (forecast.prices(), forecast.fingerprint(), acceptance).hash(hasher);
+        if forecast.has_prices() {
+            reports.turn(*now).hash(hasher);
+            steps.turn(*now).hash(hasher);
         }
-        (routers, fenced, swap_prices, dirty).hash(hasher);
-        (learner.prices(), learner.fingerprint(), acceptance).hash(hasher);
-        if learner.has_prices() {
-            last_report.fingerprint(*now).hash(hasher);
-            (last_chunk_at.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
-        }
-        hash_load(load_reported, hasher);
+        hash_load(reports.load_reported(), hasher);
     }
 
     /// In the order of rank, by which earlier arrivals come first.
@@ -106,10 +91,13 @@ impl WorkerBrain {
         let mut by_rank: Vec<_> = self.sequences.values().collect();
         by_rank.sort_unstable_by_key(|sequence| sequence.rank);
         for sequence in by_rank {
-            sequence.fingerprint(self.now, hasher);
-            if self.learner.has_prices() {
-                sequence.client_timing.fingerprint(self.now).hash(hasher);
-                sequence.rank.due.since(self.now).hash(hasher);
+            sequence.fingerprint(self.context.now(), hasher);
+            if self.forecast.has_prices() {
+                sequence
+                    .client_timing
+                    .fingerprint(self.context.now())
+                    .hash(hasher);
+                sequence.rank.due.since(self.context.now()).hash(hasher);
             }
         }
     }

@@ -1,22 +1,24 @@
-//! The worker's reports: how busy it is, its prices, and how fast its links are.
+//! The reports that concern no single hand-off: load, prices, role, prefixes, draining.
 //!
-//! Owns: the sums of a [`WorkerLoad`], and when a change is worth a report. Never: changes a
-//! sequence. Invariant: without prices a load is reported exactly when its counts have changed;
-//! with prices, values that change with every token are reported at intervals, or when they have
-//! moved noticeably.
+//! Owns: the connected routers, the last report of each kind, and when a change is worth another
+//! one. Never: changes a sequence, or sums a load itself.
+//! Invariant: without prices a load is reported exactly when its counts have changed; with prices,
+//! values that change with every token are reported at intervals, or when they have moved
+//! noticeably. `Drained` is emitted at most once.
 
-use cleave_kv::PlanePool;
-
-use crate::WorkerBrain;
-use crate::brain::StepInFlight;
-use crate::sequence::{SequenceStage, WorkerSequence};
-use cleave_domain::{
-    HandoffId, LinkPrice, PrefillBacklog, Prices, Report, RouterId, StepProgress, Time, WorkerLoad,
-    WorkerRef,
-};
-use cleave_planner::Predict;
+use crate::context::WorkerContext;
+use crate::forecast::WorkForecast;
+use crate::steps::StepPipeline;
+use crate::{WorkerLimits, WorkerNote, WorkerOutput};
+use cleave_domain::{BlockHash, Prices, Report, Role, RouterId, ScalingGossip, Time, WorkerLoad};
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 
+/// Prefixes in one report to a router that joins: a quarter of a megabyte, far below the size limit
+/// of a message on any stream.
+const PREFIXES_MAX: usize = 16 * 1024;
 /// Shortest time between two reports of prices: routers need them no fresher.
 const PRICES_AFTER: Duration = Duration::from_secs(1);
 /// A price has moved if it is off by more than one part in this many.
@@ -28,141 +30,203 @@ const ERROR_PERMILLE: u32 = 50;
 const BACKLOG_PARTS: u32 = 20;
 /// Shortest time between two reports of everything else.
 const LOAD_AFTER: Duration = Duration::from_millis(100);
-/// A stream that ends within this time is gone before one that is placed now arrives.
-const GONE_SOON: Duration = Duration::from_millis(500);
-/// A transfer of fewer blocks measures the link's latency rather than its bandwidth.
-const BLOCKS_LEAST: u64 = 4;
 
-/// Prices and load as last reported to routers, and when.
+/// The routers, and what they were sent last.
 #[derive(Clone, Debug)]
-pub(crate) struct LastReport {
+pub(crate) struct RouterReports {
+    /// Connected routers, each with the number of its orders handled so far; orders are not counted
+    /// where prices are unknown.
+    routers: BTreeMap<RouterId, u64>,
+    /// Prices as last reported, and when.
     prices: Prices,
     prices_at: Option<Time>,
-    /// When the load was last reported.
+    /// The load as last reported, and when.
+    load: WorkerLoad,
     load_at: Option<Time>,
+    pool_noted: Option<WorkerNote>,
+    drain: WorkerDrainState,
 }
 
-impl LastReport {
-    /// Starts from the prices that routers are sent when they join.
-    pub(crate) fn new(prices: Prices) -> Self {
+/// Whether the worker accepts new work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum WorkerDrainState {
+    No,
+    Yes,
+    /// Draining, nothing is left here, and `Drained` was emitted.
+    Done,
+}
+
+impl RouterReports {
+    /// Knows no router. Starts from the prices and the load that routers are sent when they join.
+    pub(crate) fn new(limits: &WorkerLimits) -> Self {
+        let capacity = &limits.capacity;
         Self {
-            prices,
+            routers: BTreeMap::new(),
+            prices: limits.prices.clone(),
             prices_at: None,
-            load_at: None,
-        }
-    }
-
-    /// The part of it that decides when something is reported again.
-    pub(crate) fn fingerprint(&self, now: Time) -> (&Prices, Option<Duration>, Option<Duration>) {
-        let ago = |at: Option<Time>, most: Duration| at.map(|at| now.since(at).min(most));
-        (
-            &self.prices,
-            ago(self.prices_at, PRICES_AFTER),
-            ago(self.load_at, LOAD_AFTER),
-        )
-    }
-}
-
-impl WorkerBrain {
-    /// The worker's current load.
-    pub fn load(&self) -> WorkerLoad {
-        let stuck = self.steps_in_flight.iter().any(|step| step.stuck);
-        let mut load = WorkerLoad {
-            progress: if stuck {
-                StepProgress::Stuck
-            } else {
-                StepProgress::Moving
+            load: WorkerLoad {
+                blocks_free: capacity.blocks_count,
+                states_free: capacity.states.map_or(0, |states| states.count),
+                ..WorkerLoad::default()
             },
-            step_left: self.step_left(),
-            blocks_free: self.pools.blocks.blocks_available(),
-            states_free: self.states().map_or(0, PlanePool::blocks_available),
-            ..WorkerLoad::default()
-        };
-        for sequence in self.sequences.values() {
-            match sequence.stage {
-                SequenceStage::Active if sequence.slot.is_some() => load.sequences_running += 1,
-                SequenceStage::Active | SequenceStage::Reserved => load.sequences_waiting += 1,
-                SequenceStage::Sending | SequenceStage::Paused | SequenceStage::Closing { .. } => {
-                    continue;
-                }
-            }
-            if sequence.decodes_here() {
-                let ends_soon = |gap: &Duration| {
-                    sequence.decodes_next() && *gap * sequence.tokens_left() < GONE_SOON
-                };
-                let gap = self.keepable_gap(sequence).filter(|gap| !ends_soon(gap));
-                load.tpot_least = load.tpot_least.into_iter().chain(gap).min();
-                load.context_tokens += u64::from(sequence.len());
-                load.streams += 1;
-            }
-            if sequence.has_prefill_left() {
-                let size = self.limits.capacity.block_tokens;
-                let rest = sequence.len() - sequence.computed_or_fetching(size);
-                load.queue_tokens += u64::from(rest);
-                let work = self.prompt_adds(sequence);
-                let slack = self.prompt_slack(sequence);
-                let priority = sequence.request.slo.priority;
-                load.backlog.add(priority, slack, work);
-            }
-        }
-        if self.learner.has_prices() {
-            load
-        } else {
-            // Nothing is predicted, so the fields that only predictions need are not reported.
-            WorkerLoad {
-                context_tokens: 0,
-                streams: 0,
-                tpot_least: None,
-                backlog: PrefillBacklog::default(),
-                ..load
-            }
+            load_at: None,
+            pool_noted: None,
+            drain: WorkerDrainState::No,
         }
     }
 
-    /// Predicted rest of the steps under way.
-    pub(crate) fn step_left(&self) -> Duration {
-        let left = |step: &StepInFlight| {
-            step.predicted
-                .saturating_sub(self.now.since(step.started_at))
+    // === routers ===
+
+    /// Sends a new router everything that the others were sent before; prices first, because a load
+    /// means little without them.
+    pub(crate) fn join(
+        &mut self,
+        context: &mut WorkerContext,
+        router: RouterId,
+        contents: &[BlockHash],
+        forecast: &WorkForecast,
+    ) {
+        self.routers.insert(router, 0);
+        for stored in contents.chunks(PREFIXES_MAX) {
+            let (stored, evicted) = (stored.to_vec(), Vec::new());
+            context.report(router, Report::Prefix { stored, evicted });
+        }
+        if forecast.has_prices() {
+            let prices = forecast.prices().clone();
+            context.report(router, Report::Prices(prices));
+        }
+        let role = context.limits().role;
+        context.report(router, Report::Serves { role });
+        self.send_load(context, router);
+        if self.draining() {
+            context.report(router, Report::Draining);
+        }
+    }
+
+    pub(crate) fn leave(&mut self, router: RouterId) {
+        self.routers.remove(&router);
+    }
+
+    /// Counts an order of a connected router.
+    pub(crate) fn order_received(&mut self, router: RouterId) {
+        if let Some(orders_received) = self.routers.get_mut(&router) {
+            *orders_received += 1;
+        }
+    }
+
+    /// Relays a message between routers, which reach each other over the workers that they share.
+    pub(crate) fn relay(
+        &self,
+        context: &mut WorkerContext,
+        from: RouterId,
+        gossip: &Arc<ScalingGossip>,
+    ) {
+        for router in self.routers.keys().filter(|router| **router != from) {
+            context.report(*router, Report::Relayed(Arc::clone(gossip)));
+        }
+    }
+
+    fn report_to_all(&self, context: &mut WorkerContext, report: &Report) {
+        for router in self.routers.keys() {
+            context.report(*router, report.clone());
+        }
+    }
+
+    // === draining ===
+
+    /// Accepts nothing new from now on.
+    pub(crate) fn drain(&mut self, context: &mut WorkerContext) {
+        if self.drain == WorkerDrainState::No {
+            self.drain = WorkerDrainState::Yes;
+            self.report_to_all(context, &Report::Draining);
+        }
+    }
+
+    /// Emits `Drained`, once, if it drains; nothing is left here.
+    pub(crate) fn nothing_left(&mut self, context: &mut WorkerContext) {
+        if self.drain == WorkerDrainState::Yes {
+            self.drain = WorkerDrainState::Done;
+            context.emit(WorkerOutput::Drained);
+        }
+    }
+
+    /// Whether it accepts nothing new.
+    pub(crate) fn draining(&self) -> bool {
+        self.drain != WorkerDrainState::No
+    }
+
+    // === changes ===
+
+    /// Changes the role. Work of another leg that is here goes on; new orders are judged by the new
+    /// role.
+    pub(crate) fn serve(&self, context: &mut WorkerContext, role: Role) {
+        context.set_role(role);
+        self.report_to_all(context, &Report::Serves { role });
+    }
+
+    /// Reports contents that the cache gained and lost, if there are any.
+    pub(crate) fn report_prefixes(
+        &self,
+        context: &mut WorkerContext,
+        stored: Vec<BlockHash>,
+        evicted: Vec<BlockHash>,
+    ) {
+        if !stored.is_empty() || !evicted.is_empty() {
+            self.report_to_all(context, &Report::Prefix { stored, evicted });
+        }
+    }
+
+    /// Notes the use of the pool, if it has changed.
+    pub(crate) fn note_pool(&mut self, context: &mut WorkerContext, pool: WorkerNote) {
+        if self.pool_noted.as_ref() != Some(&pool) {
+            self.pool_noted = Some(pool.clone());
+            context.note(pool);
+        }
+    }
+
+    /// Reports a new load and new prices to routers, if there are any.
+    pub(crate) fn report_load(
+        &mut self,
+        context: &mut WorkerContext,
+        load: WorkerLoad,
+        forecast: &WorkForecast,
+        steps: &StepPipeline,
+    ) {
+        let now = context.now();
+        let fresh = self.prices_at.is_some_and(|at| now < at + PRICES_AFTER);
+        if forecast.has_prices() && !fresh && prices_moved(&self.prices, forecast.prices()) {
+            self.prices.clone_from(forecast.prices());
+            self.prices_at = Some(now);
+            self.report_to_all(context, &Report::Prices(self.prices.clone()));
+        }
+        if self.noticeable(&load, now, forecast, steps) {
+            self.load = load;
+            self.load_at = Some(now);
+            for router in self.routers.keys() {
+                self.send_load(context, *router);
+            }
+        }
+    }
+
+    /// Sends the last load, with the number of the router's own orders that it includes.
+    fn send_load(&self, context: &mut WorkerContext, router: RouterId) {
+        let orders_received = self.routers.get(&router).copied().unwrap_or_default();
+        let load = WorkerLoad {
+            orders_received,
+            ..self.load
         };
-        // Nothing of a step that waits for another has passed.
-        let mut steps = self.steps_in_flight.iter();
-        let first = steps.next().map_or(Duration::ZERO, left);
-        steps.fold(first, |left, step| left + step.predicted)
-    }
-
-    /// Time that the rest of a prompt takes, alone.
-    pub(crate) fn prompt_takes(&self, sequence: &WorkerSequence) -> Duration {
-        let prices = self.learner.prices();
-        let done = sequence.computed_or_fetching(self.limits.capacity.block_tokens);
-        prices.prefill(done, sequence.len() - done, self.quantum)
-    }
-
-    /// Time that the rest of a prompt adds to sequences that share its steps.
-    pub(crate) fn prompt_adds(&self, sequence: &WorkerSequence) -> Duration {
-        let prices = self.learner.prices();
-        let done = sequence.computed_or_fetching(self.limits.capacity.block_tokens);
-        prices.prefill_added(done, sequence.len() - done, self.quantum)
-    }
-
-    /// How long a prompt with a deadline can still wait; `None` for one without, or one that is
-    /// late anyway.
-    pub(crate) fn prompt_slack(&self, sequence: &WorkerSequence) -> Option<Duration> {
-        sequence.on_miss?;
-        let left = sequence.rank.due.since(self.now);
-        left.checked_sub(self.prompt_takes(sequence))
-    }
-
-    /// The mean gap with which a stream keeps its target, if it still can.
-    pub(crate) fn keepable_gap(&self, sequence: &WorkerSequence) -> Option<Duration> {
-        let gap = sequence.gap_left(self.now)?;
-        let context = u64::from(sequence.len());
-        (gap >= self.learner.prices().decode(1, context)).then_some(gap)
+        context.report(router, Report::Load(load));
     }
 
     /// Whether routers should receive this load now.
-    fn noticeable(&self, load: &WorkerLoad) -> bool {
-        let reported = &self.load_reported;
+    fn noticeable(
+        &self,
+        load: &WorkerLoad,
+        now: Time,
+        forecast: &WorkForecast,
+        steps: &StepPipeline,
+    ) -> bool {
+        let reported = &self.load;
         // Counts that differ are reported at once; the fields copied here change with every token.
         let coarse = WorkerLoad {
             queue_tokens: load.queue_tokens,
@@ -175,91 +239,44 @@ impl WorkerBrain {
         if coarse != *load || gap_moved(reported.tpot_least, load.tpot_least) {
             return true;
         }
-        if !self.learner.has_prices() {
+        if !forecast.has_prices() {
             return reported.queue_tokens != load.queue_tokens;
         }
         // With prices, a backlog that moved by more than a step changes placements, so it is sent
         // now; smaller changes are bundled.
         let work = |load: &WorkerLoad| load.backlog.work_ahead(i32::MAX, None);
         let moved = work(reported).abs_diff(work(load));
-        let step = self.steps_in_flight.front().map(|step| step.predicted);
+        let step = steps.running().map(|step| step.predicted);
         let coarsely = moved > step.unwrap_or_default().max(work(reported) / BACKLOG_PARTS);
-        let reported_at = self.last_report.load_at;
-        let fresh = reported_at.is_some_and(|at| self.now < at + LOAD_AFTER);
+        let fresh = self.load_at.is_some_and(|at| now < at + LOAD_AFTER);
         let step_left = reported.step_left;
         coarsely || !fresh && WorkerLoad { step_left, ..*load } != *reported
     }
 
-    /// Reports a new load and new prices to routers, if there are any.
-    pub(crate) fn report_load(&mut self) -> WorkerLoad {
-        let reported_at = self.last_report.prices_at;
-        let fresh = reported_at.is_some_and(|at| self.now < at + PRICES_AFTER);
-        if self.learner.has_prices()
-            && !fresh
-            && prices_moved(&self.last_report.prices, self.learner.prices())
-        {
-            let prices = self.learner.prices().clone();
-            self.last_report.prices.clone_from(&prices);
-            self.last_report.prices_at = Some(self.now);
-            self.report_to_all(&Report::Prices(prices));
-        }
-        let load = self.load();
-        if self.noticeable(&load) {
-            self.load_reported = load;
-            self.last_report.load_at = Some(self.now);
-            for router in self.routers.keys().copied().collect::<Vec<_>>() {
-                self.send_load(router);
-            }
-        }
-        load
+    // === looking ===
+
+    pub(crate) fn routers(&self) -> &BTreeMap<RouterId, u64> {
+        &self.routers
     }
 
-    /// Sends the last load, with the number of the router's own orders that it includes.
-    fn send_load(&mut self, router: RouterId) {
-        let orders_received = self.routers.get(&router).copied().unwrap_or_default();
-        let load = WorkerLoad {
-            orders_received,
-            ..self.load_reported
-        };
-        self.report(router, Report::Load(load));
+    /// Hashes whether it drains.
+    pub(crate) fn hash_drain(&self, hasher: &mut impl Hasher) {
+        self.drain.hash(hasher);
     }
 
-    /// Sends a new router what the others know; prices first, because a load means little without
-    /// them.
-    pub(crate) fn introduce(&mut self, router: RouterId) {
-        if self.learner.has_prices() {
-            let prices = self.learner.prices().clone();
-            self.report(router, Report::Prices(prices));
-        }
-        let role = self.limits.role;
-        self.report(router, Report::Serves { role });
-        self.send_load(router);
+    /// The load as last reported.
+    pub(crate) fn load_reported(&self) -> &WorkerLoad {
+        &self.load
     }
 
-    // === links ===
-
-    pub(crate) fn link_measured(&mut self, peer: WorkerRef, price: LinkPrice) {
-        if self.learner.has_prices() {
-            self.learner.link_measured(peer.worker, price);
-        }
-    }
-
-    /// Learns the link's price: all that was left of a prompt when its last token was drawn has
-    /// been sent.
-    pub(crate) fn measure_link(&mut self, handoff: HandoffId) {
-        let Some(sequence) = self.sequences.get(&handoff) else {
-            return;
-        };
-        let (Some((drawn, before)), Some(sender)) = (sequence.times.drawn, &sequence.outgoing)
-        else {
-            return;
-        };
-        let bytes = sender.bytes().saturating_sub(before);
-        if bytes >= BLOCKS_LEAST * u64::from(self.limits.capacity.block_bytes) {
-            let took = self.now.since(drawn);
-            self.learner
-                .observe_transfer(sender.receiver().worker, bytes, took);
-        }
+    /// The part of it that decides when something is reported again.
+    pub(crate) fn turn(&self, now: Time) -> (&Prices, Option<Duration>, Option<Duration>) {
+        let ago = |at: Option<Time>, most: Duration| at.map(|at| now.since(at).min(most));
+        (
+            &self.prices,
+            ago(self.prices_at, PRICES_AFTER),
+            ago(self.load_at, LOAD_AFTER),
+        )
     }
 }
 

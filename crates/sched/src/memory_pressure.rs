@@ -5,10 +5,12 @@
 //! Invariant: a request is sent when another sequence becomes the one to move, and at most once a
 //! second while it stays the same.
 
-use crate::WorkerBrain;
+use crate::context::WorkerContext;
 use crate::policy;
 use crate::sequence::WorkerSequence;
 use cleave_domain::{HandoffId, Report, Time};
+use cleave_kv::KvPools;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Steps to look ahead: about as many as a sequence draws while its move begins.
@@ -18,55 +20,74 @@ const STEPS_AHEAD: u32 = 16;
 const REPEATED_AFTER: Duration = Duration::from_secs(1);
 
 /// The last request, while blocks are short.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MigrationRequest {
-    pub(crate) handoff: HandoffId,
-    pub(crate) requested_at: Time,
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryPressure {
+    request: Option<MigrationRequest>,
 }
 
-impl WorkerBrain {
+#[derive(Clone, Copy, Debug)]
+struct MigrationRequest {
+    handoff: HandoffId,
+    requested_at: Time,
+}
+
+impl MemoryPressure {
     /// Asks a router to move a sequence if running ones may run out of blocks within the next
     /// steps: of the least important ones that can move, the one with the most slack.
-    pub(crate) fn request_migration(&mut self) {
-        if !self.memory_is_short() {
-            self.migration_request = None;
+    pub(crate) fn request_migration(
+        &mut self,
+        context: &mut WorkerContext,
+        sequences: &BTreeMap<HandoffId, WorkerSequence>,
+        pools: &KvPools,
+    ) {
+        if !is_short(sequences, pools, context.block_tokens()) {
+            self.request = None;
             return;
         }
         let movable =
             |s: &&WorkerSequence| s.decodes_next() && s.slot.is_some() && s.moving.is_none();
-        let movable = self.sequences.values().filter(movable);
+        let movable = sequences.values().filter(movable);
         let chosen = policy::most_slack(movable.map(|s| (s.rank, s.token_due())));
-        let Some(sequence) = chosen.and_then(|rank| self.sequences.get(&rank.handoff)) else {
+        let Some(sequence) = chosen.and_then(|rank| sequences.get(&rank.handoff)) else {
             return;
         };
         let (router, handoff) = (sequence.router, sequence.rank.handoff);
-        let now = self.now;
+        let now = context.now();
         let is_repetition = |request: MigrationRequest| {
             request.handoff == handoff && now < request.requested_at + REPEATED_AFTER
         };
-        if !self.migration_request.is_some_and(is_repetition) {
-            self.migration_request = Some(MigrationRequest {
+        if !self.request.is_some_and(is_repetition) {
+            self.request = Some(MigrationRequest {
                 handoff,
                 requested_at: now,
             });
-            self.report(router, Report::MemoryPressure { handoff });
+            context.report(router, Report::MemoryPressure { handoff });
         }
     }
 
-    /// Whether the free blocks, and those about to leave, do not cover the growth of the running
-    /// sequences.
-    fn memory_is_short(&self) -> bool {
-        let size = self.limits.capacity.block_tokens;
-        let (mut lacking, mut leaving_blocks) = (0, 0);
-        for sequence in self.sequences.values() {
-            if sequence.moving.is_some() || sequence.swap.is_some() {
-                leaving_blocks += sequence.table.len();
-            } else if sequence.slot.is_some() && sequence.decodes_next() {
-                lacking += sequence.lacks(STEPS_AHEAD, size);
-            }
-        }
-        lacking > leaving_blocks as u64 + u64::from(self.pools.blocks.blocks_available())
+    /// The sequence of the last request, and the time since then.
+    pub(crate) fn last(&self, now: Time) -> Option<(HandoffId, Duration)> {
+        let request = self.request?;
+        Some((request.handoff, now.since(request.requested_at)))
     }
+}
+
+/// Whether the free blocks, and those about to leave, do not cover the growth of the running
+/// sequences.
+fn is_short(
+    sequences: &BTreeMap<HandoffId, WorkerSequence>,
+    pools: &KvPools,
+    block_tokens: u32,
+) -> bool {
+    let (mut lacking, mut leaving_blocks) = (0, 0);
+    for sequence in sequences.values() {
+        if sequence.moving.is_some() || sequence.swap.is_some() {
+            leaving_blocks += sequence.table.len();
+        } else if sequence.slot.is_some() && sequence.decodes_next() {
+            lacking += sequence.lacks(STEPS_AHEAD, block_tokens);
+        }
+    }
+    lacking > leaving_blocks as u64 + u64::from(pools.blocks.blocks_available())
 }
 
 impl WorkerSequence {

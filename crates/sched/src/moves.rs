@@ -63,7 +63,7 @@ impl WorkerBrain {
             || self.recently_ended.trace(handoff) == Some(EndedHandoff::Ended);
         let own = handoff.flight.router() == router;
         if own && repeated {
-            return self.note(WorkerNote::Repeated { handoff });
+            return self.context.note(WorkerNote::Repeated { handoff });
         }
         if self.may_move(router, &order) {
             return self.start_move(order);
@@ -82,7 +82,7 @@ impl WorkerBrain {
             ref target,
             tokens,
         } = *order;
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let is_taken = self.moves.contains_key(&handoff) || self.sequences.contains_key(&handoff);
         let sequence = self.sequences.get(&of).filter(|s| s.router == router);
         sequence.is_some_and(|sequence| {
@@ -90,7 +90,7 @@ impl WorkerBrain {
             let needed = tokens.max(sequence.len() - 1).div_ceil(size);
             !is_taken
                 && self.recently_ended.trace(handoff).is_none()
-                && target.worker.worker != self.limits.me.worker
+                && target.worker.worker != self.context.limits().me.worker
                 && target.state.is_some() == sequence.state.is_some()
                 && sequence.decodes_next()
                 && sequence.moving.is_none()
@@ -108,13 +108,13 @@ impl WorkerBrain {
         let sender = HandoffSender::new(
             handoff,
             order.target.clone(),
-            self.limits.capacity.state_pieces(),
+            self.context.limits().capacity.state_pieces(),
         );
         let started = OutboundMigration {
             order,
             sender,
             exported: 0,
-            ordered: self.now,
+            ordered: self.context.now(),
             paused_since: None,
         };
         self.moves.insert(handoff, started);
@@ -133,7 +133,7 @@ impl WorkerBrain {
     }
 
     fn export_move(&mut self, of: HandoffId, ready: ReadyBlocks) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let Some(sequence) = self.sequences.get(&of) else {
             return;
         };
@@ -158,7 +158,7 @@ impl WorkerBrain {
     /// Whether to pause now: all full blocks have left, or the next token would need a block that
     /// the receiver did not reserve; and there is a token for the seal.
     fn may_pause(&self, of: HandoffId) -> bool {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         self.sequence_that_moves(of)
             .is_some_and(|(sequence, outbound)| {
                 let full = sequence.computed / size;
@@ -187,7 +187,7 @@ impl WorkerBrain {
     }
 
     fn pause(&mut self, of: HandoffId) {
-        let now = self.now;
+        let now = self.context.now();
         let Some(sequence) = self.sequences.get_mut(&of) else {
             return;
         };
@@ -205,8 +205,8 @@ impl WorkerBrain {
         sequence.stage = SequenceStage::Paused;
         self.active.remove(&sequence.rank);
         sequence.free_slot(&mut self.slots_free);
-        self.dirty = true;
-        self.report(
+        self.context.changed();
+        self.context.report(
             router,
             Report::Prefilled {
                 handoff,
@@ -255,14 +255,17 @@ impl WorkerBrain {
             return;
         };
         let of = outbound.order.of;
-        let took = self.now.since(outbound.ordered);
-        let paused_for = self.now.since(outbound.paused_since.unwrap_or(self.now));
+        let took = self.context.now().since(outbound.ordered);
+        let paused_for = self
+            .context
+            .now()
+            .since(outbound.paused_since.unwrap_or(self.context.now()));
         let (bytes, blocks) = (outbound.sender.bytes(), outbound.sender.blocks_count());
         if let Some(sequence) = self.sequences.get_mut(&of) {
             sequence.moving = None;
         }
-        self.emit_output(WorkerOutput::Forget { handoff });
-        self.note(WorkerNote::MigratedOut {
+        self.context.emit(WorkerOutput::Forget { handoff });
+        self.context.note(WorkerNote::MigratedOut {
             handoff,
             bytes,
             blocks,
@@ -285,7 +288,7 @@ impl WorkerBrain {
         }
         sequence.moving = None;
         if doubt == ReceiverDoubt::MayRunThere {
-            self.emit_output(WorkerOutput::Forget { handoff });
+            self.context.emit(WorkerOutput::Forget { handoff });
             return self.close(of, CloseReason::Failed(Failure::LinkLost));
         }
         if sequence.stage == SequenceStage::Paused {
@@ -293,12 +296,12 @@ impl WorkerBrain {
             self.active.insert(sequence.rank);
         }
         let router = sequence.router;
-        self.dirty = true;
+        self.context.changed();
         let failure = match cause {
             AbandonCause::Failed(failure) => failure,
             AbandonCause::Finished | AbandonCause::Cancelled => Failure::Rejected,
         };
-        self.emit_output(WorkerOutput::Forget { handoff });
+        self.context.emit(WorkerOutput::Forget { handoff });
         self.report_move_aborted(router, handoff, failure);
     }
 
@@ -338,7 +341,7 @@ impl WorkerBrain {
         self.stalls.remove(handoff);
         self.resends.end(handoff);
         self.send_move(handoff, sender::SenderInput::GiveUp { cause });
-        self.emit_output(WorkerOutput::Forget { handoff });
+        self.context.emit(WorkerOutput::Forget { handoff });
         if !sealed {
             self.report_move_aborted(router, handoff, Failure::Rejected);
         }
@@ -347,8 +350,9 @@ impl WorkerBrain {
 
     fn report_move_aborted(&mut self, router: RouterId, handoff: HandoffId, failure: Failure) {
         let noted_failure = failure.clone();
-        self.report(router, Report::MigrationAborted { handoff, failure });
-        self.note(WorkerNote::MigrationAborted {
+        self.context
+            .report(router, Report::MigrationAborted { handoff, failure });
+        self.context.note(WorkerNote::MigrationAborted {
             handoff,
             failure: noted_failure,
         });
@@ -365,7 +369,7 @@ impl WorkerBrain {
         let of = outbound.order.of;
         self.moves.remove(&handoff);
         self.recently_ended.add(handoff, EndedHandoff::Ended);
-        self.dirty = true;
+        self.context.changed();
         self.release_if_settled(of);
     }
 
@@ -380,7 +384,7 @@ impl WorkerBrain {
     /// Whether the block that the sequence writes to next, or its state, is being read for a move
     /// that is over.
     pub(crate) fn last_block_is_read(&self, sequence: &WorkerSequence) -> bool {
-        let unit = KvUnit::block(sequence.computed / self.limits.capacity.block_tokens);
+        let unit = KvUnit::block(sequence.computed / self.context.block_tokens());
         let mut moves = self.moves.values();
         moves.any(|outbound| {
             let of_sequence = outbound.order.of == sequence.rank.handoff;

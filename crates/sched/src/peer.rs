@@ -83,7 +83,7 @@ impl WorkerBrain {
     }
 
     pub(crate) fn link_lost(&mut self, peer: WorkerRef) {
-        self.learner.link_lost(peer.worker);
+        self.forecast.link_lost(peer.worker);
         let with_peer = self
             .sequences
             .iter()
@@ -129,7 +129,7 @@ impl WorkerBrain {
                 .add(handoff, EndedHandoff::StoppedBeforeStart);
         }
         let packet = Packet::Stopped { handoff };
-        self.emit_output(WorkerOutput::Send { to: from, packet });
+        self.context.emit(WorkerOutput::Send { to: from, packet });
     }
 
     pub(crate) fn exported(&mut self, handoff: HandoffId, unit: KvUnit, outcome: ExportOutcome) {
@@ -145,7 +145,8 @@ impl WorkerBrain {
             None => {
                 // A sequence whose state was lost may have waited for this read.
                 let sequence = self.sequences.get(&handoff);
-                self.dirty |= sequence.is_some_and(WorkerSequence::lacks_state);
+                let lacks_state = sequence.is_some_and(WorkerSequence::lacks_state);
+                self.context.changed_if(lacks_state);
                 self.release_if_settled(handoff);
             }
         }
@@ -177,7 +178,7 @@ impl WorkerBrain {
             !(receiver.is_sealed() && matches!(input, receiver::ReceiverInput::Seal { .. }));
         receiver.handle(input);
         if receiver.is_sealed() {
-            sequence.times.sealed.get_or_insert(self.now);
+            sequence.times.sealed.get_or_insert(self.context.now());
         }
         let mut outputs = Vec::new();
         while let Some(output) = receiver.poll() {
@@ -186,7 +187,7 @@ impl WorkerBrain {
         for output in outputs {
             match output {
                 receiver::ReceiverOutput::Import { part, block } => {
-                    self.emit_output(WorkerOutput::Import {
+                    self.context.emit(WorkerOutput::Import {
                         handoff,
                         part,
                         block,
@@ -194,7 +195,7 @@ impl WorkerBrain {
                 }
                 receiver::ReceiverOutput::Discard { part } => self.discard(handoff, part),
                 receiver::ReceiverOutput::Send(packet) => {
-                    self.emit_output(WorkerOutput::Send { to: from, packet })
+                    self.context.emit(WorkerOutput::Send { to: from, packet })
                 }
                 receiver::ReceiverOutput::Landed { output } => self.landed(handoff, &output),
                 receiver::ReceiverOutput::Ended(cause) => {
@@ -223,7 +224,7 @@ impl WorkerBrain {
             return false;
         };
         sender.handle(input);
-        let since = sequence.times.sending.unwrap_or(self.now);
+        let since = sequence.times.sending.unwrap_or(self.context.now());
         match self.emit_sender_outputs(handoff, since) {
             Some(sender::SenderOutput::Done) => self.close(handoff, CloseReason::HandedOff),
             Some(sender::SenderOutput::Ended(cause)) => {
@@ -242,7 +243,7 @@ impl WorkerBrain {
         handoff: HandoffId,
         since: Time,
     ) -> Option<sender::SenderOutput> {
-        let now = self.now;
+        let now = self.context.now();
         let mut ended = None;
         while let Some(sender) = self.sender_mut(handoff)
             && let Some(output) = sender.poll()
@@ -254,7 +255,7 @@ impl WorkerBrain {
                     if let Some(sequence) = self.sequences.get_mut(&handoff) {
                         sequence.times.sending.get_or_insert(now);
                     }
-                    self.emit_output(WorkerOutput::Export(BlockExport {
+                    self.context.emit(WorkerOutput::Export(BlockExport {
                         handoff,
                         to,
                         plane: unit.plane,
@@ -266,14 +267,14 @@ impl WorkerBrain {
                 sender::SenderOutput::Send(packet) => {
                     if matches!(packet, Packet::Seal(_)) {
                         self.measure_link(handoff);
-                        self.note(WorkerNote::Sealed {
+                        self.context.note(WorkerNote::Sealed {
                             handoff,
                             bytes,
                             blocks,
                             took: now.since(since),
                         });
                     }
-                    self.emit_output(WorkerOutput::Send { to, packet });
+                    self.context.emit(WorkerOutput::Send { to, packet });
                 }
                 sender::SenderOutput::Done | sender::SenderOutput::Ended(_) => ended = Some(output),
             }
@@ -298,8 +299,8 @@ impl WorkerBrain {
     /// Lets the sequence decode here from where the other worker left it: all of its KV has
     /// arrived.
     fn landed(&mut self, handoff: HandoffId, output: &[TokenId]) {
-        let now = self.now;
-        let context = self.limits.capacity.context_tokens_max;
+        let now = self.context.now();
+        let context = self.context.limits().capacity.context_tokens_max;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
@@ -317,20 +318,20 @@ impl WorkerBrain {
         let present = sequence.published;
         let bytes = sequence.incoming.as_ref().map_or(0, |r| r.bytes());
         let blocks = sequence.len().saturating_sub(1);
-        let blocks = blocks.div_ceil(self.limits.capacity.block_tokens) - present;
+        let blocks = blocks.div_ceil(self.context.block_tokens()) - present;
         let ended = sequence.finish_reason(context);
         self.state_reached(handoff);
         self.publish(handoff);
-        self.dirty = true;
-        self.emit_output(WorkerOutput::Forget { handoff });
-        self.note(WorkerNote::Landed {
+        self.context.changed();
+        self.context.emit(WorkerOutput::Forget { handoff });
+        self.context.note(WorkerNote::Landed {
             handoff,
             bytes,
             blocks,
             took: now.since(times.accepted),
             exposed: now.since(times.sealed.unwrap_or(now)),
         });
-        self.report(router, Report::Landed { handoff });
+        self.context.report(router, Report::Landed { handoff });
         if let Some(reason) = ended {
             self.close(handoff, CloseReason::Finished(reason));
         }
@@ -342,7 +343,7 @@ impl WorkerBrain {
         match self.recently_ended.trace(handoff) {
             Some(EndedHandoff::Landed) => {
                 let packet = Packet::Landed { handoff };
-                self.emit_output(WorkerOutput::Send { to, packet });
+                self.context.emit(WorkerOutput::Send { to, packet });
             }
             _ => self.abandon(handoff, to, AbandonCause::Cancelled),
         }
@@ -352,19 +353,20 @@ impl WorkerBrain {
     /// be of one that landed and was forgotten: `Finished` does not deny that.
     fn abandon(&mut self, handoff: HandoffId, to: WorkerRef, cause: AbandonCause) {
         let packet = Packet::Abandoned { handoff, cause };
-        self.emit_output(WorkerOutput::Send { to, packet });
+        self.context.emit(WorkerOutput::Send { to, packet });
     }
 
     fn discard(&mut self, handoff: HandoffId, part: BlockPart) {
-        self.emit_output(WorkerOutput::Discard { handoff, part });
-        self.note(WorkerNote::FrameDiscarded { handoff });
+        self.context.emit(WorkerOutput::Discard { handoff, part });
+        self.context.note(WorkerNote::FrameDiscarded { handoff });
     }
 
     /// Rearms the stall deadline after progress: a hand-off that only waits for its peer has its
     /// full time again.
     pub(crate) fn watch(&mut self, handoff: HandoffId) {
         if self.awaits_answer(handoff) {
-            self.resends.begin(handoff, self.now, self.limits.stall_max)
+            self.resends
+                .begin(handoff, self.context.now(), self.context.limits().stall_max)
         } else {
             self.resends.end(handoff)
         }
@@ -376,12 +378,14 @@ impl WorkerBrain {
         // have a limit.
         let unread = |outbound: &OutboundMigration| !outbound.sender.is_settled();
         let own = if self.moves.get(&handoff).is_some_and(unread) {
-            self.limits.step_max
+            self.context.limits().step_max
         } else {
             Duration::ZERO
         };
-        let wait = self.frames_wait(handoff).unwrap_or(self.limits.stall_max);
-        self.stalls.set(handoff, self.now + wait + own);
+        let wait = self
+            .frames_wait(handoff)
+            .unwrap_or(self.context.limits().stall_max);
+        self.stalls.set(handoff, self.context.now() + wait + own);
     }
 
     /// How long to wait for frames of a hand-off whose seal is here; `None` if it waits for
@@ -389,11 +393,11 @@ impl WorkerBrain {
     fn frames_wait(&self, handoff: HandoffId) -> Option<Duration> {
         let receiver = self.sequences.get(&handoff)?.incoming.as_ref()?;
         let sealed = receiver.is_sealed().then_some(receiver)?;
-        let block_bytes = u64::from(self.limits.capacity.block_bytes);
-        let prices = self.learner.prices();
+        let block_bytes = u64::from(self.context.limits().capacity.block_bytes);
+        let prices = self.forecast.prices();
         let block = prices.transfer(sealed.sender().worker, block_bytes);
         let wait = FRAMES_WAIT_MIN.max(block.saturating_mul(FRAMES_WAIT_BLOCKS));
-        Some(wait.min(self.limits.stall_max))
+        Some(wait.min(self.context.limits().stall_max))
     }
 
     /// Extends a deadline that was noticed long after it passed. A process that was suspended
@@ -403,9 +407,9 @@ impl WorkerBrain {
         let Some(wait) = self.frames_wait(handoff) else {
             return false;
         };
-        let was_suspended = self.now.since(due) >= wait / 4;
+        let was_suspended = self.context.now().since(due) >= wait / 4;
         if was_suspended {
-            self.stalls.set(handoff, self.now + wait);
+            self.stalls.set(handoff, self.context.now() + wait);
         }
         was_suspended
     }
@@ -451,7 +455,7 @@ impl WorkerBrain {
                 .sender_mut(handoff)
                 .and_then(sender::HandoffSender::poll)
             {
-                self.emit_output(WorkerOutput::Send { to, packet });
+                self.context.emit(WorkerOutput::Send { to, packet });
             }
             return;
         }
@@ -462,7 +466,7 @@ impl WorkerBrain {
         receiver.handle(receiver::ReceiverInput::Stalled);
         let to = receiver.sender();
         while let Some(receiver::ReceiverOutput::Send(packet)) = receiver.poll() {
-            self.outputs.push_back(WorkerOutput::Send { to, packet });
+            self.context.emit(WorkerOutput::Send { to, packet });
         }
     }
 
@@ -543,7 +547,7 @@ mod tests {
             attempt: 0,
         });
         brain.recently_ended.add(over, EndedHandoff::Ended);
-        let keep = brain.limits.stall_max * 2;
+        let keep = brain.limits().stall_max * 2;
         brain.recently_ended.add_landed(landed, Time::ZERO, keep);
         let abandoned = |handoff, cause| Packet::Abandoned { handoff, cause };
         assert_eq!(

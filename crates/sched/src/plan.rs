@@ -9,14 +9,14 @@
 
 use crate::admit::CacheReuse;
 use crate::batch::{self, DecodeCandidate, IDLE_MAX};
-use crate::brain::{SegmentInFlight, StepInFlight};
 use crate::close::CloseReason;
 use crate::policy::{self, PreemptionVictim, ServiceRank};
 use crate::sequence::{SequencePhase, WorkerSequence};
 use crate::settle::ReadyBlocks;
+use crate::steps::SegmentInFlight;
 use crate::swap::BlockRelease;
 use crate::{DraftOutcome, WorkerBrain, WorkerNote, WorkerOutput};
-use cleave_domain::{Failure, HandoffId, Segment, StepId, StepPlan, StepWork};
+use cleave_domain::{Failure, HandoffId, Segment, StepPlan, StepWork};
 use cleave_planner::{ChunkRoom, Predict, chunk_tokens_within};
 
 /// A step being put together.
@@ -50,15 +50,11 @@ enum ChunkReadiness {
     NoBlocks,
 }
 
-/// Every eighth step serves prompts that are past their deadline in their normal order, so that
-/// they are not starved.
-pub(crate) const LATE_STEPS: u64 = 8;
-
 impl WorkerBrain {
     /// Emits a step if none is under way and there is something to run, and the one after it if
     /// that is already determined.
     pub(crate) fn plan(&mut self) {
-        if self.steps_in_flight.is_empty() {
+        if self.steps.is_empty() {
             self.plan_anew();
         }
         self.plan_ahead();
@@ -68,7 +64,7 @@ impl WorkerBrain {
         let mut draft = StepBuilder {
             plan: StepPlan::default(),
             segments: Vec::new(),
-            tokens_left: self.limits.capacity.step_tokens_max,
+            tokens_left: self.context.limits().capacity.step_tokens_max,
             held: batch::BatchLoad::default(),
             waiting: Vec::new(),
             deferred: Vec::new(),
@@ -89,28 +85,16 @@ impl WorkerBrain {
     /// Emits the step and records it as under way; `placed` is in the order of the plan's segments.
     pub(crate) fn emit_step(
         &mut self,
-        mut plan: StepPlan,
+        plan: StepPlan,
         placed: Vec<SegmentInFlight>,
         drafting: Option<DraftOutcome>,
     ) {
-        self.steps += 1;
-        plan.step = StepId(self.steps);
-        let work = StepWork::of_plan(&plan);
-        let drafts = plan.segments.iter().flat_map(|segment| &segment.drafts);
-        self.steps_in_flight.push_back(StepInFlight {
-            id: plan.step,
-            work,
-            predicted: self.learner.prices().step(&work),
-            segments: placed,
-            drafts: drafts.copied().collect(),
-            drafting,
-            started_at: self.now,
-            stuck: false,
-            unusable: false,
-        });
+        let (now, forecast) = (self.context.now(), &self.forecast);
+        let plan = self.steps.begin(plan, placed, drafting, forecast, now);
         self.fetches_wait_for_step();
-        self.emit_output(WorkerOutput::Step(plan));
-        self.request_migration();
+        self.context.emit(WorkerOutput::Step(plan));
+        self.pressure
+            .request_migration(&mut self.context, &self.sequences, &self.pools);
     }
 
     /// Ranks of the active sequences for which `pick` holds, the most important first.
@@ -169,7 +153,7 @@ impl WorkerBrain {
 
     pub(crate) fn candidate(&self, rank: ServiceRank) -> Option<DecodeCandidate> {
         let sequence = self.sequences.get(&rank.handoff)?;
-        let gap = self.keepable_gap(sequence);
+        let gap = self.forecast.keepable_gap(sequence, self.context.now());
         Some(DecodeCandidate {
             rank,
             context_tokens: u64::from(sequence.len()),
@@ -183,7 +167,12 @@ impl WorkerBrain {
     fn sit_out(&self, ranks: &[ServiceRank], draft: &StepBuilder) -> Vec<HandoffId> {
         let candidates = ranks.iter().filter_map(|rank| self.candidate(*rank));
         let candidates: Vec<_> = candidates.collect();
-        batch::deferred(self.learner.prices(), draft.held, &candidates, self.now)
+        batch::deferred(
+            self.forecast.prices(),
+            draft.held,
+            &candidates,
+            self.context.now(),
+        )
     }
 
     /// Places one token of a running sequence. If it needs a block and none is left, the least
@@ -191,7 +180,7 @@ impl WorkerBrain {
     /// important. A sequence that needs blocks which are still being copied waits for a later step.
     fn place_decode(&mut self, rank: ServiceRank, draft: &mut StepBuilder) {
         let handoff = rank.handoff;
-        let capacity = self.limits.capacity;
+        let capacity = self.context.limits().capacity;
         loop {
             let Some(sequence) = self.sequences.get_mut(&handoff) else {
                 return;
@@ -258,7 +247,7 @@ impl WorkerBrain {
         }
         // Its target now limits the time that prompts and drafts may add to this step.
         if let Some(candidate) = self.candidate(rank) {
-            draft.held.add(&candidate, self.now);
+            draft.held.add(&candidate, self.context.now());
         }
         self.place(handoff, 1, draft);
     }
@@ -269,7 +258,7 @@ impl WorkerBrain {
     /// whatever is done after those that can meet it.
     fn prompts(&self) -> Vec<ServiceRank> {
         let mut prompts = self.active_where(|s| !s.stepping() && !s.swapping());
-        if self.learner.has_prices() {
+        if self.forecast.has_prices() {
             prompts.sort_by_key(|rank| (rank.priority, self.hopeless(*rank)));
         }
         prompts
@@ -284,7 +273,11 @@ impl WorkerBrain {
         };
         let due = sequence.phase == SequencePhase::Prompt && sequence.on_miss.is_some();
         let due = due && !sequence.starved() && sequence.request.generated.is_empty();
-        due && self.prompt_slack(sequence).is_none() && !self.steps.is_multiple_of(LATE_STEPS)
+        due && self
+            .forecast
+            .prompt_slack(sequence, self.context.now())
+            .is_none()
+            && !self.steps.serves_late_prompts()
     }
 
     /// Whether prompts ran nothing for too long: then the streams' slack no longer limits them.
@@ -297,8 +290,8 @@ impl WorkerBrain {
         });
         // Any prompt that ran lately shows that prompts have their share.
         waiting.min().is_some_and(|last| {
-            let last = self.last_chunk_at.map_or(last, |at| last.max(at));
-            self.now.since(last) > IDLE_MAX
+            let last = self.steps.last_chunk_at().map_or(last, |at| last.max(at));
+            self.context.now().since(last) > IDLE_MAX
         })
     }
 
@@ -313,7 +306,7 @@ impl WorkerBrain {
             draft.held.slack_least = None;
         }
         // A step longer than the quantum costs every stream in it a longer gap.
-        draft.tokens_left = draft.tokens_left.min(self.quantum);
+        draft.tokens_left = draft.tokens_left.min(self.forecast.quantum());
         for rank in prompts {
             if draft.tokens_left == 0 {
                 return;
@@ -378,9 +371,9 @@ impl WorkerBrain {
     /// Replaces blocks still to be computed by blocks that other sequences have completed
     /// meanwhile.
     fn adopt(&mut self, sequence: &mut WorkerSequence) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         // A block alone does not bring the state after it.
-        let able = self.limits.prefix_cache && sequence.state.is_none();
+        let able = self.context.limits().prefix_cache && sequence.state.is_none();
         if !able || sequence.computed != sequence.published * size {
             return;
         }
@@ -415,7 +408,7 @@ impl WorkerBrain {
     }
 
     fn place_chunk(&mut self, handoff: HandoffId, draft: &mut StepBuilder) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         self.start(handoff);
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
@@ -445,7 +438,7 @@ impl WorkerBrain {
         };
         draft.held.work += StepWork::prefill(sequence.computed, tokens);
         draft.held.work.draws += u32::from(tokens == sequence.tokens_to_run());
-        self.last_chunk_at = Some(self.now);
+        self.steps.chunk_placed(self.context.now());
         let blocks = (sequence.computed + tokens).div_ceil(size);
         while sequence.table.len() < blocks as usize {
             let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
@@ -468,17 +461,17 @@ impl WorkerBrain {
         let Some(spare) = draft.held.slack_least else {
             return most;
         };
-        let fits = chunk_tokens_within(self.learner.prices(), &draft.held.work, chunk_room, spare);
-        let block = self.limits.capacity.block_tokens.min(most);
+        let fits = chunk_tokens_within(self.forecast.prices(), &draft.held.work, chunk_room, spare);
+        let block = self.context.block_tokens().min(most);
         if fits >= block || draft.late_prompt_placed {
             return fits;
         }
         // A prompt presses if it can still meet its deadline, and would not if it skipped this step
         // and shared the next, or if its client waits for the rest of an answer. A prompt that is
         // late anyway must not delay others.
-        let step = self.learner.prices().step(&draft.held.work);
+        let step = self.forecast.prices().step(&draft.held.work);
         let sequence = &self.sequences[&handoff];
-        let presses = match self.prompt_slack(sequence) {
+        let presses = match self.forecast.prompt_slack(sequence, self.context.now()) {
             Some(slack) => slack <= step * 2,
             None => sequence.starved() || !sequence.request.generated.is_empty(),
         };
@@ -491,7 +484,7 @@ impl WorkerBrain {
 
     /// Starts a prompt: blocks found in the cache can be sent before anything is computed.
     fn start(&mut self, handoff: HandoffId) {
-        let now = self.now;
+        let now = self.context.now();
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
@@ -503,11 +496,11 @@ impl WorkerBrain {
         let cached_tokens = sequence.cached_tokens;
         let prompt_tokens = sequence.prompt_count();
         let waited = now.since(sequence.times.accepted);
-        self.note(WorkerNote::PrefixLookedUp {
+        self.context.note(WorkerNote::PrefixLookedUp {
             prompt_tokens,
             cached_tokens,
         });
-        self.note(WorkerNote::PrefillStarted { waited });
+        self.context.note(WorkerNote::PrefillStarted { waited });
         self.export(handoff, ReadyBlocks::FullBlocks);
     }
 
@@ -540,6 +533,6 @@ impl WorkerBrain {
         });
         draft.tokens_left -= tokens;
         sequence.steps_count += 1;
-        sequence.client_timing.step_started(self.now);
+        sequence.client_timing.step_started(self.context.now());
     }
 }

@@ -4,9 +4,9 @@
 //! ends of sequences. Never: uses a result that does not answer the plan.
 //! Invariant: each sequence of a step is settled exactly once, even if it was closed meanwhile.
 
-use crate::brain::{SegmentInFlight, StepInFlight};
 use crate::close::CloseReason;
 use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
+use crate::steps::{SegmentInFlight, StepInFlight};
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
     Emission, Failure, HandoffId, KvUnit, PromptFacts, Report, SampledToken, SlotIndex, StepId,
@@ -45,7 +45,7 @@ impl WorkerBrain {
             sampled,
             prompt_scores,
         } = result;
-        let Some(step) = self.step_over(id) else {
+        let Some(step) = self.steps.finish(id, self.context.now()) else {
             return;
         };
         if step.unusable {
@@ -54,12 +54,8 @@ impl WorkerBrain {
         let Some(counts) = step.draws(&sampled) else {
             return self.broke(&step, "the result answers another plan");
         };
-        // A running mean over about eight steps.
-        self.step_mean = match id.0 {
-            1 => took,
-            _ => (self.step_mean * 7 + took) / 8,
-        };
-        self.learn(&step, took);
+        self.steps.measure(id, took);
+        self.forecast.observe_step(&step.work, took);
         self.measure(&step, took);
         self.count_drafts(&step, sampled.len());
         let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
@@ -70,14 +66,14 @@ impl WorkerBrain {
             let scores = scores.remove(&placed.slot).unwrap_or_default();
             self.settle(placed, drawn, scores);
         }
-        self.report_prefix_changes();
+        self.report_prefixes();
     }
 
     /// Fails the sequences in `slots`, and has the others of the step run again; without a slot all
     /// of them fail. Nothing that the step was to write was given to any client or peer yet, so it
     /// makes no difference whether it was written.
     pub(crate) fn step_failed(&mut self, id: StepId, slots: &[SlotIndex], reason: &str) {
-        let Some(step) = self.step_over(id) else {
+        let Some(step) = self.steps.finish(id, self.context.now()) else {
             return;
         };
         if step.unusable {
@@ -91,9 +87,7 @@ impl WorkerBrain {
             let failure = Failure::Engine(reason.into());
             self.close(named.handoff, CloseReason::Failed(failure));
         }
-        for next in &mut self.steps_in_flight {
-            next.unusable = true;
-        }
+        self.steps.spoil();
         self.take_back(&step);
     }
 
@@ -101,7 +95,7 @@ impl WorkerBrain {
     /// engine may have drawn tokens of it that were never emitted. The state is lost, if it has
     /// one.
     fn take_back(&mut self, step: &StepInFlight) {
-        self.dirty = true;
+        self.context.changed();
         for placed in &step.segments {
             let Some(sequence) = self.sequences.get_mut(&placed.handoff) else {
                 continue;
@@ -121,21 +115,9 @@ impl WorkerBrain {
         }
     }
 
-    /// Removes the oldest step under way if it is this one; the one behind it starts now.
-    fn step_over(&mut self, id: StepId) -> Option<StepInFlight> {
-        if self.steps_in_flight.front()?.id != id {
-            return None;
-        }
-        let step = self.steps_in_flight.pop_front();
-        if let Some(next) = self.steps_in_flight.front_mut() {
-            next.started_at = self.now;
-        }
-        step
-    }
-
     /// Fails every sequence and drains: the engine can run nothing more.
     pub(crate) fn engine_lost(&mut self, reason: &str) {
-        self.drain();
+        self.reports.drain(&mut self.context);
         let handoffs: Vec<HandoffId> = self.handoffs().collect();
         for handoff in handoffs {
             self.close(handoff, CloseReason::Failed(Failure::Engine(reason.into())));
@@ -177,7 +159,7 @@ impl WorkerBrain {
             return self.release_if_settled(handoff);
         }
         sequence.computed += placed.tokens - placed.drafts;
-        sequence.client_timing.step_ended(self.now);
+        sequence.client_timing.step_ended(self.context.now());
         sequence.prompt_scores.extend(scores);
         self.state_reached(handoff);
         self.weigh_guess(handoff, &drawn);
@@ -210,7 +192,7 @@ impl WorkerBrain {
 
     /// Emits the token before anything else is done about it: latency is the client's.
     fn emit(&mut self, handoff: HandoffId, sampled: SampledToken) {
-        let now = self.now;
+        let now = self.context.now();
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
@@ -224,12 +206,12 @@ impl WorkerBrain {
             sampled,
             prompt,
         };
-        self.emit_output(WorkerOutput::Emit { handoff, emission });
+        self.context.emit(WorkerOutput::Emit { handoff, emission });
     }
 
     /// Moves the sequence on by its new token: to its end, to the peer, or to the next step.
     fn advance(&mut self, handoff: HandoffId, token: TokenId) {
-        let context = self.limits.capacity.context_tokens_max;
+        let context = self.context.limits().capacity.context_tokens_max;
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
@@ -241,16 +223,17 @@ impl WorkerBrain {
             return;
         }
         let router = sequence.router;
-        let timing = sequence.prefill_timing(self.now);
+        let timing = sequence.prefill_timing(self.context.now());
         sequence.phase = SequencePhase::Decode;
         if sequence.outgoing.is_none() {
             let count = sequence.output_count();
             sequence
                 .client_timing
-                .first_token(self.now, self.now, count);
-            self.report(router, Report::Prefilled { handoff, timing });
-            self.note(WorkerNote::Joined { handoff });
-            self.report(router, Report::Landed { handoff });
+                .first_token(self.context.now(), self.context.now(), count);
+            self.context
+                .report(router, Report::Prefilled { handoff, timing });
+            self.context.note(WorkerNote::Joined { handoff });
+            self.context.report(router, Report::Landed { handoff });
             return;
         }
         // The receiver knows all tokens but the one just drawn.
@@ -261,10 +244,11 @@ impl WorkerBrain {
             .outgoing
             .as_ref()
             .map_or(0, |sender| sender.bytes());
-        sequence.times.drawn = Some((self.now, bytes));
+        sequence.times.drawn = Some((self.context.now(), bytes));
         self.active.remove(&sequence.rank);
         sequence.free_slot(&mut self.slots_free);
-        self.report(router, Report::Prefilled { handoff, timing });
+        self.context
+            .report(router, Report::Prefilled { handoff, timing });
         self.export(handoff, ReadyBlocks::All);
         self.export_state(handoff, handoff);
         let (content, output) = (received, vec![token]);
@@ -273,11 +257,11 @@ impl WorkerBrain {
 
     /// Registers the content of blocks that became full with the pool.
     pub(crate) fn publish(&mut self, handoff: HandoffId) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
-        if !self.limits.prefix_cache || sequence.computed / size <= sequence.published {
+        if !self.context.limits().prefix_cache || sequence.computed / size <= sequence.published {
             return;
         }
         sequence.extend_hashes(size);
@@ -292,7 +276,7 @@ impl WorkerBrain {
 
     /// Gives the sender, if there is one, the blocks that will not change any more.
     pub(crate) fn export(&mut self, handoff: HandoffId, ready: ReadyBlocks) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let Some(sequence) = self.sequences.get_mut(&handoff) else {
             return;
         };
@@ -313,13 +297,6 @@ impl WorkerBrain {
 
     // === measures ===
 
-    fn learn(&mut self, step: &StepInFlight, took: Duration) {
-        self.learner.observe(&step.work, took);
-        let capacity = &self.limits.capacity;
-        let (most, block) = (capacity.step_tokens_max, capacity.block_tokens);
-        self.quantum = cleave_planner::quantum(self.learner.prices(), most, block);
-    }
-
     /// Reports drafted and accepted tokens; `drawn_count` is the number of tokens drawn in the
     /// step.
     fn count_drafts(&mut self, step: &StepInFlight, drawn_count: usize) {
@@ -328,7 +305,7 @@ impl WorkerBrain {
         };
         let sequences = step.segments.iter().filter(|placed| placed.samples).count();
         let count = |tokens| u32::try_from(tokens).expect("a step's tokens are counted in 32 bits");
-        self.note(WorkerNote::Drafted {
+        self.context.note(WorkerNote::Drafted {
             drafted_tokens: count(step.drafts.len()),
             accepted_tokens: count(drawn_count - sequences),
             drafting,
@@ -346,7 +323,7 @@ impl WorkerBrain {
             self.swap_prices
                 .prefilled(prefill_tokens + decode_sequences, took);
         }
-        self.note(WorkerNote::Stepped {
+        self.context.note(WorkerNote::Stepped {
             prefill_tokens,
             decode_sequences,
             took,

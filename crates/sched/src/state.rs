@@ -145,7 +145,7 @@ impl WorkerBrain {
         let SpareSlots { restored, taken } = state.reached(sequence.computed);
         restored.into_iter().for_each(|slot| states.release(slot));
         if let Some(slot) = taken {
-            let size = self.limits.capacity.block_tokens;
+            let size = self.context.block_tokens();
             assert!(
                 sequence.computed.is_multiple_of(size),
                 "a snapshot within a block: {sequence:?}"
@@ -160,7 +160,7 @@ impl WorkerBrain {
     /// takes a slot for it. The chunk stays whole if the snapshot exists already or no slot is
     /// free.
     pub(crate) fn cut_at_snapshot(&mut self, handoff: HandoffId, tokens: u32) -> u32 {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let sequence = self.sequences.get_mut(&handoff);
         let (Some(sequence), Some(states)) = (sequence, &mut self.pools.states) else {
             return tokens;
@@ -193,7 +193,7 @@ impl WorkerBrain {
             return;
         };
         let from = state.live.block;
-        for ordinal in 0..self.limits.capacity.state_pieces() {
+        for ordinal in 0..self.context.limits().capacity.state_pieces() {
             let plane = KvPlane::State;
             let unit = KvUnit { plane, ordinal };
             self.send(handoff, sender::SenderInput::Computed { unit, from });

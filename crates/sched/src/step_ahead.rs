@@ -11,35 +11,23 @@
 
 use crate::WorkerBrain;
 use crate::batch;
-use crate::brain::{SegmentInFlight, StepInFlight};
 use crate::policy::ServiceRank;
 use crate::sequence::{SequencePhase, WorkerSequence};
-use cleave_domain::{Segment, StepPlan, Time};
-use std::time::Duration;
-
-/// How long before the predicted end of the step under way the next one is emitted: it covers the
-/// error of a body's timer and the host's own way to the device. For a long step an eighth of it,
-/// since predictions are off by that much.
-const LEAD: Duration = Duration::from_millis(2);
-const LEAD_PARTS: u32 = 8;
+use crate::steps::{SegmentInFlight, StepInFlight};
+use cleave_domain::{Segment, StepPlan};
 
 impl WorkerBrain {
-    /// The time from which a step ahead may be emitted, if the engine takes one now.
-    pub(crate) fn ahead_at(&self) -> Option<Time> {
-        let step = self.steps_in_flight.front()?;
-        let alone = self.steps_in_flight.len() == 1 && !step.unusable;
-        let takes_one = self.limits.steps_in_flight >= 2 && alone;
-        let lead = LEAD.max(step.predicted / LEAD_PARTS);
-        takes_one.then(|| step.started_at + step.predicted.saturating_sub(lead))
-    }
-
     /// Emits one more step like the only one under way, if the engine takes it and nothing else is
     /// to be placed.
     pub(crate) fn plan_ahead(&mut self) {
-        if self.ahead_at().is_none_or(|at| self.now < at) {
+        if self
+            .steps
+            .ahead_at(self.context.limits())
+            .is_none_or(|at| self.context.now() < at)
+        {
             return;
         }
-        let Some(step) = self.steps_in_flight.front() else {
+        let Some(step) = self.steps.running() else {
             return;
         };
         // Any sequence that cannot draw ahead leaves the whole step to the planner.
@@ -66,7 +54,7 @@ impl WorkerBrain {
     /// `None` if not all of it is decoding, or one may not be drawn ahead. A moving sequence may
     /// have to pause after any step.
     fn all_go_on(&self, step: &StepInFlight) -> Option<Vec<ServiceRank>> {
-        let context = self.limits.capacity.context_tokens_max;
+        let context = self.context.limits().capacity.context_tokens_max;
         let mut ranks = Vec::new();
         for placed in &step.segments {
             let sequence = self.sequences.get(&placed.handoff)?;
@@ -100,7 +88,7 @@ impl WorkerBrain {
     /// Whether all of them have room for the token under way, or can have it without another's
     /// blocks.
     fn has_blocks(&self, ranks: &[ServiceRank]) -> bool {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let lacking = ranks
             .iter()
             .map(|rank| self.sequences[&rank.handoff].lacks(2, size));
@@ -116,13 +104,19 @@ impl WorkerBrain {
         });
         let candidates: Vec<_> = candidates.collect();
         let placed = batch::BatchLoad::default();
-        batch::deferred(self.learner.prices(), placed, &candidates, self.now).is_empty()
+        batch::deferred(
+            self.forecast.prices(),
+            placed,
+            &candidates,
+            self.context.now(),
+        )
+        .is_empty()
     }
 
     /// Adds the token that is being drawn to the step. The sequence has a slot, and room was
     /// counted.
     fn place_ahead(&mut self, rank: ServiceRank) -> (Segment, SegmentInFlight) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let sequence = self.sequences.get_mut(&rank.handoff);
         let sequence = sequence.expect("it is in the step under way");
         let slot = sequence.slot.expect("a sequence that runs has a slot");
@@ -133,7 +127,7 @@ impl WorkerBrain {
             sequence.table.push(block.expect("blocks were counted"));
         }
         sequence.steps_count += 1;
-        sequence.client_timing.step_started(self.now);
+        sequence.client_timing.step_started(self.context.now());
         let segment = Segment {
             slot,
             position: sequence.computed + 1,

@@ -59,13 +59,11 @@ impl WorkerBrain {
         }
         // Swapping needs room in host memory, and pays only for a sequence that would decode at
         // once.
-        let blocks = sequence
-            .computed
-            .div_ceil(self.limits.capacity.block_tokens);
-        let pieces = self.limits.capacity.state_pieces();
+        let blocks = sequence.computed.div_ceil(self.context.block_tokens());
+        let pieces = self.context.limits().capacity.state_pieces();
         let units = blocks + sequence.state.map_or(0, |_| pieces);
-        let fits_host =
-            self.blocks_swapped() + u64::from(units) <= u64::from(self.limits.swap_blocks);
+        let fits_host = self.blocks_swapped() + u64::from(units)
+            <= u64::from(self.context.limits().swap_blocks);
         let whole = sequence.decodes_next() && sequence.has_current_state();
         let able = whole && blocks > 0 && fits_host;
         if able
@@ -90,7 +88,7 @@ impl WorkerBrain {
         sequence.release_blocks(&mut self.pools);
         sequence.prompt_scores.clear();
         sequence.free_slot(&mut self.slots_free);
-        self.note(WorkerNote::Preempted {
+        self.context.note(WorkerNote::Preempted {
             handoff,
             recomputed_tokens,
         });
@@ -110,7 +108,7 @@ impl WorkerBrain {
         let table = sequence.table[..blocks as usize].iter();
         let blocks = table.map(|held| held.block).collect();
         let state = sequence.state.map(|state| state.live.block);
-        self.emit_output(WorkerOutput::SwapOut {
+        self.context.emit(WorkerOutput::SwapOut {
             handoff,
             blocks,
             state,
@@ -126,7 +124,7 @@ impl WorkerBrain {
             return self.release_if_settled(handoff);
         }
         if outcome != SwapOutcome::Copied {
-            self.emit_output(WorkerOutput::SwapDrop { handoff });
+            self.context.emit(WorkerOutput::SwapDrop { handoff });
             return self.preempt(handoff);
         }
         sequence.swap = Some(SwapState {
@@ -137,7 +135,7 @@ impl WorkerBrain {
             sequence.release_blocks(&mut self.pools);
         }
         self.swap_prices.swapped_out(swap.units, took);
-        self.note(WorkerNote::SwappedOut {
+        self.context.note(WorkerNote::SwappedOut {
             handoff,
             blocks: swap.units,
             took,
@@ -152,7 +150,7 @@ impl WorkerBrain {
             return false;
         };
         // One block more than it needs now, or it would be the next victim.
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let whole = sequence.len().div_ceil(size) == self.pools.blocks.blocks_count();
         let growth = u32::from(!whole);
         let secured = self.secure(&mut sequence, CacheReuse::NoBlock, growth);
@@ -169,7 +167,7 @@ impl WorkerBrain {
         let state = sequence.state.map(|state| state.live.block);
         self.sequences.insert(handoff, sequence);
         if secured {
-            self.emit_output(WorkerOutput::SwapIn {
+            self.context.emit(WorkerOutput::SwapIn {
                 handoff,
                 blocks,
                 state,
@@ -188,8 +186,8 @@ impl WorkerBrain {
         }
         if outcome != SwapOutcome::Copied {
             // It has its blocks; their content is fetched from a tier or computed again.
-            self.emit_output(WorkerOutput::SwapDrop { handoff });
-            self.note(WorkerNote::Preempted {
+            self.context.emit(WorkerOutput::SwapDrop { handoff });
+            self.context.note(WorkerNote::Preempted {
                 handoff,
                 recomputed_tokens: swap.computed,
             });
@@ -198,7 +196,7 @@ impl WorkerBrain {
         sequence.computed = swap.computed;
         self.state_reached(handoff);
         self.swap_prices.swapped_in(swap.units, took);
-        self.note(WorkerNote::SwappedIn {
+        self.context.note(WorkerNote::SwappedIn {
             handoff,
             blocks: swap.units,
             took,
@@ -217,7 +215,7 @@ impl WorkerBrain {
         if swap.stage == SwapStage::Swapped {
             sequence.swap = None;
         }
-        self.emit_output(WorkerOutput::SwapDrop { handoff });
+        self.context.emit(WorkerOutput::SwapDrop { handoff });
     }
 
     // === looking ===

@@ -118,22 +118,20 @@ impl WorkerBrain {
 
     /// Copies the blocks that will be evicted next to host memory, some at a time.
     pub(crate) fn offload(&mut self) {
-        if self.limits.host_blocks == 0 || self.draining() {
+        if self.context.limits().host_blocks == 0 || self.draining() {
             return;
         }
-        let water = self.limits.capacity.blocks_count / FREE_TARGET_PARTS
+        let water = self.context.limits().capacity.blocks_count / FREE_TARGET_PARTS
             + self.pools.blocks.blocks_reserved();
         // An idle engine copies the whole cache; a busy one only as deep as eviction may soon
         // reach.
-        let depth = if self.steps_in_flight.is_empty() {
+        let depth = if self.steps.is_empty() {
             u32::MAX
         } else {
             water.saturating_sub(self.pools.blocks.blocks_free())
         };
-        let tier_blocks = self
-            .limits
-            .host_blocks
-            .saturating_add(self.limits.disk_blocks);
+        let limits = self.context.limits();
+        let tier_blocks = limits.host_blocks.saturating_add(limits.disk_blocks);
         let depth = depth.min(tier_blocks.div_ceil(DUPLICATE_PARTS));
         let offloading = self.tiers.offloading_count();
         // A block being copied out cannot be taken, so only a part of the available blocks leaves
@@ -165,7 +163,8 @@ impl WorkerBrain {
     /// False if no more can be stored.
     fn offload_one(&mut self, content: BlockHash) -> bool {
         // While the disk keeps up, host memory drops only blocks that are also on disk.
-        let writes = self.tiers.writing > 0 && self.now < self.tiers.last_write_at + WRITE_MAX;
+        let writes =
+            self.tiers.writing > 0 && self.context.now() < self.tiers.last_write_at + WRITE_MAX;
         let evictable = if writes {
             EvictableContents::WrittenOnly
         } else {
@@ -180,7 +179,7 @@ impl WorkerBrain {
         };
         if let Some(content) = dropped {
             let place = TierLevel::Host;
-            self.emit_output(WorkerOutput::TierDrop { content, place });
+            self.context.emit(WorkerOutput::TierDrop { content, place });
         }
         let Some(pin) = self.pools.blocks.pin_for_read(content) else {
             self.tiers.index.abort_copy(content, TierLevel::Host);
@@ -188,7 +187,7 @@ impl WorkerBrain {
         };
         self.tiers.offloading.insert(content, pin);
         let block = pin.held.block;
-        self.emit_output(WorkerOutput::Offload { content, block });
+        self.context.emit(WorkerOutput::Offload { content, block });
         true
     }
 
@@ -198,7 +197,7 @@ impl WorkerBrain {
         else {
             return true;
         };
-        let worth = back <= token * self.limits.capacity.block_tokens;
+        let worth = back <= token * self.context.block_tokens();
         if !worth {
             self.tiers.lower_prices(PRICE_DECAY_PARTS[1]);
         }
@@ -220,7 +219,7 @@ impl WorkerBrain {
             OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Host),
         }
         let place = TierLevel::Host;
-        self.note(WorkerNote::Offloaded {
+        self.context.note(WorkerNote::Offloaded {
             place,
             outcome,
             took,
@@ -242,13 +241,13 @@ impl WorkerBrain {
                 continue;
             };
             if let Some(content) = dropped {
-                self.emit_output(WorkerOutput::TierDrop { content, place });
+                self.context.emit(WorkerOutput::TierDrop { content, place });
             }
             if self.tiers.writing == 0 {
-                self.tiers.last_write_at = self.now;
+                self.tiers.last_write_at = self.context.now();
             }
             self.tiers.writing += 1;
-            self.emit_output(WorkerOutput::SpillToDisk { content });
+            self.context.emit(WorkerOutput::SpillToDisk { content });
         }
     }
 
@@ -259,13 +258,13 @@ impl WorkerBrain {
         took: Duration,
     ) {
         self.tiers.writing -= 1;
-        self.tiers.last_write_at = self.now;
+        self.tiers.last_write_at = self.context.now();
         match outcome {
             OffloadOutcome::Copied => self.tiers.index.finish_copy(content, TierLevel::Disk),
             OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Disk),
         }
         let place = TierLevel::Disk;
-        self.note(WorkerNote::Offloaded {
+        self.context.note(WorkerNote::Offloaded {
             place,
             outcome,
             took,
@@ -279,7 +278,7 @@ impl WorkerBrain {
         for content in contents {
             if !self.tiers.index.add_from_disk(content) {
                 let place = TierLevel::Disk;
-                self.emit_output(WorkerOutput::TierDrop { content, place });
+                self.context.emit(WorkerOutput::TierDrop { content, place });
             }
         }
     }
@@ -312,7 +311,7 @@ impl WorkerBrain {
         let blocks_now = (blocks(TierLevel::Host), blocks(TierLevel::Disk));
         if std::mem::replace(&mut self.tiers.last_noted, blocks_now) != blocks_now {
             let (host_blocks, disk_blocks) = blocks_now;
-            self.note(WorkerNote::Tiers {
+            self.context.note(WorkerNote::Tiers {
                 host_blocks,
                 disk_blocks,
             });

@@ -181,7 +181,8 @@ fn a_full_queue_takes_no_further_order() {
         worker.prefill(number, Want::tokens(160), target(PEER, 0, 10));
         assert_eq!(refusal(&worker), None, "one runs, and two wait");
     }
-    worker.brain.step_mean = Duration::from_millis(20);
+    let took = Duration::from_millis(20);
+    worker.brain.steps.measure(cleave_domain::StepId(1), took);
     worker.prefill(3, Want::tokens(160), target(PEER, 0, 10));
     // 480 tokens are seven steps of 64, for two that wait.
     assert_eq!(refusal(&worker), full(60));

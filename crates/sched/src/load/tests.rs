@@ -3,9 +3,19 @@
 use super::*;
 use crate::WorkerLimits;
 use crate::test_worker::{ME, MS, PEER, ROUTER, TestWorker, Want, handoff, limits, prices};
-use cleave_domain::{BlockRef, HandoffTarget, RowPrice, StepId, WorkerId};
+use cleave_domain::{
+    BlockRef, HandoffTarget, LinkPrice, PrefillBacklog, RowPrice, StepProgress, WorkerId,
+};
 
 const OTHER: RouterId = RouterId(2);
+
+fn noticeable(worker: &TestWorker, load: &WorkerLoad) -> bool {
+    let brain = &worker.brain;
+    let now = brain.context.now();
+    brain
+        .reports
+        .noticeable(load, now, &brain.forecast, &brain.steps)
+}
 
 fn nanos(nanos: u64) -> Duration {
     Duration::from_nanos(nanos)
@@ -132,21 +142,20 @@ fn a_load_without_prices_predicts_nothing() {
         ..WorkerLoad::default()
     };
     assert_eq!(worker.brain.load(), load);
-    let brain = &mut worker.brain;
-    brain.load_reported = load;
-    assert!(!brain.noticeable(&load));
+    worker.brain.reports.load = load;
+    assert!(!noticeable(&worker, &load));
     let more = WorkerLoad {
         queue_tokens: 161,
         ..load
     };
-    assert!(brain.noticeable(&more), "reported exactly");
+    assert!(noticeable(&worker, &more), "reported exactly");
 }
 
 #[test]
 fn a_step_that_takes_too_long_is_reported_stuck() {
     let mut worker = TestWorker::new(limits());
     worker.submit(1, Want::tokens(160)).expect("there is room");
-    worker.now = Time::ZERO + worker.brain.limits.step_max;
+    worker.now = Time::ZERO + worker.brain.limits().step_max;
     worker.handle(crate::WorkerInput::Woke);
     let load = worker.brain.load();
     assert_eq!(
@@ -158,30 +167,6 @@ fn a_step_that_takes_too_long_is_reported_stuck() {
         panic!("{last_load:?}");
     };
     assert_eq!(last_load.progress, StepProgress::Stuck);
-}
-
-#[test]
-fn a_step_ahead_counts_in_full() {
-    let mut brain = WorkerBrain::new(limits());
-    let step = |since, predicted| StepInFlight {
-        id: StepId(1),
-        started_at: Time::ZERO + MS * since,
-        stuck: false,
-        work: cleave_domain::StepWork::default(),
-        predicted: MS * predicted,
-        segments: Vec::new(),
-        drafts: Vec::new(),
-        drafting: None,
-        unusable: false,
-    };
-    assert_eq!(brain.step_left(), Duration::ZERO);
-    brain.now = Time::ZERO + MS * 12;
-    brain.steps_in_flight.push_back(step(10, 5));
-    assert_eq!(brain.step_left(), MS * 3);
-    brain.steps_in_flight.push_back(step(10, 7));
-    assert_eq!(brain.step_left(), MS * 10);
-    brain.now = Time::ZERO + MS * 40;
-    assert_eq!(brain.step_left(), MS * 7);
 }
 
 #[test]
@@ -224,15 +209,15 @@ fn worker_with_prompt() -> (TestWorker, WorkerLoad) {
     let want = with_targets(320, MS * 200, MS * 20);
     worker.submit(1, want).expect("it can be in time");
     let load = worker.brain.load();
-    worker.brain.load_reported = load;
-    worker.brain.last_report.load_at = Some(worker.now);
+    worker.brain.reports.load = load;
+    worker.brain.reports.load_at = Some(worker.now);
     (worker, load)
 }
 
 #[test]
 fn counts_of_a_load_are_reported_at_once() {
     let (worker, load) = worker_with_prompt();
-    assert!(!worker.brain.noticeable(&load));
+    assert!(!noticeable(&worker, &load));
     let changes: [fn(&mut WorkerLoad); 5] = [
         |load| load.sequences_waiting += 1,
         |load| load.sequences_running += 1,
@@ -243,7 +228,7 @@ fn counts_of_a_load_are_reported_at_once() {
     for change in changes {
         let mut other = load;
         change(&mut other);
-        assert!(worker.brain.noticeable(&other), "{other:?}");
+        assert!(noticeable(&worker, &other), "{other:?}");
     }
 }
 
@@ -260,19 +245,19 @@ fn amounts_of_a_load_are_reported_ten_times_a_second() {
         changes.map(|change| {
             let mut other = load;
             change(&mut other);
-            worker.brain.noticeable(&other)
+            noticeable(&worker, &other)
         })
     };
     assert_eq!(noticed(&worker), [false; 4]);
-    worker.brain.now = Time::from_nanos(99_999_999);
+    worker.brain.context.advance(Time::from_nanos(99_999_999));
     assert_eq!(noticed(&worker), [false; 4]);
-    worker.brain.now = Time::from_nanos(100_000_000);
+    worker.brain.context.advance(Time::from_nanos(100_000_000));
     assert_eq!(noticed(&worker), [true; 4]);
     let passed = WorkerLoad {
         step_left: Duration::ZERO,
         ..load
     };
-    assert!(!worker.brain.noticeable(&passed), "time alone is no news");
+    assert!(!noticeable(&worker, &passed), "time alone is no news");
 }
 
 #[test]
@@ -281,21 +266,17 @@ fn work_is_reported_at_once_if_it_moved_over_a_step() {
     let moved = |worker: &TestWorker, micros: u32| {
         let mut other = load;
         other.backlog.micros[1][8] += micros;
-        worker.brain.noticeable(&other)
+        noticeable(&worker, &other)
     };
     // The step under way takes 1002.08 us; a twentieth of the work is less.
     assert_eq!([moved(&worker, 1002), moved(&worker, 1003)], [false, true]);
-    worker.brain.load_reported.backlog.micros[1][8] = 40_000;
-    let all = worker
-        .brain
-        .load_reported
-        .backlog
-        .work_ahead(i32::MAX, None);
+    worker.brain.reports.load.backlog.micros[1][8] = 40_000;
+    let all = worker.brain.reports.load.backlog.work_ahead(i32::MAX, None);
     let part = u32::try_from((all / 20).as_micros()).expect("small");
     let of = |micros| {
-        let mut other = worker.brain.load_reported;
+        let mut other = worker.brain.reports.load;
         other.backlog.micros[1][8] -= micros;
-        worker.brain.noticeable(&other)
+        noticeable(&worker, &other)
     };
     assert_eq!([of(part), of(part + 1)], [false, true]);
 }
@@ -303,7 +284,7 @@ fn work_is_reported_at_once_if_it_moved_over_a_step() {
 #[test]
 fn a_gap_is_reported_at_once_if_it_moved_by_a_tenth() {
     let (worker, load) = worker_with_prompt();
-    let is_noticeable = |tpot_least| worker.brain.noticeable(&WorkerLoad { tpot_least, ..load });
+    let is_noticeable = |tpot_least| noticeable(&worker, &WorkerLoad { tpot_least, ..load });
     assert!(!is_noticeable(Some(MS * 18)), "a tenth less");
     assert!(is_noticeable(Some(MS * 18 - nanos(1))));
     assert!(is_noticeable(None));
@@ -419,16 +400,17 @@ fn slack_is_the_time_until_a_prompt_must_begin() {
     let mut worker = TestWorker::new(limits());
     let slack = |worker: &TestWorker, number| {
         let sequence = &worker.brain.sequences[&handoff(number)];
-        worker.brain.prompt_slack(sequence)
+        let now = worker.brain.context.now();
+        worker.brain.forecast.prompt_slack(sequence, now)
     };
     worker
         .submit(1, with_targets(160, MS * 10, MS * 20))
         .expect("in time");
     // Two whole chunks, the rest, 12880 pairs and a draw take 3.01788 ms.
     assert_eq!(slack(&worker, 1), Some(nanos(10_000_000 - 3_017_880)));
-    worker.brain.now = Time::from_nanos(6_982_120);
+    worker.brain.context.advance(Time::from_nanos(6_982_120));
     assert_eq!(slack(&worker, 1), Some(Duration::ZERO));
-    worker.brain.now = Time::from_nanos(6_982_121);
+    worker.brain.context.advance(Time::from_nanos(6_982_121));
     assert_eq!(slack(&worker, 1), None);
     worker.submit(2, Want::tokens(10)).expect("there is room");
     assert_eq!(slack(&worker, 2), None, "it is due at no time");

@@ -16,9 +16,8 @@ mod lookup;
 
 pub(crate) use acceptance::DraftAcceptance;
 
-use crate::brain::SegmentInFlight;
 use crate::plan::StepBuilder;
-use crate::sequence::SequencePhase;
+use crate::steps::SegmentInFlight;
 use crate::{DraftOutcome, WorkerBrain};
 use choose::{DraftCandidate, DraftCosts};
 use cleave_domain::{HandoffId, SampledToken, StepWork, TokenId};
@@ -69,7 +68,7 @@ impl WorkerBrain {
     /// Adds drafts to a step, as many as are worth their rows, after every sequence has its place.
     /// They take no block that another sequence has reserved.
     pub(crate) fn place_drafts(&mut self, draft: &mut StepBuilder) -> Option<DraftOutcome> {
-        let lookup = self.limits.speculation?;
+        let lookup = self.context.limits().speculation?;
         let streams = draft.segments.iter().filter(|placed| placed.decodes());
         let streams_count = streams.count();
         if streams_count == 0 {
@@ -78,11 +77,11 @@ impl WorkerBrain {
         let rows: u32 = draft.segments.iter().map(|placed| placed.tokens).sum();
         let drafters = self.drafters(lookup, draft);
         let costs = DraftCosts {
-            prices: self.learner.has_prices().then(|| self.learner.prices()),
+            prices: self.forecast.has_prices().then(|| self.forecast.prices()),
             streams_count,
             decode: decode_work(draft),
             held: draft.held,
-            rows_left: self.limits.capacity.step_tokens_max - rows,
+            rows_left: self.context.limits().capacity.step_tokens_max - rows,
         };
         let (counts, drafting) = choose::draft_counts(&costs, &drafters);
         for (drafter, count) in drafters.iter().zip(counts) {
@@ -93,7 +92,7 @@ impl WorkerBrain {
 
     /// Drafts for all sequences that draw their next token.
     fn drafters(&mut self, lookup: LookupLimits, draft: &StepBuilder) -> Vec<DraftCandidate> {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let mut blocks_free = self.pools.blocks.blocks_available();
         let mut drafters = Vec::new();
         for (place, placed) in draft.segments.iter().enumerate() {
@@ -137,14 +136,14 @@ impl WorkerBrain {
         if !placed.decodes() || sequence.moving.is_some() {
             return 0;
         }
-        let context_left = self.limits.capacity.context_tokens_max - sequence.len();
+        let context_left = self.context.limits().capacity.context_tokens_max - sequence.len();
         let left = sequence.tokens_left().min(context_left);
         lookup.drafts_max.min(left.saturating_sub(1))
     }
 
     /// Adds the first `count` draft tokens of a sequence to its segment.
     fn place_drafts_of(&mut self, place: usize, count: u32, draft: &mut StepBuilder) {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let (placed, segment) = (&mut draft.segments[place], &mut draft.plan.segments[place]);
         let sequence = self.sequences.get_mut(&placed.handoff);
         let sequence = sequence.expect("it is in the draft");
@@ -188,11 +187,4 @@ fn decode_work(draft: &StepBuilder) -> StepWork {
     both.filter(|(placed, _)| placed.decodes())
         .map(|(_, segment)| StepWork::decode(u64::from(segment.position) + 1))
         .fold(StepWork::default(), |sum, work| sum + work)
-}
-
-impl SegmentInFlight {
-    /// Whether a running sequence draws its next token, and has nothing else to run.
-    pub(crate) fn decodes(&self) -> bool {
-        self.phase == SequencePhase::Decode && self.samples && self.tokens - self.drafts == 1
-    }
 }

@@ -7,7 +7,6 @@ use crate::sequence::WorkerSequence;
 use crate::{FetchOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{BlockHash, HandoffId};
 use cleave_kv::TierLevel;
-use cleave_planner::Predict;
 use std::time::Duration;
 
 /// Shortest time allowed for a fetch, otherwise limited by the time to compute the same tokens: a
@@ -89,9 +88,9 @@ impl OffloadTiers {
 impl WorkerBrain {
     /// Contents in the tiers that follow a sequence's first `blocks_known` blocks.
     pub(crate) fn tier_match(&self, sequence: &mut WorkerSequence, blocks_known: u32) -> TierMatch {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let mut found = TierMatch::default();
-        if self.limits.host_blocks == 0 || !self.limits.prefix_cache {
+        if self.context.limits().host_blocks == 0 || !self.context.limits().prefix_cache {
             return found;
         }
         for hash in sequence.reusable(size).iter().skip(blocks_known as usize) {
@@ -113,12 +112,8 @@ impl WorkerBrain {
     /// Time to compute so many tokens after the first `tokens_known`; `None` before anything was
     /// measured.
     fn compute_price(&self, tokens_known: u32, tokens: u32) -> Option<Duration> {
-        if self.learner.has_prices() {
-            Some(
-                self.learner
-                    .prices()
-                    .prefill(tokens_known, tokens, self.quantum),
-            )
+        if self.forecast.has_prices() {
+            Some(self.forecast.prefill(tokens_known, tokens))
         } else {
             Some(self.swap_prices.recompute_token()?.saturating_mul(tokens))
         }
@@ -131,7 +126,7 @@ impl WorkerBrain {
         let Some(mut sequence) = self.sequences.remove(&handoff) else {
             return;
         };
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let blocks_known = sequence.published;
         let found = if sequence.computed == blocks_known * size {
             self.tier_match(&mut sequence, blocks_known)
@@ -141,9 +136,9 @@ impl WorkerBrain {
         if !found.is_cheaper() {
             self.tiers.lower_prices(PRICE_DECAY_PARTS[0]);
         } else if found.blocks > 0 {
-            let wait_max = found.recompute.unwrap_or(self.limits.step_max);
+            let wait_max = found.recompute.unwrap_or(self.context.limits().step_max);
             let wait_max = wait_max.max(FETCH_LEAST);
-            let until = self.now + self.step_left() + wait_max;
+            let until = self.context.now() + self.steps.left(self.context.now()) + wait_max;
             self.tiers.fetch_deadlines.set(handoff, until);
             self.begin_fetch(&mut sequence, found);
         }
@@ -153,10 +148,8 @@ impl WorkerBrain {
     /// Extends each fetch's deadline by the first step emitted after it began, since its copies may
     /// run only after that step.
     pub(crate) fn fetches_wait_for_step(&mut self) {
-        let step = self
-            .steps_in_flight
-            .back()
-            .map_or(Duration::ZERO, |step| step.predicted);
+        let step = self.steps.last();
+        let step = step.map_or(Duration::ZERO, |step| step.predicted);
         let fetching: Vec<_> = self
             .tiers
             .fetch_deadlines
@@ -194,7 +187,7 @@ impl WorkerBrain {
             counts_step: false,
         });
         let handoff = sequence.rank.handoff;
-        self.emit_output(WorkerOutput::Fetch { handoff, blocks });
+        self.context.emit(WorkerOutput::Fetch { handoff, blocks });
     }
 
     /// Stops a fetch: the blocks that are not here yet are computed instead.
@@ -205,13 +198,13 @@ impl WorkerBrain {
             return;
         };
         if !std::mem::replace(&mut fetch.stopped, true) {
-            self.emit_output(WorkerOutput::FetchStop { handoff });
+            self.context.emit(WorkerOutput::FetchStop { handoff });
         }
     }
 
     /// Stops fetches that take longer than their deadline.
     pub(crate) fn stop_late_fetches(&mut self) {
-        while let Some(handoff) = self.tiers.fetch_deadlines.pop_passed(self.now) {
+        while let Some(handoff) = self.tiers.fetch_deadlines.pop_passed(self.context.now()) {
             self.stop_fetch(handoff);
         }
     }
@@ -237,14 +230,14 @@ impl WorkerBrain {
         let contents = sequence.hashes[from..from + fetch.blocks as usize].to_vec();
         let closing = sequence.closing();
         if !closing {
-            sequence.computed += blocks_fetched * self.limits.capacity.block_tokens;
+            sequence.computed += blocks_fetched * self.context.block_tokens();
         }
         self.tiers.fetch_deadlines.remove(handoff);
         self.forget_spoiled(contents.get(blocks_fetched as usize), outcome);
         for content in contents {
             self.tiers.index.end_read(content);
         }
-        self.note(WorkerNote::Fetched {
+        self.context.note(WorkerNote::Fetched {
             handoff,
             asked: fetch.blocks,
             came: blocks_fetched,
@@ -265,7 +258,7 @@ impl WorkerBrain {
             return;
         };
         for place in self.tiers.index.forget(content) {
-            self.emit_output(WorkerOutput::TierDrop { content, place });
+            self.context.emit(WorkerOutput::TierDrop { content, place });
         }
     }
 }

@@ -1,0 +1,93 @@
+//! Sums over a worker's sequences, for reports and for admission.
+//!
+//! Owns: the sums of a [`WorkerLoad`]. Never: changes anything.
+
+use crate::WorkerBrain;
+use crate::sequence::SequenceStage;
+use cleave_domain::{HandoffId, PrefillBacklog, StepProgress, WorkerLoad};
+use cleave_kv::PlanePool;
+use std::time::Duration;
+
+/// A stream that ends within this time is gone before one that is placed now arrives.
+const GONE_SOON: Duration = Duration::from_millis(500);
+/// A transfer of fewer blocks measures the link's latency rather than its bandwidth.
+const BLOCKS_LEAST: u64 = 4;
+
+impl WorkerBrain {
+    /// The worker's current load.
+    pub fn load(&self) -> WorkerLoad {
+        let now = self.context.now();
+        let stuck = self.steps.is_stuck();
+        let mut load = WorkerLoad {
+            progress: if stuck {
+                StepProgress::Stuck
+            } else {
+                StepProgress::Moving
+            },
+            step_left: self.steps.left(now),
+            blocks_free: self.pools.blocks.blocks_available(),
+            states_free: self.states().map_or(0, PlanePool::blocks_available),
+            ..WorkerLoad::default()
+        };
+        for sequence in self.sequences.values() {
+            match sequence.stage {
+                SequenceStage::Active if sequence.slot.is_some() => load.sequences_running += 1,
+                SequenceStage::Active | SequenceStage::Reserved => load.sequences_waiting += 1,
+                SequenceStage::Sending | SequenceStage::Paused | SequenceStage::Closing { .. } => {
+                    continue;
+                }
+            }
+            if sequence.decodes_here() {
+                let ends_soon = |gap: &Duration| {
+                    sequence.decodes_next() && *gap * sequence.tokens_left() < GONE_SOON
+                };
+                let gap = self
+                    .forecast
+                    .keepable_gap(sequence, now)
+                    .filter(|gap| !ends_soon(gap));
+                load.tpot_least = load.tpot_least.into_iter().chain(gap).min();
+                load.context_tokens += u64::from(sequence.len());
+                load.streams += 1;
+            }
+            if sequence.has_prefill_left() {
+                let size = self.context.block_tokens();
+                let rest = sequence.len() - sequence.computed_or_fetching(size);
+                load.queue_tokens += u64::from(rest);
+                let work = self.forecast.prompt_adds(sequence);
+                let slack = self.forecast.prompt_slack(sequence, now);
+                let priority = sequence.request.slo.priority;
+                load.backlog.add(priority, slack, work);
+            }
+        }
+        if self.forecast.has_prices() {
+            load
+        } else {
+            // Nothing is predicted, so the fields that only predictions need are not reported.
+            WorkerLoad {
+                context_tokens: 0,
+                streams: 0,
+                tpot_least: None,
+                backlog: PrefillBacklog::default(),
+                ..load
+            }
+        }
+    }
+
+    /// Learns the link's price: all that was left of a prompt when its last token was drawn has
+    /// been sent.
+    pub(crate) fn measure_link(&mut self, handoff: HandoffId) {
+        let Some(sequence) = self.sequences.get(&handoff) else {
+            return;
+        };
+        let (Some((drawn, before)), Some(sender)) = (sequence.times.drawn, &sequence.outgoing)
+        else {
+            return;
+        };
+        let bytes = sender.bytes().saturating_sub(before);
+        if bytes >= BLOCKS_LEAST * u64::from(self.context.limits().capacity.block_bytes) {
+            let took = self.context.now().since(drawn);
+            self.forecast
+                .observe_transfer(sender.receiver().worker, bytes, took);
+        }
+    }
+}
