@@ -6,11 +6,11 @@
 //! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
 //! refusal leaves nothing behind, and a repetition changes nothing.
 
-use crate::client_timing::prompt_due;
+use crate::handoff::EndedHandoff;
+use crate::memory::SequenceState;
 use crate::policy::{self, ServiceRank};
-use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequenceStage, WorkerSequence};
-use crate::state::SequenceState;
+use crate::sequences::prompt_due;
+use crate::sequences::{SequenceStage, WorkerSequence};
 use crate::{WorkerBrain, WorkerNote};
 use cleave_domain::{
     Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId,

@@ -6,20 +6,20 @@
 //! own files.
 //! Invariant: see [`WorkerBrain::check`].
 
+use crate::batch::StepPipeline;
 use crate::context::WorkerContext;
 use crate::deadline::Deadlines;
-use crate::fenced::FencedPeers;
 use crate::forecast::WorkForecast;
-use crate::load::RouterReports;
-use crate::memory_pressure::MemoryPressure;
-use crate::moves::OutboundMigration;
+use crate::handoff::FencedPeers;
+use crate::handoff::OutboundMigration;
+use crate::handoff::RecentlyEnded;
+use crate::handoff::Resends;
+use crate::memory::MemoryPressure;
+use crate::memory::OffloadTiers;
 use crate::policy::{ServiceRank, SwapPrices};
-use crate::recently_ended::RecentlyEnded;
-use crate::resend::Resends;
-use crate::sequence::WorkerSequence;
+use crate::report::RouterReports;
+use crate::sequences::WorkerSequence;
 use crate::speculate::DraftAcceptance;
-use crate::steps::StepPipeline;
-use crate::tier::OffloadTiers;
 use crate::{WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_domain::{HandoffId, KvUnit, Order, RouterId, SlotIndex, Time};
 use cleave_kv::{KvPools, Packet, PlanePool};

@@ -4,7 +4,7 @@
 //! Invariant: the numbers are those of docs/design/invariants.md.
 
 use crate::WorkerBrain;
-use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::sequences::{SequenceStage, WorkerSequence};
 use cleave_domain::KvUnit;
 use std::collections::BTreeSet;
 

@@ -6,7 +6,7 @@
 //! same facts after the same spans, except for times in notes and in hints when to come back.
 
 use crate::WorkerBrain;
-use crate::sequence::{SequenceStage, SequenceTimes, WorkerSequence};
+use crate::sequences::{SequenceStage, SequenceTimes, WorkerSequence};
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, Time, WorkerLoad};
 use std::hash::{Hash, Hasher};
 

@@ -5,7 +5,7 @@
 //! Invariant: the limit is always that of the current prices.
 
 use crate::WorkerLimits;
-use crate::sequence::WorkerSequence;
+use crate::sequences::WorkerSequence;
 use cleave_domain::{LinkPrice, Prices, StepWork, Time, WorkerId};
 use cleave_planner::{Predict, PriceLearner};
 use std::time::Duration;

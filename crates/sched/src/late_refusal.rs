@@ -9,9 +9,9 @@
 use cleave_kv::PrefixNeed;
 
 use crate::WorkerBrain;
-use crate::batch;
+use crate::batch::targets;
 use crate::policy::{self, ServiceRank};
-use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::sequences::{SequenceStage, WorkerSequence};
 use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, ReserveOrder, SloMetric, StepWork};
 use cleave_planner::slowdown_permille;
 use std::time::Duration;
@@ -144,7 +144,7 @@ impl WorkerBrain {
             ))
         });
         let own = (tpot, request.prompt.len() as u64);
-        let all_streams = batch::step_of_all_streams(self.forecast.prices(), here.chain([own]));
+        let all_streams = targets::step_of_all_streams(self.forecast.prices(), here.chain([own]));
         match all_streams {
             Some((target, predicted)) if clearly_over(predicted, target) => Err(Refusal::Late {
                 aim: SloMetric::Tpot,

@@ -14,37 +14,22 @@
 //! states, both for tests.
 
 mod admit;
-mod audit;
 mod batch;
 mod brain;
 mod check;
-mod client_timing;
-mod close;
 mod context;
 mod deadline;
 mod event;
-mod fenced;
 mod fingerprint;
 mod forecast;
+mod handoff;
 mod late_refusal;
-mod load;
-mod memory_pressure;
-mod moves;
+mod memory;
 mod outcome;
-mod peer;
-mod plan;
 mod policy;
-mod recently_ended;
-mod resend;
-mod sequence;
-mod settle;
-mod snapshot;
+mod report;
+mod sequences;
 mod speculate;
-mod state;
-mod step_ahead;
-mod steps;
-mod swap;
-mod tier;
 
 pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};

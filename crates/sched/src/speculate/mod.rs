@@ -16,8 +16,8 @@ mod lookup;
 
 pub(crate) use acceptance::DraftAcceptance;
 
-use crate::plan::StepBuilder;
-use crate::steps::SegmentInFlight;
+use crate::batch::SegmentInFlight;
+use crate::batch::StepBuilder;
 use crate::{DraftOutcome, WorkerBrain};
 use choose::{DraftCandidate, DraftCosts};
 use cleave_domain::{HandoffId, SampledToken, StepWork, TokenId};

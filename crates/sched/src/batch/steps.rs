@@ -7,7 +7,7 @@
 
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
-use crate::sequence::SequencePhase;
+use crate::sequences::SequencePhase;
 use crate::{DraftOutcome, WorkerLimits, WorkerNote};
 use cleave_domain::{HandoffId, SlotIndex, StepId, StepPlan, StepWork, Time, TokenId};
 use cleave_planner::Predict;

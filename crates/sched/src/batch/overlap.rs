@@ -10,10 +10,10 @@
 //! and blocks stay with it until then: KV written beyond `computed` is never used.
 
 use crate::WorkerBrain;
-use crate::batch;
+use crate::batch::targets;
+use crate::batch::{SegmentInFlight, StepInFlight};
 use crate::policy::ServiceRank;
-use crate::sequence::{SequencePhase, WorkerSequence};
-use crate::steps::{SegmentInFlight, StepInFlight};
+use crate::sequences::{SequencePhase, WorkerSequence};
 use cleave_domain::{Segment, StepPlan};
 
 impl WorkerBrain {
@@ -103,8 +103,8 @@ impl WorkerBrain {
             Some(candidate)
         });
         let candidates: Vec<_> = candidates.collect();
-        let placed = batch::BatchLoad::default();
-        batch::deferred(
+        let placed = targets::BatchLoad::default();
+        targets::deferred(
             self.forecast.prices(),
             placed,
             &candidates,

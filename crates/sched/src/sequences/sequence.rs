@@ -4,12 +4,12 @@
 //! Invariant: the KV of `tokens[..computed]` is in `table`; a sequence that is active has at least
 //! one token left to run.
 
-use crate::client_timing::ClientTiming;
+use crate::memory::SequenceState;
+use crate::memory::TierFetch;
+use crate::memory::{SwapStage, SwapState};
 use crate::policy::ServiceRank;
+use super::client_timing::ClientTiming;
 use crate::speculate::SpeculationState;
-use crate::state::SequenceState;
-use crate::swap::{SwapStage, SwapState};
-use crate::tier::TierFetch;
 use cleave_domain::{
     BlockHash, BlockRef, FinishReason, HandoffId, LogitsWanted, OnDeadlineMiss, OpenSlot,
     PrefillTiming, Request, RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,

@@ -8,7 +8,7 @@
 
 use crate::admit::CacheReuse;
 use crate::policy::{self, PreemptionMethod};
-use crate::sequence::WorkerSequence;
+use crate::sequences::WorkerSequence;
 use crate::{SwapOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{Failure, HandoffId};
 use std::time::Duration;

@@ -8,10 +8,10 @@
 //! means that nothing has landed, nor will, unless its cause is `Finished`: then the receiver has
 //! forgotten the hand-off.
 
-use crate::close::CloseReason;
-use crate::moves::OutboundMigration;
-use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
+use crate::handoff::CloseReason;
+use crate::handoff::EndedHandoff;
+use crate::handoff::OutboundMigration;
+use crate::sequences::{SequencePhase, SequenceStage, WorkerSequence};
 use crate::{
     BlockExport, ExportOutcome, ImportOutcome, PayloadCondition, WorkerBrain, WorkerNote,
     WorkerOutput,
@@ -501,8 +501,8 @@ impl WorkerBrain {
 
 #[cfg(test)]
 mod tests {
-    use crate::audit::tests::limits;
-    use crate::recently_ended::EndedHandoff;
+    use crate::handoff::EndedHandoff;
+    use crate::report::audit_tests::limits;
     use crate::{PayloadCondition, WorkerBrain, WorkerInput, WorkerOutput};
     use cleave_domain::{
         AbandonCause, BlockHash, FlightId, HandoffId, Incarnation, Time, WorkerId, WorkerRef,

@@ -3,7 +3,7 @@
 //! Owns: the sums of a [`WorkerLoad`]. Never: changes anything.
 
 use crate::WorkerBrain;
-use crate::sequence::SequenceStage;
+use crate::sequences::SequenceStage;
 use cleave_domain::{HandoffId, PrefillBacklog, StepProgress, WorkerLoad};
 use cleave_kv::PlanePool;
 use std::time::Duration;

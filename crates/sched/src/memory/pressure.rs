@@ -7,7 +7,7 @@
 
 use crate::context::WorkerContext;
 use crate::policy;
-use crate::sequence::WorkerSequence;
+use crate::sequences::WorkerSequence;
 use cleave_domain::{HandoffId, Report, Time};
 use cleave_kv::KvPools;
 use std::collections::BTreeMap;

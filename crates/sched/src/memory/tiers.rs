@@ -12,7 +12,7 @@ mod fetch;
 pub(crate) use fetch::TierFetch;
 
 use crate::deadline::Deadlines;
-use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::sequences::{SequenceStage, WorkerSequence};
 use crate::{OffloadOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{BlockHash, Time};
 use cleave_kv::{EvictableContents, ReadPin, TierIndex, TierLevel};

@@ -7,8 +7,8 @@
 //! step reads a state of exactly the tokens before its segment.
 
 use crate::WorkerBrain;
-use crate::plan::StepBuilder;
-use crate::sequence::WorkerSequence;
+use crate::batch::StepBuilder;
+use crate::sequences::WorkerSequence;
 use cleave_domain::{BlockRef, Failure, HandoffId, KvPlane, KvUnit, SegmentState};
 use cleave_kv::handoff::sender::{self, HandoffSender};
 use cleave_kv::{PlanePool, SecuredState, snapshot_hash};

@@ -8,13 +8,13 @@
 //! from a tier and are free once that has stopped, or it has the slack to be deferred once.
 
 use crate::admit::CacheReuse;
-use crate::batch::{self, DecodeCandidate, IDLE_MAX};
-use crate::close::CloseReason;
+use crate::batch::ReadyBlocks;
+use crate::batch::SegmentInFlight;
+use crate::batch::targets::{self, DecodeCandidate, IDLE_MAX};
+use crate::handoff::CloseReason;
+use crate::memory::BlockRelease;
 use crate::policy::{self, PreemptionVictim, ServiceRank};
-use crate::sequence::{SequencePhase, WorkerSequence};
-use crate::settle::ReadyBlocks;
-use crate::steps::SegmentInFlight;
-use crate::swap::BlockRelease;
+use crate::sequences::{SequencePhase, WorkerSequence};
 use crate::{DraftOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{Failure, HandoffId, Segment, StepPlan, StepWork};
 use cleave_planner::{ChunkRoom, Predict, chunk_tokens_within};
@@ -27,7 +27,7 @@ pub(crate) struct StepBuilder {
     /// Tokens that the step still has room for.
     tokens_left: u32,
     /// Work in the step, with the targets of its streams.
-    pub(crate) held: batch::BatchLoad,
+    pub(crate) held: targets::BatchLoad,
     /// Sequences that must wait for a copy to end.
     pub(crate) waiting: Vec<HandoffId>,
     /// Sequences deferred to a later step.
@@ -65,7 +65,7 @@ impl WorkerBrain {
             plan: StepPlan::default(),
             segments: Vec::new(),
             tokens_left: self.context.limits().capacity.step_tokens_max,
-            held: batch::BatchLoad::default(),
+            held: targets::BatchLoad::default(),
             waiting: Vec::new(),
             deferred: Vec::new(),
             blocks_awaited: 0,
@@ -167,7 +167,7 @@ impl WorkerBrain {
     fn sit_out(&self, ranks: &[ServiceRank], draft: &StepBuilder) -> Vec<HandoffId> {
         let candidates = ranks.iter().filter_map(|rank| self.candidate(*rank));
         let candidates: Vec<_> = candidates.collect();
-        batch::deferred(
+        targets::deferred(
             self.forecast.prices(),
             draft.held,
             &candidates,

@@ -7,10 +7,10 @@
 //! `Stayed` or the old attempt's own end follows. The old attempt is a sequence of this worker, the
 //! new one is only the name under which its KV leaves: it has no lease and no release here.
 
-use crate::close::CloseReason;
-use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequenceStage, WorkerSequence};
-use crate::settle::ReadyBlocks;
+use crate::batch::ReadyBlocks;
+use crate::handoff::CloseReason;
+use crate::handoff::EndedHandoff;
+use crate::sequences::{SequenceStage, WorkerSequence};
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
     AbandonCause, Failure, HandoffId, KvUnit, MigrateOrder, PrefillTiming, Report, RouterId, Time,

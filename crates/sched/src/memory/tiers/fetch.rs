@@ -3,7 +3,7 @@
 //! Owns: the fetches of the sequences, their deadlines and their measured prices.
 
 use super::{OffloadTiers, PRICE_DECAY_PARTS};
-use crate::sequence::WorkerSequence;
+use crate::sequences::WorkerSequence;
 use crate::{FetchOutcome, WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{BlockHash, HandoffId};
 use cleave_kv::TierLevel;

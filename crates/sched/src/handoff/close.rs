@@ -4,8 +4,8 @@
 //! Never: frees a block that a step or a copy still touches, or another worker may write to.
 //! Invariant: `Released` is reported exactly once for each hand-off that was accepted, and last.
 
-use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequencePhase, SequenceStage};
+use crate::handoff::EndedHandoff;
+use crate::sequences::{SequencePhase, SequenceStage};
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{AbandonCause, Failure, FinishReason, HandoffId, Report, RouterId};
 use cleave_kv::handoff::{receiver, sender};

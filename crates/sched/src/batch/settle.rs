@@ -4,9 +4,9 @@
 //! ends of sequences. Never: uses a result that does not answer the plan.
 //! Invariant: each sequence of a step is settled exactly once, even if it was closed meanwhile.
 
-use crate::close::CloseReason;
-use crate::sequence::{SequencePhase, SequenceStage, WorkerSequence};
-use crate::steps::{SegmentInFlight, StepInFlight};
+use crate::batch::{SegmentInFlight, StepInFlight};
+use crate::handoff::CloseReason;
+use crate::sequences::{SequencePhase, SequenceStage, WorkerSequence};
 use crate::{WorkerBrain, WorkerNote, WorkerOutput};
 use cleave_domain::{
     Emission, Failure, HandoffId, KvUnit, PromptFacts, Report, SampledToken, SlotIndex, StepId,

@@ -6,9 +6,15 @@
 //! values that change with every token are reported at intervals, or when they have moved
 //! noticeably. `Drained` is emitted at most once.
 
+mod audit;
+mod load;
+
+#[cfg(test)]
+pub(crate) use audit::tests as audit_tests;
+
+use crate::batch::StepPipeline;
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
-use crate::steps::StepPipeline;
 use crate::{WorkerLimits, WorkerNote, WorkerOutput};
 use cleave_domain::{BlockHash, Prices, Report, Role, RouterId, ScalingGossip, Time, WorkerLoad};
 use std::collections::BTreeMap;

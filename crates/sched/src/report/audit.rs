@@ -5,7 +5,7 @@
 //! Invariant: the pool's count of held blocks equals the sum that sequences and copies hold; the
 //! difference is leaked.
 
-use crate::sequence::SequenceStage;
+use crate::sequences::SequenceStage;
 use crate::{WorkerBrain, WorkerNote};
 use cleave_domain::WorkerLoad;
 use cleave_kv::PlanePool;
