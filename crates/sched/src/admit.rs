@@ -6,36 +6,42 @@
 //! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
 //! refusal leaves nothing behind, and a repetition changes nothing.
 
-use crate::handoff::EndedHandoff;
-use crate::memory::SequenceState;
+use crate::WorkerNote;
+use crate::batch::StepPipeline;
+use crate::context::WorkerContext;
+use crate::forecast::WorkForecast;
+use crate::handoff::{EndedHandoff, PeerTraffic};
+use crate::memory::{CacheReuse, KvMemory};
 use crate::policy::{self, ServiceRank};
-use crate::sequences::prompt_due;
-use crate::sequences::{SequenceStage, WorkerSequence};
-use crate::{WorkerBrain, WorkerNote};
+use crate::report::RouterReports;
+use crate::sequences::{SequenceTable, WorkerSequence, prompt_due};
+use crate::snapshot::WorkerSnapshot;
 use cleave_domain::{
-    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId,
+    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId, Time,
 };
+use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
 use cleave_kv::handoff::sender::HandoffSender;
-use cleave_kv::{PrefixNeed, SecuredKv, block_hash};
 use std::time::Duration;
 
-/// How much of a sequence may come from the prefix cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CacheReuse {
-    /// Every full block: another worker runs the last token.
-    EveryFullBlock,
-    AllButLastToken,
-    /// Nothing: its KV comes from host memory.
-    NoBlock,
+/// The rules of admission, and of leases.
+pub(crate) struct Admission<'a> {
+    pub(crate) context: &'a mut WorkerContext,
+    pub(crate) sequences: &'a mut SequenceTable,
+    pub(crate) memory: &'a mut KvMemory,
+    pub(crate) peers: &'a PeerTraffic,
+    pub(crate) steps: &'a StepPipeline,
+    pub(crate) forecast: &'a WorkForecast,
+    /// Whether the worker drains.
+    pub(crate) reports: &'a RouterReports,
 }
 
-impl WorkerBrain {
+impl Admission<'_> {
     // === the decode leg ===
 
     pub(crate) fn reserve(&mut self, router: RouterId, order: ReserveOrder) {
         let handoff = order.handoff;
-        if self.sequences.contains_key(&handoff) || self.was_here(handoff) {
+        if self.sequences.contains(handoff) || self.was_here(handoff) {
             return self.context.note(WorkerNote::Repeated { handoff });
         }
         let accepted = self
@@ -54,18 +60,18 @@ impl WorkerBrain {
         // Any worker may serve both legs of one request; the role limits hand-offs from others. A
         // sender that is an earlier incarnation of this worker, or is fenced, will never write.
         let served = self.context.limits().role.decodes() && order.sender.worker != me.worker;
-        let is_fenced = self.fenced.covers(order.sender);
+        let is_fenced = self.peers.is_fenced(order.sender);
         if order.sender != me && (!served || is_fenced) {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
         let slots = self.context.limits().capacity.slots_count as usize;
-        let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
+        let decoding = self.sequences.iter().filter(|s| s.decodes_here()).count();
         if decoding >= slots + self.context.limits().queue_max as usize {
-            let retry_after = self.soonest_end();
+            let retry_after = self.snapshot().soonest_end();
             return Err(Refusal::QueueFull { retry_after });
         }
-        self.refuse_slow_decode(order)
+        self.snapshot().refuse_slow_decode(order)
     }
 
     /// Holds every block of prompt and output so far, and reserves some for growth; all or none.
@@ -88,7 +94,7 @@ impl WorkerBrain {
         let mut sequence = WorkerSequence::new(rank, router, request, self.context.now());
         sequence.on_miss = due.map(|due| due.unmet);
         if sender == self.context.limits().me {
-            self.refuse_late_prompt(&mut sequence)?;
+            self.snapshot().refuse_late_prompt(&mut sequence)?;
         }
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
@@ -102,10 +108,7 @@ impl WorkerBrain {
         };
         self.hold(&mut sequence, reach, growth)?;
         let present = sequence.published;
-        while sequence.table.len() < blocks as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
-            sequence.table.push(block.expect("reserved just now"));
-        }
+        self.memory.take_reserved(&mut sequence, blocks);
         let blocks = sequence.table[present as usize..].to_vec();
         let state = sequence.state.map(|state| state.live);
         if sender != self.context.limits().me {
@@ -125,8 +128,7 @@ impl WorkerBrain {
                 writer: self.context.limits().writer,
             }));
         }
-        self.sequences.insert(handoff, sequence);
-        self.renewed(handoff);
+        self.sequences.add(sequence, self.leased_until());
         Ok(Report::Reserved {
             handoff,
             present,
@@ -162,7 +164,7 @@ impl WorkerBrain {
 
     pub(crate) fn prefill(&mut self, router: RouterId, order: PrefillOrder) {
         let handoff = order.handoff;
-        let accepted = match self.sequences.get(&handoff) {
+        let accepted = match self.sequences.get(handoff) {
             None if self.was_here(handoff) => {
                 return self.context.note(WorkerNote::Repeated { handoff });
             }
@@ -186,7 +188,7 @@ impl WorkerBrain {
         let (me, now) = (self.context.limits().me, self.context.now());
         let sequence = self
             .sequences
-            .get_mut(&order.handoff)
+            .get_mut(order.handoff)
             .filter(|sequence| {
                 target.worker == me
                     && sequence.router == router
@@ -195,11 +197,11 @@ impl WorkerBrain {
                     && sequence.state.map(|state| state.live) == target.state
             })
             .ok_or(Refusal::WrongWorker)?;
-        sequence.stage = SequenceStage::Active;
         sequence.times.accepted = now;
-        self.active.insert(sequence.rank);
-        self.renewed(order.handoff);
-        self.fetch(order.handoff);
+        self.memory
+            .fetch(self.context, sequence, self.steps, self.forecast);
+        self.sequences.activate(order.handoff);
+        self.sequences.renew(order.handoff, self.leased_until());
         Ok(())
     }
 
@@ -212,15 +214,15 @@ impl WorkerBrain {
             || target.worker.worker == self.context.limits().me.worker
             || blocks_reserved < blocks
             || target.present as usize > blocks
-            || target.state.is_some() != self.pools.states.is_some()
+            || target.state.is_some() != self.memory.states().is_some()
         {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
         let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
-        let queued = self.sequences.values().filter(queued).count();
+        let queued = self.sequences.iter().filter(queued).count();
         if queued >= self.context.limits().queue_max as usize {
-            let tokens = self.load().queue_tokens;
+            let tokens = self.snapshot().load().queue_tokens;
             let steps = tokens / u64::from(self.context.limits().capacity.step_tokens_max).max(1);
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
             // There is room for one more once the first of the queue has started.
@@ -245,16 +247,15 @@ impl WorkerBrain {
         let rank = self.rank(handoff, &request, waited, due);
         let mut sequence = WorkerSequence::new(rank, router, request, self.context.now());
         sequence.on_miss = due.map(|due| due.unmet);
-        self.refuse_late_prompt(&mut sequence)?;
+        self.snapshot().refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
         let pieces = self.context.limits().capacity.state_pieces();
         sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
-        sequence.stage = SequenceStage::Active;
-        self.active.insert(rank);
-        self.sequences.insert(handoff, sequence);
-        self.renewed(handoff);
-        self.fetch(handoff);
+        self.memory
+            .fetch(self.context, &mut sequence, self.steps, self.forecast);
+        self.sequences
+            .add(sequence.activated(), self.leased_until());
         Ok(())
     }
 
@@ -267,13 +268,12 @@ impl WorkerBrain {
         waited: Duration,
         due: Option<Deadline>,
     ) -> ServiceRank {
-        self.arrivals += 1;
         let since = self.context.now() - waited;
         ServiceRank {
             priority: (request.slo.priority, request.priority),
             due: due.map_or(prompt_due(since, None), |due| self.context.now() + due.left),
             since,
-            arrival: self.arrivals,
+            arrival: self.sequences.count_arrival(),
             handoff,
         }
     }
@@ -281,19 +281,18 @@ impl WorkerBrain {
     /// Whether the hand-off was accepted here before, and is over.
     fn was_here(&self, handoff: HandoffId) -> bool {
         matches!(
-            self.recently_ended.trace(handoff),
+            self.peers.ended(handoff),
             Some(EndedHandoff::Ended | EndedHandoff::Landed)
         )
     }
 
     fn may_take(&self, handoff: HandoffId, request: &Request) -> Result<(), Refusal> {
-        if self.draining() {
+        if self.reports.draining() {
             return Err(Refusal::Draining);
         }
         // The receiver was assured that nothing of it comes; or a sequence leaves under its name.
-        let unwritten =
-            self.recently_ended.trace(handoff) == Some(EndedHandoff::StoppedBeforeStart);
-        if unwritten || self.moves.contains_key(&handoff) {
+        let unwritten = self.peers.ended(handoff) == Some(EndedHandoff::StoppedBeforeStart);
+        if unwritten || self.peers.is_move(handoff) {
             return Err(Refusal::WrongWorker);
         }
         // An unknown token would fail the whole step that the request is part of.
@@ -316,7 +315,7 @@ impl WorkerBrain {
         Ok(())
     }
 
-    /// Calls [`WorkerBrain::secure`] for a sequence that is new here. Nothing is given out while a
+    /// Calls [`KvMemory::secure`] for a sequence that is new here. Nothing is given out while a
     /// preempted or swapped sequence waits for blocks: new ones would starve it.
     fn hold(
         &mut self,
@@ -325,81 +324,37 @@ impl WorkerBrain {
         growth: u32,
     ) -> Result<(), Refusal> {
         let waits = |s: &WorkerSequence| s.starved() || s.swap.is_some();
-        let starved = self.sequences.values().any(waits);
-        if !starved && self.secure(sequence, reach, growth) {
+        let starved = self.sequences.iter().any(waits);
+        if !starved && self.memory.secure(sequence, reach, growth) {
             return Ok(());
         }
-        let retry_after = self.soonest_end();
+        let retry_after = self.snapshot().soonest_end();
         Err(Refusal::NoBlocks { retry_after })
-    }
-
-    /// Holds the cached prefix of `sequence` and takes its state slot, and reserves the rest of its
-    /// blocks and `growth` more; all or none.
-    pub(crate) fn secure(
-        &mut self,
-        sequence: &mut WorkerSequence,
-        reach: CacheReuse,
-        growth: u32,
-    ) -> bool {
-        let size = self.context.block_tokens();
-        let blocks = sequence.len().div_ceil(size) + growth;
-        let reach = if self.context.limits().prefix_cache {
-            reach
-        } else {
-            CacheReuse::NoBlock
-        };
-        let (hashes, need) = match reach {
-            CacheReuse::NoBlock => (&[][..], PrefixNeed::EveryPlane),
-            CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
-            CacheReuse::EveryFullBlock => {
-                sequence.extend_hashes(size);
-                (&sequence.hashes[..], PrefixNeed::Blocks)
-            }
-        };
-        let Some(secured) = self.pools.secure(hashes, need, blocks) else {
-            return false;
-        };
-        let SecuredKv {
-            table,
-            reservation,
-            state,
-        } = secured;
-        sequence.published = u32::try_from(table.len()).expect("a table fits the pool");
-        sequence.computed = sequence.published * size;
-        sequence.table = table;
-        sequence.reservation = reservation;
-        // A snapshot serves only prompts that are run here.
-        let points = |known_blocks| match (reach, need) {
-            (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
-            _ => sequence.snapshot_points(known_blocks, size),
-        };
-        let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
-        sequence.state = state;
-        true
     }
 
     // === leases ===
 
     pub(crate) fn renew(&mut self, router: RouterId, handoffs: &[HandoffId]) {
         for handoff in handoffs {
-            let sequence = self.sequences.get(handoff);
-            if sequence.is_some_and(|s| s.router == router && !s.closing()) {
-                self.renewed(*handoff);
+            let sequence = self.sequences.get(*handoff);
+            if sequence.is_some_and(|s| s.router == router) {
+                self.sequences.renew(*handoff, self.leased_until());
             }
         }
     }
 
-    fn renewed(&mut self, handoff: HandoffId) {
-        self.leases
-            .set(handoff, self.context.now() + self.context.limits().lease);
+    fn leased_until(&self) -> Time {
+        self.context.now() + self.context.limits().lease
     }
 
-    /// Upper bound of the time until the first running sequence ends.
-    pub(crate) fn soonest_end(&self) -> Duration {
-        let left = |s: &WorkerSequence| s.request.stop.max_tokens.saturating_sub(s.output_count());
-        let running = self.sequences.values().filter(|s| s.slot.is_some());
-        let steps = running.map(left).min().unwrap_or(1);
-        policy::retry_after(steps, self.steps.mean())
+    fn snapshot(&self) -> WorkerSnapshot<'_> {
+        WorkerSnapshot {
+            context: self.context,
+            sequences: self.sequences,
+            memory: self.memory,
+            steps: self.steps,
+            forecast: self.forecast,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What every part of a worker's brain may use: the time, the limits, and the outputs.
+//! The time, the limits and the outputs, for every part of a worker's brain.
 //!
 //! Owns: the queue of outputs, and whether the facts handled so far may allow a step or alter the
 //! load. Never: decides anything.

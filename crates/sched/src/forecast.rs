@@ -100,7 +100,7 @@ impl WorkForecast {
     /// late anyway.
     pub(crate) fn prompt_slack(&self, sequence: &WorkerSequence, now: Time) -> Option<Duration> {
         sequence.on_miss?;
-        let left = sequence.rank.due.since(now);
+        let left = sequence.rank().due.since(now);
         left.checked_sub(self.prompt_takes(sequence))
     }
 

@@ -6,12 +6,10 @@
 //! quarter of its time, so that a router whose forecast was a little better is not contradicted,
 //! and several routers cannot overbook one worker.
 
-use cleave_kv::PrefixNeed;
-
-use crate::WorkerBrain;
 use crate::batch::targets;
 use crate::policy::{self, ServiceRank};
 use crate::sequences::{SequenceStage, WorkerSequence};
+use crate::snapshot::WorkerSnapshot;
 use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, ReserveOrder, SloMetric, StepWork};
 use cleave_planner::slowdown_permille;
 use std::time::Duration;
@@ -26,7 +24,7 @@ fn may_refuse(due: Option<Deadline>) -> bool {
     due.is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse)
 }
 
-impl WorkerBrain {
+impl WorkerSnapshot<'_> {
     /// Refuses a new prompt whose first token would be late, or which would make another late that
     /// is in time without it.
     pub(crate) fn refuse_late_prompt(&self, sequence: &mut WorkerSequence) -> Result<(), Refusal> {
@@ -35,15 +33,11 @@ impl WorkerBrain {
         }
         let size = self.context.block_tokens();
         // Blocks in the pool, and those worth fetching from a tier, need no prefill.
-        let in_pool = if self.context.limits().prefix_cache {
-            self.pools
-                .prefix_blocks(sequence.reusable(size), PrefixNeed::EveryPlane)
-        } else {
-            0
-        };
-        let in_tiers = self.tier_match(sequence, in_pool).if_cheaper();
+        let in_pool = self.memory.prefix_blocks(sequence);
+        let in_tiers = self.memory.tier_match(sequence, in_pool, self.forecast);
+        let in_tiers = in_tiers.if_cheaper();
         let cached = (in_pool + in_tiers.blocks) * size;
-        let (rest, rank) = (sequence.len() - cached, sequence.rank);
+        let (rest, rank) = (sequence.len() - cached, sequence.rank());
         // Beside running streams a prompt takes longer than alone.
         let slowed = self.slowed_permille();
         let takes = self.forecast.prefill(cached, rest) * slowed / 1000 + in_tiers.takes;
@@ -73,10 +67,8 @@ impl WorkerBrain {
         let step = self.steps.left(self.context.now());
         let slowed = self.slowed_permille();
         let (mut work, mut ahead, mut over) = (step, step, Duration::ZERO);
-        for other in &self.active {
-            let Some(sequence) = self.sequences.get(&other.handoff) else {
-                continue;
-            };
+        for sequence in self.sequences.active() {
+            let other = sequence.rank();
             // Prompts that are late anyway are served after those that can be in time.
             let late = sequence.on_miss.is_some()
                 && self
@@ -87,7 +79,7 @@ impl WorkerBrain {
                 continue;
             }
             work += self.forecast.prompt_adds(sequence) * slowed / 1000;
-            if *other < rank {
+            if other < rank {
                 ahead = work;
                 continue;
             }
@@ -104,8 +96,8 @@ impl WorkerBrain {
     fn slowed_permille(&self) -> u32 {
         let mut streams = StepWork::default();
         let mut spare: Option<Duration> = None;
-        let runs = |s: &&WorkerSequence| s.slot.is_some() && s.decodes_next();
-        for stream in self.sequences.values().filter(runs) {
+        let runs = |s: &&WorkerSequence| s.slot().is_some() && s.decodes_next();
+        for stream in self.sequences.iter().filter(runs) {
             streams += StepWork::decode(u64::from(stream.len()));
             spare = spare
                 .into_iter()
@@ -133,8 +125,8 @@ impl WorkerBrain {
         if !may_refuse(order.due) || !self.forecast.has_prices() {
             return Ok(());
         }
-        let here = self.sequences.values().filter(|s| {
-            let admitted = matches!(s.stage, SequenceStage::Active | SequenceStage::Reserved);
+        let here = self.sequences.iter().filter(|s| {
+            let admitted = matches!(s.stage(), SequenceStage::Active | SequenceStage::Reserved);
             admitted && s.decodes_here()
         });
         let here = here.filter_map(|s| {

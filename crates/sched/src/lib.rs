@@ -24,11 +24,13 @@ mod fingerprint;
 mod forecast;
 mod handoff;
 mod late_refusal;
+mod machines;
 mod memory;
 mod outcome;
 mod policy;
 mod report;
 mod sequences;
+mod snapshot;
 mod speculate;
 
 pub use brain::WorkerBrain;

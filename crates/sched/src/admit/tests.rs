@@ -62,7 +62,14 @@ fn a_prompt_runs_where_its_blocks_were_reserved() {
         change(&mut target);
         let order = Order::Prefill(PrefillOrder {
             handoff: handoff(1),
-            request: worker.brain.sequences[&handoff(1)].request.clone(),
+            request: worker
+                .brain
+                .machines
+                .sequences
+                .get(handoff(1))
+                .expect("it is reserved")
+                .request
+                .clone(),
             target,
             waited: Duration::ZERO,
             due: None,
@@ -98,7 +105,7 @@ fn a_prompt_of_another_worker_is_not_computed_here() {
     worker.prefill(1, want, target);
     assert_eq!(refusal(&worker), Some(Refusal::WrongWorker));
     assert!(
-        worker.brain.sequences.contains_key(&handoff(1)),
+        worker.brain.machines.sequences.contains(handoff(1)),
         "it is kept"
     );
 }
@@ -182,7 +189,11 @@ fn a_full_queue_takes_no_further_order() {
         assert_eq!(refusal(&worker), None, "one runs, and two wait");
     }
     let took = Duration::from_millis(20);
-    worker.brain.steps.measure(cleave_domain::StepId(1), took);
+    worker
+        .brain
+        .machines
+        .steps
+        .measure(cleave_domain::StepId(1), took);
     worker.prefill(3, Want::tokens(160), target(PEER, 0, 10));
     // 480 tokens are seven steps of 64, for two that wait.
     assert_eq!(refusal(&worker), full(60));

@@ -4,55 +4,55 @@
 //! ends of sequences. Never: uses a result that does not answer the plan.
 //! Invariant: each sequence of a step is settled exactly once, even if it was closed meanwhile.
 
-use crate::batch::{SegmentInFlight, StepInFlight};
-use crate::handoff::CloseReason;
-use crate::sequences::{SequencePhase, SequenceStage, WorkerSequence};
-use crate::{WorkerBrain, WorkerNote, WorkerOutput};
+use super::StepPipeline;
+use super::steps::{SegmentInFlight, StepInFlight};
+use crate::context::WorkerContext;
+use crate::forecast::WorkForecast;
+use crate::handoff::{CloseReason, Handoffs, PeerTraffic, ReadyBlocks};
+use crate::memory::KvMemory;
+use crate::sequences::{SequencePhase, SequenceStage, SequenceTable, WorkerSequence};
+use crate::speculate::DraftAcceptance;
+use crate::{WorkerNote, WorkerOutput};
 use cleave_domain::{
-    Emission, Failure, HandoffId, KvUnit, PromptFacts, Report, SampledToken, SlotIndex, StepId,
-    StepResult, TokenId,
+    Emission, Failure, HandoffId, PromptFacts, Report, SampledToken, SlotIndex, StepId, StepResult,
+    TokenId,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::sender;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Blocks of a sequence that will not change any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReadyBlocks {
-    /// The full ones: more of the prompt is to come.
-    FullBlocks,
-    /// The last one too: nothing more is run here.
-    All,
+/// The results of steps, and their distribution.
+pub(crate) struct StepResults<'a> {
+    pub(crate) context: &'a mut WorkerContext,
+    pub(crate) sequences: &'a mut SequenceTable,
+    pub(crate) memory: &'a mut KvMemory,
+    pub(crate) peers: &'a mut PeerTraffic,
+    pub(crate) steps: &'a mut StepPipeline,
+    pub(crate) forecast: &'a mut WorkForecast,
+    pub(crate) acceptance: &'a mut DraftAcceptance,
 }
 
-impl ReadyBlocks {
-    /// Number of leading blocks.
-    pub(crate) fn blocks(self, computed: u32, block_tokens: u32) -> u32 {
-        match self {
-            Self::FullBlocks => computed / block_tokens,
-            Self::All => computed.div_ceil(block_tokens),
-        }
-    }
-}
-
-impl WorkerBrain {
+impl StepResults<'_> {
     // === facts ===
 
-    pub(crate) fn stepped(&mut self, result: StepResult, took: Duration) {
+    /// Settles each sequence of a step; false if the result is of no use.
+    pub(crate) fn stepped(&mut self, result: StepResult, took: Duration) -> bool {
         let StepResult {
             step: id,
             sampled,
             prompt_scores,
         } = result;
         let Some(step) = self.steps.finish(id, self.context.now()) else {
-            return;
+            return false;
         };
         if step.unusable {
-            return self.take_back(&step);
+            self.take_back(&step);
+            return false;
         }
         let Some(counts) = step.draws(&sampled) else {
-            return self.broke(&step, "the result answers another plan");
+            self.broke(&step, "the result answers another plan");
+            return false;
         };
         self.steps.measure(id, took);
         self.forecast.observe_step(&step.work, took);
@@ -66,7 +66,7 @@ impl WorkerBrain {
             let scores = scores.remove(&placed.slot).unwrap_or_default();
             self.settle(placed, drawn, scores);
         }
-        self.report_prefixes();
+        true
     }
 
     /// Fails the sequences in `slots`, and has the others of the step run again; without a slot all
@@ -85,7 +85,8 @@ impl WorkerBrain {
         }
         for named in step.segments.iter().filter(is_named) {
             let failure = Failure::Engine(reason.into());
-            self.close(named.handoff, CloseReason::Failed(failure));
+            self.handoffs()
+                .close(named.handoff, CloseReason::Failed(failure));
         }
         self.steps.spoil();
         self.take_back(&step);
@@ -97,45 +98,23 @@ impl WorkerBrain {
     fn take_back(&mut self, step: &StepInFlight) {
         self.context.changed();
         for placed in &step.segments {
-            let Some(sequence) = self.sequences.get_mut(&placed.handoff) else {
-                continue;
-            };
-            sequence.steps_count -= 1;
-            sequence.opened = false;
-            sequence.speculating.discard_drafts();
-            // Unlike a block's, the content of a state's slot is that of its last tokens alone.
-            if let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) {
-                let spare = state.lose();
-                spare.into_iter().for_each(|slot| states.release(slot));
+            let handoff = placed.handoff;
+            self.sequences.forget_opening(handoff);
+            if let Some(sequence) = self.sequences.get_mut(handoff) {
+                sequence.speculating.discard_drafts();
+                self.memory.state_lost(sequence);
             }
-            if sequence.closing() && !sequence.stepping() {
-                sequence.free_slot(&mut self.slots_free);
-            }
-            self.release_if_settled(placed.handoff);
-        }
-    }
-
-    /// Fails every sequence and drains: the engine can run nothing more.
-    pub(crate) fn engine_lost(&mut self, reason: &str) {
-        self.reports.drain(&mut self.context);
-        let handoffs: Vec<HandoffId> = self.handoffs().collect();
-        for handoff in handoffs {
-            self.close(handoff, CloseReason::Failed(Failure::Engine(reason.into())));
+            self.sequences.leave_step(handoff);
+            self.handoffs().release_if_settled(handoff);
         }
     }
 
     fn broke(&mut self, step: &StepInFlight, reason: &str) {
         for placed in &step.segments {
-            if let Some(sequence) = self.sequences.get_mut(&placed.handoff) {
-                sequence.steps_count -= 1;
-                if !sequence.stepping() {
-                    // If it was over before, only the step kept its slot.
-                    sequence.free_slot(&mut self.slots_free);
-                }
-            }
-            let failure = Failure::Engine(reason.into());
-            self.close(placed.handoff, CloseReason::Failed(failure));
-            self.release_if_settled(placed.handoff);
+            self.sequences.leave_step(placed.handoff);
+            let failed = CloseReason::Failed(Failure::Engine(reason.into()));
+            self.handoffs().close(placed.handoff, failed);
+            self.handoffs().release_if_settled(placed.handoff);
         }
     }
 
@@ -148,76 +127,56 @@ impl WorkerBrain {
         scores: Vec<SampledToken>,
     ) {
         let handoff = placed.handoff;
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+        self.sequences.leave_step(handoff);
+        let Some(sequence) = self.sequences.get_mut(handoff) else {
             return;
         };
-        sequence.steps_count -= 1;
         if sequence.closing() {
-            if !sequence.stepping() {
-                sequence.free_slot(&mut self.slots_free);
-            }
-            return self.release_if_settled(handoff);
+            return self.handoffs().release_if_settled(handoff);
         }
         sequence.computed += placed.tokens - placed.drafts;
         sequence.client_timing.step_ended(self.context.now());
         sequence.prompt_scores.extend(scores);
-        self.state_reached(handoff);
-        self.weigh_guess(handoff, &drawn);
+        self.memory.state_reached(sequence);
+        sequence.speculating.compare(&drawn, self.acceptance);
         if drawn.is_empty() {
-            self.publish(handoff);
-            return self.export(handoff, ReadyBlocks::FullBlocks);
+            self.memory.publish(sequence);
+            return self.handoffs().export(handoff, ReadyBlocks::FullBlocks);
         }
         for (place, sampled) in drawn.into_iter().enumerate() {
-            let Some(sequence) = self.sequences.get_mut(&handoff) else {
+            let Some(sequence) = self.sequences.get_mut(handoff) else {
                 return;
             };
             // Tokens that the step drew beyond the sequence's end are dropped.
-            if sequence.stage != SequenceStage::Active {
+            if sequence.stage() != SequenceStage::Active {
                 return;
             }
             // The token before was an accepted draft, so its KV was computed.
             sequence.computed += u32::from(place > 0);
             let token = sampled.token;
-            self.emit(handoff, sampled);
-            self.publish(handoff);
+            emit(self.context, sequence, sampled);
+            self.memory.publish(sequence);
             self.advance(handoff, token);
         }
         let continues = |s: &WorkerSequence| {
-            placed.phase == SequencePhase::Decode && s.stage == SequenceStage::Active
+            placed.phase == SequencePhase::Decode && s.stage() == SequenceStage::Active
         };
-        if self.sequences.get(&handoff).is_some_and(continues) {
-            self.advance_move(handoff);
+        if self.sequences.get(handoff).is_some_and(continues) {
+            self.handoffs().advance_move(handoff);
         }
-    }
-
-    /// Emits the token before anything else is done about it: latency is the client's.
-    fn emit(&mut self, handoff: HandoffId, sampled: SampledToken) {
-        let now = self.context.now();
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        let prompt = (sequence.phase == SequencePhase::Prompt).then(|| PromptFacts {
-            cached_tokens: sequence.cached_tokens,
-            scores: std::mem::take(&mut sequence.prompt_scores),
-            timing: sequence.prefill_timing(now),
-        });
-        let emission = Emission {
-            index: sequence.output_count(),
-            sampled,
-            prompt,
-        };
-        self.context.emit(WorkerOutput::Emit { handoff, emission });
     }
 
     /// Moves the sequence on by its new token: to its end, to the peer, or to the next step.
     fn advance(&mut self, handoff: HandoffId, token: TokenId) {
         let context = self.context.limits().capacity.context_tokens_max;
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+        let Some(sequence) = self.sequences.get_mut(handoff) else {
             return;
         };
         sequence.tokens.push(token);
         if let Some(reason) = sequence.finish_reason(context) {
-            return self.close(handoff, CloseReason::Finished(reason));
+            return self
+                .handoffs()
+                .close(handoff, CloseReason::Finished(reason));
         }
         if sequence.phase == SequencePhase::Decode {
             return;
@@ -239,60 +198,19 @@ impl WorkerBrain {
         // The receiver knows all tokens but the one just drawn.
         let received = &sequence.tokens[..sequence.tokens.len() - 1];
         let received = block_hash(sequence.request.cache_salt, None, received);
-        sequence.stage = SequenceStage::Sending;
         let bytes = sequence
             .outgoing
             .as_ref()
             .map_or(0, |sender| sender.bytes());
         sequence.times.drawn = Some((self.context.now(), bytes));
-        self.active.remove(&sequence.rank);
-        sequence.free_slot(&mut self.slots_free);
+        self.sequences.begin_sending(handoff);
         self.context
             .report(router, Report::Prefilled { handoff, timing });
-        self.export(handoff, ReadyBlocks::All);
-        self.export_state(handoff, handoff);
+        let mut handoffs = self.handoffs();
+        handoffs.export(handoff, ReadyBlocks::All);
+        handoffs.export_state(handoff, handoff);
         let (content, output) = (received, vec![token]);
-        self.send(handoff, sender::SenderInput::Sampled { content, output });
-    }
-
-    /// Registers the content of blocks that became full with the pool.
-    pub(crate) fn publish(&mut self, handoff: HandoffId) {
-        let size = self.context.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        if !self.context.limits().prefix_cache || sequence.computed / size <= sequence.published {
-            return;
-        }
-        sequence.extend_hashes(size);
-        while sequence.published < sequence.computed / size {
-            let i = sequence.published as usize;
-            self.pools
-                .blocks
-                .set_content(sequence.table[i], sequence.hashes[i]);
-            sequence.published += 1;
-        }
-    }
-
-    /// Gives the sender, if there is one, the blocks that will not change any more.
-    pub(crate) fn export(&mut self, handoff: HandoffId, ready: ReadyBlocks) {
-        let size = self.context.block_tokens();
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        if sequence.outgoing.is_none() {
-            return;
-        }
-        // A sequence that is computed again has sent its first blocks before.
-        let done = ready.blocks(sequence.computed, size).max(sequence.exported);
-        let new = sequence.exported..done;
-        sequence.exported = done;
-        let table = &sequence.table[new.start as usize..new.end as usize];
-        let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
-        for (ordinal, from) in blocks {
-            let unit = KvUnit::block(ordinal);
-            self.send(handoff, sender::SenderInput::Computed { unit, from });
-        }
+        handoffs.send(handoff, sender::SenderInput::Sampled { content, output });
     }
 
     // === measures ===
@@ -320,7 +238,7 @@ impl WorkerBrain {
         let prefill_tokens: u32 = prefill.iter().map(|placed| placed.tokens).sum();
         let decode_sequences = u32::try_from(decode.len()).expect("slots are counted in 32 bits");
         if prefill_tokens > 0 {
-            self.swap_prices
+            self.memory
                 .prefilled(prefill_tokens + decode_sequences, took);
         }
         self.context.note(WorkerNote::Stepped {
@@ -331,6 +249,32 @@ impl WorkerBrain {
             predicted: step.predicted,
         });
     }
+
+    fn handoffs(&mut self) -> Handoffs<'_> {
+        Handoffs {
+            context: self.context,
+            sequences: self.sequences,
+            memory: self.memory,
+            peers: self.peers,
+            forecast: self.forecast,
+        }
+    }
+}
+
+/// Emits a token before anything else is done about it: latency is the client's.
+fn emit(context: &mut WorkerContext, sequence: &mut WorkerSequence, sampled: SampledToken) {
+    let prompt = (sequence.phase == SequencePhase::Prompt).then(|| PromptFacts {
+        cached_tokens: sequence.cached_tokens,
+        scores: std::mem::take(&mut sequence.prompt_scores),
+        timing: sequence.prefill_timing(context.now()),
+    });
+    let emission = Emission {
+        index: sequence.output_count(),
+        sampled,
+        prompt,
+    };
+    let handoff = sequence.handoff();
+    context.emit(WorkerOutput::Emit { handoff, emission });
 }
 
 impl StepInFlight {

@@ -8,7 +8,7 @@
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
 use crate::sequences::SequencePhase;
-use crate::{DraftOutcome, WorkerLimits, WorkerNote};
+use crate::{DraftOutcome, WorkerLimits, WorkerNote, WorkerOutput};
 use cleave_domain::{HandoffId, SlotIndex, StepId, StepPlan, StepWork, Time, TokenId};
 use cleave_planner::Predict;
 use std::collections::{BTreeMap, VecDeque};
@@ -83,7 +83,7 @@ impl StepPipeline {
 
     /// Records a step as under way, and returns its plan with its number; `segments` are in the
     /// order of the plan's.
-    pub(crate) fn begin(
+    fn begin(
         &mut self,
         mut plan: StepPlan,
         segments: Vec<SegmentInFlight>,
@@ -107,6 +107,19 @@ impl StepPipeline {
             unusable: false,
         });
         plan
+    }
+
+    /// Emits a step to the engine.
+    pub(super) fn emit(
+        &mut self,
+        context: &mut WorkerContext,
+        plan: StepPlan,
+        segments: Vec<SegmentInFlight>,
+        drafting: Option<DraftOutcome>,
+        forecast: &WorkForecast,
+    ) {
+        let plan = self.begin(plan, segments, drafting, forecast, context.now());
+        context.emit(WorkerOutput::Step(plan));
     }
 
     /// Removes the oldest step under way if it is this one; the one behind it starts now.

@@ -5,12 +5,11 @@
 //! Invariant: a request is sent when another sequence becomes the one to move, and at most once a
 //! second while it stays the same.
 
+use super::KvMemory;
 use crate::context::WorkerContext;
 use crate::policy;
-use crate::sequences::WorkerSequence;
+use crate::sequences::{SequenceTable, WorkerSequence};
 use cleave_domain::{HandoffId, Report, Time};
-use cleave_kv::KvPools;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Steps to look ahead: about as many as a sequence draws while its move begins.
@@ -37,21 +36,21 @@ impl MemoryPressure {
     pub(crate) fn request_migration(
         &mut self,
         context: &mut WorkerContext,
-        sequences: &BTreeMap<HandoffId, WorkerSequence>,
-        pools: &KvPools,
+        sequences: &SequenceTable,
+        memory: &KvMemory,
     ) {
-        if !is_short(sequences, pools, context.block_tokens()) {
+        if !is_short(sequences, memory, context.block_tokens()) {
             self.request = None;
             return;
         }
         let movable =
-            |s: &&WorkerSequence| s.decodes_next() && s.slot.is_some() && s.moving.is_none();
-        let movable = sequences.values().filter(movable);
-        let chosen = policy::most_slack(movable.map(|s| (s.rank, s.token_due())));
-        let Some(sequence) = chosen.and_then(|rank| sequences.get(&rank.handoff)) else {
+            |s: &&WorkerSequence| s.decodes_next() && s.slot().is_some() && s.moving.is_none();
+        let movable = sequences.iter().filter(movable);
+        let chosen = policy::most_slack(movable.map(|s| (s.rank(), s.token_due())));
+        let Some(sequence) = chosen.and_then(|rank| sequences.get(rank.handoff)) else {
             return;
         };
-        let (router, handoff) = (sequence.router, sequence.rank.handoff);
+        let (router, handoff) = (sequence.router, sequence.handoff());
         let now = context.now();
         let is_repetition = |request: MigrationRequest| {
             request.handoff == handoff && now < request.requested_at + REPEATED_AFTER
@@ -74,20 +73,16 @@ impl MemoryPressure {
 
 /// Whether the free blocks, and those about to leave, do not cover the growth of the running
 /// sequences.
-fn is_short(
-    sequences: &BTreeMap<HandoffId, WorkerSequence>,
-    pools: &KvPools,
-    block_tokens: u32,
-) -> bool {
+fn is_short(sequences: &SequenceTable, memory: &KvMemory, block_tokens: u32) -> bool {
     let (mut lacking, mut leaving_blocks) = (0, 0);
-    for sequence in sequences.values() {
+    for sequence in sequences.iter() {
         if sequence.moving.is_some() || sequence.swap.is_some() {
             leaving_blocks += sequence.table.len();
-        } else if sequence.slot.is_some() && sequence.decodes_next() {
+        } else if sequence.slot().is_some() && sequence.decodes_next() {
             lacking += sequence.lacks(STEPS_AHEAD, block_tokens);
         }
     }
-    lacking > leaving_blocks as u64 + u64::from(pools.blocks.blocks_available())
+    lacking > leaving_blocks as u64 + u64::from(memory.blocks().blocks_available())
 }
 
 impl WorkerSequence {
@@ -101,5 +96,57 @@ impl WorkerSequence {
         let tokens = self.len() + steps.min(left).saturating_sub(1);
         let own = self.table.len() as u64 + u64::from(self.reservation.count());
         u64::from(tokens.div_ceil(block_tokens)).saturating_sub(own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WorkerOutput;
+    use crate::memory::CacheReuse;
+    use crate::sequences::SequencePhase;
+    use crate::sequences::sample::sequence;
+    use crate::test_worker::{ROUTER, handoff, limits};
+
+    /// Two running streams of 41 tokens, each with three blocks, and no other block.
+    fn full() -> (WorkerContext, SequenceTable, KvMemory) {
+        let mut limits = limits();
+        limits.capacity.blocks_count = 6;
+        let mut memory = KvMemory::new(&limits);
+        let mut table = SequenceTable::new(&limits);
+        for number in [1, 2] {
+            let mut stream = sequence(number, 40);
+            assert!(memory.secure(&mut stream, CacheReuse::NoBlock, 0));
+            memory.take_reserved(&mut stream, 3);
+            stream.tokens.push(1);
+            (stream.computed, stream.phase) = (40, SequencePhase::Decode);
+            table.add(stream.activated(), Time::ZERO);
+            assert!(table.give_slot(handoff(number)));
+        }
+        (WorkerContext::new(limits), table, memory)
+    }
+
+    #[test]
+    fn a_request_to_move_is_repeated_after_a_second() {
+        let (mut context, mut table, memory) = full();
+        let mut pressure = MemoryPressure::default();
+        let mut asked_at = |millis: u32, table: &SequenceTable| {
+            context.advance(Time::ZERO + Duration::from_millis(1) * millis);
+            pressure.request_migration(&mut context, table, &memory);
+            match context.poll()? {
+                WorkerOutput::Report {
+                    router: ROUTER,
+                    report: Report::MemoryPressure { handoff },
+                } => Some(handoff),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(asked_at(0, &table), Some(handoff(2)), "the least important");
+        assert_eq!(asked_at(999, &table), None);
+        assert_eq!(asked_at(1000, &table), Some(handoff(2)));
+        table.free_slot(handoff(2));
+        assert_eq!(asked_at(1001, &table), Some(handoff(1)), "another one");
+        table.close(handoff(1), None);
+        assert_eq!(asked_at(9000, &table), None, "no stream grows");
     }
 }

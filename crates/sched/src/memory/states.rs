@@ -1,16 +1,13 @@
 //! The state of a sequence, where the model has layers with a state.
 //!
-//! Owns: the slots that one sequence holds, what is known of their content, and the recovery of
-//! sequences whose state was lost.
+//! Owns: the slots that one sequence holds, and what is known of their content.
 //! Never: takes the live slot: [`cleave_kv::KvPools::secure`] does, together with the blocks.
 //! Invariant: a sequence with blocks, held or reserved, has a live slot, and no other has one; a
 //! step reads a state of exactly the tokens before its segment.
 
-use crate::WorkerBrain;
-use crate::batch::StepBuilder;
+use super::KvMemory;
 use crate::sequences::WorkerSequence;
-use cleave_domain::{BlockRef, Failure, HandoffId, KvPlane, KvUnit, SegmentState};
-use cleave_kv::handoff::sender::{self, HandoffSender};
+use cleave_domain::{BlockRef, SegmentState};
 use cleave_kv::{PlanePool, SecuredState, snapshot_hash};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +53,7 @@ impl SequenceState {
     }
 
     /// Returns every slot to the pool.
-    pub(crate) fn release(self, states: &mut PlanePool) {
+    pub(super) fn release(self, states: &mut PlanePool) {
         self.held().for_each(|slot| states.release(slot));
     }
 
@@ -84,7 +81,7 @@ impl SequenceState {
     /// A step that wrote to the live slot failed. Gives the slot of the snapshot that it took,
     /// which is of nothing.
     #[must_use]
-    pub(crate) fn lose(&mut self) -> Option<BlockRef> {
+    fn lose(&mut self) -> Option<BlockRef> {
         self.at = None;
         self.taking.take()
     }
@@ -133,19 +130,16 @@ impl WorkerSequence {
     }
 }
 
-impl WorkerBrain {
+impl KvMemory {
     /// Records that a sequence's live slot has the state of all its computed tokens.
-    pub(crate) fn state_reached(&mut self, handoff: HandoffId) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
+    pub(crate) fn state_reached(&mut self, sequence: &mut WorkerSequence) {
         let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) else {
             return;
         };
         let SpareSlots { restored, taken } = state.reached(sequence.computed);
         restored.into_iter().for_each(|slot| states.release(slot));
         if let Some(slot) = taken {
-            let size = self.context.block_tokens();
+            let size = self.block_tokens;
             assert!(
                 sequence.computed.is_multiple_of(size),
                 "a snapshot within a block: {sequence:?}"
@@ -156,13 +150,21 @@ impl WorkerBrain {
         }
     }
 
+    /// Records that a step failed which may have changed the state of a sequence. Unlike a block's,
+    /// the content of a state's slot is that of its last tokens alone.
+    pub(crate) fn state_lost(&mut self, sequence: &mut WorkerSequence) {
+        if let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) {
+            let spare = state.lose();
+            spare.into_iter().for_each(|slot| states.release(slot));
+        }
+    }
+
     /// Cuts a chunk of `tokens` tokens at the first place where a snapshot is to be taken, and
     /// takes a slot for it. The chunk stays whole if the snapshot exists already or no slot is
     /// free.
-    pub(crate) fn cut_at_snapshot(&mut self, handoff: HandoffId, tokens: u32) -> u32 {
-        let size = self.context.block_tokens();
-        let sequence = self.sequences.get_mut(&handoff);
-        let (Some(sequence), Some(states)) = (sequence, &mut self.pools.states) else {
+    pub(crate) fn cut_at_snapshot(&mut self, sequence: &mut WorkerSequence, tokens: u32) -> u32 {
+        let size = self.block_tokens;
+        let Some(states) = &mut self.pools.states else {
             return tokens;
         };
         let computed = sequence.computed;
@@ -185,53 +187,5 @@ impl WorkerBrain {
             return point - computed;
         }
         tokens
-    }
-
-    /// Gives the sender of a hand-off the state of sequence `of`, which no step changes any more.
-    pub(crate) fn export_state(&mut self, handoff: HandoffId, of: HandoffId) {
-        let Some(state) = self.sequences.get(&of).and_then(|s| s.state) else {
-            return;
-        };
-        let from = state.live.block;
-        for ordinal in 0..self.context.limits().capacity.state_pieces() {
-            let plane = KvPlane::State;
-            let unit = KvUnit { plane, ordinal };
-            self.send(handoff, sender::SenderInput::Computed { unit, from });
-        }
-    }
-
-    /// Takes everything from sequences without a state to go on from; they compute their tokens
-    /// again, and what they have sent stays valid. One whose blocks are being read waits for that.
-    pub(crate) fn recompute_lost_states(&mut self, draft: &mut StepBuilder) {
-        let lost = self.active_where(|s| !s.stepping() && s.lacks_state());
-        for rank in lost {
-            let handoff = rank.handoff;
-            let failure = Failure::Engine("a step failed, and the state with it".to_owned());
-            self.abort_move(handoff, failure);
-            if self.blocks_are_read(handoff) {
-                draft.waiting.push(handoff);
-            } else {
-                self.preempt(handoff);
-            }
-        }
-    }
-
-    /// Whether a block or the state of the sequence is being read for a hand-off or a move.
-    pub(crate) fn blocks_are_read(&self, of: HandoffId) -> bool {
-        let sequence = self.sequences.get(&of);
-        let sender = sequence.and_then(|s| s.outgoing.as_ref());
-        self.read_for_a_move(of) || sender.is_some_and(|sender| !sender.is_settled())
-    }
-
-    /// Whether a piece of the sequence's state is being read.
-    pub(crate) fn state_is_read(&self, sequence: &WorkerSequence) -> bool {
-        let of = sequence.rank.handoff;
-        let moves = self
-            .moves
-            .values()
-            .filter(|outbound| outbound.order.of == of);
-        let senders = moves.map(|outbound| &outbound.sender);
-        let mut senders = senders.chain(&sequence.outgoing);
-        senders.any(HandoffSender::is_reading_state)
     }
 }

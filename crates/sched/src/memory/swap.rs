@@ -6,34 +6,65 @@
 //! dropped at least once, by `SwapIn` or by `SwapDrop`. After a failed copy, `SwapDrop` may name
 //! blocks that the body has dropped itself.
 
-use crate::admit::CacheReuse;
+use super::{CacheReuse, KvMemory};
+use crate::context::WorkerContext;
 use crate::policy::{self, PreemptionMethod};
-use crate::sequences::WorkerSequence;
-use crate::{SwapOutcome, WorkerBrain, WorkerNote, WorkerOutput};
-use cleave_domain::{Failure, HandoffId};
+use crate::sequences::{SequenceTable, WorkerSequence};
+use crate::{SwapOutcome, WorkerNote, WorkerOutput};
+use cleave_domain::HandoffId;
 use std::time::Duration;
 
 /// State of a swapped sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SwapState {
-    pub(crate) stage: SwapStage,
+    stage: SwapStage,
     /// Blocks with KV in them: as many are copied each way.
-    pub(crate) blocks: u32,
+    blocks: u32,
     /// The blocks and the pieces of its state together: its share of host memory, and its cost to
     /// copy.
     pub(crate) units: u32,
     /// Leading tokens whose KV is in them.
-    pub(crate) computed: u32,
+    computed: u32,
+}
+
+impl SwapState {
+    /// Whether its blocks are being copied, out or in.
+    pub(crate) fn is_copied(self) -> bool {
+        matches!(self.stage, SwapStage::Out | SwapStage::In)
+    }
+
+    /// Whether its blocks leave the pool, and are not yet free.
+    pub(crate) fn is_leaving(self) -> bool {
+        self.stage == SwapStage::Out
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum SwapStage {
+enum SwapStage {
     /// Its blocks are being read.
     Out,
     /// Stored in host memory alone.
     Swapped,
     /// Its new blocks are being written.
     In,
+}
+
+/// The size of a sequence in host memory.
+#[derive(Clone, Copy, Debug)]
+struct SwapSize {
+    /// Blocks with KV in them.
+    blocks: u32,
+    /// The blocks and the pieces of its state together.
+    units: u32,
+}
+
+/// Whether a copy back from host memory brought the sequence's KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SwapEnd {
+    /// It did, or the sequence is over.
+    Settled,
+    /// The sequence has its blocks, with undefined content.
+    Lost,
 }
 
 /// When the blocks of a victim are free.
@@ -45,97 +76,89 @@ pub(crate) enum BlockRelease {
     Later,
 }
 
-impl WorkerBrain {
+impl KvMemory {
     // === the way out ===
 
-    /// Takes a sequence's blocks, by the cheaper method. It continues when there is room.
-    pub(crate) fn preempt_now(&mut self, handoff: HandoffId) -> BlockRelease {
-        self.abort_move(handoff, Failure::OutOfBlocks);
-        let Some(sequence) = self.sequences.get(&handoff) else {
+    /// Takes a sequence's blocks, by the cheaper method. It continues when there is room. Nothing
+    /// may be reading its blocks.
+    pub(crate) fn preempt(
+        &mut self,
+        context: &mut WorkerContext,
+        sequences: &mut SequenceTable,
+        handoff: HandoffId,
+    ) -> BlockRelease {
+        let swapped = sequences.blocks_swapped();
+        let Some(sequence) = sequences.get(handoff) else {
             return BlockRelease::Now;
         };
-        if self.read_for_a_move(handoff) {
-            return BlockRelease::Later;
-        }
         // Swapping needs room in host memory, and pays only for a sequence that would decode at
         // once.
-        let blocks = sequence.computed.div_ceil(self.context.block_tokens());
-        let pieces = self.context.limits().capacity.state_pieces();
+        let blocks = sequence.computed.div_ceil(self.block_tokens);
+        let pieces = context.limits().capacity.state_pieces();
         let units = blocks + sequence.state.map_or(0, |_| pieces);
-        let fits_host = self.blocks_swapped() + u64::from(units)
-            <= u64::from(self.context.limits().swap_blocks);
+        let fits_host = swapped + u64::from(units) <= u64::from(context.limits().swap_blocks);
         let whole = sequence.decodes_next() && sequence.has_current_state();
         let able = whole && blocks > 0 && fits_host;
         if able
             && policy::preemption_method(&self.swap_prices, units, sequence.computed)
                 == PreemptionMethod::Swap
         {
-            self.swap_out(handoff, blocks, units);
+            swap_out(context, sequences, handoff, SwapSize { blocks, units });
             return BlockRelease::Later;
         }
-        self.preempt(handoff);
+        self.drop_kv(context, sequences, handoff);
         BlockRelease::Now
     }
 
     /// Takes everything from a sequence; it will compute its tokens again, and continue drawing
     /// where it stopped.
-    pub(crate) fn preempt(&mut self, handoff: HandoffId) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+    pub(crate) fn drop_kv(
+        &mut self,
+        context: &mut WorkerContext,
+        sequences: &mut SequenceTable,
+        handoff: HandoffId,
+    ) {
+        sequences.free_slot(handoff);
+        let Some(sequence) = sequences.get_mut(handoff) else {
             return;
         };
         let recomputed_tokens = sequence.computed;
         sequence.swap = None;
-        sequence.release_blocks(&mut self.pools);
+        self.release(sequence);
         sequence.prompt_scores.clear();
-        sequence.free_slot(&mut self.slots_free);
-        self.context.note(WorkerNote::Preempted {
+        context.note(WorkerNote::Preempted {
             handoff,
             recomputed_tokens,
         });
     }
 
-    fn swap_out(&mut self, handoff: HandoffId, blocks: u32, units: u32) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        sequence.free_slot(&mut self.slots_free);
-        sequence.swap = Some(SwapState {
-            stage: SwapStage::Out,
-            blocks,
-            units,
-            computed: sequence.computed,
-        });
-        let table = sequence.table[..blocks as usize].iter();
-        let blocks = table.map(|held| held.block).collect();
-        let state = sequence.state.map(|state| state.live.block);
-        self.context.emit(WorkerOutput::SwapOut {
-            handoff,
-            blocks,
-            state,
-        });
-    }
-
-    pub(crate) fn swapped_out(&mut self, handoff: HandoffId, outcome: SwapOutcome, took: Duration) {
-        let Some((sequence, swap)) = self.swapping(handoff, SwapStage::Out) else {
+    /// Handles the end of a copy to host memory. The caller releases the sequence if it is over.
+    pub(crate) fn swapped_out(
+        &mut self,
+        context: &mut WorkerContext,
+        sequences: &mut SequenceTable,
+        handoff: HandoffId,
+        outcome: SwapOutcome,
+        took: Duration,
+    ) {
+        let Some((sequence, swap)) = swapping(sequences, handoff, SwapStage::Out) else {
             return;
         };
         if sequence.closing() {
             sequence.swap = None;
-            return self.release_if_settled(handoff);
+            return;
         }
         if outcome != SwapOutcome::Copied {
-            self.context.emit(WorkerOutput::SwapDrop { handoff });
-            return self.preempt(handoff);
+            context.emit(WorkerOutput::SwapDrop { handoff });
+            return self.drop_kv(context, sequences, handoff);
         }
         sequence.swap = Some(SwapState {
             stage: SwapStage::Swapped,
             ..swap
         });
-        if let Some(sequence) = self.sequences.get_mut(&handoff) {
-            sequence.release_blocks(&mut self.pools);
-        }
+        self.release(sequence);
         self.swap_prices.swapped_out(swap.units, took);
-        self.context.note(WorkerNote::SwappedOut {
+        context.note(WorkerNote::SwappedOut {
             handoff,
             blocks: swap.units,
             took,
@@ -145,105 +168,130 @@ impl WorkerBrain {
     // === the way back ===
 
     /// Copies a sequence's blocks and state back; false if there is no room for them.
-    pub(crate) fn swap_in(&mut self, handoff: HandoffId) -> bool {
-        let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return false;
-        };
+    pub(crate) fn swap_in(
+        &mut self,
+        context: &mut WorkerContext,
+        sequence: &mut WorkerSequence,
+    ) -> bool {
         // One block more than it needs now, or it would be the next victim.
-        let size = self.context.block_tokens();
-        let whole = sequence.len().div_ceil(size) == self.pools.blocks.blocks_count();
+        let whole = sequence.len().div_ceil(self.block_tokens) == self.pools.blocks.blocks_count();
         let growth = u32::from(!whole);
-        let secured = self.secure(&mut sequence, CacheReuse::NoBlock, growth);
-        let mut blocks = Vec::new();
-        if let Some(swap) = sequence.swap.as_mut().filter(|_| secured) {
+        if !self.secure(sequence, CacheReuse::NoBlock, growth) {
+            return false;
+        }
+        if let Some(swap) = &mut sequence.swap {
             swap.stage = SwapStage::In;
-            for _ in 0..swap.blocks {
-                let held = self.pools.blocks.take_reserved(&mut sequence.reservation);
-                let held = held.expect("reserved just now");
-                blocks.push(held.block);
-                sequence.table.push(held);
-            }
+            let blocks = swap.blocks;
+            self.take_reserved(sequence, blocks);
         }
-        let state = sequence.state.map(|state| state.live.block);
-        self.sequences.insert(handoff, sequence);
-        if secured {
-            self.context.emit(WorkerOutput::SwapIn {
-                handoff,
-                blocks,
-                state,
-            });
-        }
-        secured
+        context.emit(WorkerOutput::SwapIn {
+            handoff: sequence.handoff(),
+            blocks: sequence.table.iter().map(|held| held.block).collect(),
+            state: sequence.state.map(|state| state.live.block),
+        });
+        true
     }
 
-    pub(crate) fn swapped_in(&mut self, handoff: HandoffId, outcome: SwapOutcome, took: Duration) {
-        let Some((sequence, swap)) = self.swapping(handoff, SwapStage::In) else {
-            return;
+    /// Handles the end of a copy back from host memory. After a failed one the content of the
+    /// sequence's blocks is fetched from a tier or computed again. The caller releases the sequence
+    /// if it is over.
+    pub(crate) fn swapped_in(
+        &mut self,
+        context: &mut WorkerContext,
+        sequences: &mut SequenceTable,
+        handoff: HandoffId,
+        outcome: SwapOutcome,
+        took: Duration,
+    ) -> SwapEnd {
+        let Some((sequence, swap)) = swapping(sequences, handoff, SwapStage::In) else {
+            return SwapEnd::Settled;
         };
         sequence.swap = None;
         if sequence.closing() {
-            return self.release_if_settled(handoff);
+            return SwapEnd::Settled;
         }
         if outcome != SwapOutcome::Copied {
-            // It has its blocks; their content is fetched from a tier or computed again.
-            self.context.emit(WorkerOutput::SwapDrop { handoff });
-            self.context.note(WorkerNote::Preempted {
+            context.emit(WorkerOutput::SwapDrop { handoff });
+            context.note(WorkerNote::Preempted {
                 handoff,
                 recomputed_tokens: swap.computed,
             });
-            return self.fetch(handoff);
+            return SwapEnd::Lost;
         }
         sequence.computed = swap.computed;
-        self.state_reached(handoff);
+        self.state_reached(sequence);
         self.swap_prices.swapped_in(swap.units, took);
-        self.context.note(WorkerNote::SwappedIn {
+        context.note(WorkerNote::SwappedIn {
             handoff,
             blocks: swap.units,
             took,
         });
-        self.publish(handoff);
-    }
-
-    /// Drops the host memory's copy of a sequence that is over.
-    pub(crate) fn drop_swap(&mut self, handoff: HandoffId) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        let Some(swap) = sequence.swap else {
-            return;
-        };
-        if swap.stage == SwapStage::Swapped {
-            sequence.swap = None;
-        }
-        self.context.emit(WorkerOutput::SwapDrop { handoff });
-    }
-
-    // === looking ===
-
-    fn swapping(
-        &mut self,
-        handoff: HandoffId,
-        stage: SwapStage,
-    ) -> Option<(&mut WorkerSequence, SwapState)> {
-        let sequence = self.sequences.get_mut(&handoff)?;
-        let swap = sequence.swap.filter(|swap| swap.stage == stage)?;
-        Some((sequence, swap))
-    }
-
-    /// Blocks and pieces of states in host memory, or being copied there or back.
-    pub(crate) fn blocks_swapped(&self) -> u64 {
-        let swaps = self.sequences.values().filter_map(|s| s.swap);
-        swaps.map(|swap| u64::from(swap.units)).sum()
+        self.publish(sequence);
+        SwapEnd::Settled
     }
 
     /// Blocks that will be free once they have been copied, of sequences that wait for nothing
     /// else.
-    pub(crate) fn blocks_coming(&self) -> u64 {
-        let out = self
-            .sequences
-            .values()
-            .filter(|s| s.swap.is_some_and(|swap| swap.stage == SwapStage::Out));
+    pub(crate) fn blocks_coming(&self, sequences: &SequenceTable) -> u64 {
+        let leaving = |s: &&WorkerSequence| s.swap.is_some_and(SwapState::is_leaving);
+        let out = sequences.iter().filter(leaving);
         let out: u64 = out.map(|s| s.table.len() as u64).sum();
         out + self.blocks_pinned()
     }
+
+    /// Learns the cost of computing tokens again, from a step with prompt tokens.
+    pub(crate) fn prefilled(&mut self, tokens: u32, took: Duration) {
+        self.swap_prices.prefilled(tokens, took);
+    }
+}
+
+/// Stores a sequence in host memory; its blocks are free once they have been copied.
+fn swap_out(
+    context: &mut WorkerContext,
+    sequences: &mut SequenceTable,
+    handoff: HandoffId,
+    size: SwapSize,
+) {
+    sequences.free_slot(handoff);
+    let Some(sequence) = sequences.get_mut(handoff) else {
+        return;
+    };
+    let SwapSize { blocks, units } = size;
+    sequence.swap = Some(SwapState {
+        stage: SwapStage::Out,
+        blocks,
+        units,
+        computed: sequence.computed,
+    });
+    let table = sequence.table[..blocks as usize].iter();
+    let blocks = table.map(|held| held.block).collect();
+    let state = sequence.state.map(|state| state.live.block);
+    context.emit(WorkerOutput::SwapOut {
+        handoff,
+        blocks,
+        state,
+    });
+}
+
+/// Drops the host memory's copy of a sequence that is over.
+pub(crate) fn drop_swap(context: &mut WorkerContext, sequence: &mut WorkerSequence) {
+    let Some(swap) = sequence.swap else {
+        return;
+    };
+    if swap.stage == SwapStage::Swapped {
+        sequence.swap = None;
+    }
+    let handoff = sequence.handoff();
+    context.emit(WorkerOutput::SwapDrop { handoff });
+}
+
+/// A sequence that is in this stage of a swap.
+fn swapping(
+    sequences: &mut SequenceTable,
+    handoff: HandoffId,
+    stage: SwapStage,
+) -> Option<(&mut WorkerSequence, SwapState)> {
+    let sequence = sequences.get_mut(handoff)?;
+    let swap = sequence.swap.filter(|swap| swap.stage == stage)?;
+    Some((sequence, swap))
 }

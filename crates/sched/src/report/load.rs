@@ -1,21 +1,19 @@
-//! Sums over a worker's sequences, for reports and for admission.
+//! The load of a worker.
 //!
-//! Owns: the sums of a [`WorkerLoad`]. Never: changes anything.
+//! Owns: the sums of a [`WorkerLoad`]. Never: changes anything, or decides what is reported.
 
-use crate::WorkerBrain;
 use crate::sequences::SequenceStage;
-use cleave_domain::{HandoffId, PrefillBacklog, StepProgress, WorkerLoad};
+use crate::snapshot::WorkerSnapshot;
+use cleave_domain::{PrefillBacklog, StepProgress, WorkerLoad};
 use cleave_kv::PlanePool;
 use std::time::Duration;
 
 /// A stream that ends within this time is gone before one that is placed now arrives.
 const GONE_SOON: Duration = Duration::from_millis(500);
-/// A transfer of fewer blocks measures the link's latency rather than its bandwidth.
-const BLOCKS_LEAST: u64 = 4;
 
-impl WorkerBrain {
+impl WorkerSnapshot<'_> {
     /// The worker's current load.
-    pub fn load(&self) -> WorkerLoad {
+    pub(crate) fn load(&self) -> WorkerLoad {
         let now = self.context.now();
         let stuck = self.steps.is_stuck();
         let mut load = WorkerLoad {
@@ -25,13 +23,13 @@ impl WorkerBrain {
                 StepProgress::Moving
             },
             step_left: self.steps.left(now),
-            blocks_free: self.pools.blocks.blocks_available(),
-            states_free: self.states().map_or(0, PlanePool::blocks_available),
+            blocks_free: self.memory.blocks().blocks_available(),
+            states_free: self.memory.states().map_or(0, PlanePool::blocks_available),
             ..WorkerLoad::default()
         };
-        for sequence in self.sequences.values() {
-            match sequence.stage {
-                SequenceStage::Active if sequence.slot.is_some() => load.sequences_running += 1,
+        for sequence in self.sequences.iter() {
+            match sequence.stage() {
+                SequenceStage::Active if sequence.slot().is_some() => load.sequences_running += 1,
                 SequenceStage::Active | SequenceStage::Reserved => load.sequences_waiting += 1,
                 SequenceStage::Sending | SequenceStage::Paused | SequenceStage::Closing { .. } => {
                     continue;
@@ -70,24 +68,6 @@ impl WorkerBrain {
                 backlog: PrefillBacklog::default(),
                 ..load
             }
-        }
-    }
-
-    /// Learns the link's price: all that was left of a prompt when its last token was drawn has
-    /// been sent.
-    pub(crate) fn measure_link(&mut self, handoff: HandoffId) {
-        let Some(sequence) = self.sequences.get(&handoff) else {
-            return;
-        };
-        let (Some((drawn, before)), Some(sender)) = (sequence.times.drawn, &sequence.outgoing)
-        else {
-            return;
-        };
-        let bytes = sender.bytes().saturating_sub(before);
-        if bytes >= BLOCKS_LEAST * u64::from(self.context.limits().capacity.block_bytes) {
-            let took = self.context.now().since(drawn);
-            self.forecast
-                .observe_transfer(sender.receiver().worker, bytes, took);
         }
     }
 }

@@ -11,10 +11,11 @@ const OTHER: RouterId = RouterId(2);
 
 fn noticeable(worker: &TestWorker, load: &WorkerLoad) -> bool {
     let brain = &worker.brain;
-    let now = brain.context.now();
+    let now = brain.machines.context.now();
     brain
+        .machines
         .reports
-        .noticeable(load, now, &brain.forecast, &brain.steps)
+        .noticeable(load, now, &brain.machines.forecast, &brain.machines.steps)
 }
 
 fn nanos(nanos: u64) -> Duration {
@@ -142,7 +143,7 @@ fn a_load_without_prices_predicts_nothing() {
         ..WorkerLoad::default()
     };
     assert_eq!(worker.brain.load(), load);
-    worker.brain.reports.load = load;
+    worker.brain.machines.reports.load = load;
     assert!(!noticeable(&worker, &load));
     let more = WorkerLoad {
         queue_tokens: 161,
@@ -209,8 +210,8 @@ fn worker_with_prompt() -> (TestWorker, WorkerLoad) {
     let want = with_targets(320, MS * 200, MS * 20);
     worker.submit(1, want).expect("it can be in time");
     let load = worker.brain.load();
-    worker.brain.reports.load = load;
-    worker.brain.reports.load_at = Some(worker.now);
+    worker.brain.machines.reports.load = load;
+    worker.brain.machines.reports.load_at = Some(worker.now);
     (worker, load)
 }
 
@@ -249,9 +250,17 @@ fn amounts_of_a_load_are_reported_ten_times_a_second() {
         })
     };
     assert_eq!(noticed(&worker), [false; 4]);
-    worker.brain.context.advance(Time::from_nanos(99_999_999));
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(99_999_999));
     assert_eq!(noticed(&worker), [false; 4]);
-    worker.brain.context.advance(Time::from_nanos(100_000_000));
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(100_000_000));
     assert_eq!(noticed(&worker), [true; 4]);
     let passed = WorkerLoad {
         step_left: Duration::ZERO,
@@ -270,11 +279,17 @@ fn work_is_reported_at_once_if_it_moved_over_a_step() {
     };
     // The step under way takes 1002.08 us; a twentieth of the work is less.
     assert_eq!([moved(&worker, 1002), moved(&worker, 1003)], [false, true]);
-    worker.brain.reports.load.backlog.micros[1][8] = 40_000;
-    let all = worker.brain.reports.load.backlog.work_ahead(i32::MAX, None);
+    worker.brain.machines.reports.load.backlog.micros[1][8] = 40_000;
+    let all = worker
+        .brain
+        .machines
+        .reports
+        .load
+        .backlog
+        .work_ahead(i32::MAX, None);
     let part = u32::try_from((all / 20).as_micros()).expect("small");
     let of = |micros| {
-        let mut other = worker.brain.reports.load;
+        let mut other = worker.brain.machines.reports.load;
         other.backlog.micros[1][8] -= micros;
         noticeable(&worker, &other)
     };
@@ -399,19 +414,66 @@ fn a_joining_router_receives_prices_before_a_load() {
 fn slack_is_the_time_until_a_prompt_must_begin() {
     let mut worker = TestWorker::new(limits());
     let slack = |worker: &TestWorker, number| {
-        let sequence = &worker.brain.sequences[&handoff(number)];
-        let now = worker.brain.context.now();
-        worker.brain.forecast.prompt_slack(sequence, now)
+        let sequence = worker.brain.machines.sequences.get(handoff(number));
+        let sequence = sequence.expect("it is accepted");
+        let now = worker.brain.machines.context.now();
+        worker.brain.machines.forecast.prompt_slack(sequence, now)
     };
     worker
         .submit(1, with_targets(160, MS * 10, MS * 20))
         .expect("in time");
     // Two whole chunks, the rest, 12880 pairs and a draw take 3.01788 ms.
     assert_eq!(slack(&worker, 1), Some(nanos(10_000_000 - 3_017_880)));
-    worker.brain.context.advance(Time::from_nanos(6_982_120));
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(6_982_120));
     assert_eq!(slack(&worker, 1), Some(Duration::ZERO));
-    worker.brain.context.advance(Time::from_nanos(6_982_121));
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(6_982_121));
     assert_eq!(slack(&worker, 1), None);
     worker.submit(2, Want::tokens(10)).expect("there is room");
     assert_eq!(slack(&worker, 2), None, "it is due at no time");
+}
+
+#[test]
+fn a_worker_is_drained_once() {
+    let mut context = crate::context::WorkerContext::new(limits());
+    let mut reports = RouterReports::new(context.limits());
+    reports.nothing_left(&mut context);
+    assert!(!context.has_outputs(), "it does not drain");
+    for _ in 0..2 {
+        reports.drain(&mut context);
+        reports.nothing_left(&mut context);
+    }
+    let outputs: Vec<_> = std::iter::from_fn(|| context.poll()).collect();
+    assert_eq!(outputs, [WorkerOutput::Drained]);
+    assert!(reports.draining());
+}
+
+#[test]
+fn a_router_that_left_is_sent_nothing() {
+    let mut context = crate::context::WorkerContext::new(limits());
+    let forecast = WorkForecast::new(context.limits());
+    let mut reports = RouterReports::new(context.limits());
+    for router in [ROUTER, OTHER] {
+        reports.join(&mut context, router, &[], &forecast);
+    }
+    while context.poll().is_some() {}
+    reports.leave(OTHER);
+    reports.order_received(OTHER);
+    reports.serve(&mut context, Role::Decode);
+    let outputs: Vec<_> = std::iter::from_fn(|| context.poll()).collect();
+    let role = Role::Decode;
+    let report = Report::Serves { role };
+    let router = ROUTER;
+    assert_eq!(outputs, [WorkerOutput::Report { router, report }]);
+    assert_eq!(
+        reports.routers().keys().copied().collect::<Vec<_>>(),
+        [ROUTER]
+    );
 }

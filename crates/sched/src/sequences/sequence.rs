@@ -4,31 +4,30 @@
 //! Invariant: the KV of `tokens[..computed]` is in `table`; a sequence that is active has at least
 //! one token left to run.
 
-use crate::memory::SequenceState;
-use crate::memory::TierFetch;
-use crate::memory::{SwapStage, SwapState};
-use crate::policy::ServiceRank;
 use super::client_timing::ClientTiming;
+use crate::memory::SequenceState;
+use crate::memory::SwapState;
+use crate::memory::TierFetch;
+use crate::policy::ServiceRank;
 use crate::speculate::SpeculationState;
 use cleave_domain::{
     BlockHash, BlockRef, FinishReason, HandoffId, LogitsWanted, OnDeadlineMiss, OpenSlot,
     PrefillTiming, Request, RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,
 };
 use cleave_kv::handoff::{receiver::HandoffReceiver, sender::HandoffSender};
-use cleave_kv::{BlockReservation, KvPools, extend_hashes};
-use std::collections::BTreeSet;
+use cleave_kv::{BlockReservation, extend_hashes};
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerSequence {
     /// Its place among all others; names the hand-off.
-    pub(crate) rank: ServiceRank,
+    pub(super) rank: ServiceRank,
     /// The router whose client it serves.
     pub(crate) router: RouterId,
     pub(crate) request: Arc<Request>,
     /// The action if its first token misses its deadline; `None` if it has no deadline.
     pub(crate) on_miss: Option<OnDeadlineMiss>,
-    pub(crate) stage: SequenceStage,
+    pub(super) stage: SequenceStage,
     /// Kind of the next token.
     pub(crate) phase: SequencePhase,
     /// Receiver of the KV from another worker, also after it landed.
@@ -58,11 +57,11 @@ pub(crate) struct WorkerSequence {
     pub(crate) published: u32,
     /// Leading blocks that were given to the sender.
     pub(crate) exported: u32,
-    pub(crate) slot: Option<SlotIndex>,
+    pub(super) slot: Option<SlotIndex>,
     /// The engine has opened the slot for this sequence.
-    pub(crate) opened: bool,
+    pub(super) opened: bool,
     /// Steps under way that contain it.
-    pub(crate) steps_count: u32,
+    pub(super) steps_count: u32,
     /// Scores of the prompt's tokens so far, if they were requested.
     pub(crate) prompt_scores: Vec<SampledToken>,
     /// Prompt tokens that came from the prefix cache.
@@ -157,6 +156,33 @@ impl WorkerSequence {
             client_timing: ClientTiming::new(now),
             speculating: SpeculationState::default(),
         }
+    }
+
+    /// Makes its prompt one to be run here, before it is added to the table.
+    pub(crate) fn activated(mut self) -> Self {
+        self.stage = SequenceStage::Active;
+        self
+    }
+
+    pub(crate) fn handoff(&self) -> HandoffId {
+        self.rank.handoff
+    }
+
+    pub(crate) fn rank(&self) -> ServiceRank {
+        self.rank
+    }
+
+    pub(crate) fn stage(&self) -> SequenceStage {
+        self.stage
+    }
+
+    pub(crate) fn slot(&self) -> Option<SlotIndex> {
+        self.slot
+    }
+
+    /// Steps under way that contain it.
+    pub(crate) fn steps_count(&self) -> u32 {
+        self.steps_count
     }
 
     /// Waiting and running time of the prompt, as its last token is drawn.
@@ -259,8 +285,7 @@ impl WorkerSequence {
 
     /// Whether its blocks are being copied to host memory or back, or filled from a tier.
     pub(crate) fn swapping(&self) -> bool {
-        let copied = |swap: SwapState| matches!(swap.stage, SwapStage::Out | SwapStage::In);
-        self.swap.is_some_and(copied) || self.fetch.is_some()
+        self.swap.is_some_and(SwapState::is_copied) || self.fetch.is_some()
     }
 
     /// Leading tokens whose KV is in its blocks, or is being copied there.
@@ -324,7 +349,7 @@ impl WorkerSequence {
     }
 
     /// The engine's description of the sequence when it takes a slot.
-    pub(crate) fn open_slot(&self, slot: SlotIndex) -> OpenSlot {
+    pub(super) fn describe(&self, slot: SlotIndex) -> OpenSlot {
         OpenSlot {
             slot,
             sampling: Arc::new(self.request.sampling.clone()),
@@ -357,24 +382,54 @@ impl WorkerSequence {
         extend_hashes(&mut self.hashes, salt, &self.tokens, block_tokens);
     }
 
-    /// Returns every block, reservation and state slot to the pools, the last blocks first, so that
-    /// a cached prefix is evicted from its end.
-    pub(crate) fn release_blocks(&mut self, pools: &mut KvPools) {
-        for held in self.table.drain(..).rev() {
-            pools.blocks.release(held);
+    /// Asserts that its blocks, slot and machines fit its stage.
+    pub(crate) fn check(&self, block_tokens: u32) {
+        let covered = self.table.len() * block_tokens as usize;
+        match self.stage {
+            SequenceStage::Active => {
+                assert!(
+                    self.tokens_to_run() > 0,
+                    "an active sequence has no token to run"
+                );
+                assert!(
+                    self.computed as usize <= covered,
+                    "computed tokens exceed the sequence's blocks"
+                );
+                let decoding = self.slot.is_some() || self.computed + 1 == self.len();
+                assert!(
+                    self.starved() || decoding || self.has_all_blocks(block_tokens),
+                    "a running prompt lacks blocks: {self:?}"
+                );
+            }
+            SequenceStage::Reserved => assert!(self.slot.is_none() && !self.stepping()),
+            SequenceStage::Sending => {
+                let open = self.outgoing.as_ref().is_some_and(|s| s.is_open());
+                assert!(
+                    self.slot.is_none() && open,
+                    "a sending sequence has a slot or no open sender"
+                );
+            }
+            SequenceStage::Paused => {
+                let is_paused = self.slot.is_none() && self.moving.is_some();
+                assert!(
+                    is_paused && !self.stepping(),
+                    "a paused sequence has a slot, no move, or a step"
+                );
+            }
+            SequenceStage::Closing { .. } => {}
         }
-        pools.blocks.release_all_reserved(&mut self.reservation);
-        if let Some(state) = self.state.take() {
-            let states = pools.states.as_mut();
-            state.release(states.expect("a sequence has a state only where the pool has slots"));
+        if self.swap.is_some() {
+            let stands = self.slot.is_none() && !self.stepping() && self.moving.is_none();
+            assert!(
+                stands,
+                "a swapped sequence has a slot, a step or a move: {self:?}"
+            );
         }
-        self.computed = 0;
-        self.published = 0;
-    }
-
-    /// Returns its slot, if it has one.
-    pub(crate) fn free_slot(&mut self, slots: &mut BTreeSet<SlotIndex>) {
-        slots.extend(self.slot.take());
-        self.opened = false;
+        if let Some(receiver) = &self.incoming {
+            receiver.check();
+        }
+        if let Some(sender) = &self.outgoing {
+            sender.check();
+        }
     }
 }

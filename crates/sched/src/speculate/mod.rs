@@ -16,11 +16,13 @@ mod lookup;
 
 pub(crate) use acceptance::DraftAcceptance;
 
-use crate::batch::SegmentInFlight;
-use crate::batch::StepBuilder;
-use crate::{DraftOutcome, WorkerBrain};
+use crate::batch::{SegmentInFlight, StepBuilder};
+use crate::forecast::WorkForecast;
+use crate::memory::KvMemory;
+use crate::sequences::SequenceTable;
+use crate::{DraftOutcome, WorkerLimits};
 use choose::{DraftCandidate, DraftCosts};
-use cleave_domain::{HandoffId, SampledToken, StepWork, TokenId};
+use cleave_domain::{SampledToken, StepWork, TokenId};
 use lookup::{NgramIndex, PromptLookup};
 use serde::{Deserialize, Serialize};
 
@@ -56,19 +58,40 @@ impl SpeculationState {
         self.drafts.clear();
     }
 
+    /// Compares the draft with the drawn tokens, whether the step verified it or not: so the
+    /// acceptance is always known, and no draft need be run to measure it. `worker` is the
+    /// acceptance over all sequences.
+    pub(crate) fn compare(&mut self, drawn: &[SampledToken], worker: &mut DraftAcceptance) {
+        for (guessed, sampled) in std::mem::take(&mut self.drafts).iter().zip(drawn) {
+            let is_right = *guessed == sampled.token;
+            self.acceptance.observe_for_sequence(is_right);
+            worker.observe_for_worker(is_right);
+            if !is_right {
+                return;
+            }
+        }
+    }
+
     /// The part of it that decides the future, without what follows from the tokens.
     pub(crate) fn fingerprint(&self) -> (&[TokenId], DraftAcceptance) {
         (&self.drafts, self.acceptance)
     }
 }
 
-impl WorkerBrain {
-    // === before a step ===
+/// The choice of drafts for a step.
+pub(crate) struct Drafting<'a> {
+    pub(crate) limits: &'a WorkerLimits,
+    pub(crate) sequences: &'a mut SequenceTable,
+    pub(crate) memory: &'a mut KvMemory,
+    pub(crate) forecast: &'a WorkForecast,
+    pub(crate) acceptance: &'a DraftAcceptance,
+}
 
+impl Drafting<'_> {
     /// Adds drafts to a step, as many as are worth their rows, after every sequence has its place.
     /// They take no block that another sequence has reserved.
     pub(crate) fn place_drafts(&mut self, draft: &mut StepBuilder) -> Option<DraftOutcome> {
-        let lookup = self.context.limits().speculation?;
+        let lookup = self.limits.speculation?;
         let streams = draft.segments.iter().filter(|placed| placed.decodes());
         let streams_count = streams.count();
         if streams_count == 0 {
@@ -81,7 +104,7 @@ impl WorkerBrain {
             streams_count,
             decode: decode_work(draft),
             held: draft.held,
-            rows_left: self.context.limits().capacity.step_tokens_max - rows,
+            rows_left: self.limits.capacity.step_tokens_max - rows,
         };
         let (counts, drafting) = choose::draft_counts(&costs, &drafters);
         for (drafter, count) in drafters.iter().zip(counts) {
@@ -92,12 +115,12 @@ impl WorkerBrain {
 
     /// Drafts for all sequences that draw their next token.
     fn drafters(&mut self, lookup: LookupLimits, draft: &StepBuilder) -> Vec<DraftCandidate> {
-        let size = self.context.block_tokens();
-        let mut blocks_free = self.pools.blocks.blocks_available();
+        let size = self.limits.capacity.block_tokens;
+        let mut blocks_free = self.memory.blocks().blocks_available();
         let mut drafters = Vec::new();
         for (place, placed) in draft.segments.iter().enumerate() {
             let most = self.drafts_allowed(placed, lookup);
-            let Some(sequence) = self.sequences.get_mut(&placed.handoff) else {
+            let Some(sequence) = self.sequences.get_mut(placed.handoff) else {
                 continue;
             };
             let (index, bounds) = (&mut sequence.speculating.index, lookup);
@@ -121,7 +144,10 @@ impl WorkerBrain {
                 place,
                 tokens: sequence.len(),
                 most: guessed.min((own + extra_blocks) * size - sequence.len()),
-                probability: sequence.speculating.acceptance.probability(self.acceptance),
+                probability: sequence
+                    .speculating
+                    .acceptance
+                    .probability(*self.acceptance),
             });
         }
         drafters
@@ -130,54 +156,32 @@ impl WorkerBrain {
     /// How many draft tokens a sequence may have: not past its end, and none while it may have to
     /// pause after any token.
     fn drafts_allowed(&self, placed: &SegmentInFlight, lookup: LookupLimits) -> u32 {
-        let Some(sequence) = self.sequences.get(&placed.handoff) else {
+        let Some(sequence) = self.sequences.get(placed.handoff) else {
             return 0;
         };
         if !placed.decodes() || sequence.moving.is_some() {
             return 0;
         }
-        let context_left = self.context.limits().capacity.context_tokens_max - sequence.len();
+        let context_left = self.limits.capacity.context_tokens_max - sequence.len();
         let left = sequence.tokens_left().min(context_left);
         lookup.drafts_max.min(left.saturating_sub(1))
     }
 
     /// Adds the first `count` draft tokens of a sequence to its segment.
     fn place_drafts_of(&mut self, place: usize, count: u32, draft: &mut StepBuilder) {
-        let size = self.context.block_tokens();
+        let size = self.limits.capacity.block_tokens;
         let (placed, segment) = (&mut draft.segments[place], &mut draft.plan.segments[place]);
-        let sequence = self.sequences.get_mut(&placed.handoff);
+        let sequence = self.sequences.get_mut(placed.handoff);
         let sequence = sequence.expect("it is in the draft");
         let blocks = (sequence.len() + count).div_ceil(size);
-        while sequence.table.len() < blocks as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
-            let block = block.or_else(|| self.pools.blocks.take());
-            let block = block.expect("blocks were counted");
-            sequence.table.push(block);
-            segment.blocks.push(block.block);
-        }
+        let held = sequence.table.len();
+        assert!(self.memory.grow(sequence, blocks), "blocks were counted");
+        let new = sequence.table[held..].iter().map(|block| block.block);
+        segment.blocks.extend(new);
         segment.len += count;
         segment.drafts = sequence.speculating.drafts[..count as usize].to_vec();
         placed.tokens += count;
         placed.drafts = count;
-    }
-
-    // === after it ===
-
-    /// Compares the draft with the drawn tokens, whether the step verified it or not: so the
-    /// acceptance is always known, and no draft need be run to measure it.
-    pub(crate) fn weigh_guess(&mut self, handoff: HandoffId, drawn: &[SampledToken]) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        let speculating = &mut sequence.speculating;
-        for (guessed, sampled) in std::mem::take(&mut speculating.drafts).iter().zip(drawn) {
-            let is_right = *guessed == sampled.token;
-            speculating.acceptance.observe_for_sequence(is_right);
-            self.acceptance.observe_for_worker(is_right);
-            if !is_right {
-                return;
-            }
-        }
     }
 }
 
