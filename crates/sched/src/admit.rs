@@ -107,10 +107,10 @@ impl Admission<'_> {
             CacheReuse::EveryFullBlock
         };
         self.hold(&mut sequence, reach, growth)?;
-        let present = sequence.published;
+        let present = sequence.kv.published();
         self.memory.take_reserved(&mut sequence, blocks);
-        let blocks = sequence.table[present as usize..].to_vec();
-        let state = sequence.state.map(|state| state.live);
+        let blocks = sequence.kv.table()[present as usize..].to_vec();
+        let state = sequence.kv.state().map(|state| state.live);
         if sender != self.context.limits().me {
             let salt = sequence.request.cache_salt;
             let content = block_hash(salt, None, &sequence.tokens);
@@ -192,9 +192,9 @@ impl Admission<'_> {
             .filter(|sequence| {
                 target.worker == me
                     && sequence.router == router
-                    && sequence.published == target.present
-                    && sequence.table[target.present as usize..] == target.blocks
-                    && sequence.state.map(|state| state.live) == target.state
+                    && sequence.kv.published() == target.present
+                    && sequence.kv.table()[target.present as usize..] == target.blocks
+                    && sequence.kv.state().map(|state| state.live) == target.state
             })
             .ok_or(Refusal::WrongWorker)?;
         sequence.times.accepted = now;
@@ -323,7 +323,7 @@ impl Admission<'_> {
         reach: CacheReuse,
         growth: u32,
     ) -> Result<(), Refusal> {
-        let waits = |s: &WorkerSequence| s.starved() || s.swap.is_some();
+        let waits = |s: &WorkerSequence| s.starved() || s.kv.swap().is_some();
         let starved = self.sequences.iter().any(waits);
         if !starved && self.memory.secure(sequence, reach, growth) {
             return Ok(());

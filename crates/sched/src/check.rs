@@ -91,14 +91,14 @@ impl WorkerMachines {
     /// through the pool, and are read by nobody.
     fn check_written(&self, sequence: &WorkerSequence, tokens: u32) {
         let size = self.context.block_tokens();
-        let first = sequence.computed / size;
-        let end = (sequence.computed + tokens).div_ceil(size);
+        let first = sequence.kv.computed() / size;
+        let end = (sequence.kv.computed() + tokens).div_ceil(size);
         assert!(
-            end as usize <= sequence.table.len(),
+            end as usize <= sequence.kv.table().len(),
             "a step writes past the sequence's blocks"
         );
         assert!(
-            sequence.published <= first,
+            sequence.kv.published() <= first,
             "a step writes to a published block"
         );
         assert!(

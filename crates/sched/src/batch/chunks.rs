@@ -97,7 +97,7 @@ impl StepPlanner<'_> {
             }
             // A swapped sequence is copied back instead of computed; its blocks come with that
             // copy.
-            if sequence.swap.is_some() {
+            if sequence.kv.swap().is_some() {
                 let swapped = self.sequences.get_mut(rank.handoff);
                 starved = !swapped.is_some_and(|s| self.memory.swap_in(self.context, s));
                 continue;
@@ -125,7 +125,7 @@ impl StepPlanner<'_> {
             self.memory
                 .fetch(self.context, sequence, self.steps, self.forecast);
         }
-        if sequence.fetch.is_some() {
+        if sequence.kv.fetch().is_some() {
             return ChunkReadiness::Fetching;
         }
         if sequence.slot().is_none() {
@@ -142,7 +142,7 @@ impl StepPlanner<'_> {
             return;
         };
         let chunk_room = ChunkRoom {
-            computed: sequence.computed,
+            computed: sequence.kv.computed(),
             rest: sequence.tokens_to_run(),
             tokens: draft.tokens_left,
         };
@@ -152,7 +152,7 @@ impl StepPlanner<'_> {
             return;
         }
         let chunk = policy::chunk(
-            sequence.computed,
+            sequence.kv.computed(),
             sequence.tokens_to_run(),
             chunk_room,
             size,
@@ -161,10 +161,10 @@ impl StepPlanner<'_> {
             return;
         };
         let tokens = self.memory.cut_at_snapshot(sequence, chunk.tokens());
-        draft.held.work += StepWork::prefill(sequence.computed, tokens);
+        draft.held.work += StepWork::prefill(sequence.kv.computed(), tokens);
         draft.held.work.draws += u32::from(tokens == sequence.tokens_to_run());
         self.steps.chunk_placed(self.context.now());
-        let blocks = (sequence.computed + tokens).div_ceil(size);
+        let blocks = (sequence.kv.computed() + tokens).div_ceil(size);
         self.memory.take_reserved(sequence, blocks);
         self.place(handoff, tokens, draft);
     }
@@ -211,7 +211,7 @@ impl StepPlanner<'_> {
             return;
         }
         sequence.times.started = Some(now);
-        sequence.cached_tokens = sequence.computed.min(sequence.prompt_count());
+        sequence.cached_tokens = sequence.kv.computed().min(sequence.prompt_count());
         let cached_tokens = sequence.cached_tokens;
         let prompt_tokens = sequence.prompt_count();
         let waited = now.since(sequence.times.accepted);

@@ -115,7 +115,7 @@ impl StepPlanner<'_> {
             | PreemptionVictim::Itself(victim_handoff)) = victim;
             // A fetch writes to the victim's blocks, so they are free only after it has stopped.
             let victim = self.sequences.get_mut(victim_handoff);
-            if let Some(victim) = victim.filter(|victim| victim.fetch.is_some()) {
+            if let Some(victim) = victim.filter(|victim| victim.kv.fetch().is_some()) {
                 self.memory.stop_fetch(self.context, victim);
                 return draft.waiting.push(handoff);
             }

@@ -133,14 +133,20 @@ impl StepAhead<'_> {
         assert!(self.memory.grow(sequence, blocks), "blocks were counted");
         let segment = Segment {
             slot,
-            position: sequence.computed + 1,
+            position: sequence.kv.computed() + 1,
             len: 1,
-            blocks: sequence.table.iter().map(|block| block.block).collect(),
+            blocks: sequence
+                .kv
+                .table()
+                .iter()
+                .map(|block| block.block)
+                .collect(),
             logits: sequence.logits(1),
             drafts: Vec::new(),
             state: sequence
-                .state
-                .map(|state| state.segment(sequence.computed + 1)),
+                .kv
+                .state()
+                .map(|state| state.segment(sequence.kv.computed() + 1)),
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

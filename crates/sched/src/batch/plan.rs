@@ -114,12 +114,20 @@ impl StepPlanner<'_> {
         let slot = sequence.slot().expect("a sequence that runs has a slot");
         draft.plan.segments.push(Segment {
             slot,
-            position: sequence.computed,
+            position: sequence.kv.computed(),
             len: tokens,
-            blocks: sequence.table.iter().map(|block| block.block).collect(),
+            blocks: sequence
+                .kv
+                .table()
+                .iter()
+                .map(|block| block.block)
+                .collect(),
             logits: sequence.logits(tokens),
             drafts: Vec::new(),
-            state: sequence.state.map(|state| state.segment(sequence.computed)),
+            state: sequence
+                .kv
+                .state()
+                .map(|state| state.segment(sequence.kv.computed())),
         });
         draft.segments.push(SegmentInFlight {
             handoff,

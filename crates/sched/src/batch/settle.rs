@@ -134,7 +134,7 @@ impl StepResults<'_> {
         if sequence.closing() {
             return self.handoffs().release_if_settled(handoff);
         }
-        sequence.computed += placed.tokens - placed.drafts;
+        sequence.kv.advance(placed.tokens - placed.drafts);
         sequence.client_timing.step_ended(self.context.now());
         sequence.prompt_scores.extend(scores);
         self.memory.state_reached(sequence);
@@ -152,7 +152,7 @@ impl StepResults<'_> {
                 return;
             }
             // The token before was an accepted draft, so its KV was computed.
-            sequence.computed += u32::from(place > 0);
+            sequence.kv.advance(u32::from(place > 0));
             let token = sampled.token;
             emit(self.context, sequence, sampled);
             self.memory.publish(sequence);

@@ -36,10 +36,12 @@ impl Handoffs<'_> {
             return;
         }
         // A sequence that is computed again has sent its first blocks before.
-        let done = ready.blocks(sequence.computed, size).max(sequence.exported);
+        let done = ready
+            .blocks(sequence.kv.computed(), size)
+            .max(sequence.exported);
         let new = sequence.exported..done;
         sequence.exported = done;
-        let table = &sequence.table[new.start as usize..new.end as usize];
+        let table = &sequence.kv.table()[new.start as usize..new.end as usize];
         let blocks = new.zip(table.iter().map(|block| block.block)).collect();
         self.send_blocks(handoff, blocks);
     }
@@ -57,10 +59,12 @@ impl Handoffs<'_> {
             return;
         };
         // A paused sequence has sent its last block too.
-        let done = ready.blocks(sequence.computed, size).max(outbound.exported);
+        let done = ready
+            .blocks(sequence.kv.computed(), size)
+            .max(outbound.exported);
         let new = outbound.exported..done;
         outbound.exported = done;
-        let table = &sequence.table[new.start as usize..new.end as usize];
+        let table = &sequence.kv.table()[new.start as usize..new.end as usize];
         let blocks = new.zip(table.iter().map(|block| block.block)).collect();
         self.send_blocks(handoff, blocks);
     }
@@ -75,7 +79,7 @@ impl Handoffs<'_> {
 
     /// Gives the sender of a hand-off the state of sequence `of`, which no step changes any more.
     pub(crate) fn export_state(&mut self, handoff: HandoffId, of: HandoffId) {
-        let Some(state) = self.sequences.get(of).and_then(|s| s.state) else {
+        let Some(state) = self.sequences.get(of).and_then(|s| s.kv.state()) else {
             return;
         };
         let from = state.live.block;

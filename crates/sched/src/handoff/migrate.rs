@@ -88,7 +88,7 @@ impl Handoffs<'_> {
             !is_taken
                 && self.peers.ended(handoff).is_none()
                 && target.worker.worker != self.context.limits().me.worker
-                && target.state.is_some() == sequence.state.is_some()
+                && target.state.is_some() == sequence.kv.state().is_some()
                 && sequence.decodes_next()
                 && sequence.moving.is_none()
                 && (sequence.prompt_count()..=sequence.len()).contains(&tokens)
@@ -135,7 +135,7 @@ impl Handoffs<'_> {
         let size = self.context.block_tokens();
         self.sequence_that_moves(of)
             .is_some_and(|(sequence, outbound)| {
-                let full = sequence.computed / size;
+                let full = sequence.kv.computed() / size;
                 let left = outbound.exported >= full && outbound.sender.is_settled();
                 let is_full = sequence.len().div_ceil(size) > outbound.blocks_max();
                 sequence.len() > outbound.order.tokens && (left || is_full)

@@ -239,7 +239,7 @@ impl Handoffs<'_> {
             return;
         };
         sequence.tokens.extend_from_slice(output);
-        sequence.computed = sequence.len() - 1;
+        sequence.kv.arrived(sequence.len() - 1);
         sequence.phase = SequencePhase::Decode;
         sequence.peer_state_open = false;
         let first = sequence.times.sealed.unwrap_or(now);
@@ -247,7 +247,7 @@ impl Handoffs<'_> {
             .client_timing
             .first_token(first, now, sequence.output_count());
         let (router, times) = (sequence.router, sequence.times);
-        let present = sequence.published;
+        let present = sequence.kv.published();
         let bytes = sequence.incoming.as_ref().map_or(0, |r| r.bytes());
         let blocks = sequence.len().saturating_sub(1);
         let blocks = blocks.div_ceil(self.context.block_tokens()) - present;

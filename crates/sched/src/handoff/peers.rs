@@ -351,7 +351,7 @@ impl PeerTraffic {
     /// Whether the block that the sequence writes to next, or its state, is being read for a move
     /// that is over.
     pub(crate) fn reads_last_block(&self, sequence: &WorkerSequence, block_tokens: u32) -> bool {
-        let unit = KvUnit::block(sequence.computed / block_tokens);
+        let unit = KvUnit::block(sequence.kv.computed() / block_tokens);
         let mut moves = self.moves.values();
         moves.any(|outbound| {
             let of_sequence = outbound.order.of == sequence.handoff();

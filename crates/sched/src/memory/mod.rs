@@ -7,11 +7,13 @@
 //! sequence, or is being copied to a tier; a sequence gets all blocks that it needs together with
 //! its state slot, or nothing.
 
+mod held;
 mod pressure;
 mod states;
 mod swap;
 mod tiers;
 
+pub(crate) use held::SequenceKv;
 pub(crate) use pressure::MemoryPressure;
 pub(crate) use states::SequenceState;
 pub(crate) use swap::{BlockRelease, SwapEnd, SwapState, drop_swap};
@@ -90,7 +92,7 @@ impl KvMemory {
             CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
             CacheReuse::EveryFullBlock => {
                 sequence.extend_hashes(size);
-                (&sequence.hashes[..], PrefixNeed::Blocks)
+                (&sequence.kv.hashes[..], PrefixNeed::Blocks)
             }
         };
         let Some(secured) = self.pools.secure(hashes, need, blocks) else {
@@ -101,26 +103,29 @@ impl KvMemory {
             reservation,
             state,
         } = secured;
-        sequence.published = u32::try_from(table.len()).expect("a table fits the pool");
-        sequence.computed = sequence.published * size;
-        sequence.table = table;
-        sequence.reservation = reservation;
+        sequence.kv.published = u32::try_from(table.len()).expect("a table fits the pool");
+        sequence.kv.computed = sequence.kv.published * size;
+        sequence.kv.table = table;
+        sequence.kv.reservation = reservation;
         // A snapshot serves only prompts that are run here.
         let points = |known_blocks| match (reach, need) {
             (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
             _ => sequence.snapshot_points(known_blocks, size),
         };
         let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
-        sequence.state = state;
+        sequence.kv.state = state;
         true
     }
 
     /// Takes blocks of the sequence's reservation until it has `count`.
     pub(crate) fn take_reserved(&mut self, sequence: &mut WorkerSequence, count: u32) {
-        while sequence.table.len() < count as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
+        while sequence.kv.table.len() < count as usize {
+            let block = self
+                .pools
+                .blocks
+                .take_reserved(&mut sequence.kv.reservation);
             let block = block.expect("a secured sequence has its blocks reserved");
-            sequence.table.push(block);
+            sequence.kv.table.push(block);
         }
     }
 
@@ -128,12 +133,15 @@ impl KvMemory {
     /// cached one; false if none is left.
     #[must_use]
     pub(crate) fn grow(&mut self, sequence: &mut WorkerSequence, count: u32) -> bool {
-        while sequence.table.len() < count as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
+        while sequence.kv.table.len() < count as usize {
+            let block = self
+                .pools
+                .blocks
+                .take_reserved(&mut sequence.kv.reservation);
             let Some(block) = block.or_else(|| self.pools.blocks.take()) else {
                 return false;
             };
-            sequence.table.push(block);
+            sequence.kv.table.push(block);
         }
         true
     }
@@ -143,64 +151,64 @@ impl KvMemory {
     pub(crate) fn adopt(&mut self, sequence: &mut WorkerSequence) {
         let size = self.block_tokens;
         // A block alone does not bring the state after it.
-        let able = self.prefix_cache && sequence.state.is_none();
-        if !able || sequence.computed != sequence.published * size {
+        let able = self.prefix_cache && sequence.kv.state.is_none();
+        if !able || sequence.kv.computed != sequence.kv.published * size {
             return;
         }
         let pool = &mut self.pools.blocks;
-        let published = sequence.published as usize;
+        let published = sequence.kv.published as usize;
         let hashes = sequence.reusable(size).to_vec();
         for (i, hash) in hashes.into_iter().enumerate().skip(published) {
             if pool.prefix_hits(&[hash]).blocks == 0 {
                 return;
             }
             // The released block, or the reservation of one, pays for the adopted block.
-            match sequence.table.get(i).copied() {
+            match sequence.kv.table.get(i).copied() {
                 Some(own) => pool.release(own),
                 None => assert!(
-                    pool.release_reservation(&mut sequence.reservation),
+                    pool.release_reservation(&mut sequence.kv.reservation),
                     "a block that is neither held nor reserved"
                 ),
             }
             let block = pool.hold(hash).expect("a block was released for it");
-            match sequence.table.get_mut(i) {
+            match sequence.kv.table.get_mut(i) {
                 Some(own) => *own = block,
-                None => sequence.table.push(block),
+                None => sequence.kv.table.push(block),
             }
-            sequence.published += 1;
-            sequence.computed += size;
+            sequence.kv.published += 1;
+            sequence.kv.computed += size;
         }
     }
 
     /// Registers the content of blocks that became full.
     pub(crate) fn publish(&mut self, sequence: &mut WorkerSequence) {
         let size = self.block_tokens;
-        if !self.prefix_cache || sequence.computed / size <= sequence.published {
+        if !self.prefix_cache || sequence.kv.computed / size <= sequence.kv.published {
             return;
         }
         sequence.extend_hashes(size);
-        while sequence.published < sequence.computed / size {
-            let i = sequence.published as usize;
+        while sequence.kv.published < sequence.kv.computed / size {
+            let i = sequence.kv.published as usize;
             let pool = &mut self.pools.blocks;
-            pool.set_content(sequence.table[i], sequence.hashes[i]);
-            sequence.published += 1;
+            pool.set_content(sequence.kv.table[i], sequence.kv.hashes[i]);
+            sequence.kv.published += 1;
         }
     }
 
     /// Takes back every block, reservation and state slot of a sequence, the last blocks first, so
     /// that a cached prefix is evicted from its end.
     pub(crate) fn release(&mut self, sequence: &mut WorkerSequence) {
-        for held in sequence.table.drain(..).rev() {
+        for held in sequence.kv.table.drain(..).rev() {
             self.pools.blocks.release(held);
         }
-        let reservation = &mut sequence.reservation;
+        let reservation = &mut sequence.kv.reservation;
         self.pools.blocks.release_all_reserved(reservation);
-        if let Some(state) = sequence.state.take() {
+        if let Some(state) = sequence.kv.state.take() {
             let states = self.pools.states.as_mut();
             state.release(states.expect("a sequence has a state only where the pool has slots"));
         }
-        sequence.computed = 0;
-        sequence.published = 0;
+        sequence.kv.computed = 0;
+        sequence.kv.published = 0;
     }
 
     /// Takes a block that no sequence holds.
@@ -234,26 +242,26 @@ impl KvMemory {
     /// Asserts that the pools count exactly the blocks and slots of `sequences`, and those being
     /// copied to a tier.
     pub(crate) fn check<'a>(&self, sequences: impl Iterator<Item = &'a WorkerSequence> + Clone) {
-        let tables = sequences.clone().flat_map(|s| s.table.iter().copied());
+        let tables = sequences.clone().flat_map(|s| s.kv.table.iter().copied());
         let tables = tables.chain(self.tiers.offloading().map(|pin| pin.held));
-        let reserved = sequences.clone().map(|s| s.reservation.count()).sum();
+        let reserved = sequences.clone().map(|s| s.kv.reservation.count()).sum();
         self.pools.blocks.check(tables, reserved);
-        let slots = sequences.clone().filter_map(|s| s.state);
+        let slots = sequences.clone().filter_map(|s| s.kv.state);
         let slots = slots.flat_map(|state| state.held());
         match &self.pools.states {
             Some(states) => states.check(slots, 0),
             None => assert_eq!(slots.count(), 0, "a state without a plane"),
         }
-        let named: u64 = sequences.clone().map(|s| s.table.len() as u64).sum();
+        let named: u64 = sequences.clone().map(|s| s.kv.table.len() as u64).sum();
         let named = named + self.tiers.offloading().len() as u64;
         assert_eq!(self.pools.blocks.holders_total(), named, "blocks leaked");
         for sequence in sequences.clone() {
             // No sequence has blocks and waits for a slot, or the reverse.
-            let has_blocks = !sequence.table.is_empty() || sequence.reservation.count() > 0;
+            let has_blocks = !sequence.kv.table.is_empty() || sequence.kv.reservation.count() > 0;
             let expects_state = has_blocks && self.pools.states.is_some();
-            assert_eq!(sequence.state.is_some(), expects_state, "{sequence:?}");
+            assert_eq!(sequence.kv.state.is_some(), expects_state, "{sequence:?}");
             assert!(
-                sequence.published as usize <= sequence.table.len(),
+                sequence.kv.published as usize <= sequence.kv.table.len(),
                 "more blocks are published than held: {sequence:?}"
             );
         }
@@ -286,7 +294,7 @@ mod tests {
         assert!(memory.secure(&mut first, CacheReuse::AllButLastToken, 1));
         assert_eq!(memory.blocks().blocks_available(), 2);
         assert!(!memory.secure(&mut second, CacheReuse::AllButLastToken, 0));
-        assert!(second.table.is_empty() && second.reservation.count() == 0);
+        assert!(second.kv.table.is_empty() && second.kv.reservation.count() == 0);
         memory.check([&first, &second].into_iter());
         memory.release(&mut first);
         memory.check([&first, &second].into_iter());
@@ -303,7 +311,7 @@ mod tests {
         assert_eq!(memory.blocks().blocks_available(), 2);
         assert!(!memory.grow(&mut sequence, 11), "there are ten");
         memory.check([&sequence].into_iter());
-        assert_eq!(sequence.table.len(), 10);
+        assert_eq!(sequence.kv.table.len(), 10);
     }
 
     #[test]
@@ -314,13 +322,13 @@ mod tests {
             assert!(memory.secure(sequence, CacheReuse::AllButLastToken, 0));
         }
         memory.take_reserved(&mut first, 3);
-        first.computed = 40;
+        first.kv.computed = 40;
         memory.publish(&mut first);
         memory.adopt(&mut second);
         memory.check([&first, &second].into_iter());
         assert_eq!(
-            (second.computed, &second.table[..]),
-            (32, &first.table[..2])
+            (second.kv.computed, &second.kv.table[..]),
+            (32, &first.kv.table[..2])
         );
         memory.release(&mut first);
         memory.release(&mut second);
@@ -337,7 +345,7 @@ mod tests {
         assert!(memory.secure(&mut one, CacheReuse::NoBlock, 0));
         memory.take_reserved(&mut one, 3);
         one.tokens.push(1);
-        (one.computed, one.phase) = (40, crate::sequences::SequencePhase::Decode);
+        (one.kv.computed, one.phase) = (40, crate::sequences::SequencePhase::Decode);
         table.add(one.activated(), Time::ZERO);
         // Copying is tried once it is known what computing costs.
         memory.prefilled(100, MS);
@@ -356,7 +364,7 @@ mod tests {
         assert!(memory.swap_in(&mut context, back));
         let end = memory.swapped_in(&mut context, &mut table, handoff(1), copied, MS);
         assert_eq!((end, table.blocks_swapped()), (SwapEnd::Settled, 0));
-        assert_eq!(table.get(handoff(1)).map(|s| s.computed), Some(40));
+        assert_eq!(table.get(handoff(1)).map(|s| s.kv.computed), Some(40));
         memory.check(table.iter());
         let outputs = std::iter::from_fn(|| context.poll());
         let copies = outputs.filter(|output| {

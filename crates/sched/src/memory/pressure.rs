@@ -76,8 +76,8 @@ impl MemoryPressure {
 fn is_short(sequences: &SequenceTable, memory: &KvMemory, block_tokens: u32) -> bool {
     let (mut lacking, mut leaving_blocks) = (0, 0);
     for sequence in sequences.iter() {
-        if sequence.moving.is_some() || sequence.swap.is_some() {
-            leaving_blocks += sequence.table.len();
+        if sequence.moving.is_some() || sequence.kv.swap.is_some() {
+            leaving_blocks += sequence.kv.table.len();
         } else if sequence.slot().is_some() && sequence.decodes_next() {
             lacking += sequence.lacks(STEPS_AHEAD, block_tokens);
         }
@@ -94,8 +94,7 @@ impl WorkerSequence {
             .max_tokens
             .saturating_sub(self.output_count());
         let tokens = self.len() + steps.min(left).saturating_sub(1);
-        let own = self.table.len() as u64 + u64::from(self.reservation.count());
-        u64::from(tokens.div_ceil(block_tokens)).saturating_sub(own)
+        u64::from(tokens.div_ceil(block_tokens)).saturating_sub(self.kv.blocks())
     }
 }
 
@@ -119,7 +118,7 @@ mod tests {
             assert!(memory.secure(&mut stream, CacheReuse::NoBlock, 0));
             memory.take_reserved(&mut stream, 3);
             stream.tokens.push(1);
-            (stream.computed, stream.phase) = (40, SequencePhase::Decode);
+            (stream.kv.computed, stream.phase) = (40, SequencePhase::Decode);
             table.add(stream.activated(), Time::ZERO);
             assert!(table.give_slot(handoff(number)));
         }

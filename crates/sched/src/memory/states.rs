@@ -110,7 +110,7 @@ impl WorkerSequence {
     pub(crate) fn snapshot_points(&self, known_blocks: u32, block_tokens: u32) -> [u32; 2] {
         let last = (self.prompt_count() - 1) / block_tokens * block_tokens;
         let junction = known_blocks * block_tokens;
-        let useful = |point: u32| if point > self.computed { point } else { 0 };
+        let useful = |point: u32| if point > self.kv.computed { point } else { 0 };
         if junction < last {
             [useful(junction), useful(last)]
         } else {
@@ -120,31 +120,34 @@ impl WorkerSequence {
 
     /// Whether no step can go on from the state that it has: a step failed after it had changed it.
     pub(crate) fn lacks_state(&self) -> bool {
-        self.state
-            .is_some_and(|state| !state.is_ready(self.computed))
+        self.kv
+            .state
+            .is_some_and(|state| !state.is_ready(self.kv.computed))
     }
 
     /// Whether its state, if it has one, is in its slot: it can be copied from there.
     pub(crate) fn has_current_state(&self) -> bool {
-        self.state.is_none_or(|state| state.is_at(self.computed))
+        self.kv
+            .state
+            .is_none_or(|state| state.is_at(self.kv.computed))
     }
 }
 
 impl KvMemory {
     /// Records that a sequence's live slot has the state of all its computed tokens.
     pub(crate) fn state_reached(&mut self, sequence: &mut WorkerSequence) {
-        let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) else {
+        let (Some(state), Some(states)) = (&mut sequence.kv.state, &mut self.pools.states) else {
             return;
         };
-        let SpareSlots { restored, taken } = state.reached(sequence.computed);
+        let SpareSlots { restored, taken } = state.reached(sequence.kv.computed);
         restored.into_iter().for_each(|slot| states.release(slot));
         if let Some(slot) = taken {
             let size = self.block_tokens;
             assert!(
-                sequence.computed.is_multiple_of(size),
+                sequence.kv.computed.is_multiple_of(size),
                 "a snapshot within a block: {sequence:?}"
             );
-            let prefix = sequence.hashes[(sequence.computed / size) as usize - 1];
+            let prefix = sequence.kv.hashes[(sequence.kv.computed / size) as usize - 1];
             states.set_content(slot, snapshot_hash(prefix));
             states.release(slot);
         }
@@ -153,7 +156,7 @@ impl KvMemory {
     /// Records that a step failed which may have changed the state of a sequence. Unlike a block's,
     /// the content of a state's slot is that of its last tokens alone.
     pub(crate) fn state_lost(&mut self, sequence: &mut WorkerSequence) {
-        if let (Some(state), Some(states)) = (&mut sequence.state, &mut self.pools.states) {
+        if let (Some(state), Some(states)) = (&mut sequence.kv.state, &mut self.pools.states) {
             let spare = state.lose();
             spare.into_iter().for_each(|slot| states.release(slot));
         }
@@ -167,21 +170,21 @@ impl KvMemory {
         let Some(states) = &mut self.pools.states else {
             return tokens;
         };
-        let computed = sequence.computed;
-        let points = sequence.state.into_iter();
+        let computed = sequence.kv.computed;
+        let points = sequence.kv.state.into_iter();
         let points: Vec<u32> = points
             .flat_map(|state| state.points_within(computed, tokens))
             .collect();
         for point in points {
             sequence.extend_hashes(size);
-            let prefix = sequence.hashes[(point / size) as usize - 1];
+            let prefix = sequence.kv.hashes[(point / size) as usize - 1];
             if states.contains(snapshot_hash(prefix)) {
                 continue;
             }
             let Some(slot) = states.take() else {
                 return tokens;
             };
-            if let Some(state) = &mut sequence.state {
+            if let Some(state) = &mut sequence.kv.state {
                 state.taking = Some(slot);
             }
             return point - computed;

@@ -93,14 +93,14 @@ impl KvMemory {
         };
         // Swapping needs room in host memory, and pays only for a sequence that would decode at
         // once.
-        let blocks = sequence.computed.div_ceil(self.block_tokens);
+        let blocks = sequence.kv.computed.div_ceil(self.block_tokens);
         let pieces = context.limits().capacity.state_pieces();
-        let units = blocks + sequence.state.map_or(0, |_| pieces);
+        let units = blocks + sequence.kv.state.map_or(0, |_| pieces);
         let fits_host = swapped + u64::from(units) <= u64::from(context.limits().swap_blocks);
         let whole = sequence.decodes_next() && sequence.has_current_state();
         let able = whole && blocks > 0 && fits_host;
         if able
-            && policy::preemption_method(&self.swap_prices, units, sequence.computed)
+            && policy::preemption_method(&self.swap_prices, units, sequence.kv.computed)
                 == PreemptionMethod::Swap
         {
             swap_out(context, sequences, handoff, SwapSize { blocks, units });
@@ -122,8 +122,8 @@ impl KvMemory {
         let Some(sequence) = sequences.get_mut(handoff) else {
             return;
         };
-        let recomputed_tokens = sequence.computed;
-        sequence.swap = None;
+        let recomputed_tokens = sequence.kv.computed;
+        sequence.kv.swap = None;
         self.release(sequence);
         sequence.prompt_scores.clear();
         context.note(WorkerNote::Preempted {
@@ -145,14 +145,14 @@ impl KvMemory {
             return;
         };
         if sequence.closing() {
-            sequence.swap = None;
+            sequence.kv.swap = None;
             return;
         }
         if outcome != SwapOutcome::Copied {
             context.emit(WorkerOutput::SwapDrop { handoff });
             return self.drop_kv(context, sequences, handoff);
         }
-        sequence.swap = Some(SwapState {
+        sequence.kv.swap = Some(SwapState {
             stage: SwapStage::Swapped,
             ..swap
         });
@@ -179,15 +179,15 @@ impl KvMemory {
         if !self.secure(sequence, CacheReuse::NoBlock, growth) {
             return false;
         }
-        if let Some(swap) = &mut sequence.swap {
+        if let Some(swap) = &mut sequence.kv.swap {
             swap.stage = SwapStage::In;
             let blocks = swap.blocks;
             self.take_reserved(sequence, blocks);
         }
         context.emit(WorkerOutput::SwapIn {
             handoff: sequence.handoff(),
-            blocks: sequence.table.iter().map(|held| held.block).collect(),
-            state: sequence.state.map(|state| state.live.block),
+            blocks: sequence.kv.table.iter().map(|held| held.block).collect(),
+            state: sequence.kv.state.map(|state| state.live.block),
         });
         true
     }
@@ -206,7 +206,7 @@ impl KvMemory {
         let Some((sequence, swap)) = swapping(sequences, handoff, SwapStage::In) else {
             return SwapEnd::Settled;
         };
-        sequence.swap = None;
+        sequence.kv.swap = None;
         if sequence.closing() {
             return SwapEnd::Settled;
         }
@@ -218,7 +218,7 @@ impl KvMemory {
             });
             return SwapEnd::Lost;
         }
-        sequence.computed = swap.computed;
+        sequence.kv.computed = swap.computed;
         self.state_reached(sequence);
         self.swap_prices.swapped_in(swap.units, took);
         context.note(WorkerNote::SwappedIn {
@@ -233,9 +233,9 @@ impl KvMemory {
     /// Blocks that will be free once they have been copied, of sequences that wait for nothing
     /// else.
     pub(crate) fn blocks_coming(&self, sequences: &SequenceTable) -> u64 {
-        let leaving = |s: &&WorkerSequence| s.swap.is_some_and(SwapState::is_leaving);
+        let leaving = |s: &&WorkerSequence| s.kv.swap.is_some_and(SwapState::is_leaving);
         let out = sequences.iter().filter(leaving);
-        let out: u64 = out.map(|s| s.table.len() as u64).sum();
+        let out: u64 = out.map(|s| s.kv.table.len() as u64).sum();
         out + self.blocks_pinned()
     }
 
@@ -257,15 +257,15 @@ fn swap_out(
         return;
     };
     let SwapSize { blocks, units } = size;
-    sequence.swap = Some(SwapState {
+    sequence.kv.swap = Some(SwapState {
         stage: SwapStage::Out,
         blocks,
         units,
-        computed: sequence.computed,
+        computed: sequence.kv.computed,
     });
-    let table = sequence.table[..blocks as usize].iter();
+    let table = sequence.kv.table[..blocks as usize].iter();
     let blocks = table.map(|held| held.block).collect();
-    let state = sequence.state.map(|state| state.live.block);
+    let state = sequence.kv.state.map(|state| state.live.block);
     context.emit(WorkerOutput::SwapOut {
         handoff,
         blocks,
@@ -275,11 +275,11 @@ fn swap_out(
 
 /// Drops the host memory's copy of a sequence that is over.
 pub(crate) fn drop_swap(context: &mut WorkerContext, sequence: &mut WorkerSequence) {
-    let Some(swap) = sequence.swap else {
+    let Some(swap) = sequence.kv.swap else {
         return;
     };
     if swap.stage == SwapStage::Swapped {
-        sequence.swap = None;
+        sequence.kv.swap = None;
     }
     let handoff = sequence.handoff();
     context.emit(WorkerOutput::SwapDrop { handoff });
@@ -292,6 +292,6 @@ fn swapping(
     stage: SwapStage,
 ) -> Option<(&mut WorkerSequence, SwapState)> {
     let sequence = sequences.get_mut(handoff)?;
-    let swap = sequence.swap.filter(|swap| swap.stage == stage)?;
+    let swap = sequence.kv.swap.filter(|swap| swap.stage == stage)?;
     Some((sequence, swap))
 }

@@ -363,16 +363,16 @@ impl KvMemory {
         &self,
         sequences: impl Iterator<Item = &'a WorkerSequence> + Clone,
     ) {
-        let fetches = sequences.clone().filter_map(|s| s.fetch);
+        let fetches = sequences.clone().filter_map(|s| s.kv.fetch);
         let readers = fetches.map(|fetch| u64::from(fetch.blocks)).sum();
         self.tiers.index.check(readers);
-        let waits = |s: &WorkerSequence| s.fetch.is_some_and(|fetch| !fetch.stopped);
+        let waits = |s: &WorkerSequence| s.kv.fetch.is_some_and(|fetch| !fetch.stopped);
         let waiting = sequences.clone().filter(|s| waits(s));
         self.tiers
             .fetch_deadlines
             .check(waiting.map(WorkerSequence::handoff));
         for sequence in sequences {
-            let Some(fetch) = sequence.fetch else {
+            let Some(fetch) = sequence.kv.fetch else {
                 continue;
             };
             let stands = matches!(
@@ -380,12 +380,13 @@ impl KvMemory {
                 SequenceStage::Active | SequenceStage::Closing { .. }
             ) && sequence.slot().is_none()
                 && !sequence.stepping()
-                && sequence.swap.is_none();
+                && sequence.kv.swap.is_none();
             assert!(
                 stands,
                 "a sequence with a fetch has a slot, a step or a swap: {sequence:?}"
             );
-            let covered = sequence.table.len() >= (sequence.published + fetch.blocks) as usize;
+            let covered =
+                sequence.kv.table.len() >= (sequence.kv.published + fetch.blocks) as usize;
             assert!(
                 covered,
                 "a fetch exceeds the sequence's blocks: {sequence:?}"

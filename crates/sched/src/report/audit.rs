@@ -18,10 +18,11 @@ impl WorkerSnapshot<'_> {
         let mut slots_named = 0;
         let mut named = u64::from(self.memory.offloading_count());
         for sequence in self.sequences.iter() {
-            let blocks = sequence.table.len() as u64;
+            let blocks = sequence.kv.table().len() as u64;
             named += blocks;
             slots_named += sequence
-                .state
+                .kv
+                .state()
                 .map_or(0, |state| state.held().count() as u64);
             match sequence.stage() {
                 SequenceStage::Reserved => reserved += blocks,

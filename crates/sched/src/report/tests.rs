@@ -246,7 +246,7 @@ fn amounts_of_a_load_are_reported_ten_times_a_second() {
         changes.map(|change| {
             let mut other = load;
             change(&mut other);
-            noticeable(&worker, &other)
+            noticeable(worker, &other)
         })
     };
     assert_eq!(noticed(&worker), [false; 4]);
@@ -275,7 +275,7 @@ fn work_is_reported_at_once_if_it_moved_over_a_step() {
     let moved = |worker: &TestWorker, micros: u32| {
         let mut other = load;
         other.backlog.micros[1][8] += micros;
-        noticeable(&worker, &other)
+        noticeable(worker, &other)
     };
     // The step under way takes 1002.08 us; a twentieth of the work is less.
     assert_eq!([moved(&worker, 1002), moved(&worker, 1003)], [false, true]);

@@ -35,17 +35,9 @@ impl WorkerSequence {
             incoming,
             outgoing,
             moving,
-            swap,
-            fetch,
+            kv,
             peer_state_open,
             tokens,
-            computed,
-            table,
-            reservation,
-            state,
-            // Derived from the tokens.
-            hashes: _,
-            published,
             exported,
             slot,
             opened,
@@ -75,18 +67,9 @@ impl WorkerSequence {
             SequenceStage::Closing { cancelled: Some(_) } => 5,
         };
         (stage, on_miss, phase, incoming, outgoing, moving).hash(hasher);
-        (
-            swap,
-            fetch,
-            peer_state_open,
-            tokens,
-            computed,
-            table,
-            reservation,
-            state,
-        )
-            .hash(hasher);
-        (published, exported, slot, opened, steps_count).hash(hasher);
+        (kv.swap(), kv.fetch(), peer_state_open, tokens).hash(hasher);
+        kv.fingerprint(hasher);
+        (kv.published(), exported, slot, opened, steps_count).hash(hasher);
         (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
         speculating.fingerprint().hash(hasher);
     }

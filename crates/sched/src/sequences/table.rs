@@ -237,7 +237,7 @@ impl SequenceTable {
 
     /// Blocks and pieces of states in host memory, or being copied there or back.
     pub(crate) fn blocks_swapped(&self) -> u64 {
-        let swaps = self.iter().filter_map(|s| s.swap);
+        let swaps = self.iter().filter_map(|s| s.kv.swap());
         swaps.map(|swap| u64::from(swap.units)).sum()
     }
 

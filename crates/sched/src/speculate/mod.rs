@@ -134,7 +134,7 @@ impl Drafting<'_> {
                 continue;
             }
             // A draft that needs more blocks than are free is cut to those that it gets.
-            let own = sequence.table.len() as u32 + sequence.reservation.count();
+            let own = sequence.kv.blocks() as u32;
             let lacks = (sequence.len() + guessed)
                 .div_ceil(size)
                 .saturating_sub(own);
@@ -174,9 +174,9 @@ impl Drafting<'_> {
         let sequence = self.sequences.get_mut(placed.handoff);
         let sequence = sequence.expect("it is in the draft");
         let blocks = (sequence.len() + count).div_ceil(size);
-        let held = sequence.table.len();
+        let held = sequence.kv.table().len();
         assert!(self.memory.grow(sequence, blocks), "blocks were counted");
-        let new = sequence.table[held..].iter().map(|block| block.block);
+        let new = sequence.kv.table()[held..].iter().map(|block| block.block);
         segment.blocks.extend(new);
         segment.len += count;
         segment.drafts = sequence.speculating.drafts[..count as usize].to_vec();

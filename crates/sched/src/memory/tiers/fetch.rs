@@ -141,8 +141,8 @@ impl KvMemory {
         steps: &StepPipeline,
         forecast: &WorkForecast,
     ) {
-        let blocks_known = sequence.published;
-        let found = if sequence.computed == blocks_known * self.block_tokens {
+        let blocks_known = sequence.kv.published;
+        let found = if sequence.kv.computed == blocks_known * self.block_tokens {
             self.tier_match(sequence, blocks_known, forecast)
         } else {
             TierMatch::default()
@@ -170,7 +170,7 @@ impl KvMemory {
         let fetching: Vec<_> = fetches.map(|(of, _)| of).collect();
         for handoff in fetching {
             let sequence = sequences.get_mut(handoff);
-            let fetch = sequence.and_then(|sequence| sequence.fetch.as_mut());
+            let fetch = sequence.and_then(|sequence| sequence.kv.fetch.as_mut());
             if fetch.is_some_and(|fetch| !std::mem::replace(&mut fetch.counts_step, true)) {
                 self.tiers.fetch_deadlines.postpone(handoff, step);
             }
@@ -183,16 +183,16 @@ impl KvMemory {
         sequence: &mut WorkerSequence,
         found: TierMatch,
     ) {
-        let (from, to) = (sequence.published, sequence.published + found.blocks);
+        let (from, to) = (sequence.kv.published, sequence.kv.published + found.blocks);
         self.take_reserved(sequence, to);
         let range = from as usize..to as usize;
-        let hashes = sequence.hashes[range.clone()].iter().copied();
-        let table = sequence.table[range].iter().map(|held| held.block);
+        let hashes = sequence.kv.hashes[range.clone()].iter().copied();
+        let table = sequence.kv.table[range].iter().map(|held| held.block);
         let blocks: Vec<_> = hashes.zip(table).collect();
         for (content, _) in &blocks {
             self.tiers.index.begin_read(*content);
         }
-        sequence.fetch = Some(TierFetch {
+        sequence.kv.fetch = Some(TierFetch {
             blocks: found.blocks,
             on_disk: found.on_disk,
             stopped: false,
@@ -210,7 +210,7 @@ impl KvMemory {
     ) {
         let handoff = sequence.handoff();
         self.tiers.fetch_deadlines.remove(handoff);
-        let Some(fetch) = &mut sequence.fetch else {
+        let Some(fetch) = &mut sequence.kv.fetch else {
             return;
         };
         if !std::mem::replace(&mut fetch.stopped, true) {
@@ -242,16 +242,16 @@ impl KvMemory {
         took: Duration,
         worked: Duration,
     ) {
-        let Some(fetch) = sequence.fetch.take() else {
+        let Some(fetch) = sequence.kv.fetch.take() else {
             return;
         };
         let handoff = sequence.handoff();
         let blocks_fetched = blocks.min(fetch.blocks);
-        let from = sequence.published as usize;
-        let contents = sequence.hashes[from..from + fetch.blocks as usize].to_vec();
+        let from = sequence.kv.published as usize;
+        let contents = sequence.kv.hashes[from..from + fetch.blocks as usize].to_vec();
         let closing = sequence.closing();
         if !closing {
-            sequence.computed += blocks_fetched * self.block_tokens;
+            sequence.kv.computed += blocks_fetched * self.block_tokens;
         }
         self.tiers.fetch_deadlines.remove(handoff);
         self.forget_spoiled(context, contents.get(blocks_fetched as usize), outcome);
