@@ -24,16 +24,18 @@ struct Variant {
     float min_p;
     u32 top_k;
     double top_p;
+    float top_n_sigma;
 };
 
 constexpr Variant VARIANTS[] = {
-    {"greedy", 0.0f, 0.0f, 0, 1.0},
-    {"seeded", 1.0f, 0.0f, 0, 1.0},
-    {"top-k 50", 1.0f, 0.0f, 50, 1.0},
-    {"top-p 0.9", 1.0f, 0.0f, 0, 0.9},
-    {"all rules", 1.25f, 0.02f, 200, 0.95},
+    {"greedy", 0.0f, 0.0f, 0, 1.0, 0.0f},
+    {"seeded", 1.0f, 0.0f, 0, 1.0, 0.0f},
+    {"top-k 50", 1.0f, 0.0f, 50, 1.0, 0.0f},
+    {"top-p 0.9", 1.0f, 0.0f, 0, 0.9, 0.0f},
+    {"top-n-sigma 1", 1.0f, 0.0f, 0, 1.0, 1.0f},
+    {"all rules", 1.25f, 0.02f, 200, 0.95, 2.0f},
     // One token is kept, so that the draw must give the most likely one.
-    {"top-k 1", 1.0f, 0.0f, 1, 1.0},
+    {"top-k 1", 1.0f, 0.0f, 1, 1.0, 0.0f},
 };
 
 // Logits with a bell-shaped distribution, about as wide as a model's.
@@ -70,7 +72,7 @@ void measure(u32 batch, const Variant& variant) {
     for (u32 row = 0; row < batch; row++) {
         const u64 whole = u64(1) << 53, bits = (row + 1) * 0x9e3779b97f4a7c15ull >> 11;
         const u64 top_p = variant.top_p < 1.0 ? u64(variant.top_p * double(whole)) : whole;
-        rules.push_back(DrawRule{bits, top_p, variant.heat, variant.min_p, variant.top_k, 0, 0, 0});
+        rules.push_back(DrawRule{bits, top_p, variant.heat, variant.min_p, variant.top_k, 0, 0, variant.top_n_sigma});
     }
     const Buffer<DrawRule> rules_there(rules);
     const Buffer<u64> best(batch);

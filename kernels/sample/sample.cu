@@ -1,5 +1,5 @@
-// From logits to a token, one row at a time: bias, bans and penalties, temperature, top-k, top-p, min-p, and
-// the draw with a number that the host made of seed and position.
+// From logits to a token, one row at a time: bias, bans and penalties, top-n-sigma, temperature, top-k, top-p, min-p,
+// and the draw with a number that the host made of seed and position.
 //
 // The rules are those of crates/engine/src/sampling, to the bit: the exponential is the same sequence of
 // rounded operations, and weights are added as whole numbers of 2^-44, so that sums do not depend on how many
@@ -22,7 +22,7 @@ struct DrawRule {
     u32 top_k;         // 0 keeps all
     u32 edits_first;   // in edits; sorted by token, several of one token in the order they apply
     u32 edits_count;
-    u32 reserved;
+    float top_n_sigma; // 0 keeps all
 };
 
 enum EditKind : u32 { EDIT_ADD = 0, EDIT_BAN = 1, EDIT_PENALIZE = 2 };
@@ -182,6 +182,16 @@ DEVICE u64 block_sum(u64 x, Shared& shared) {
     return total;
 }
 
+DEVICE u64 block_largest(u64 x, Shared& shared) {
+    for (u32 mask = 16; mask > 0; mask /= 2) x = larger(x, shuffle_xor(x, mask));
+    sync_block();
+    if (lane_index() == 0) shared.warps[threadIdx.x / 32] = x;
+    sync_block();
+    u64 largest = 0;
+    for (u32 warp = 0; warp < WARPS; warp++) largest = larger(largest, shared.warps[warp]);
+    return largest;
+}
+
 // The sum over the threads before this one.
 DEVICE u64 sum_before(u64 x, Shared& shared) {
     u64 upto = x;
@@ -320,6 +330,53 @@ DEVICE u32 key_reached_by(const Row& row, u32 count, Shared& shared) {
     return u32(shared.found[0]);
 }
 
+// How far a logit is below the largest, in 2^-16 of a logit, rounded down; all beyond 65536 are equally far.
+DEVICE u32 distance_of(const Row& row, float logit) {
+    float distance = add_rn(row.most, -logit);
+    return distance < 65536.0f ? u32(distance * 65536.0f) : ~0u;
+}
+
+// Moves the bar to the last token within `n` standard deviations of the largest logit, if it is above. Logits that
+// are banned do not count.
+DEVICE void keep_within(Row& row, float n, Shared& shared) {
+    u64 count = 0, sum = 0;
+    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
+        float logit = row.logits[token];
+        if (logit == NEGATIVE_INFINITY) continue;
+        count++;
+        sum += distance_of(row, logit);
+    }
+    count = block_sum(count, shared);
+    const u64 mean = block_sum(sum, shared) / count;
+    // A square takes up to 64 bits, so the halves are added apart.
+    u64 high = 0, low = 0;
+    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
+        float logit = row.logits[token];
+        if (logit == NEGATIVE_INFINITY) continue;
+        u64 distance = distance_of(row, logit);
+        u64 deviation = distance > mean ? distance - mean : mean - distance;
+        u64 square = deviation * deviation;
+        high += square >> 32;
+        low += square & 0xffffffffu;
+    }
+    high = block_sum(high, shared);
+    low = block_sum(low, shared);
+    float squares = add_rn(mul_rn(float(high), 4294967296.0f), float(low));
+    float limit = mul_rn(n, sqrt_rn(squares / float(count)));
+    u32 greatest = limit < 4294967296.0f ? u32(limit) : ~0u;
+    // The least key that stays, as the largest complement.
+    u64 mine = 0;
+    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
+        float logit = row.logits[token];
+        if (distance_of(row, logit) <= greatest) mine = larger(mine, u32(~key_of(logit)));
+    }
+    u32 key = ~u32(block_largest(mine, shared));
+    if (key > row.bar_key) {
+        row.bar_key = key;
+        row.bar_id = ~0u;
+    }
+}
+
 DEVICE u64 kept_units(const Row& row, u32 token) {
     float logit = row.logits[token];
     if (!is_kept(row, key_of(logit), token)) return 0;
@@ -402,6 +459,8 @@ extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
         ByCount by{key_reached_by(row, rule.top_k, shared)};
         cut(row, by, rule.top_k, shared);
     }
+    // The cuts keep the most likely tokens, so the order of this one and the last does not matter.
+    if (rule.top_n_sigma > 0.0f) keep_within(row, rule.top_n_sigma, shared);
     if (rule.top_p < u64(1) << 53) {
         u64 mine = 0;
         for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {

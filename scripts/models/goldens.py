@@ -10,6 +10,7 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     llama3      GQA, tied, bf16, 3 shards   old spelling, llama3 rope scaling, eos list, template with the tokenizer
     llama3-new  GQA, untied, f16            new spelling (rope_parameters, dtype), chat_template.jinja
     mistral     GQA, untied, bf16           sliding window of 24, head_dim 32 beside hidden / heads = 16
+    olmo2       GQA, untied, bf16           norms of outputs, q/k norms over whole projections, q/k/v/o biases
     qwen2       GQA, tied, bf16             q/k/v biases, a sliding_window that use_sliding_window switches off
     qwen2.5     MHA, untied, f32, 2 shards  q/k/v biases, vocabulary padded beyond the tokenizer's
     qwen3       GQA, tied, bf16             q/k norms, explicit head_dim, new spelling, template with thinking
@@ -138,7 +139,10 @@ def write_checkpoint(variant: Variant, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config)
     variant.tokenizer.save(str(folder / "tokenizer.json"))
     seed = SEED + zlib.crc32(variant.name.encode())
-    write_weights(variant, folder, random_weights(AutoConfig.from_pretrained(folder), seed))
+    weights = random_weights(AutoConfig.from_pretrained(folder), seed)
+    for part, factor in variant.factors.items():
+        weights |= {name: factor * tensor for name, tensor in weights.items() if part in name}
+    write_weights(variant, folder, weights)
 
 
 # === Goldens ===

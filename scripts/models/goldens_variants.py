@@ -175,6 +175,8 @@ class Variant:
     chat_extra: list[dict] = field(default_factory=list)
     tokenizer_texts: list[str] = field(default_factory=list)
     leftover_inv_freq: bool = False
+    # Factors of random weights, by a part of their names.
+    factors: dict[str, float] = field(default_factory=dict)
 
 
 def old(config: dict, dtype: str, rope_theta: float, rope_scaling: dict | None) -> dict:
@@ -335,6 +337,30 @@ def mistral() -> Variant:
     )
 
 
+def olmo2() -> Variant:
+    tokenizer = byte_level(120, SPLIT_LLAMA3, None, special("<|endoftext|>", "<|im_start|>", "<|im_end|>"), bos=None)
+    ids = tokenizer.token_to_id
+    config = shape(
+        64, 2, 4, 2, 104, 384, architectures=["Olmo2ForCausalLM"], model_type="olmo2", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=True, eos_token_id=ids("<|endoftext|>"),
+        pad_token_id=ids("<|im_end|>"),
+    )
+    return Variant(
+        "olmo2",
+        old(config, "bfloat16", 500000.0, None),
+        "bfloat16", tokenizer,
+        {
+            "add_bos_token": False, "bos_token": None, "eos_token": "<|endoftext|>", "unk_token": None,
+            "clean_up_tokenization_spaces": False, "model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+        {"eos_token_id": [ids("<|im_end|>"), ids("<|endoftext|>")]},
+        template("chatml"),
+        tokenizer_texts=["<|im_start|>user\nhi<|im_end|>\n", "1234567 12 3"],
+        # Norms bound scores and outputs of layers: with even attention and a small embedding greedy paths would be loops.
+        factors={"q_norm": 3.0, "embed_tokens": 2.0},
+    )
+
+
 def qwen(name: str, config: dict, tools: bool, chats: list[dict], **more) -> Variant:
     tokenizer = tokenizer_qwen(tools)
     ids = tokenizer.token_to_id
@@ -398,6 +424,6 @@ def qwen3() -> Variant:
 
 
 VARIANTS = {
-    "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "qwen2": qwen2, "qwen2.5": qwen25,
-    "qwen3": qwen3,
+    "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "olmo2": olmo2, "qwen2": qwen2,
+    "qwen2.5": qwen25, "qwen3": qwen3,
 }

@@ -8,8 +8,11 @@
 
 use crate::body::{BodyMemory, parse_json};
 use crate::error::ApiError;
-use crate::field::{JsonFields, clipped};
+use crate::field::{
+    JsonFields, ObjectSpec, TextShape, clipped, request_fields, request_object, text as text_field,
+};
 use crate::gate::{AdminKey, require_operator};
+use crate::openapi::{RouteDoc, ServedRoute, serve};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -168,14 +171,90 @@ pub fn admin_routes<S>(operator: Arc<dyn Operator>, key: Option<AdminKey>) -> Ro
 where
     S: Clone + Send + Sync + 'static,
 {
-    Router::new()
-        .route("/admin/workers", get(workers))
-        .route("/admin/drain", post(drain))
-        .route("/admin/role", post(role))
-        .route("/admin/scaling", get(scaling))
+    serve(Router::new(), ADMIN_ROUTES)
         .route_layer(from_fn_with_state(key, require_operator))
         .with_state(operator)
 }
+
+request_fields! {
+    WORKER_FIELDS {
+        WORKER: TextShape = text_field(
+            "worker",
+            TextShape::ANY,
+            "Name of the worker. Required at a router, even if only one worker is connected; may be left out at a worker's own port.",
+        );
+    }
+}
+
+request_fields! {
+    ROLE_FIELDS {
+        ROLE: TextShape = text_field(
+            "role",
+            TextShape::one_of(&["prefill", "decode", "both"]),
+            "Legs that the worker serves from now on.",
+        ).required();
+    }
+}
+
+const WORKER_ORDER: ObjectSpec =
+    request_object!("WorkerOrder", &[&[WORKER_FIELDS]]).refusing_unknown();
+const ROLE_ORDER: ObjectSpec =
+    request_object!("RoleOrder", &[&[WORKER_FIELDS, ROLE_FIELDS]]).refusing_unknown();
+
+const COMMAND_DOC: RouteDoc = RouteDoc {
+    status: 202,
+    description: "The command was sent to the worker.",
+    schema: "Worker",
+    errors: &[400, 401, 403, 404, 409, 413, 415, 500, 503],
+    ..RouteDoc::GET
+};
+
+/// The routes of operators, below `/admin`.
+pub(crate) static ADMIN_ROUTES: &[ServedRoute<Arc<dyn Operator>>] = &[
+    ServedRoute {
+        path: "/admin/workers",
+        handler: || get(workers),
+        doc: RouteDoc {
+            operation: "workers",
+            summary: "List the connected workers.",
+            schema: "WorkerList",
+            errors: &[401, 403],
+            ..RouteDoc::GET
+        },
+    },
+    ServedRoute {
+        path: "/admin/scaling",
+        handler: || get(scaling),
+        doc: RouteDoc {
+            operation: "scaling",
+            summary: "Desired number of workers, and the reasons.",
+            description: "The decision; without `pools` before the fleet is known, or where the policy has no scaling part.",
+            schema: "Scaling",
+            errors: &[401, 403],
+            ..RouteDoc::GET
+        },
+    },
+    ServedRoute {
+        path: "/admin/drain",
+        handler: || post(drain),
+        doc: RouteDoc {
+            operation: "drain",
+            summary: "Drain a worker: move its sequences to others, then let it leave.",
+            request: Some(&WORKER_ORDER),
+            ..COMMAND_DOC
+        },
+    },
+    ServedRoute {
+        path: "/admin/role",
+        handler: || post(role),
+        doc: RouteDoc {
+            operation: "role",
+            summary: "Change which legs a worker serves.",
+            request: Some(&ROLE_ORDER),
+            ..COMMAND_DOC
+        },
+    },
+];
 
 type OperatorState = State<Arc<dyn Operator>>;
 
@@ -225,8 +304,8 @@ async fn drain(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let order = read_command(&headers, body, &["worker"]).await?;
-    let fields = JsonFields::of_body(&order)?;
+    let order = read_command(&headers, body, &WORKER_ORDER).await?;
+    let fields = JsonFields::of_body(&order, &WORKER_ORDER)?;
     run_command(operator.as_ref(), &fields, WorkerCommand::Drain)
 }
 
@@ -235,25 +314,25 @@ async fn role(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let order = read_command(&headers, body, &["worker", "role"]).await?;
-    let fields = JsonFields::of_body(&order)?;
-    let role = match fields.text("role")?.as_deref() {
+    let order = read_command(&headers, body, &ROLE_ORDER).await?;
+    let fields = JsonFields::of_body(&order, &ROLE_ORDER)?;
+    let role = match fields.text(&ROLE)?.as_deref() {
         Some("prefill") => Role::Prefill,
         Some("decode") => Role::Decode,
         Some("both") => Role::Both,
         _ => {
             let message = "`role` must be \"prefill\", \"decode\" or \"both\".";
-            return Err(ApiError::invalid("role", message));
+            return Err(fields.invalid(&ROLE, message));
         }
     };
     run_command(operator.as_ref(), &fields, WorkerCommand::SetRole(role))
 }
 
-/// Reads a command, all of whose fields must be `known`.
+/// Reads a command, all of whose fields must be declared.
 async fn read_command(
     headers: &HeaderMap,
     body: Body,
-    allowed_fields: &[&str],
+    spec: &'static ObjectSpec,
 ) -> Result<Document, ApiError> {
     let reading = COMMAND_MEMORY.read(headers, body, BODY_BYTES_MAX);
     let reading = tokio::time::timeout(BODY_WAIT_MAX, reading).await;
@@ -267,13 +346,16 @@ async fn read_command(
     };
     let unknown = members.find_map(|(name, _)| {
         let name = name.get();
-        (!allowed_fields.contains(&&*name)).then(|| clipped(&name).into_owned())
+        let mut declared = spec.fields();
+        let is_known = declared.any(|field| field.name == name);
+        (!is_known).then(|| clipped(&name).into_owned())
     });
     match unknown {
         Some(name) => {
+            let names: Vec<&str> = spec.fields().map(|field| field.name).collect();
             let message = format!(
                 "Unknown field `{name}`; the known fields are {}.",
-                allowed_fields.join(", ")
+                names.join(", ")
             );
             Err(ApiError::invalid(name, message))
         }
@@ -286,10 +368,10 @@ fn run_command(
     fields: &JsonFields<'_>,
     command: WorkerCommand,
 ) -> Result<Response, ApiError> {
-    let named = fields.text("worker")?.map(Cow::into_owned);
+    let named = fields.text(&WORKER)?.map(Cow::into_owned);
     let Some(worker) = named.or_else(|| operator.only_worker()) else {
         let message = "Name the `worker`; GET /admin/workers lists them.";
-        return Err(ApiError::invalid("worker", message));
+        return Err(fields.invalid(&WORKER, message));
     };
     match operator.command(&worker, command) {
         Ok(view) => Ok((StatusCode::ACCEPTED, axum::Json(worker_json(&view))).into_response()),

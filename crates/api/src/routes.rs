@@ -8,7 +8,7 @@ use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::generate;
 use crate::metric_registry::prometheus_text;
-use crate::openapi::openapi;
+use crate::openapi::{RouteDoc, ServedRoute, openapi, serve};
 use crate::request;
 use crate::request_record::RequestMeta;
 use crate::surface::{self, SURFACES, Surface};
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::field::display;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID: HeaderName = HeaderName::from_static(request::REQUEST_ID.name);
 /// Content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -62,8 +62,7 @@ impl App {
 
     /// Router of the routes that peer routers request: readiness and load.
     pub fn fellow_router(&self) -> Router {
-        let routes = Router::new().route("/ready", get(ready));
-        self.dressed(routes.route("/load", get(load)))
+        self.dressed(serve(Router::new(), &[READY, LOAD]))
     }
 
     fn admin(&self) -> Router<Self> {
@@ -83,6 +82,151 @@ impl App {
     }
 }
 
+/// The routes of clients that do not generate.
+pub(crate) static CLIENT_ROUTES: &[ServedRoute<App>] = &[
+    ServedRoute {
+        path: "/v1/models",
+        handler: || get(models),
+        doc: RouteDoc {
+            operation: "models",
+            summary: "List the served model.",
+            schema: "ModelList",
+            ..RouteDoc::GET
+        },
+    },
+    ServedRoute {
+        path: "/v1/models/{*id}",
+        handler: || get(model),
+        doc: RouteDoc {
+            operation: "model",
+            summary: "Describe one model.",
+            schema: "Model",
+            errors: &[404, 503],
+            ..RouteDoc::GET
+        },
+    },
+    ServedRoute {
+        path: "/tokenize",
+        handler: || post(tokenize),
+        doc: RouteDoc {
+            operation: "tokenize",
+            summary: "Tokenize a text or a conversation.",
+            request: Some(&surface::tokenize::TOKENIZE_REQUEST),
+            schema: "TokenizeAnswer",
+            ..TEXT_DOC
+        },
+    },
+    ServedRoute {
+        path: "/detokenize",
+        handler: || post(detokenize),
+        doc: RouteDoc {
+            operation: "detokenize",
+            summary: "Convert tokens to text.",
+            request: Some(&surface::tokenize::DETOKENIZE_REQUEST),
+            schema: "DetokenizeAnswer",
+            ..TEXT_DOC
+        },
+    },
+    ServedRoute {
+        path: "/openapi.json",
+        handler: || get(openapi),
+        doc: RouteDoc {
+            operation: "openapi",
+            summary: "This document.",
+            schema: "OpenApiDocument",
+            ..RouteDoc::GET
+        },
+    },
+];
+
+const TEXT_DOC: RouteDoc = RouteDoc {
+    description: "The answer.",
+    errors: &[400, 404, 413, 415, 500, 503],
+    ..RouteDoc::GET
+};
+
+/// Probes, metrics and version.
+pub(crate) static PROBE_ROUTES: &[ServedRoute<App>] = &[
+    ServedRoute {
+        path: "/health",
+        handler: || get(health),
+        doc: RouteDoc {
+            operation: "health",
+            summary: "Whether accepted work makes progress.",
+            schema: "Healthy",
+            errors: &[503],
+            ..RouteDoc::GET
+        },
+    },
+    ServedRoute {
+        path: "/live",
+        handler: || get(live),
+        doc: RouteDoc {
+            operation: "live",
+            ..LIVE_DOC
+        },
+    },
+    ServedRoute {
+        path: "/ping",
+        handler: || get(live),
+        doc: RouteDoc {
+            operation: "ping",
+            ..LIVE_DOC
+        },
+    },
+    READY,
+    ServedRoute {
+        path: "/metrics",
+        handler: || get(metrics),
+        doc: RouteDoc {
+            operation: "metrics",
+            summary: "Metrics for Prometheus.",
+            contents: &["application/openmetrics-text", "text/plain"],
+            ..RouteDoc::GET
+        },
+    },
+    LOAD,
+    ServedRoute {
+        path: "/version",
+        handler: || get(version),
+        doc: RouteDoc {
+            operation: "version",
+            summary: "The server's version.",
+            schema: "Version",
+            ..RouteDoc::GET
+        },
+    },
+];
+
+const LIVE_DOC: RouteDoc = RouteDoc {
+    summary: "Whether the process answers.",
+    schema: "Healthy",
+    ..RouteDoc::GET
+};
+
+const READY: ServedRoute<App> = ServedRoute {
+    path: "/ready",
+    handler: || get(ready),
+    doc: RouteDoc {
+        operation: "ready",
+        summary: "Whether a request would find a worker.",
+        schema: "Ready",
+        errors: &[503],
+        ..RouteDoc::GET
+    },
+};
+
+const LOAD: ServedRoute<App> = ServedRoute {
+    path: "/load",
+    handler: || get(load),
+    doc: RouteDoc {
+        operation: "load",
+        summary: "Number of open sequences, and their limit.",
+        schema: "Load",
+        ..RouteDoc::GET
+    },
+};
+
 fn client_routes() -> Router<App> {
     let generating = SURFACES.into_iter().fold(Router::new(), |routes, surface| {
         let answer = move |State(app): State<App>, request: Request| async move {
@@ -90,24 +234,11 @@ fn client_routes() -> Router<App> {
         };
         routes.route(surface.route(), post(answer))
     });
-    generating
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/openapi.json", get(openapi))
+    serve(generating, CLIENT_ROUTES)
 }
 
-/// Probes, metrics and version.
 fn probe_routes() -> Router<App> {
-    Router::new()
-        .route("/health", get(health))
-        .route("/live", get(live))
-        .route("/ping", get(live))
-        .route("/ready", get(ready))
-        .route("/metrics", get(metrics))
-        .route("/load", get(load))
-        .route("/version", get(version))
+    serve(Router::new(), PROBE_ROUTES)
 }
 
 async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {

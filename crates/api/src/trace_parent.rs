@@ -9,6 +9,9 @@ use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// Header of W3C's trace context.
+pub(crate) const TRACE_PARENT_HEADER: &str = "traceparent";
+
 /// A span of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceParent {
@@ -23,7 +26,7 @@ pub struct TraceParent {
 impl TraceParent {
     /// Parses the header, if there is exactly one and it is valid.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
-        let mut values = headers.get_all("traceparent").iter();
+        let mut values = headers.get_all(TRACE_PARENT_HEADER).iter();
         let value = values.next().filter(|_| values.next().is_none())?;
         Self::parse(value.to_str().ok()?)
     }

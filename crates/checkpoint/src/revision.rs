@@ -10,7 +10,7 @@ use crate::shard::Shard;
 use crate::tensor::StoredTensor;
 use cleave_models::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, Rope, RopeScaling, Scalars,
+    Mixer, Mlp, ModelSpec, NormSpec, QkNormScope, QkNormSpec, Rope, RopeScaling, Scalars,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -182,7 +182,7 @@ impl LayerConstants {
         let Mixer::Attention(AttentionSpec {
             heads,
             rope,
-            head_norms,
+            qk_norm,
             window: _,
             scale,
             biases,
@@ -211,32 +211,50 @@ impl LayerConstants {
                 format!("llama3 {factor} {low_freq_factor} {high_freq_factor} {original_context}")
             }
         };
-        let has_head_norms = head_norms.is_some();
         let mut own = String::new();
         if *scale != 1.0 / (*head_dim as f32).sqrt() {
             own += &format!("scale {scale}\n");
         }
         let LayerNorms {
             mixer_input,
+            mixer_output,
             mlp_input,
+            mlp_output,
         } = norms;
-        let norms = [
-            ("mixer input", Some(mixer_input)),
-            ("mlp input", Some(mlp_input)),
-            ("heads", head_norms.as_ref()),
-        ];
-        for (name, norm) in norms {
-            if let Some(NormSpec { epsilon }) = norm.filter(|norm| **norm != spec.final_norm) {
-                own += &format!("norm of {name} {epsilon}\n");
+        let differs = |norm: &NormSpec| *norm != spec.final_norm;
+        for (name, norm) in [("mixer input", mixer_input), ("mlp input", mlp_input)] {
+            match norm {
+                None => own += &format!("no norm of {name}\n"),
+                Some(norm) if differs(norm) => own += &norm_of(name, norm),
+                Some(_) => {}
             }
         }
+        if let Some(QkNormSpec { norm, scope }) = qk_norm {
+            if differs(norm) {
+                own += &norm_of("heads", norm);
+            }
+            match scope {
+                QkNormScope::Head => {}
+                QkNormScope::Projection => own += "norm of whole projections\n",
+            }
+        }
+        for (name, norm) in [("mixer output", mixer_output), ("mlp output", mlp_output)] {
+            if let Some(norm) = norm {
+                own += &norm_of(name, norm);
+            }
+        }
+        let has_qk_norm = qk_norm.is_some();
         Self {
             width: *width,
             heads: format!("{query_heads}/{kv_heads}x{head_dim}"),
-            rest: format!("{theta} {scaling} {qkv} {output} {bias} {has_head_norms}"),
+            rest: format!("{theta} {scaling} {qkv} {output} {bias} {has_qk_norm}"),
             own,
         }
     }
+}
+
+fn norm_of(name: &str, NormSpec { epsilon }: &NormSpec) -> String {
+    format!("norm of {name} {epsilon}\n")
 }
 
 fn hash_samples(hash: &mut blake3::Hasher, bytes: &[u8]) {
@@ -255,13 +273,15 @@ mod tests {
     use crate::Checkpoint;
     use std::path::Path;
 
-    /// Revisions as an earlier release computed them, from a struct of constants instead of a spec.
-    const REVISIONS: [(&str, &str); 12] = [
+    /// Revisions as an earlier release computed them, most from a struct of constants instead of a
+    /// spec; a model that came later has the one of its first release.
+    const REVISIONS: [(&str, &str); 13] = [
         ("assets/demo", "36fa2c923a1c853f"),
         ("testdata/llama2", "b37b1ecfa8ed420a"),
         ("testdata/llama3", "4a603a93efcfd98e"),
         ("testdata/llama3-new", "3be10de677fb46ed"),
         ("testdata/mistral", "408104fa26e55d8c"),
+        ("testdata/olmo2", "13348265a99b2289"),
         ("testdata/quantized/awq", "f3532422d7c0ebfc"),
         ("testdata/quantized/fp8-block", "ef47f1f3d579d906"),
         ("testdata/quantized/gptq", "be858573bc641f31"),

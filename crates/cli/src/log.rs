@@ -2,13 +2,19 @@
 //!
 //! Owns: format and filter. Never: ignores RUST_LOG, which takes precedence over the flag.
 //! Invariant: lines go to standard error, and no line contains the formatted message of a panic,
-//! which may quote a prompt.
+//! which may quote a prompt. An event is one line, whatever its values contain: names come from
+//! folders and from other processes.
 
 use crate::args::{LogArgs, LogFormat, LogLevel};
+use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{self, Format, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 pub(crate) fn init(args: &LogArgs) {
     let filter = EnvFilter::builder()
@@ -19,11 +25,67 @@ pub(crate) fn init(args: &LogArgs) {
         .with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Text => lines
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(false)
+            .event_format(OneLineFormat::new(std::io::stderr().is_terminal()))
             .init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
+}
+
+/// Writes an event as text, with control characters in its values escaped.
+struct OneLineFormat(Format);
+
+impl OneLineFormat {
+    fn new(ansi: bool) -> Self {
+        Self(format::format().with_ansi(ansi).with_target(false))
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for OneLineFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut line = String::new();
+        self.0
+            .format_event(context, Writer::new(&mut line), event)?;
+        let mut rest = line.trim_end_matches('\n');
+        while let Some(at) = rest.find(is_escaped) {
+            let (plain, special) = rest.split_at(at);
+            writer.write_str(plain)?;
+            // Colours, most of them the formatter's own, can do no harm.
+            let colour = colour_length(special);
+            let (special, after) = special.split_at(colour.unwrap_or(char_length(special)));
+            if colour.is_some() {
+                writer.write_str(special)?;
+            } else {
+                write!(writer, "{}", special.escape_default())?;
+            }
+            rest = after;
+        }
+        writer.write_str(rest)?;
+        writer.write_char('\n')
+    }
+}
+
+fn is_escaped(char: char) -> bool {
+    char.is_control() || matches!(char, '\u{2028}' | '\u{2029}')
+}
+
+fn char_length(text: &str) -> usize {
+    text.chars().next().map_or(0, char::len_utf8)
+}
+
+/// Bytes of the terminal's sequence for a colour with which a text begins (ECMA-48, "SGR").
+fn colour_length(text: &str) -> Option<usize> {
+    let parameters = text.strip_prefix("\u{1b}[")?;
+    let end = parameters.find(|char: char| !char.is_ascii_digit() && char != ';')?;
+    parameters[end..].starts_with('m').then_some(end + 3)
 }
 
 fn level(level: LogLevel) -> LevelFilter {
@@ -45,4 +107,47 @@ pub(crate) fn log_panics() {
         let place = panic.location().map(ToString::to_string);
         tracing::error!(message, place, "panicked");
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OneLineFormat, is_escaped};
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct LogBytes(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for LogBytes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_value_with_line_breaks_stays_in_its_line() {
+        for ansi in [false, true] {
+            let bytes = LogBytes::default();
+            let writer = bytes.clone();
+            let lines = tracing_subscriber::fmt()
+                .event_format(OneLineFormat::new(ansi))
+                .with_writer(move || writer.clone())
+                .finish();
+            tracing::subscriber::with_default(lines, || {
+                let name = "a\nERROR forged\r\u{2028}b\u{1b}[2Jc";
+                tracing::info!(%name, "a worker joined: {name}");
+            });
+            let text = String::from_utf8(bytes.0.lock().unwrap().clone()).unwrap();
+            let line = text.strip_suffix('\n').expect("a line");
+            assert_eq!(line.find(|char| char != '\u{1b}' && is_escaped(char)), None);
+            assert_eq!(line.contains('\u{1b}'), ansi, "{line}");
+            assert!(!line.contains("\u{1b}[2J"), "{line}");
+            let name = r"a\nERROR forged\r\u{2028}b";
+            assert_eq!(line.matches(name).count(), 2, "{line}");
+        }
+    }
 }

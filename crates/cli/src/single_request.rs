@@ -1,13 +1,13 @@
 //! One sequence on one engine, without a router or a socket, for `cleave generate`.
 //!
-//! Owns: the smallest possible body of a worker's brain, and the order of steps for one request:
-//! reserve, then prefill into the reservation. Never: decides what a step runs; the brain does, as
-//! in a server. Invariant: all outputs are polled before the next input.
+//! Owns: the smallest possible body of a worker's brain, and the one order of one request. Never:
+//! decides what a step runs; the brain does, as in a server. Invariant: all outputs are polled
+//! before the next input.
 
 use anyhow::{Context, anyhow, bail};
 use cleave_domain::{
-    Emission, FinishReason, FlightId, HandoffId, HandoffTarget, Incarnation, Order, PrefillOrder,
-    Report, Request, ReserveOrder, Role, RouterId, Time, WorkerId, WorkerRef,
+    Emission, FinishReason, FlightId, HandoffId, Incarnation, Order, Report, Request, Role,
+    RouterId, RunOrder, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::Engine;
 use cleave_sched::{
@@ -42,14 +42,9 @@ pub(crate) fn run(
     let mut solo = SingleRequest {
         engine,
         on_emission: each,
-        handoff: HandoffId {
-            flight: FlightId::new(ROUTER, 1),
-            attempt: 0,
-        },
-        request: Arc::new(request),
         facts: VecDeque::new(),
     };
-    solo.reserve();
+    solo.order(request);
     let started = Instant::now();
     while let Some(fact) = solo.facts.pop_front() {
         let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -66,30 +61,26 @@ pub(crate) fn run(
 struct SingleRequest<'a> {
     engine: &'a mut dyn Engine,
     on_emission: &'a mut dyn FnMut(&Emission) -> anyhow::Result<()>,
-    handoff: HandoffId,
-    request: Arc<Request>,
     facts: VecDeque<WorkerInput>,
 }
 
 impl SingleRequest<'_> {
-    fn reserve(&mut self) {
+    fn order(&mut self, request: Request) {
         self.facts
             .push_back(WorkerInput::RouterJoined { router: ROUTER });
-        self.order(Order::Reserve(ReserveOrder {
-            handoff: self.handoff,
-            request: self.request.clone(),
-            sender: ME,
-            expected_output_tokens: self.request.stop.max_tokens,
-            ahead_tokens: 0,
+        let run = RunOrder {
+            handoff: HandoffId {
+                flight: FlightId::new(ROUTER, 1),
+                attempt: 0,
+            },
+            expected_output_tokens: request.stop.max_tokens,
+            request: Arc::new(request),
             waited: Duration::ZERO,
             due: None,
-        }));
-    }
-
-    fn order(&mut self, order: Order) {
+        };
         self.facts.push_back(WorkerInput::Ordered {
             router: ROUTER,
-            order,
+            order: Order::Run(run),
         });
     }
 
@@ -108,36 +99,21 @@ impl SingleRequest<'_> {
                 });
             }
             WorkerOutput::Emit { emission, .. } => (self.on_emission)(&emission)?,
-            WorkerOutput::Report { report, .. } => return self.handle_report(report),
+            WorkerOutput::Report { report, .. } => return handle_report(report),
             // The rest are notes for metrics, and moves to workers that do not exist.
             _ => {}
         }
         Ok(None)
     }
+}
 
-    fn handle_report(&mut self, report: Report) -> anyhow::Result<Option<FinishReason>> {
-        match report {
-            Report::Reserved {
-                present, blocks, ..
-            } => self.order(Order::Prefill(PrefillOrder {
-                handoff: self.handoff,
-                request: self.request.clone(),
-                target: HandoffTarget {
-                    worker: ME,
-                    present,
-                    blocks,
-                    state: None,
-                },
-                waited: Duration::ZERO,
-                due: None,
-            })),
-            Report::Finished { reason, .. } => return Ok(Some(reason)),
-            Report::Refused { refusal, .. } => bail!("the prompt was refused: {refusal:?}"),
-            Report::LegFailed { failure, .. } => bail!("the sequence failed: {failure:?}"),
-            // Reports of load, prefixes and progress concern only a router with several workers.
-            _ => {}
-        }
-        Ok(None)
+fn handle_report(report: Report) -> anyhow::Result<Option<FinishReason>> {
+    match report {
+        Report::Finished { reason, .. } => Ok(Some(reason)),
+        Report::Refused { refusal, .. } => bail!("the prompt was refused: {refusal:?}"),
+        Report::LegFailed { failure, .. } => bail!("the sequence failed: {failure:?}"),
+        // Reports of load, prefixes and progress concern only a router with several workers.
+        _ => Ok(None),
     }
 }
 

@@ -24,8 +24,8 @@ use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, GatedIo, HeadNorms, HeadShape, KvPoolShape, KvType,
-    Norm, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, ResidualIo,
+    Attention, AttentionIo, Batch, BufferRole, GatedIo, HeadShape, KvPoolShape, KvType, Norm,
+    NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, EngineError};
 
@@ -245,6 +245,30 @@ impl Ops for CpuOps {
         Ok(())
     }
 
+    fn rms_norm_add(
+        &mut self,
+        norm: &Norm<'_, CpuVector>,
+        rows: usize,
+        x: &mut CpuRows,
+        residual: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let width = residual.width;
+        assert_eq!((norm.weight.0.len(), x.width), (width, width));
+        let kernels = self.kernels;
+        let x = SliceParts::new(x.head_mut(rows));
+        let residual = SliceParts::new(residual.head_mut(rows));
+        self.each_row(rows, width, &|row| {
+            let range = row * width..(row + 1) * width;
+            // SAFETY: each row is written by one task; `CpuKernels::of` checked the instructions.
+            unsafe {
+                let x = x.part(range.clone());
+                (kernels.norm)(x, &norm.weight.0, norm.epsilon);
+                (kernels.add)(residual.part(range), x);
+            }
+        });
+        Ok(())
+    }
+
     fn matmul(
         &mut self,
         matrix: &CpuMatrix,
@@ -282,9 +306,9 @@ impl Ops for CpuOps {
         self.product(matrix, rows, from, to.out.head_mut(rows))
     }
 
-    fn head_norm(
+    fn qk_norm(
         &mut self,
-        norms: &HeadNorms<'_, CpuVector>,
+        norms: &QkNorms<'_, CpuVector>,
         heads: HeadShape,
         rows: usize,
         qkv: &mut CpuRows,
@@ -293,18 +317,9 @@ impl Ops for CpuOps {
         let (kernels, width) = (self.kernels, qkv.width);
         let qkv = SliceParts::new(qkv.head_mut(rows));
         self.each_row(rows, width, &|row| {
-            let keys_end = heads.query_width() + heads.kv_width();
             // SAFETY: each row is written by one task.
-            let row = unsafe { qkv.part(row * width..row * width + keys_end) };
-            for (index, head) in row.chunks_exact_mut(heads.head_dim).enumerate() {
-                let weight = if index < heads.query_heads {
-                    norms.query
-                } else {
-                    norms.key
-                };
-                // SAFETY: `CpuKernels::of` checked the instructions.
-                unsafe { (kernels.norm)(head, &weight.0, norms.epsilon) };
-            }
+            let row = unsafe { qkv.part(row * width..(row + 1) * width) };
+            attention::normalize_qk(kernels, norms, heads, row);
         });
         Ok(())
     }
@@ -327,7 +342,7 @@ impl Ops for CpuOps {
 
     fn norm_rotate_store(
         &mut self,
-        norms: Option<&HeadNorms<'_, CpuVector>>,
+        norms: Option<&QkNorms<'_, CpuVector>>,
         batch: &Batch,
         rotary: &CpuRotary,
         qkv: &mut CpuRows,

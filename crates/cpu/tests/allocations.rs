@@ -224,6 +224,7 @@ fn full_vocabulary_sampling() -> SamplingParams {
         top_k: 40,
         top_p: 0.9,
         min_p: 0.01,
+        top_n_sigma: 3.0,
         frequency_penalty: 0.5,
         ..SamplingParams::greedy()
     }

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 7] = [
+const FOLDERS: [&str; 8] = [
     "llama2",
     "llama3",
     "llama3-new",
     "mistral",
+    "olmo2",
     "qwen2",
     "qwen2.5",
     "qwen3",
@@ -80,7 +81,7 @@ fn bf16_results_are_path_independent() {
 // Invariant: I48.
 #[test]
 fn drafts_change_no_token_on_the_cpu() {
-    for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3"]) {
+    for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3", "olmo2"]) {
         for precision in [Precision::F32, Precision::Bf16] {
             let options = options(precision, Isa::detect(), 2);
             let build = |dir: &Path, limits| engine(dir, limits, &options);
@@ -133,6 +134,7 @@ fn eight_bit_kv_results_are_path_independent() {
         (KvType::Int8PerTokenHead, Isa::detect(), "mistral"),
         (KvType::Int8PerTokenHead, Isa::Plain, "qwen3"),
         (KvType::Int8PerTokenHead, Isa::detect(), "llama3"),
+        (KvType::Fp8E4m3, Isa::detect(), "olmo2"),
     ] {
         for precision in [Precision::F32, Precision::Bf16] {
             let built = AtomicUsize::new(0);
@@ -155,7 +157,7 @@ fn eight_bit_kv_results_are_path_independent() {
 fn results_are_path_independent_on_every_isa() {
     for isa in available() {
         path_independent(Precision::F32, isa, &["mistral"]);
-        path_independent(Precision::Bf16, isa, &["qwen3"]);
+        path_independent(Precision::Bf16, isa, &["olmo2", "qwen3"]);
     }
 }
 
@@ -171,7 +173,9 @@ fn weights_rounded_at_load_are_path_independent() {
                 };
                 engine(dir, limits, &options)
             };
-            path_independence(&folder("qwen3"), &build).unwrap();
+            for name in ["olmo2", "qwen3"] {
+                path_independence(&folder(name), &build).unwrap();
+            }
         }
     }
 }
@@ -179,13 +183,15 @@ fn weights_rounded_at_load_are_path_independent() {
 /// Weights as their makers rounded them.
 #[test]
 fn quantised_checkpoints_are_path_independent() {
-    let from = folder("qwen3");
-    for (layout, group) in [
-        (QuantizedLayout::Int8, 1),
-        (QuantizedLayout::Gptq8, 32),
-        (QuantizedLayout::Int4, 32),
-        (QuantizedLayout::Awq, 32),
+    for (name, layout, group) in [
+        ("qwen3", QuantizedLayout::Int8, 1),
+        ("qwen3", QuantizedLayout::Gptq8, 32),
+        ("qwen3", QuantizedLayout::Int4, 32),
+        ("qwen3", QuantizedLayout::Awq, 32),
+        ("olmo2", QuantizedLayout::Int8, 1),
+        ("olmo2", QuantizedLayout::Awq, 32),
     ] {
+        let from = folder(name);
         let out = tempfile::tempdir().unwrap();
         let quantizing = QuantizeOptions { layout, group };
         quantize(&from, out.path(), quantizing, &mut |_| {}).unwrap();

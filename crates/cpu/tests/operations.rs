@@ -297,6 +297,11 @@ fn norms_and_gates_follow_their_formulas() {
             let mut again = ops.rows(3, width, BufferRole::Activations).unwrap();
             ops.rms_norm(&norm, 3, &residual, &mut again).unwrap();
             assert!(same_bits(again.values(), out.values()));
+            let expected: Vec<f64> = (total.iter().zip(expected)).map(|(x, n)| x + n).collect();
+            let mut input = filled(&ops, 3, residual.values());
+            ops.rms_norm_add(&norm, 3, &mut input, &mut residual)
+                .unwrap();
+            assert_close(residual.values(), &expected, 1e-5, "sum of a norm");
 
             let gate_up: Vec<f32> = numbers(6, 6 * width).iter().map(|v| v * 30.0).collect();
             let out = gated(&mut ops, &gate_up, 3);

@@ -207,7 +207,7 @@ pub(crate) struct DeviceRule {
     pub(crate) top_k: u32,
     pub(crate) edits_first: u32,
     pub(crate) edits_count: u32,
-    pub(crate) padding: u32,
+    pub(crate) top_n_sigma: f32,
 }
 
 /// Mirrors `LogitEdit` of `kernels/sample`.

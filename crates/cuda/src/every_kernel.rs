@@ -252,7 +252,7 @@ fn gather(bench: &KernelBench) {
     bench.launch("gather_rows", [2, 1, 1], args);
 }
 
-/// The rules: greedy with edits, then top-k, then top-p.
+/// The rules: greedy with edits, then top-k, then top-p, the last two with top-n-sigma.
 fn sample(bench: &KernelBench, name: &str) {
     const VOCAB: usize = 1300;
     let rule = |top_k: u32, top_p: u64, edits_count: u32| DeviceRule {
@@ -263,7 +263,7 @@ fn sample(bench: &KernelBench, name: &str) {
         top_k,
         edits_first: 0,
         edits_count,
-        padding: 0,
+        top_n_sigma: 2.0,
     };
     let edit = |token: u32, kind: u32| DeviceEdit {
         token,

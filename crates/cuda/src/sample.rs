@@ -246,7 +246,7 @@ const PADDING: DeviceRule = DeviceRule {
     top_k: 0,
     edits_first: 0,
     edits_count: 0,
-    padding: 0,
+    top_n_sigma: 0.0,
 };
 
 /// Returns the rules as kernels read them, with the edits of all rules in one list.
@@ -259,6 +259,7 @@ fn device_rules(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
             top_k,
             top_p,
             min_p,
+            top_n_sigma,
             edits: of_row,
         } = rule;
         let first = edits.len();
@@ -271,7 +272,7 @@ fn device_rules(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
             top_k: *top_k,
             edits_first: first as u32,
             edits_count: of_row.len() as u32,
-            padding: 0,
+            top_n_sigma: *top_n_sigma,
         }
     });
     (rules.collect(), edits)

@@ -13,9 +13,9 @@ use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::BlockSpan;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadNorms,
-    HeadShape, KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, ResidualIo, RotaryTable, WeightLoader,
+    Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadShape,
+    KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms,
+    ResidualIo, RotaryTable, WeightLoader,
 };
 use half::bf16;
 
@@ -337,12 +337,12 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                     width,
                     BufferRole::Activations,
                 );
-                let norms = HeadNorms {
+                let norms = QkNorms {
                     query: &query,
                     key: &key,
                     epsilon: 1e-6,
                 };
-                self.ops.head_norm(&norms, *heads, rows, &mut qkv).unwrap();
+                self.ops.qk_norm(&norms, *heads, rows, &mut qkv).unwrap();
                 let target = PoolLayer {
                     pool: &mut pool,
                     layer,
@@ -828,14 +828,7 @@ fn recorded_decode_steps_fill_the_device() {
             window: None,
             scale: 0.1,
         };
-        let rule = DrawRule {
-            random_bits: 0,
-            inverse_temperature: 0.0,
-            top_k: 0,
-            top_p: 1 << 53,
-            min_p: 0.0,
-            edits: Vec::new(),
-        };
+        let rule = DrawRule::greedy();
         // The longest batch comes first, so that the workspace has its size. Some steps warm up,
         // one is recorded, the others are replayed.
         let mut recorded = Vec::new();
@@ -966,14 +959,7 @@ fn a_drawn_token_is_embedded_before_the_host_receives_it() {
     let mut picks = ops.rows(2, 2, BufferRole::Activations).unwrap();
     ops.set_rows(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
     let mut out = ops.rows(3, width, BufferRole::Residual).unwrap();
-    let greedy = DrawRule {
-        random_bits: 0,
-        inverse_temperature: 0.0,
-        top_k: 0,
-        top_p: 1 << 53,
-        min_p: 0.0,
-        edits: Vec::new(),
-    };
+    let greedy = DrawRule::greedy();
     ops.begin(&Batch::default(), PassPurpose::Unspecified)
         .unwrap();
     ops.queue_draw(&head, &[greedy.clone(), greedy], &picks)

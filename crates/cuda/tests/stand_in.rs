@@ -240,14 +240,7 @@ fn copies_work_after_a_pass_fails_while_recorded() {
         blocks: vec![BlockIndex(0)],
         ..Batch::default()
     };
-    let rule = DrawRule {
-        random_bits: 0,
-        inverse_temperature: 0.0,
-        top_k: 0,
-        top_p: 1 << 53,
-        min_p: 0.0,
-        edits: Vec::new(),
-    };
+    let rule = DrawRule::greedy();
     // One step allocates, one is recorded.
     for _ in 0..2 {
         let purpose = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));

@@ -32,7 +32,8 @@ pub use id::{
 pub use kv::{KvPlane, KvSpec, KvSpecError, KvUnit, LayerSpan, PlaneLayout};
 pub use message::{
     AbandonCause, Deadline, Emission, Ending, Failure, FinishReason, HandoffTarget, MigrateOrder,
-    OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, TokenUsage,
+    OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, RunOrder,
+    TokenUsage,
 };
 pub use plan::{
     LogitsWanted, OpenSlot, SampledToken, Segment, SegmentState, StepPlan, StepResult, TokenScores,

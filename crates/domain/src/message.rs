@@ -12,9 +12,9 @@ use std::time::Duration;
 /// A message from a router to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Order {
-    /// Decode leg: reserve blocks for a sequence that will arrive.
+    /// Decode leg: reserve blocks for a sequence that another worker will send.
     Reserve(ReserveOrder),
-    /// Prefill leg: run the prompt and send its KV.
+    /// Prefill leg: run the prompt and send its KV to another worker.
     Prefill(PrefillOrder),
     /// Decode leg: migrate a running sequence to another decode worker.
     Migrate(MigrateOrder),
@@ -41,6 +41,23 @@ pub enum Order {
     /// Relay this to every other connected router.
     #[serde(rename = "PassOn")]
     Relay(Arc<ScalingGossip>),
+    /// Both legs: reserve blocks and run the request here, from its prompt to its last token.
+    Run(RunOrder),
+}
+
+/// The content of an [`Order::Run`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunOrder {
+    /// The hand-off of both legs; nothing is sent for it.
+    pub handoff: HandoffId,
+    /// The request to serve: prompt and tokens generated so far.
+    pub request: Arc<Request>,
+    /// Output tokens to reserve blocks for; further blocks are taken as needed.
+    pub expected_output_tokens: u32,
+    /// How long the request has been in progress; processes do not share a clock.
+    pub waited: Duration,
+    /// The deadline of its first token; `None` without a target.
+    pub due: Option<Deadline>,
 }
 
 /// The content of an [`Order::Reserve`].
@@ -50,8 +67,7 @@ pub struct ReserveOrder {
     pub handoff: HandoffId,
     /// The request to serve.
     pub request: Arc<Request>,
-    /// The worker that will write the blocks; no other may. The worker itself when it serves both
-    /// legs.
+    /// The other worker, which will write the blocks; no third one may.
     pub sender: WorkerRef,
     /// Output tokens to reserve blocks for; further blocks are taken as needed.
     pub expected_output_tokens: u32,
@@ -125,7 +141,7 @@ pub struct MigrateOrder {
 /// The blocks reserved on the decode worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HandoffTarget {
-    /// The worker that reserved. The worker itself when it serves both legs; then nothing is sent.
+    /// The worker that reserved; never the sender itself.
     pub worker: WorkerRef,
     /// The first `present` blocks of the sequence are already there and are not sent.
     pub present: u32,
@@ -153,9 +169,8 @@ pub enum Report {
         #[serde(default)]
         state: Option<BlockRef>,
     },
-    /// Answers `ReserveOrder` or `PrefillOrder`: refused; the order changed nothing. (A worker that
-    /// holds the reservation and refuses the prefill keeps the reservation.) An order that names a
-    /// hand-off and leg already accepted is a repetition, and gets no answer.
+    /// Answers `ReserveOrder`, `PrefillOrder` or `RunOrder`: refused; the order changed nothing. An
+    /// order that names a hand-off and leg already accepted is a repetition, and gets no answer.
     Refused {
         /// The hand-off that was refused.
         handoff: HandoffId,
@@ -240,6 +255,13 @@ pub enum Report {
     /// Gossip of another router, relayed by this worker.
     #[serde(rename = "PassedOn")]
     Relayed(Arc<ScalingGossip>),
+    /// Answers `RunOrder`: all blocks are held or reserved, and the prompt may run from now on.
+    Running {
+        /// The hand-off that was accepted with both legs.
+        handoff: HandoffId,
+        /// The number of leading blocks that come from the prefix cache.
+        present: u32,
+    },
 }
 
 /// The reason for which a request or order was refused.

@@ -57,11 +57,11 @@ impl Request {
     }
 }
 
-/// The sampling parameters, applied to the logits in this order: bias, penalties, temperature,
-/// top-k, top-p, min-p, then one draw keyed by (`seed`, position).
+/// The sampling parameters, applied to the logits in this order: bias, penalties, top-n-sigma,
+/// temperature, top-k, top-p, min-p, then one draw keyed by (`seed`, position).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
-    /// 0 means greedy; otherwise the logits are divided by it. Limit: 0..=2 at the API.
+    /// 0 means greedy; otherwise the logits are divided by it.
     pub temperature: f32,
     /// Keep the `top_k` most likely tokens; 0 keeps all.
     pub top_k: u32,
@@ -69,6 +69,10 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Drop tokens less likely than this share of the most likely one. In [0, 1]; 0 keeps all.
     pub min_p: f32,
+    /// Drop tokens whose logits are more than this many standard deviations below the largest
+    /// (Top-nσ, arXiv:2411.07641); 0 keeps all. As in llama.cpp, the deviation is that of all
+    /// logits after bias and penalties, whatever top-k leaves, and logits of −∞ do not count.
+    pub top_n_sigma: f32,
     /// Divides positive and multiplies negative logits of tokens seen in prompt or output
     /// (CTRL, arXiv:1909.05858). 1 does nothing.
     pub repetition_penalty: f32,
@@ -87,6 +91,21 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
+    /// Temperatures that engines compute with.
+    pub const TEMPERATURE: RangeInclusive<f64> = 0.0..=1e4;
+    /// Shares of `top_p`; 0 would keep no token.
+    pub const TOP_P: RangeInclusive<f64> = f32::MIN_POSITIVE as f64..=1.0;
+    /// Shares of `min_p`; above 1 no token is that likely.
+    pub const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
+    /// Standard deviations of `top_n_sigma`.
+    pub const TOP_N_SIGMA: RangeInclusive<f64> = 0.0..=1e4;
+    /// Repetition penalties; nearer to 0 a division by the penalty overflows.
+    pub const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=1e4;
+    /// Presence and frequency penalties, in logits.
+    pub const OUTPUT_PENALTY: RangeInclusive<f64> = -1e4..=1e4;
+    /// Biases of single tokens, in logits.
+    pub const LOGIT_BIAS: RangeInclusive<f64> = -1e6..=1e6;
+
     /// Greedy sampling without log-probabilities.
     pub fn greedy() -> Self {
         Self {
@@ -94,6 +113,7 @@ impl SamplingParams {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            top_n_sigma: 0.0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
@@ -123,6 +143,7 @@ impl SamplingParams {
             top_k: _,
             top_p,
             min_p,
+            top_n_sigma,
             repetition_penalty,
             presence_penalty,
             frequency_penalty,
@@ -131,18 +152,20 @@ impl SamplingParams {
             logprobs: _,
             prompt_logprobs: _,
         } = self;
-        in_range("temperature", *temperature, 0.0..=1e4)?;
-        in_range("top_p", *top_p, f32::MIN_POSITIVE..=1.0)?;
-        in_range("min_p", *min_p, 0.0..=1.0)?;
-        in_range("repetition_penalty", *repetition_penalty, 1e-4..=1e4)?;
-        in_range("presence_penalty", *presence_penalty, -1e4..=1e4)?;
-        in_range("frequency_penalty", *frequency_penalty, -1e4..=1e4)?;
+        in_range("temperature", *temperature, &Self::TEMPERATURE)?;
+        in_range("top_p", *top_p, &Self::TOP_P)?;
+        in_range("min_p", *min_p, &Self::MIN_P)?;
+        in_range("top_n_sigma", *top_n_sigma, &Self::TOP_N_SIGMA)?;
+        let (repeated, output) = (&Self::REPETITION_PENALTY, &Self::OUTPUT_PENALTY);
+        in_range("repetition_penalty", *repetition_penalty, repeated)?;
+        in_range("presence_penalty", *presence_penalty, output)?;
+        in_range("frequency_penalty", *frequency_penalty, output)?;
         for (token, bias) in logit_bias {
             if *token >= vocab_size {
                 let token = *token;
                 return Err(SamplingError::UnknownToken { token, vocab_size });
             }
-            in_range("logit_bias", *bias, -1e6..=1e6)?;
+            in_range("logit_bias", *bias, &Self::LOGIT_BIAS)?;
         }
         Ok(())
     }
@@ -169,11 +192,13 @@ pub enum SamplingError {
     },
 }
 
+/// Compares in the parameter's own 32 bits: rounded to them, an end of the range is in it.
 fn in_range(
     name: &'static str,
     value: f32,
-    range: RangeInclusive<f32>,
+    range: &RangeInclusive<f64>,
 ) -> Result<(), SamplingError> {
+    let range = *range.start() as f32..=*range.end() as f32;
     if range.contains(&value) {
         Ok(())
     } else {
@@ -245,13 +270,14 @@ mod tests {
     #[test]
     fn sampling_values_out_of_range_are_refused() {
         type InvalidateSampling = fn(&mut SamplingParams);
-        let spoils: [(&str, InvalidateSampling); 8] = [
+        let spoils: [(&str, InvalidateSampling); 9] = [
             ("temperature -1 is not in 0.0..=10000.0", |s| {
                 s.temperature = -1.0;
             }),
             ("temperature NaN", |s| s.temperature = f32::NAN),
             ("top_p 0 ", |s| s.top_p = 0.0),
             ("min_p 2 ", |s| s.min_p = 2.0),
+            ("top_n_sigma -1 ", |s| s.top_n_sigma = -1.0),
             ("repetition_penalty 0 ", |s| s.repetition_penalty = 0.0),
             ("presence_penalty inf", |s| {
                 s.presence_penalty = f32::INFINITY

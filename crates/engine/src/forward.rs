@@ -9,8 +9,8 @@
 use crate::EngineError;
 use crate::ops;
 use crate::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, Norm, NormIo, Ops,
-    PoolLayer, ResidualIo,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Norm, NormIo, Ops, PoolLayer,
+    QkNorms,
 };
 use crate::weights::{AttentionWeights, GatedMlpWeights, MixerWeights, MlpWeights, Weights};
 use cleave_models::{Activation, AttentionSpec, GatedMlpSpec, LayerSpec, Mixer, Mlp, NormSpec};
@@ -21,7 +21,8 @@ pub(crate) struct ActivationBuffers<O: Ops> {
     normed: O::Rows,
     qkv: O::Rows,
     attention_out: O::Rows,
-    /// Output of attention or of the MLP, not yet added to the residual.
+    /// Output of attention or of the MLP. The next norm adds it to the residual, unless a norm of
+    /// the output itself did, see [`ForwardPass::add_output`].
     delta: O::Rows,
     gate_up: O::Rows,
     gated: O::Rows,
@@ -150,27 +151,32 @@ impl<O: Ops> ForwardPass<'_, O> {
             .gather(&buffers.indices, &buffers.normed, &mut buffers.head_input)
     }
 
-    /// Adds the MLP's output and applies the final norm to the wanted rows, which `select_rows`
-    /// moved to the front.
+    /// Applies the final norm to the wanted rows, which `select_rows` moved to the front.
     fn final_norm(&mut self, rows: usize) -> Result<(), EngineError> {
-        let norm = norm(&self.weights.norm, self.weights.spec.final_norm);
-        let buffers = &mut *self.buffers;
-        let sum = ResidualIo {
-            residual: &mut buffers.residual,
-            delta: &buffers.delta,
+        let spec = &self.weights.spec;
+        let norm = Norm {
+            weight: &self.weights.norm,
+            epsilon: spec.final_norm.epsilon,
         };
-        self.ops.add_rms_norm(&norm, rows, sum, &mut buffers.normed)
+        let is_added = self.is_mlp_output_added(spec.layers.len() - 1);
+        let buffers = &mut *self.buffers;
+        let from = NormIo {
+            residual: &mut buffers.residual,
+            delta: (!is_added).then_some(&buffers.delta),
+            normed: &mut buffers.normed,
+        };
+        self.ops.normalize(&norm, rows, from)?;
+        Ok(())
     }
 
     /// Runs the part of a layer's mixer that every row needs: what later rows read of it.
     fn store(&mut self, batch: &Batch, index: usize) -> Result<(), EngineError> {
         let weights = self.weights;
         let layer = &weights.layers[index];
-        let LayerSpec { norms, mixer, .. } = &weights.spec.layers[index];
+        let mixer = &weights.spec.layers[index].mixer;
         match (mixer, &layer.mixer) {
             (Mixer::Attention(spec), MixerWeights::Attention(attention)) => {
-                let norm = norm(&layer.mixer_norm, norms.mixer_input);
-                self.qkv_projection(batch, index, &norm, attention)?;
+                self.qkv_projection(batch, index, attention)?;
                 self.rotate_and_store(batch, index, spec, attention)
             }
         }
@@ -183,37 +189,67 @@ impl<O: Ops> ForwardPass<'_, O> {
         }
     }
 
-    /// Applies a mixer's output projection; the product stays in `delta`.
+    /// Applies a mixer's output projection, and the norm of the output if there is one.
     fn mix_output(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let buffers = &mut *self.buffers;
-        match &self.weights.layers[index].mixer {
+        let layer = &self.weights.layers[index];
+        match &layer.mixer {
             MixerWeights::Attention(attention) => self.ops.matmul(
                 &attention.output,
                 rows,
                 &buffers.attention_out,
                 &mut buffers.delta,
-            ),
+            )?,
         }
+        let norms = &self.weights.spec.layers[index].norms;
+        self.add_output(norm(&layer.norms.mixer_output, norms.mixer_output), rows)
     }
 
-    /// Computes queries, keys and values: adds the layer before's `delta` to the residual stream,
-    /// normalises and multiplies.
+    /// Normalises `delta` and adds it to the residual stream. Without a norm it stays in `delta`,
+    /// for the norm of the next input.
+    fn add_output(
+        &mut self,
+        norm: Option<Norm<'_, ops::VectorOf<O>>>,
+        rows: usize,
+    ) -> Result<(), EngineError> {
+        let Some(norm) = norm else {
+            return Ok(());
+        };
+        let buffers = &mut *self.buffers;
+        self.ops
+            .rms_norm_add(&norm, rows, &mut buffers.delta, &mut buffers.residual)
+    }
+
+    /// Whether the residual stream has the output of a layer's MLP already.
+    fn is_mlp_output_added(&self, index: usize) -> bool {
+        self.weights.spec.layers[index].norms.mlp_output.is_some()
+    }
+
+    /// Computes queries, keys and values of the normed residual stream, or of the stream itself. The
+    /// norm adds the layer before's `delta` if that is not part of the stream yet.
     fn qkv_projection(
         &mut self,
         batch: &Batch,
         index: usize,
-        norm: &Norm<'_, ops::VectorOf<O>>,
         attention: &AttentionWeights<O::Pack>,
     ) -> Result<(), EngineError> {
+        let is_added = index == 0 || self.is_mlp_output_added(index - 1);
+        let norms = &self.weights.spec.layers[index].norms;
+        let weights = &self.weights.layers[index].norms;
         let buffers = &mut *self.buffers;
+        let rows = batch.rows_count();
+        let Some(norm) = norm(&weights.mixer_input, norms.mixer_input) else {
+            return self
+                .ops
+                .matmul(&attention.qkv, rows, &buffers.residual, &mut buffers.qkv);
+        };
         let from = NormIo {
             residual: &mut buffers.residual,
-            delta: (index > 0).then_some(&buffers.delta),
+            delta: (!is_added).then_some(&buffers.delta),
             normed: &mut buffers.normed,
         };
-        let rows = batch.rows_count();
         self.ops
-            .norm_matmul(norm, rows, from, &attention.qkv, &mut buffers.qkv)
+            .norm_matmul(&norm, rows, from, &attention.qkv, &mut buffers.qkv)
     }
 
     /// Normalises and rotates queries and keys, and stores keys and values in the pool.
@@ -224,11 +260,11 @@ impl<O: Ops> ForwardPass<'_, O> {
         spec: &AttentionSpec,
         attention: &AttentionWeights<O::Pack>,
     ) -> Result<(), EngineError> {
-        let norms = spec.head_norms.zip(attention.head_norms.as_ref());
-        let norms = norms.map(|(NormSpec { epsilon }, weights)| HeadNorms {
+        let norms = spec.qk_norm.zip(attention.qk_norm.as_ref());
+        let norms = norms.map(|(spec, weights)| QkNorms {
             query: &weights.query,
             key: &weights.key,
-            epsilon,
+            epsilon: spec.norm.epsilon,
         });
         let pool = PoolLayer {
             pool: &mut *self.pool,
@@ -284,21 +320,27 @@ impl<O: Ops> ForwardPass<'_, O> {
         Ok(())
     }
 
-    /// Adds the mixer's output to the residual stream and applies the MLP, whose output stays in
-    /// `delta`.
+    /// Adds the mixer's output to the residual stream if it is not part of it yet, and applies the
+    /// MLP, and the norm of the output if there is one.
     fn mlp(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let weights = self.weights;
         let layer = &weights.layers[index];
         let LayerSpec { norms, mlp, .. } = &weights.spec.layers[index];
-        let norm = norm(&layer.mlp_norm, norms.mlp_input);
         match (mlp, &layer.mlp) {
-            (Mlp::Gated(spec), MlpWeights::Gated(mlp)) => self.gated_mlp(&norm, rows, *spec, mlp),
+            (Mlp::Gated(spec), MlpWeights::Gated(mlp)) => {
+                self.gate(index, rows, *spec, mlp)?;
+                let buffers = &mut *self.buffers;
+                self.ops
+                    .matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)?;
+            }
         }
+        self.add_output(norm(&layer.norms.mlp_output, norms.mlp_output), rows)
     }
 
-    fn gated_mlp(
+    /// Computes the gated product of the normed residual stream, or of the stream itself.
+    fn gate(
         &mut self,
-        norm: &Norm<'_, ops::VectorOf<O>>,
+        index: usize,
         rows: usize,
         spec: GatedMlpSpec,
         mlp: &GatedMlpWeights<O::Pack>,
@@ -309,22 +351,28 @@ impl<O: Ops> ForwardPass<'_, O> {
             width: _,
             bias: _,
         } = spec;
+        let norms = &self.weights.spec.layers[index].norms;
+        let weights = &self.weights.layers[index].norms;
         let buffers = &mut *self.buffers;
         let ops = &mut *self.ops;
-        let from = NormIo {
-            residual: &mut buffers.residual,
-            delta: Some(&buffers.delta),
-            normed: &mut buffers.normed,
-        };
         let gated = GatedIo {
             gate_up: &mut buffers.gate_up,
             out: &mut buffers.gated,
         };
-        ops.norm_gated(norm, rows, from, &mlp.gate_up, gated)?;
-        ops.matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)
+        let Some(norm) = norm(&weights.mlp_input, norms.mlp_input) else {
+            return ops.gated(&mlp.gate_up, rows, &buffers.residual, gated);
+        };
+        let from = NormIo {
+            residual: &mut buffers.residual,
+            delta: norms.mixer_output.is_none().then_some(&buffers.delta),
+            normed: &mut buffers.normed,
+        };
+        ops.norm_gated(&norm, rows, from, &mlp.gate_up, gated)
     }
 }
 
-fn norm<V>(weight: &V, NormSpec { epsilon }: NormSpec) -> Norm<'_, V> {
-    Norm { weight, epsilon }
+/// A norm of the residual stream or of a part's output, if a layer has it.
+fn norm<V>(weight: &Option<V>, spec: Option<NormSpec>) -> Option<Norm<'_, V>> {
+    let (weight, NormSpec { epsilon }) = weight.as_ref().zip(spec)?;
+    Some(Norm { weight, epsilon })
 }

@@ -58,12 +58,13 @@ pub struct Norm<'a, V> {
     pub epsilon: f32,
 }
 
-/// Per-head normalisation of queries and keys, before rotation (Qwen3).
+/// Normalisation of queries and keys, before rotation. As many elements are normalised together as
+/// the weight has: those of a head, or those of all heads.
 #[derive(Debug)]
-pub struct HeadNorms<'a, V> {
-    /// `(head_dim)`, the same for every query head.
+pub struct QkNorms<'a, V> {
+    /// `(head_dim)`, the same for every query head, or `(query_heads × head_dim)`.
     pub query: &'a V,
-    /// `(head_dim)`, the same for every key head.
+    /// `(head_dim)`, the same for every key head, or `(kv_heads × head_dim)`.
     pub key: &'a V,
     /// Epsilon, added to the mean of squares.
     pub epsilon: f32,
@@ -146,7 +147,7 @@ pub trait WeightLoader: Send + Sync {
     }
 
     /// Refuses a model with a part that the device cannot compute; called before any weight is
-    /// loaded. The default accepts what every device computes, see [`supports_decoder`].
+    /// loaded. The default accepts every model that the forward pass runs, see [`supports_decoder`].
     ///
     /// # Errors
     /// The first such part.
@@ -342,7 +343,22 @@ pub trait Ops: Send {
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// `out[r] = matrix · x[r] + bias`, `x` `(rows, in)`, `out` `(rows, out)`.
+    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards. Only on devices
+    /// whose [`WeightLoader::supports`] accepts norms of outputs.
+    fn rms_norm_add(
+        &mut self,
+        norm: &Norm<'_, VectorOf<Self>>,
+        rows: usize,
+        x: &mut Self::Rows,
+        residual: &mut Self::Rows,
+    ) -> Result<(), EngineError> {
+        let _ = (norm, rows, x, residual);
+        let problem = "this device computes no norms of outputs";
+        Err(EngineError::Device(problem.to_owned()))
+    }
+
+    /// `out[r] = matrix · x[r] + bias`, `x` `(rows, in)`, `out` `(rows, out)`. On devices that
+    /// accept norms of outputs, `x` may be the residual stream.
     fn matmul(
         &mut self,
         matrix: &MatrixOf<Self>,
@@ -400,10 +416,10 @@ pub trait Ops: Send {
         Ok(normed)
     }
 
-    /// Normalises each query head and each key head of `qkv` `(rows, q | k | v)` in place.
-    fn head_norm(
+    /// Normalises queries and keys of `qkv` `(rows, q | k | v)` in place.
+    fn qk_norm(
         &mut self,
-        norms: &HeadNorms<'_, VectorOf<Self>>,
+        norms: &QkNorms<'_, VectorOf<Self>>,
         heads: HeadShape,
         rows: usize,
         qkv: &mut Self::Rows,
@@ -420,10 +436,10 @@ pub trait Ops: Send {
         pool: PoolLayer<'_, Self::Pool>,
     ) -> Result<(), EngineError>;
 
-    /// [`Ops::head_norm`] if there are norms, then [`Ops::rotate_store`]. A device may fuse both.
+    /// [`Ops::qk_norm`] if there are norms, then [`Ops::rotate_store`]. A device may fuse both.
     fn norm_rotate_store(
         &mut self,
-        norms: Option<&HeadNorms<'_, VectorOf<Self>>>,
+        norms: Option<&QkNorms<'_, VectorOf<Self>>>,
         batch: &Batch,
         rotary: &RotaryOf<Self>,
         qkv: &mut Self::Rows,
@@ -431,7 +447,7 @@ pub trait Ops: Send {
         pool: PoolLayer<'_, Self::Pool>,
     ) -> Result<(), EngineError> {
         if let Some(norms) = norms {
-            self.head_norm(norms, heads, batch.rows_count(), qkv)?;
+            self.qk_norm(norms, heads, batch.rows_count(), qkv)?;
         }
         self.rotate_store(batch, rotary, qkv, pool)
     }
@@ -449,7 +465,7 @@ pub trait Ops: Send {
     /// `gate | up = matrix · x[r] + bias` with a matrix of [`WeightLoader::gate_up`], then
     /// `out[r][i] = silu(gate[i]) · up[i]`, where `silu(x) = x / (1 + exp(−x))`. `x` `(rows, in)`,
     /// `out` `(rows, width)`; `gate_up` `(rows, 2 × width)` is scratch for a device that runs this
-    /// as two operations.
+    /// as two operations. The residual stream may be `x` as in [`Ops::matmul`].
     fn gated(
         &mut self,
         matrix: &MatrixOf<Self>,

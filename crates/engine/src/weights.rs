@@ -9,7 +9,9 @@ use crate::ops::{InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLo
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
 use cleave_domain::KvSpec;
-use cleave_models::{AttentionSpec, Mixer, Mlp, ModelSpec, Projection, TensorRole, Unsupported};
+use cleave_models::{
+    AttentionSpec, LayerNorms, Mixer, Mlp, ModelSpec, NormSpec, Projection, TensorRole, Unsupported,
+};
 use std::collections::BTreeSet;
 
 /// Errors of loading weights, one variant for each remedy.
@@ -49,10 +51,17 @@ pub struct Weights<P: WeightLoader> {
 }
 
 pub(crate) struct LayerWeights<P: WeightLoader> {
-    pub(crate) mixer_norm: P::Vector,
+    pub(crate) norms: LayerNormWeights<P>,
     pub(crate) mixer: MixerWeights<P>,
-    pub(crate) mlp_norm: P::Vector,
     pub(crate) mlp: MlpWeights<P>,
+}
+
+/// Weights of a layer's norms, `(hidden)` each, as [`LayerNorms`].
+pub(crate) struct LayerNormWeights<P: WeightLoader> {
+    pub(crate) mixer_input: Option<P::Vector>,
+    pub(crate) mixer_output: Option<P::Vector>,
+    pub(crate) mlp_input: Option<P::Vector>,
+    pub(crate) mlp_output: Option<P::Vector>,
 }
 
 /// Weights of a mixer, one variant for each [`Mixer`].
@@ -63,13 +72,13 @@ pub(crate) enum MixerWeights<P: WeightLoader> {
 pub(crate) struct AttentionWeights<P: WeightLoader> {
     /// `(q | k | v, hidden)`.
     pub(crate) qkv: P::Matrix,
-    pub(crate) head_norms: Option<HeadNormWeights<P>>,
+    pub(crate) qk_norm: Option<QkNormWeights<P>>,
     /// Projection after attention, `(hidden, query_width)`.
     pub(crate) output: P::Matrix,
 }
 
-/// Weights of the norms of single heads, `(head_dim)` each.
-pub(crate) struct HeadNormWeights<P: WeightLoader> {
+/// Weights of the norms of queries and keys, as wide as the norm's scope.
+pub(crate) struct QkNormWeights<P: WeightLoader> {
     pub(crate) query: P::Vector,
     pub(crate) key: P::Vector,
 }
@@ -327,14 +336,36 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         let checkpoint = self.checkpoint;
         let spec = &checkpoint.spec().layers[layer];
         Ok(LayerWeights {
-            mixer_norm: self.vector(TensorRole::MixerInputNorm, Some(layer))?,
+            norms: self.layer_norms(&spec.norms, layer)?,
             mixer: match &spec.mixer {
                 Mixer::Attention(spec) => MixerWeights::Attention(self.attention(spec, layer)?),
             },
-            mlp_norm: self.vector(TensorRole::MlpInputNorm, Some(layer))?,
             mlp: match &spec.mlp {
                 Mlp::Gated(_) => MlpWeights::Gated(self.gated_mlp(layer)?),
             },
+        })
+    }
+
+    fn layer_norms(
+        &mut self,
+        norms: &LayerNorms,
+        layer: usize,
+    ) -> Result<LayerNormWeights<P>, EngineError> {
+        let mut load = |norm: &Option<NormSpec>, role| {
+            let weight = norm.map(|_| self.vector(role, Some(layer)));
+            weight.transpose()
+        };
+        let LayerNorms {
+            mixer_input,
+            mixer_output,
+            mlp_input,
+            mlp_output,
+        } = norms;
+        Ok(LayerNormWeights {
+            mixer_input: load(mixer_input, TensorRole::MixerInputNorm)?,
+            mixer_output: load(mixer_output, TensorRole::MixerOutputNorm)?,
+            mlp_input: load(mlp_input, TensorRole::MlpInputNorm)?,
+            mlp_output: load(mlp_output, TensorRole::MlpOutputNorm)?,
         })
     }
 
@@ -344,16 +375,16 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         layer: usize,
     ) -> Result<AttentionWeights<P>, EngineError> {
         let qkv = self.matrix(layer, Projection::QKV, P::sliced_matrix)?;
-        let head_norms = match spec.head_norms {
+        let qk_norm = match spec.qk_norm {
             None => None,
-            Some(_) => Some(HeadNormWeights {
+            Some(_) => Some(QkNormWeights {
                 query: self.vector(TensorRole::QueryNorm, Some(layer))?,
                 key: self.vector(TensorRole::KeyNorm, Some(layer))?,
             }),
         };
         Ok(AttentionWeights {
             qkv,
-            head_norms,
+            qk_norm,
             output: self.matrix(layer, Projection::OUTPUT, P::sliced_matrix)?,
         })
     }

@@ -39,6 +39,7 @@ checkpoint!(llama2, "llama2");
 checkpoint!(llama3, "llama3");
 checkpoint!(llama3_new, "llama3-new");
 checkpoint!(mistral, "mistral");
+checkpoint!(olmo2, "olmo2");
 checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
@@ -46,7 +47,7 @@ checkpoint!(qwen3, "qwen3");
 // Invariant: I48.
 #[test]
 fn drafts_change_no_token_on_the_cpu() {
-    for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3"]) {
+    for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3", "olmo2"]) {
         drafts(&folder(name), &build, seed).unwrap();
     }
 }
@@ -93,7 +94,7 @@ fn a_llama_with_biases_matches_qwen2_goldens() {
 
 #[test]
 fn loading_counts_every_byte_once() {
-    for name in ["llama2", "llama3", "qwen2", "qwen3"] {
+    for name in ["llama2", "llama3", "olmo2", "qwen2", "qwen3"] {
         let checkpoint = Checkpoint::open(&folder(name)).unwrap();
         let mut reports = Vec::new();
         Weights::load(
@@ -184,6 +185,7 @@ fn every_testdata_folder_is_compared() {
         "llama3",
         "llama3-new",
         "mistral",
+        "olmo2",
         "qwen2",
         "qwen2.5",
         "qwen3",

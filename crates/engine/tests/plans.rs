@@ -147,11 +147,12 @@ fn an_inconsistent_plan_is_refused() {
             other => panic!("{expected}: {other:?}"),
         }
     }
-    let samplings: [(&str, DamageSampling); 7] = [
+    let samplings: [(&str, DamageSampling); 8] = [
         ("temperature", |s| s.temperature = f32::NAN),
         ("temperature", |s| s.temperature = -1.0),
         ("top_p", |s| s.top_p = 0.0),
         ("min_p", |s| s.min_p = 1.5),
+        ("top_n_sigma", |s| s.top_n_sigma = f32::INFINITY),
         ("repetition_penalty", |s| s.repetition_penalty = 0.0),
         ("logit_bias", |s| s.logit_bias = vec![(512, 1.0)]),
         ("logit_bias", |s| s.logit_bias = vec![(1, f32::INFINITY)]),

@@ -3,9 +3,9 @@
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
-    InnerSlices, KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, ResidualIo, RotaryTable, WeightLoader,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, InnerSlices,
+    KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
+    QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
@@ -101,14 +101,19 @@ fn draw_plainly(logits: &mut [f32], rule: &DrawRule) -> TokenId {
         0 => likely.len(),
         top_k => (top_k as usize).min(likely.len()),
     };
+    let finite = likely.iter().map(|(logit, _)| *logit);
+    let finite: Vec<f64> = finite.filter(|logit| logit.is_finite()).collect();
+    let mean = finite.iter().sum::<f64>() / finite.len() as f64;
+    let squares = finite.iter().map(|logit| (logit - mean).powi(2));
+    let sigma = (squares.sum::<f64>() / finite.len() as f64).sqrt();
     let weight = |logit: f64| ((logit - most) * f64::from(rule.inverse_temperature)).exp();
     let share = |of: u64| of as f64 / (1u64 << 53) as f64;
-    let total: f64 = likely[..candidates_count]
-        .iter()
-        .map(|(logit, _)| weight(*logit))
-        .sum();
-    let mut before = 0.0;
     likely.truncate(candidates_count);
+    if rule.top_n_sigma > 0.0 {
+        likely.retain(|(logit, _)| *logit >= most - f64::from(rule.top_n_sigma) * sigma);
+    }
+    let total: f64 = likely.iter().map(|(logit, _)| weight(*logit)).sum();
+    let mut before = 0.0;
     likely.retain(|(logit, _)| {
         let is_candidate =
             before < total * share(rule.top_p) && weight(*logit) >= f64::from(rule.min_p);
@@ -340,6 +345,21 @@ impl Ops for PlainOps {
         self.rms_norm(norm, rows, sum.residual, out)
     }
 
+    fn rms_norm_add(
+        &mut self,
+        norm: &Norm<'_, Vec<f32>>,
+        rows: usize,
+        x: &mut Rows,
+        residual: &mut Rows,
+    ) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let addend = normed(x.row(row), norm.weight, norm.epsilon);
+            let added = residual.row_mut(row).iter_mut().zip(addend);
+            added.for_each(|(residual, addend)| *residual += addend);
+        }
+        Ok(())
+    }
+
     fn matmul(
         &mut self,
         matrix: &Matrix,
@@ -353,25 +373,21 @@ impl Ops for PlainOps {
         Ok(())
     }
 
-    fn head_norm(
+    fn qk_norm(
         &mut self,
-        norms: &HeadNorms<'_, Vec<f32>>,
+        norms: &QkNorms<'_, Vec<f32>>,
         heads: HeadShape,
         rows: usize,
         qkv: &mut Rows,
     ) -> Result<(), EngineError> {
         for row in 0..rows {
-            let heads_list = qkv.row_mut(row).chunks_mut(heads.head_dim);
-            for (index, head) in heads_list
-                .take(heads.query_heads + heads.kv_heads)
-                .enumerate()
-            {
-                let weight = if index < heads.query_heads {
-                    norms.query
-                } else {
-                    norms.key
-                };
-                head.copy_from_slice(&normed(head, weight, norms.epsilon));
+            let (queries, rest) = qkv.row_mut(row).split_at_mut(heads.query_width());
+            let keys = &mut rest[..heads.kv_width()];
+            for (part, weight) in [(queries, norms.query), (keys, norms.key)] {
+                assert!(part.len().is_multiple_of(weight.len()));
+                for together in part.chunks_mut(weight.len()) {
+                    together.copy_from_slice(&normed(together, weight, norms.epsilon));
+                }
             }
         }
         Ok(())

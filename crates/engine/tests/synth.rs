@@ -11,7 +11,13 @@ use std::path::Path;
 use std::sync::Arc;
 use tokenizers::Tokenizer;
 
-const TINY: [&str; 4] = ["tiny-llama", "tiny-qwen3", "tiny-mistral", "tiny-qwen2"];
+const TINY: [&str; 5] = [
+    "tiny-llama",
+    "tiny-qwen3",
+    "tiny-mistral",
+    "tiny-qwen2",
+    "tiny-olmo2",
+];
 
 fn write(shape: &str, out: &Path, seed: u64) -> Result<(), SynthError> {
     synth(shape, out, seed, &mut |_| {})

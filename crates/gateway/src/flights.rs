@@ -613,7 +613,12 @@ mod tests {
         handle_note(&flights, &retried);
         assert_eq!(stages(), (1, [0, 0, 0], 0));
         placed(1, 3, 3);
-        assert_eq!(reserved(1, 0), None);
+        let running = Report::Running {
+            handoff: attempt(1),
+            present: 0,
+        };
+        assert_eq!(handle_report(&running), None);
+        assert_eq!(stages(), (0, [0, 1, 0], 0));
         assert_eq!(landed(0), None, "a late report of the attempt before");
         assert_eq!(prefilled(1), None);
         assert_eq!(stages(), (0, [0, 0, 0], 1));

@@ -113,7 +113,13 @@ async fn follow_policy(
             PolicyReload::Same(_) => {
                 info!("the policy file was read again: the policy is unchanged")
             }
-            PolicyReload::Rejected(error) => error!("{error}\nthe previous policy stays in force"),
+            PolicyReload::Rejected(error) => {
+                // An event is one line.
+                for line in error.to_string().lines() {
+                    error!("{}", line.trim_start());
+                }
+                error!("the previous policy stays in force");
+            }
             PolicyReload::Unreadable(error) => {
                 let reason = error.source().map(ToString::to_string);
                 warn!(reason, "{error}; the previous policy stays in force");

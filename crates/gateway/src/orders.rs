@@ -5,19 +5,19 @@
 
 use cleave_domain::{HandoffId, Order, WorkerRef};
 
-/// The other worker that this one must reach for the order.
-pub(super) fn peer_of(order: &Order, worker: WorkerRef) -> Option<WorkerRef> {
-    let peer = match order {
-        Order::Reserve(reserve) => reserve.sender,
-        Order::Prefill(prefill) => prefill.target.worker,
-        Order::Migrate(migrate) => migrate.target.worker,
-        Order::Renew { .. }
+/// The other worker that the order's receiver must reach for it.
+pub(super) fn peer_of(order: &Order) -> Option<WorkerRef> {
+    match order {
+        Order::Reserve(reserve) => Some(reserve.sender),
+        Order::Prefill(prefill) => Some(prefill.target.worker),
+        Order::Migrate(migrate) => Some(migrate.target.worker),
+        Order::Run(_)
+        | Order::Renew { .. }
         | Order::Cancel { .. }
         | Order::Drain
         | Order::Serve { .. }
-        | Order::Relay(_) => return None,
-    };
-    (peer != worker).then_some(peer)
+        | Order::Relay(_) => None,
+    }
 }
 
 /// The hand-off whose blocks the worker will write into a pool, and the pool's worker.
@@ -26,6 +26,7 @@ pub(super) fn sender_handoff(order: &Order) -> Option<(HandoffId, WorkerRef)> {
         Order::Prefill(prefill) => Some((prefill.handoff, prefill.target.worker)),
         Order::Migrate(migrate) => Some((migrate.handoff, migrate.target.worker)),
         Order::Reserve(_)
+        | Order::Run(_)
         | Order::Renew { .. }
         | Order::Cancel { .. }
         | Order::Drain
@@ -38,6 +39,7 @@ pub(super) fn sender_handoff(order: &Order) -> Option<(HandoffId, WorkerRef)> {
 pub(super) fn handoff_begun(order: &Order) -> Option<HandoffId> {
     match order {
         Order::Reserve(reserve) => Some(reserve.handoff),
+        Order::Run(run) => Some(run.handoff),
         order => sender_handoff(order).map(|(handoff, _)| handoff),
     }
 }

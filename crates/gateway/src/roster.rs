@@ -141,6 +141,7 @@ impl WorkerRoster {
                 self.update_sequence_tokens_max(&workers);
             }
             Report::Reserved { .. }
+            | Report::Running { .. }
             | Report::Refused { .. }
             | Report::Prefilled { .. }
             | Report::Landed { .. }

@@ -29,6 +29,6 @@ pub use rope::{Rope, RopeScaling};
 pub use slices::{InnerSlices, SLICES_MAX};
 pub use spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, RopeIndex, Scalars, Unsupported,
+    Mixer, Mlp, ModelSpec, NormSpec, QkNormScope, QkNormSpec, RopeIndex, Scalars, Unsupported,
 };
 pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};

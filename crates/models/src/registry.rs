@@ -5,7 +5,7 @@
 //! Never: reads another key.
 
 use crate::error::ConfigError;
-use crate::families::{llama, mistral, qwen2, qwen3};
+use crate::families::{llama, mistral, olmo2, qwen2, qwen3};
 use crate::fields::ConfigFields;
 use crate::spec::ModelSpec;
 use crate::tensors::NamedRole;
@@ -39,9 +39,10 @@ pub struct DescribedModel {
     pub spec: ModelSpec,
 }
 
-static FAMILIES: [&Family; 4] = [
+static FAMILIES: [&Family; 5] = [
     &llama::FAMILY,
     &mistral::FAMILY,
+    &olmo2::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
 ];

@@ -36,10 +36,10 @@ pub struct ModelSpec {
     pub eos: Vec<TokenId>,
 }
 
-/// One layer: `x += mixer(norm(x))`, then `x += mlp(norm(x))`.
+/// One layer: a mixer, then an MLP, each of which adds to the residual stream, see [`LayerNorms`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// Norms of the inputs of the layer's two parts.
+    /// Norms of the layer's two parts.
     pub norms: LayerNorms,
     /// Part that mixes tokens of a sequence.
     pub mixer: Mixer,
@@ -47,13 +47,18 @@ pub struct LayerSpec {
     pub mlp: Mlp,
 }
 
-/// Norms of a layer.
+/// Norms around a layer's parts: `x += output_norm(part(input_norm(x)))`, those that there are. A
+/// part without a norm of its input reads the residual stream itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerNorms {
     /// Norm of the mixer's input.
-    pub mixer_input: NormSpec,
+    pub mixer_input: Option<NormSpec>,
+    /// Norm of the mixer's output.
+    pub mixer_output: Option<NormSpec>,
     /// Norm of the MLP's input.
-    pub mlp_input: NormSpec,
+    pub mlp_input: Option<NormSpec>,
+    /// Norm of the MLP's output.
+    pub mlp_output: Option<NormSpec>,
 }
 
 /// Root-mean-square norm: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)` (Zhang and Sennrich 2019).
@@ -77,14 +82,42 @@ pub struct AttentionSpec {
     pub heads: HeadShape,
     /// Rotary embedding of queries and keys.
     pub rope: RopeIndex,
-    /// Norm of each query head and each key head before rotation, if there is one.
-    pub head_norms: Option<NormSpec>,
+    /// Norm of queries and keys before rotation, if there is one.
+    pub qk_norm: Option<QkNormSpec>,
     /// Sliding window in tokens, the token itself included; `None` attends to everything.
     pub window: Option<usize>,
     /// Factor of the scores before the softmax.
     pub scale: f32,
     /// Projections that have a bias.
     pub biases: AttentionBiases,
+}
+
+/// Norm of queries and of keys, which have a weight each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNormSpec {
+    /// Formula of the norm.
+    pub norm: NormSpec,
+    /// Elements that are normalised together.
+    pub scope: QkNormScope,
+}
+
+/// Elements that one norm of queries or keys covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormScope {
+    /// One head; every head has the same weight, `(head_dim)` (Qwen3).
+    Head,
+    /// All heads side by side, as the projection gives them, `(heads × head_dim)` (OLMo 2).
+    Projection,
+}
+
+impl QkNormScope {
+    /// Width of the weight for `heads_count` heads.
+    pub const fn width(self, heads_count: usize, head_dim: usize) -> usize {
+        match self {
+            Self::Head => head_dim,
+            Self::Projection => heads_count * head_dim,
+        }
+    }
 }
 
 /// Index of a rotary embedding in [`ModelSpec::ropes`].

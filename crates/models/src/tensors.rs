@@ -4,7 +4,7 @@
 //! Never: reads a file.
 //! Invariant: the list of a model's tensors is complete: a tensor that is not on it is not loaded.
 
-use crate::spec::{AttentionSpec, LayerSpec, Mixer, Mlp, ModelSpec};
+use crate::spec::{AttentionSpec, HeadShape, LayerSpec, Mixer, Mlp, ModelSpec, NormSpec};
 
 /// Part that a tensor plays in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,15 +17,19 @@ pub enum TensorRole {
     Head,
     /// Norm of the mixer's input, `(hidden)`.
     MixerInputNorm,
+    /// Norm of the mixer's output, `(hidden)`.
+    MixerOutputNorm,
     /// Norm of the MLP's input, `(hidden)`.
     MlpInputNorm,
+    /// Norm of the MLP's output, `(hidden)`.
+    MlpOutputNorm,
     /// Weight of a projection, `(out, in)`; may be quantised.
     Weight(Projection),
     /// Bias of a projection, `(out)`.
     Bias(Projection),
-    /// Norm of each query head, `(head_dim)`.
+    /// Norm of queries, `(head_dim)` or `(query_heads × head_dim)`.
     QueryNorm,
-    /// Norm of each key head, `(head_dim)`.
+    /// Norm of keys, `(head_dim)` or `(kv_heads × head_dim)`.
     KeyNorm,
 }
 
@@ -117,7 +121,9 @@ impl ModelSpec {
             TensorRole::Embedding | TensorRole::Head => vec![self.vocab_size, self.hidden_size],
             TensorRole::FinalNorm => vec![self.hidden_size],
             TensorRole::MixerInputNorm
+            | TensorRole::MixerOutputNorm
             | TensorRole::MlpInputNorm
+            | TensorRole::MlpOutputNorm
             | TensorRole::Weight(_)
             | TensorRole::Bias(_)
             | TensorRole::QueryNorm
@@ -132,10 +138,23 @@ impl LayerSpec {
     /// Shape of a role in this layer; `None` if the layer has no such tensor.
     fn shape(&self, role: TensorRole, hidden: usize) -> Option<Vec<usize>> {
         let Mixer::Attention(attention) = &self.mixer;
-        let head_norm = attention.head_norms.map(|_| vec![attention.heads.head_dim]);
+        let HeadShape {
+            query_heads,
+            kv_heads,
+            head_dim,
+        } = attention.heads;
+        let of_stream = |norm: Option<NormSpec>| norm.map(|_| vec![hidden]);
+        let of_heads = |heads_count| {
+            let norm = attention.qk_norm?;
+            Some(vec![norm.scope.width(heads_count, head_dim)])
+        };
         match role {
-            TensorRole::MixerInputNorm | TensorRole::MlpInputNorm => Some(vec![hidden]),
-            TensorRole::QueryNorm | TensorRole::KeyNorm => head_norm,
+            TensorRole::MixerInputNorm => of_stream(self.norms.mixer_input),
+            TensorRole::MixerOutputNorm => of_stream(self.norms.mixer_output),
+            TensorRole::MlpInputNorm => of_stream(self.norms.mlp_input),
+            TensorRole::MlpOutputNorm => of_stream(self.norms.mlp_output),
+            TensorRole::QueryNorm => of_heads(query_heads),
+            TensorRole::KeyNorm => of_heads(kv_heads),
             TensorRole::Weight(projection) => {
                 let size = self.projection(projection, hidden);
                 Some(vec![size.rows, size.columns])

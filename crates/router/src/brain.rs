@@ -8,9 +8,10 @@
 //!   [`RouterBrain::fingerprint`] distinguishes states for a model checker.
 //!
 //! The way of a flight is spread over files: `admit` (admission), `place` (waiting, the first
-//! order), `walk` (the effect of each report of a worker), `resume` (an attempt that ended too
-//! early), `losses` (failures that count), `moves` (a running sequence goes to another worker),
-//! `fail_over_stuck` (a stuck worker), `legs` (release of legs) and `verdict` (outcome and times).
+//! order), `reports` (the effect of each report of a worker), `pass_over` (a worker that does not
+//! take its leg), `resume` (an attempt that ended too early), `losses` (failures that count),
+//! `moves` (a running sequence goes to another worker), `fail_over_stuck` (a stuck worker), `legs`
+//! (release of legs) and `verdict` (outcome and times).
 //!
 //! Owns: the flights, the queue, the timers. Never: sees a generated token while it is drawn;
 //! tokens bypass it, and it asks for them when another worker is to draw the next.
@@ -30,7 +31,8 @@ use crate::scale::OutsideQueues;
 use crate::tally::ServiceTally;
 use crate::timers::{FlightTimer, FlightTimers};
 use cleave_domain::{
-    Ending, Failure, FlightId, HandoffId, Order, SloPolicy, Time, WorkerId, WorkerRef,
+    Ending, Failure, FlightId, HandoffId, Order, PrefillOrder, ReserveOrder, RunOrder, SloPolicy,
+    Time, WorkerId, WorkerRef,
 };
 use cleave_planner::scaling::Scaler;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -303,7 +305,7 @@ impl RouterBrain {
         let sender = self.fleet.claim(attempt.prefill, attempt.sending());
         assert!(
             attempt.reserved || timer.is_some(),
-            "{handoff} waits for a reservation without an alarm"
+            "{handoff} waits for an answer without an alarm"
         );
         let in_doubt = attempt.leg_failure.is_some() && timer.is_some();
         assert!(
@@ -362,8 +364,9 @@ impl RouterBrain {
 
     pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order) {
         let last = match &order {
-            Order::Reserve(order) if order.sender != worker => Some(order.handoff),
-            Order::Prefill(order) => Some(order.handoff),
+            Order::Reserve(ReserveOrder { handoff, .. })
+            | Order::Prefill(PrefillOrder { handoff, .. })
+            | Order::Run(RunOrder { handoff, .. }) => Some(*handoff),
             _ => None,
         };
         self.fleet.count_order(worker, last);

@@ -40,8 +40,8 @@ pub struct RouterLimits {
     pub losses_together: Duration,
     /// How often leases are renewed; a third of the workers' lease or less. Default 5 s.
     pub renew_every: Duration,
-    /// How long a reservation's answer may take before the worker is passed over; also how long one
-    /// leg may take to confirm after the other was lost or released. Default 2 s.
+    /// How long a worker may take to answer an order to reserve or to run before it is passed over;
+    /// also how long one leg may take to confirm after the other was lost or released. Default 2 s.
     pub reserve_timeout: Duration,
     /// Output tokens assumed when a decode worker's room is judged (or `max_tokens`, if smaller);
     /// the workers use the same number. Default 256.
@@ -469,7 +469,7 @@ pub enum MoveReason {
 pub enum CancelStage {
     /// It waited for room.
     Queued,
-    /// The decode worker was asked for blocks.
+    /// The decode worker was asked for blocks, or one worker to run both legs; no answer yet.
     Reserving,
     /// Its prompt was to run, or ran.
     Prefilling,

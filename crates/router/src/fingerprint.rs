@@ -181,7 +181,11 @@ impl RouterBrain {
                 fence,
                 peer_in_doubt: doubtful,
                 context_tokens_max,
-            }) => (2, handoff, fence, doubtful, context_tokens_max).hash(hasher),
+                unanswered_by,
+            }) => {
+                (2, handoff, fence, doubtful).hash(hasher);
+                (context_tokens_max, unanswered_by).hash(hasher);
+            }
         }
         let moving = flight.moving.as_ref();
         moving.map(|m| (m.handoff, m.why)).hash(hasher);

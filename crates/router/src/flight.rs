@@ -95,6 +95,9 @@ pub(crate) struct FailedAttempt {
     pub(crate) peer_in_doubt: Option<WorkerId>,
     /// The longest sequence that its decode worker could hold: there a sequence ends by itself.
     pub(crate) context_tokens_max: u32,
+    /// The worker of both legs, if it did not answer the order to run: it is only passed over,
+    /// unless it drew a token for the client.
+    pub(crate) unanswered_by: Option<WorkerRef>,
 }
 
 /// One hand-off, as the router sees it. Reports of the two legs come over two connections, in any
@@ -109,7 +112,8 @@ pub(crate) struct FlightAttempt {
     pub(crate) of: Option<HandoffId>,
     /// The longest sequence that the decode worker can hold.
     pub(crate) context_tokens_max: u32,
-    /// The decode worker holds blocks; the sender was ordered to start.
+    /// The decode worker holds blocks, and the sender was ordered to start; or the worker of both
+    /// legs accepted the order to run.
     pub(crate) reserved: bool,
     /// The sender drew its last token, and the client has it.
     pub(crate) prefilled: bool,
@@ -143,6 +147,16 @@ impl FlightAttempt {
     /// The hand-off under whose name the sender holds something.
     pub(crate) fn sending(&self) -> HandoffId {
         self.of.unwrap_or(self.handoff)
+    }
+
+    /// Whether one worker serves both legs.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.prefill == self.decode
+    }
+
+    /// Whether a token may have been drawn: a worker was ordered to run the prompt.
+    pub(crate) fn may_have_drawn(&self) -> bool {
+        self.reserved || self.is_whole()
     }
 
     /// Whether it decodes, every token of its sender has passed, and no leg failed.

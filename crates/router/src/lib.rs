@@ -20,6 +20,7 @@ mod ledger;
 mod legs;
 mod losses;
 mod moves;
+mod pass_over;
 mod place;
 pub mod policy;
 mod prefix;

@@ -13,7 +13,8 @@ use crate::policy::{AttemptSize, NoPlacement, RoutingTerms};
 use crate::queue::QueueKind;
 use crate::timers::FlightTimer;
 use cleave_domain::{
-    Deadline, Ending, FlightId, OnDeadlineMiss, OnSloMiss, Order, ReserveOrder, Time, WorkerRef,
+    Deadline, Ending, FlightId, OnDeadlineMiss, OnSloMiss, Order, ReserveOrder, RunOrder, Time,
+    WorkerRef,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,7 +91,8 @@ impl RouterBrain {
         }
     }
 
-    /// Begins an attempt: both legs are claimed, and the decode leg is ordered first.
+    /// Begins an attempt: both legs are claimed, and either one worker is ordered to run them or the
+    /// decode leg is ordered first.
     pub(crate) fn start(&mut self, id: FlightId, placement: &ChosenPlacement) {
         let choice = &placement.choice;
         self.decide(
@@ -143,16 +145,28 @@ impl RouterBrain {
             cached_tokens: choice.cached_tokens,
             waited,
         });
-        let reserve = ReserveOrder {
-            handoff,
-            request,
-            sender: choice.prefill,
-            expected_output_tokens: self.limits.expected_output_tokens,
-            ahead_tokens: 0,
-            waited,
-            due,
+        let expected_output_tokens = self.limits.expected_output_tokens;
+        let order = if choice.prefill == choice.decode {
+            self.clock_ordered(id);
+            Order::Run(RunOrder {
+                handoff,
+                request,
+                expected_output_tokens,
+                waited,
+                due,
+            })
+        } else {
+            Order::Reserve(ReserveOrder {
+                handoff,
+                request,
+                sender: choice.prefill,
+                expected_output_tokens,
+                ahead_tokens: 0,
+                waited,
+                due,
+            })
         };
-        self.send_order(choice.decode, Order::Reserve(reserve));
+        self.send_order(choice.decode, order);
     }
 
     /// Deadline of the next token of an attempt that begins now.

@@ -1,15 +1,14 @@
 //! A flight's way: the effect of each report of a worker.
 //!
 //! Owns: the order of orders: reserve on the decode worker, then prefill on the prefill worker (or
-//! `MigrateOrder` on the worker that it leaves), then facts only. Never: chooses a worker, or
-//! decides about an attempt that is over. Invariant: a fact counts only for an attempt under way,
-//! from the worker that has that leg; anything else is stale, and changes nothing but the claims on
-//! that worker.
+//! `MigrateOrder` on the worker that it leaves), then facts only; one worker of both legs has its
+//! one order already. Never: chooses a worker, or decides about an attempt that is over.
+//! Invariant: a fact counts only for an attempt under way, from the worker that has that leg;
+//! anything else is stale, and changes nothing but the claims on that worker.
 
 use crate::brain::RouterBrain;
 use crate::event::{OperatorRequest, RouterNote};
 use crate::flight::{FlightAttempt, SequenceEnd};
-use crate::ledger::LegClaim;
 use crate::legs::LegRelease;
 use crate::timers::FlightTimer;
 use cleave_domain::{
@@ -132,6 +131,7 @@ impl RouterBrain {
                 };
                 self.reserved(handoff, target);
             }
+            Report::Running { handoff, .. } => self.running(worker, handoff),
             Report::Refused { handoff, refusal } => self.refused(worker, handoff, refusal),
             Report::Prefilled { handoff, timing } => self.prefilled(worker, handoff, timing),
             Report::Landed { handoff } => self.landed(worker, handoff),
@@ -170,7 +170,8 @@ impl RouterBrain {
         };
         let request = Arc::clone(&flight.request);
         let waited = self.now.since(flight.submitted);
-        let awaits_answer = |a: &&mut FlightAttempt| a.decode == worker && !a.reserved;
+        let awaits_answer =
+            |a: &&mut FlightAttempt| a.decode == worker && !a.is_whole() && !a.reserved;
         if flight.leg_mut(handoff).filter(awaits_answer).is_some() {
             return self.move_reserved(handoff, target);
         }
@@ -180,17 +181,10 @@ impl RouterBrain {
         let sender = attempt.prefill;
         // The sender began to drain while the other leg answered: it would refuse, and may be gone
         // before.
-        let drains = self.fleet.get(sender).is_some_and(|w| w.draining);
-        if sender != worker && drains {
+        if self.fleet.get(sender).is_some_and(|w| w.draining) {
             return self.pass_over(handoff, sender, Some(Refusal::Draining));
         }
-        attempt.reserved = true;
-        flight.wait_until = None;
-        // Workers that refused it as late stay excluded, or they would be asked again and again.
-        flight.refusals = flight.late_workers.len() as u32;
-        flight.excluded.clone_from(&flight.late_workers);
-        self.timers
-            .set(handoff.flight, FlightTimer::StepTimeout, None);
+        self.accepted(handoff);
         self.fleet.change(sender, handoff, |p| p.ordered = true);
         let due = self.due(handoff.flight);
         let prefill = PrefillOrder {
@@ -202,6 +196,33 @@ impl RouterBrain {
         };
         self.clock_ordered(handoff.flight);
         self.send_order(sender, Order::Prefill(prefill));
+    }
+
+    /// The worker of both legs runs the request from now on.
+    fn running(&mut self, worker: WorkerRef, handoff: HandoffId) {
+        self.fleet.change(worker, handoff, |p| p.answered = true);
+        let awaits_answer = |a: &FlightAttempt| a.decode == worker && a.is_whole() && !a.reserved;
+        if self.current(handoff).is_some_and(awaits_answer) {
+            self.accepted(handoff);
+        } else {
+            self.note(RouterNote::Stale { worker });
+        }
+    }
+
+    /// Records that the decode worker of the current attempt holds blocks for it.
+    fn accepted(&mut self, handoff: HandoffId) {
+        let Some(flight) = self.flights.get_mut(&handoff.flight) else {
+            return;
+        };
+        if let Some(attempt) = flight.attempt_mut(handoff) {
+            attempt.reserved = true;
+        }
+        flight.wait_until = None;
+        // Workers that refused it as late stay excluded, or they would be asked again and again.
+        flight.refusals = flight.late_workers.len() as u32;
+        flight.excluded.clone_from(&flight.late_workers);
+        self.timers
+            .set(handoff.flight, FlightTimer::StepTimeout, None);
     }
 
     fn prefilled(&mut self, worker: WorkerRef, handoff: HandoffId, timing: PrefillTiming) {
@@ -368,12 +389,7 @@ impl RouterBrain {
     }
 
     fn refused(&mut self, worker: WorkerRef, handoff: HandoffId, refusal: Refusal) {
-        // A worker that refuses the prompt may still hold the reservation.
-        let held = |p: &LegClaim| p.blocks > 0 && p.answered;
-        let keeps = self.fleet.claim(worker, handoff).is_some_and(held);
-        if !keeps {
-            self.drop_claim(worker, handoff);
-        }
+        self.drop_claim(worker, handoff);
         match &refusal {
             Refusal::QueueFull { retry_after } | Refusal::NoBlocks { retry_after } => {
                 self.close_worker(worker, *retry_after);
@@ -400,8 +416,11 @@ impl RouterBrain {
         };
         if attempt.decode != worker && attempt.prefill != worker {
             self.note(RouterNote::Stale { worker });
-        } else if attempt.prefilled || attempt.landed {
-            // A worker that refuses after it reported progress may have drawn tokens.
+        } else if attempt.prefilled
+            || attempt.landed
+            || (attempt.reserved && attempt.decode == worker)
+        {
+            // Tokens may have been drawn since the worker accepted or reported progress.
             self.fail(handoff, Failure::Rejected, worker);
         } else {
             self.pass_over(handoff, worker, Some(refusal));

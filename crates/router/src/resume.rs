@@ -1,16 +1,13 @@
-//! A flight whose attempt ended too early: it is tried on another worker, or resumed after its
-//! client's last token.
+//! A flight whose attempt ended too early: it is resumed after its client's last token.
 //!
-//! Owns: passing over a worker, failing, counting, retrying, giving up. Never: chooses a worker.
+//! Owns: failing, counting, retrying, giving up. Never: chooses a worker.
 //! Invariant: an attempt that may have drawn a token is fenced before another begins, and the new
 //! one begins exactly after the client's last token. A flight survives `failures_max` failures that
 //! count (`losses`); one whose client has every token is done, whichever worker was lost.
 
 use crate::brain::RouterBrain;
-use crate::candidates::ChosenPlacement;
 use crate::event::{RouterNote, RouterOutput};
-use crate::flight::{FailedAttempt, FlightPhase};
-use crate::forecast::TargetMiss;
+use crate::flight::{FailedAttempt, FlightAttempt, FlightPhase};
 use crate::policy::NoPlacement;
 use crate::prefix::PrefixHashes;
 use crate::timers::FlightTimer;
@@ -18,104 +15,8 @@ use cleave_domain::{
     Ending, Failure, FlightId, HandoffId, Refusal, Request, TokenId, WorkerId, WorkerRef,
 };
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Workers tried in one round before a flight waits for news.
-const ROUND_WORKERS: u32 = 3;
 
 impl RouterBrain {
-    // === passing over ===
-
-    /// Passes over a worker that does not take its leg: another may. Nothing was drawn.
-    pub(crate) fn pass_over(
-        &mut self,
-        handoff: HandoffId,
-        worker: WorkerRef,
-        refusal: Option<Refusal>,
-    ) {
-        let id = handoff.flight;
-        // A refusal that any other worker would repeat is final, unless the request ran somewhere
-        // before.
-        let last_word = refusal.clone().filter(|refusal| match refusal {
-            Refusal::TooLong { .. } | Refusal::OutOfVocabulary { .. } => true,
-            Refusal::QueueFull { .. }
-            | Refusal::NoBlocks { .. }
-            | Refusal::NoWorker
-            | Refusal::Late { .. }
-            | Refusal::Draining
-            | Refusal::WrongWorker => false,
-        });
-        let late = match &refusal {
-            Some(Refusal::Late {
-                aim,
-                predicted,
-                retry_after,
-            }) => Some(TargetMiss {
-                aim: *aim,
-                predicted: *predicted,
-                met_after: Some(*retry_after),
-            }),
-            _ => None,
-        };
-        // No answer at all: the worker is not counted as able to serve until it answers again.
-        if refusal.is_none() {
-            self.fleet.set_silent(worker, true);
-        }
-        let foreign = matches!(refusal, Some(Refusal::OutOfVocabulary { .. }));
-        self.clock_lost(id);
-        self.drop_legs(id, Failure::Rejected);
-        self.note(RouterNote::PassedOver {
-            handoff,
-            worker,
-            refusal: refusal.clone(),
-        });
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
-        };
-        if let (Some(refusal), None) = (last_word, &flight.failure) {
-            return self.refuse(id, refusal, Vec::new());
-        }
-        // The stream has a token outside the vocabulary, which every worker would refuse.
-        if foreign {
-            return self.end_without_place(id);
-        }
-        // One worker's draining, or a routing mistake, replaces no answer of another worker.
-        let is_answer = !matches!(refusal, Some(Refusal::Draining | Refusal::WrongWorker));
-        if is_answer || flight.refused.is_none() {
-            flight.refused = refusal.or(flight.refused.take());
-        }
-        flight.refusals += 1;
-        flight.excluded.insert(worker.worker);
-        if late.is_some() {
-            flight.late_workers.insert(worker.worker);
-        }
-        // After a full round the flight waits for news instead of trying every worker of a large
-        // fleet.
-        let round_over = flight.refusals >= ROUND_WORKERS;
-        let refused_late = flight.failure.is_none().then_some(late).flatten();
-        let found = self.seek(id);
-        if let Some(placement) = found.as_ref().ok().filter(|p| p.miss().is_none())
-            && !round_over
-        {
-            return self.start(id, placement);
-        }
-        let considered = match &found {
-            Ok(placement) => placement.considered.clone(),
-            Err(_) => Vec::new(),
-        };
-        let missed = found.as_ref().ok().and_then(ChosenPlacement::miss);
-        match missed.or(refused_late) {
-            // Workers refused for lateness, or it is predicted of all that remain.
-            Some(miss) => self.unmet(id, miss, considered),
-            None => {
-                // A worker that did not even answer is closed for a moment, or the first flight of
-                // the queue would be sent straight back.
-                self.close_worker(worker, Duration::ZERO);
-                self.wait(id);
-            }
-        }
-    }
-
     // === failing ===
 
     /// Handles a prefill worker that cannot go on. That does not matter if the decode worker has
@@ -161,8 +62,7 @@ impl RouterBrain {
         let Some(attempt) = self.current(handoff) else {
             return;
         };
-        let ordered = attempt.reserved;
-        let context_tokens_max = attempt.context_tokens_max;
+        let failed = attempt.clone();
         let other = if attempt.decode == worker {
             attempt.prefill.worker
         } else {
@@ -193,18 +93,33 @@ impl RouterBrain {
         flight.moves_aborted = 0;
         flight.wait_until = None;
         // Nothing was ordered to compute, so no token can exist: no fence is needed.
-        if !ordered {
+        if !failed.may_have_drawn() {
             return self.try_again(id, handoff, None);
         }
+        self.fence(&failed, doubtful, None);
+    }
+
+    /// Fences every attempt up to the last one begun, and asks for the client's tokens.
+    pub(crate) fn fence(
+        &mut self,
+        over: &FlightAttempt,
+        peer_in_doubt: Option<WorkerId>,
+        unanswered_by: Option<WorkerRef>,
+    ) {
+        let handoff = over.handoff;
+        let Some(flight) = self.flights.get_mut(&handoff.flight) else {
+            return;
+        };
         let fence = HandoffId {
-            flight: id,
             attempt: flight.attempts - 1,
+            ..handoff
         };
         flight.stage = FlightPhase::CountingTokens(FailedAttempt {
             handoff,
             fence,
-            peer_in_doubt: doubtful,
-            context_tokens_max,
+            peer_in_doubt,
+            context_tokens_max: over.context_tokens_max,
+            unanswered_by,
         });
         self.counting_flights += 1;
         self.emit_output(RouterOutput::Fence { handoff: fence });
@@ -219,8 +134,12 @@ impl RouterBrain {
         };
         match (&flight.stage, &flight.moving) {
             (FlightPhase::CountingTokens(broken), _) if broken.fence == handoff => {
-                let broken = *broken;
-                self.given(handoff.flight, generated);
+                let mut broken = *broken;
+                if self.given(handoff.flight, generated)
+                    && let Some(worker) = broken.unanswered_by.take()
+                {
+                    self.drew_unanswered(handoff.flight, worker);
+                }
                 self.resume(handoff.flight, broken);
             }
             (_, Some(moving)) if moving.handoff == handoff && moving.leg.is_none() => {
@@ -231,19 +150,20 @@ impl RouterBrain {
         }
     }
 
-    fn given(&mut self, id: FlightId, generated: Arc<[TokenId]>) {
+    /// Adds the client's tokens to the request. Returns whether it has more than before.
+    fn given(&mut self, id: FlightId, generated: Arc<[TokenId]>) -> bool {
         let sizes: Vec<u32> = self.fleet.block_sizes().collect();
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return;
+        let flight = self.flights.get_mut(&id);
+        let Some(flight) = flight.filter(|f| generated.len() > f.request.generated.len()) else {
+            return false;
         };
-        if generated.len() > flight.request.generated.len() {
-            let request = Request {
-                generated,
-                ..Request::clone(&flight.request)
-            };
-            flight.content = PrefixHashes::of(&request, sizes.into_iter());
-            flight.request = Arc::new(request);
-        }
+        let request = Request {
+            generated,
+            ..Request::clone(&flight.request)
+        };
+        flight.content = PrefixHashes::of(&request, sizes.into_iter());
+        flight.request = Arc::new(request);
+        true
     }
 
     fn resume(&mut self, id: FlightId, broken: FailedAttempt) {
@@ -257,6 +177,8 @@ impl RouterBrain {
         }
         if let Some(finish) = flight.sequence_end(broken.context_tokens_max) {
             self.finish_flight(id, finish);
+        } else if let Some(worker) = broken.unanswered_by {
+            self.try_another(id, worker, None);
         } else {
             self.try_again(id, broken.handoff, broken.peer_in_doubt);
         }
@@ -400,6 +322,7 @@ fn unplaced(refused: Option<&Refusal>, full: Refusal) -> Refusal {
 mod tests {
     use super::*;
     use cleave_domain::SloMetric;
+    use std::time::Duration;
 
     #[test]
     fn no_other_refusal_of_a_worker_becomes_queue_full() {

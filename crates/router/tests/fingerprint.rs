@@ -7,7 +7,7 @@ use cleave_domain::{
     StepProgress, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_router::{
-    CancelReason, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
+    CancelReason, LegPlacement, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
@@ -43,6 +43,13 @@ fn reserved(attempt: u32) -> Report {
         present: 0,
         blocks: Vec::new(),
         state: None,
+    }
+}
+
+fn runs(attempt: u32) -> Report {
+    Report::Running {
+        handoff: handoff(attempt),
+        present: 0,
     }
 }
 
@@ -140,6 +147,7 @@ fn inputs(world: &FingerprintWorld) -> Vec<Option<RouterInput>> {
                 continue;
             }
             inputs.push(report_input(me, reserved(attempt)));
+            inputs.push(report_input(me, runs(attempt)));
             inputs.push(report_input(me, landed(attempt)));
             inputs.push(report_input(
                 me,
@@ -185,6 +193,7 @@ fn step(world: &mut FingerprintWorld, input: Option<RouterInput>) -> Vec<RouterO
             RouterOutput::Order { order, .. } => match order {
                 cleave_domain::Order::Reserve(order) => order.waited = Duration::ZERO,
                 cleave_domain::Order::Prefill(order) => order.waited = Duration::ZERO,
+                cleave_domain::Order::Run(order) => order.waited = Duration::ZERO,
                 _ => {}
             },
             _ => {}
@@ -201,9 +210,14 @@ fn fingerprint(brain: &RouterBrain) -> u64 {
 }
 
 fn new_world() -> FingerprintWorld {
+    world_of(LegPlacement::Auto)
+}
+
+fn world_of(placement: LegPlacement) -> FingerprintWorld {
     let mut world = FingerprintWorld {
         brain: RouterBrain::new(RouterLimits {
             failures_max: 1,
+            placement,
             ..RouterLimits::default()
         }),
         now: Time::ZERO,
@@ -218,13 +232,20 @@ fn new_world() -> FingerprintWorld {
 #[test]
 fn equal_fingerprints_have_equal_futures() {
     let (mut states, mut pairs) = (0, 0);
-    for world in [new_world(), running(), moving()] {
+    for world in [new_world(), ordered_to_run(), running(), moving()] {
         let (count, compared) = explore(world);
         states += count;
         pairs += compared;
     }
     assert!(states > 500, "only {states} states");
     assert!(pairs > 1_000, "only {pairs} pairs");
+}
+
+/// A flight whose worker of both legs has not answered.
+fn ordered_to_run() -> FingerprintWorld {
+    let mut world = world_of(LegPlacement::Whole);
+    step(&mut world, Some(submitted(FLIGHT.0)));
+    world
 }
 
 /// A flight on workers 1 and 2.

@@ -3,10 +3,11 @@
 //! takes time.
 
 use cleave_domain::{
-    Capacity, DecodeTiming, Ending, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
-    LinkPrice, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, Refusal,
-    Report, Request, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SamplingParams, SloMetric,
-    SloVerdict, StepWork, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    Capacity, Deadline, DecodeTiming, Ending, Fingerprint, FinishReason, FlightId, HandoffId,
+    Incarnation, LinkPrice, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
+    Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
+    SamplingParams, SloMetric, SloVerdict, StepWork, StopRules, Time, WorkerDescription, WorkerId,
+    WorkerLoad, WorkerRef,
 };
 use cleave_planner::Predict;
 use cleave_router::{
@@ -93,6 +94,21 @@ struct PricedPrompt {
     begun: Option<Time>,
     /// Its latest start, if it has a target.
     latest: Option<Time>,
+}
+
+impl PricedPrompt {
+    /// A prompt that arrives now, without a target.
+    fn new(handoff: HandoffId, request: Arc<Request>, to: WorkerRef, now: Time) -> Self {
+        Self {
+            handoff,
+            request,
+            to,
+            done: 0,
+            arrived: now,
+            begun: None,
+            latest: None,
+        }
+    }
 }
 
 struct PricedStream {
@@ -482,8 +498,9 @@ impl PricedWorld {
         let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
         worker.orders_received[router] += 1;
         match order {
-            Order::Reserve(order) => self.reserve(router, worker_ref, order),
+            Order::Reserve(order) => self.reserve(router, worker_ref, &order),
             Order::Prefill(order) => self.prefill(router, worker_ref, order),
+            Order::Run(order) => self.run_whole(router, worker_ref, &order),
             Order::Cancel { handoff } => {
                 worker.prompts.retain(|prompt| prompt.handoff != handoff);
                 worker.streams.retain(|stream| stream.handoff != handoff);
@@ -495,43 +512,96 @@ impl PricedWorld {
         }
     }
 
-    fn reserve(&mut self, router: usize, worker_ref: WorkerRef, order: ReserveOrder) {
-        let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
+    fn reserve(&mut self, router: usize, worker_ref: WorkerRef, order: &ReserveOrder) {
         let handoff = order.handoff;
-        self.slo_received
-            .insert(handoff.flight, order.request.slo.clone());
-        let tokens = order.request.prompt.len() as u32 + order.expected_output_tokens;
-        let blocks = tokens.div_ceil(BLOCK_TOKENS);
-        let free = capacity().blocks_count - worker.blocks_held();
-        let report = if blocks > free {
-            let retry_after = millis(50);
-            self.refusals_by_workers += 1;
-            let refusal = Refusal::NoBlocks { retry_after };
-            Report::Refused { handoff, refusal }
-        } else {
-            worker.reserved.insert(handoff, blocks);
-            worker.requests.insert(handoff, order.request);
-            Report::Reserved {
+        let report = match self.hold(
+            worker_ref,
+            handoff,
+            &order.request,
+            order.expected_output_tokens,
+        ) {
+            Err(refusal) => Report::Refused { handoff, refusal },
+            Ok(()) => Report::Reserved {
                 handoff,
                 present: 0,
                 blocks: Vec::new(),
                 state: None,
-            }
+            },
         };
         self.send_report(router, worker_ref, report);
     }
 
     fn prefill(&mut self, router: usize, worker_ref: WorkerRef, order: PrefillOrder) {
+        let (handoff, to) = (order.handoff, order.target.worker);
+        let prompt = PricedPrompt::new(handoff, order.request, to, self.now);
+        if let Err(refusal) = self.start_prompt(worker_ref, prompt, order.due) {
+            self.send_report(router, worker_ref, Report::Refused { handoff, refusal });
+        }
+    }
+
+    fn run_whole(&mut self, router: usize, worker_ref: WorkerRef, order: &RunOrder) {
+        let handoff = order.handoff;
+        let prompt = PricedPrompt::new(handoff, Arc::clone(&order.request), worker_ref, self.now);
+        let held = self.hold(
+            worker_ref,
+            handoff,
+            &order.request,
+            order.expected_output_tokens,
+        );
+        let started = held.and_then(|()| self.start_prompt(worker_ref, prompt, order.due));
+        let report = match started {
+            Ok(()) => Report::Running {
+                handoff,
+                present: 0,
+            },
+            Err(refusal) => {
+                let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
+                worker.reserved.remove(&handoff);
+                Report::Refused { handoff, refusal }
+            }
+        };
+        self.send_report(router, worker_ref, report);
+    }
+
+    /// Reserves blocks for a request and its expected output.
+    fn hold(
+        &mut self,
+        worker_ref: WorkerRef,
+        handoff: HandoffId,
+        request: &Arc<Request>,
+        expected_output_tokens: u32,
+    ) -> Result<(), Refusal> {
+        let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
+        self.slo_received
+            .insert(handoff.flight, request.slo.clone());
+        let tokens = request.prompt.len() as u32 + expected_output_tokens;
+        let blocks = tokens.div_ceil(BLOCK_TOKENS);
+        let free = capacity().blocks_count - worker.blocks_held();
+        if blocks > free {
+            let retry_after = millis(50);
+            self.refusals_by_workers += 1;
+            return Err(Refusal::NoBlocks { retry_after });
+        }
+        worker.reserved.insert(handoff, blocks);
+        worker.requests.insert(handoff, Arc::clone(request));
+        Ok(())
+    }
+
+    /// Queues a prompt, unless it or another would be late.
+    fn start_prompt(
+        &mut self,
+        worker_ref: WorkerRef,
+        prompt: PricedPrompt,
+        due: Option<Deadline>,
+    ) -> Result<(), Refusal> {
         let now = self.now;
         let worker = self.workers.get_mut(&worker_ref.worker).expect("exists");
         let run = worker
             .prices
-            .prefill(0, order.request.prompt.len() as u32, 512);
+            .prefill(0, prompt.request.prompt.len() as u32, 512);
         let slowed = |span: Duration| span * worker.slowed_permille() / 1000;
-        let due = order.due.map(|due| now + due.left);
-        let firm = order
-            .due
-            .is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse);
+        let firm = due.is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse);
+        let due = due.map(|due| now + due.left);
         let before = worker
             .load(now, 0)
             .backlog
@@ -544,24 +614,18 @@ impl PricedWorld {
         let late = due.is_some_and(|due| predicted > due + run / 4);
         if firm && (late || worker.makes_others_late(now, due.map(|due| due - run), run)) {
             self.refusals_by_workers += 1;
-            let handoff = order.handoff;
-            let refusal = Refusal::Late {
+            return Err(Refusal::Late {
                 aim: SloMetric::Ttft,
                 predicted: predicted.since(now),
                 retry_after: millis(50),
-            };
-            return self.send_report(router, worker_ref, Report::Refused { handoff, refusal });
+            });
         }
         worker.prompts.push(PricedPrompt {
-            handoff: order.handoff,
-            request: order.request,
-            to: order.target.worker,
-            done: 0,
-            arrived: now,
-            begun: None,
             latest: due.map(|due| due - run),
+            ..prompt
         });
         worker.begin(now);
+        Ok(())
     }
 
     fn landed(&mut self, id: WorkerId, handoff: HandoffId) {

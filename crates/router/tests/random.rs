@@ -85,11 +85,28 @@ struct OrderedAttempt {
     of: Option<u32>,
     /// Its sender was ordered to start: from now on its tokens may come.
     ordered: bool,
-    /// Its decode worker reported its end, was ordered to end it, or is gone.
+    /// Its decode worker reported its end, was ordered to end it, or is gone; or the sender refused.
     over: bool,
+    /// An order to run both legs was answered.
+    running: bool,
     /// Reports already made, as by an honest worker.
     prefilled: bool,
     landed: bool,
+}
+
+impl OrderedAttempt {
+    fn new(sender: WorkerRef, decode: WorkerRef, of: Option<u32>) -> Self {
+        Self {
+            sender,
+            decode,
+            of,
+            ordered: false,
+            over: false,
+            running: false,
+            prefilled: false,
+            landed: false,
+        }
+    }
 }
 
 /// A flight's state outside the brain.
@@ -184,6 +201,13 @@ impl RandomDriver {
                 }
             }
             RouterInput::WorkerReported { worker, report } => {
+                if let Report::Running { handoff, .. } = report {
+                    let driven = self.flights.get_mut(&handoff.flight);
+                    let attempt = driven.and_then(|f| f.attempts.get_mut(&handoff.attempt));
+                    if let Some(attempt) = attempt.filter(|attempt| attempt.decode == *worker) {
+                        attempt.running = true;
+                    }
+                }
                 let (Report::Finished { handoff, .. }
                 | Report::Released { handoff }
                 | Report::LegFailed { handoff, .. }
@@ -193,7 +217,12 @@ impl RandomDriver {
                 };
                 let driven = self.flights.get_mut(&handoff.flight);
                 let attempt = driven.and_then(|f| f.attempts.get_mut(&handoff.attempt));
-                if let Some(attempt) = attempt.filter(|attempt| attempt.decode == *worker) {
+                // A sender that refuses its prompt drew nothing.
+                let refused = matches!(report, Report::Refused { .. });
+                let ends = |attempt: &&mut OrderedAttempt| {
+                    attempt.decode == *worker || (refused && attempt.sender == *worker)
+                };
+                if let Some(attempt) = attempt.filter(ends) {
                     attempt.over = true;
                 }
             }
@@ -253,15 +282,8 @@ impl RandomDriver {
     fn order(&mut self, worker: WorkerRef, order: Order) {
         match order {
             Order::Reserve(order) => {
+                assert_ne!(order.sender, worker, "{} has one worker", order.handoff);
                 let driven = self.flights.entry(order.handoff.flight).or_default();
-                // No attempt begins while the client's tokens are being counted.
-                assert_eq!(driven.count_requested, None, "{}", order.handoff);
-                let generated = order.request.generated.len() as u32;
-                assert!(
-                    generated <= driven.tokens_given,
-                    "{} has too many",
-                    order.handoff
-                );
                 let of = driven
                     .attempts
                     .iter()
@@ -269,22 +291,20 @@ impl RandomDriver {
                         order.ahead_tokens > 0 && ordered_attempt.decode == order.sender
                     })
                     .map(|(attempt, _)| *attempt);
-                let ordered_attempt = OrderedAttempt {
-                    sender: order.sender,
-                    decode: worker,
-                    of,
-                    ordered: false,
-                    over: false,
-                    prefilled: false,
-                    landed: false,
-                };
-                let before = driven
-                    .attempts
-                    .insert(order.handoff.attempt, ordered_attempt);
-                assert!(before.is_none(), "{} means two pairs", order.handoff);
-                self.orders_sent.push((worker, order.handoff));
+                let attempt = OrderedAttempt::new(order.sender, worker, of);
+                self.first_order(order.handoff, &order.request, attempt);
+            }
+            Order::Run(order) => {
+                let attempt = OrderedAttempt::new(worker, worker, None);
+                self.first_order(order.handoff, &order.request, attempt);
+                self.begun(worker, order.handoff);
             }
             Order::Prefill(order) => {
+                assert_ne!(
+                    order.target.worker, worker,
+                    "{} has one worker",
+                    order.handoff
+                );
                 self.begun(worker, order.handoff);
                 self.orders_sent.push((worker, order.handoff));
             }
@@ -310,13 +330,28 @@ impl RandomDriver {
                     .get_mut(&handoff.attempt)
                     .expect("was ordered");
                 if ordered_attempt.decode == worker {
-                    ordered_attempt.over = true;
+                    // Tokens may still come of an order to run that was not answered.
+                    let whole = ordered_attempt.sender == worker;
+                    ordered_attempt.over |= !whole || ordered_attempt.running;
                 } else {
                     assert_eq!(ordered_attempt.sender, worker, "{handoff} was never there");
                 }
             }
             Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::Relay(_) => {}
         }
+    }
+
+    /// Records an attempt with its first order.
+    fn first_order(&mut self, handoff: HandoffId, request: &Request, attempt: OrderedAttempt) {
+        let driven = self.flights.entry(handoff.flight).or_default();
+        // No attempt begins while the client's tokens are being counted.
+        assert_eq!(driven.count_requested, None, "{handoff}");
+        let generated = request.generated.len() as u32;
+        assert!(generated <= driven.tokens_given, "{handoff} has too many");
+        let worker = attempt.decode;
+        let before = driven.attempts.insert(handoff.attempt, attempt);
+        assert!(before.is_none(), "{handoff} means two pairs");
+        self.orders_sent.push((worker, handoff));
     }
 
     /// Asserts that among all attempts whose tokens the client may still be given one runs, or two
@@ -453,7 +488,8 @@ impl RandomDriver {
         let retry_after = Duration::from_millis(u64::from(a));
         let failure = Failure::LinkLost;
         let report = match b % 24 {
-            0..=6 => reserved(handoff),
+            0..=4 => reserved(handoff),
+            5..=6 => running(handoff),
             7..=9 => prefilled(handoff),
             10..=11 => Report::Landed { handoff },
             12..=13 => finished(handoff),
@@ -490,6 +526,8 @@ impl RandomDriver {
         let failure = Failure::LinkLost;
         let (worker, report) = if !ordered_attempt.ordered {
             (decode, reserved(handoff))
+        } else if sender == decode && !ordered_attempt.running {
+            (decode, running(handoff))
         } else if !ordered_attempt.prefilled && a % 8 > 1 {
             ordered_attempt.prefilled = true;
             (sender, prefilled(handoff))
@@ -545,6 +583,13 @@ fn reserved(handoff: HandoffId) -> Report {
         present: 0,
         blocks: Vec::new(),
         state: None,
+    }
+}
+
+fn running(handoff: HandoffId) -> Report {
+    Report::Running {
+        handoff,
+        present: 0,
     }
 }
 

@@ -403,6 +403,10 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 .collect(),
             state: None,
         },
+        "running" => Report::Running {
+            handoff: id(),
+            present: number("present"),
+        },
         "refused" => Report::Refused {
             handoff: id(),
             refusal: match words[2] {
@@ -617,13 +621,18 @@ fn decision_words(decision: &PlacementDecision) -> String {
     format!("{flight} of {class} {verdict} after {waited:?}{factors}{considered}")
 }
 
+/// The tokens that a client has already.
+fn generated(request: &Request) -> String {
+    match request.generated.len() {
+        0 => String::new(),
+        count => format!(" and {count} generated"),
+    }
+}
+
 fn order_words(order: &Order) -> String {
     match order {
         Order::Reserve(order) => {
-            let generated = match order.request.generated.len() {
-                0 => String::new(),
-                count => format!(" and {count} generated"),
-            };
+            let generated = generated(&order.request);
             let ahead = match order.ahead_tokens {
                 0 => String::new(),
                 count => format!(", {count} ahead"),
@@ -636,6 +645,13 @@ fn order_words(order: &Order) -> String {
                 order.sender
             )
         }
+        Order::Run(order) => format!(
+            "<- run {} of {}{} + {} tokens",
+            order.handoff,
+            order.request.prompt.len(),
+            generated(&order.request),
+            order.expected_output_tokens
+        ),
         Order::Prefill(order) => format!(
             "<- prefill {} to {}, {} blocks there and {} to fill",
             order.handoff,
@@ -681,6 +697,8 @@ macro_rules! scenarios {
 scenarios! {
     one_flight_on_two_workers
     one_flight_on_one_worker
+    an_unanswered_order_to_run_is_fenced
+    a_lost_worker_ordered_to_run_is_fenced
     a_first_token_may_be_the_last
     a_decode_worker_may_know_the_end_before_the_router
     a_finish_before_the_first_token_waits_for_it

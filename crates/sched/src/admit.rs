@@ -1,10 +1,10 @@
 //! Orders: admission, refusal and renewal.
 //!
-//! Owns: the conditions of admission and the reservation of blocks.
-//! Never: accepts a leg that would have to wait for blocks: all that it needs is held or reserved
-//! before it is accepted, or it is refused. So no leg waits for a block that another leg holds.
-//! Invariant: an order is answered by `Reserved` or `Refused`, or is in the end `Released`; a
-//! refusal leaves nothing behind, and a repetition changes nothing.
+//! Owns: the conditions of admission. Never: accepts a leg that would have to wait for blocks: all
+//! that it needs is held or reserved before it is accepted, or it is refused. So no leg waits for a
+//! block that another leg holds.
+//! Invariant: an order is answered by `Reserved`, `Running` or `Refused`, or is in the end
+//! `Released`; a refusal leaves nothing behind, and a repetition changes nothing.
 
 use crate::WorkerNote;
 use crate::batch::StepPipeline;
@@ -14,15 +14,26 @@ use crate::handoff::{EndedHandoff, PeerTraffic};
 use crate::memory::{CacheReuse, KvMemory};
 use crate::policy::{self, ServiceRank};
 use crate::report::RouterReports;
+use crate::reservation::{ahead, growth};
 use crate::sequences::{SequenceTable, WorkerSequence, prompt_due};
 use crate::snapshot::WorkerSnapshot;
 use cleave_domain::{
-    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId, Time,
+    Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId, RunOrder,
+    Time,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
 use cleave_kv::handoff::sender::HandoffSender;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// The part of an order that makes a sequence.
+struct SequenceOrder {
+    handoff: HandoffId,
+    request: Arc<Request>,
+    waited: Duration,
+    due: Option<Deadline>,
+}
 
 /// The rules of admission, and of leases.
 pub(crate) struct Admission<'a> {
@@ -37,11 +48,63 @@ pub(crate) struct Admission<'a> {
 }
 
 impl Admission<'_> {
+    // === both legs ===
+
+    /// Reserves and runs at once: one admission, which starts the prompt or refuses.
+    pub(crate) fn run(&mut self, router: RouterId, order: RunOrder) {
+        let handoff = order.handoff;
+        if self.is_repeated(handoff) {
+            return self.context.note(WorkerNote::Repeated { handoff });
+        }
+        let accepted = self
+            .may_run(&order)
+            .and_then(|()| self.take_run(router, order));
+        match accepted {
+            Ok(running) => self.context.report(router, running),
+            Err(refusal) => self
+                .context
+                .report(router, Report::Refused { handoff, refusal }),
+        }
+    }
+
+    /// Any worker may serve both legs of one request; its role limits hand-offs with others.
+    fn may_run(&self, order: &RunOrder) -> Result<(), Refusal> {
+        self.may_take(order.handoff, &order.request)?;
+        self.may_decode(&order.request, order.due)
+    }
+
+    /// Holds every block of prompt and output so far, reserves some for growth, and makes the
+    /// prompt runnable; all or none.
+    fn take_run(&mut self, router: RouterId, order: RunOrder) -> Result<Report, Refusal> {
+        let RunOrder {
+            handoff,
+            request,
+            expected_output_tokens,
+            waited,
+            due,
+        } = order;
+        let of = SequenceOrder {
+            handoff,
+            request,
+            waited,
+            due,
+        };
+        let mut sequence = self.new_sequence(router, of);
+        self.snapshot().refuse_late_prompt(&mut sequence)?;
+        let now = sequence.len().div_ceil(self.context.block_tokens());
+        let growth = growth(self.context.limits(), &sequence, expected_output_tokens);
+        self.hold(&mut sequence, CacheReuse::AllButLastToken, growth - now)?;
+        self.memory.take_reserved(&mut sequence, now);
+        let present = sequence.kv.published();
+        self.start_prompt(sequence);
+        Ok(Report::Running { handoff, present })
+    }
+
     // === the decode leg ===
 
     pub(crate) fn reserve(&mut self, router: RouterId, order: ReserveOrder) {
         let handoff = order.handoff;
-        if self.sequences.contains(handoff) || self.was_here(handoff) {
+        if self.is_repeated(handoff) {
             return self.context.note(WorkerNote::Repeated { handoff });
         }
         let accepted = self
@@ -56,22 +119,26 @@ impl Admission<'_> {
     }
 
     fn may_reserve(&self, order: &ReserveOrder) -> Result<(), Refusal> {
-        let me = self.context.limits().me;
-        // Any worker may serve both legs of one request; the role limits hand-offs from others. A
-        // sender that is an earlier incarnation of this worker, or is fenced, will never write.
-        let served = self.context.limits().role.decodes() && order.sender.worker != me.worker;
-        let is_fenced = self.peers.is_fenced(order.sender);
-        if order.sender != me && (!served || is_fenced) {
+        // A sender that is this worker, in any incarnation, or is fenced, will never write.
+        let is_other = order.sender.worker != self.context.limits().me.worker;
+        if !self.context.limits().role.decodes() || !is_other || self.peers.is_fenced(order.sender)
+        {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
+        self.may_decode(&order.request, order.due)
+    }
+
+    /// Whether one more sequence may decode here: the queue for slots has room, and no gap would
+    /// miss its target.
+    fn may_decode(&self, request: &Request, due: Option<Deadline>) -> Result<(), Refusal> {
         let slots = self.context.limits().capacity.slots_count as usize;
         let decoding = self.sequences.iter().filter(|s| s.decodes_here()).count();
         if decoding >= slots + self.context.limits().queue_max as usize {
             let retry_after = self.snapshot().soonest_end();
             return Err(Refusal::QueueFull { retry_after });
         }
-        self.snapshot().refuse_slow_decode(order)
+        self.snapshot().refuse_slow_decode(request, due)
     }
 
     /// Holds every block of prompt and output so far, and reserves some for growth; all or none.
@@ -89,45 +156,39 @@ impl Admission<'_> {
             waited,
             due,
         } = order;
+        let of = SequenceOrder {
+            handoff,
+            request,
+            waited,
+            due,
+        };
+        let mut sequence = self.new_sequence(router, of);
         let size = self.context.block_tokens();
-        let rank = self.rank(handoff, &request, waited, due);
-        let mut sequence = WorkerSequence::new(rank, router, request, self.context.now());
-        sequence.on_miss = due.map(|due| due.unmet);
-        if sender == self.context.limits().me {
-            self.snapshot().refuse_late_prompt(&mut sequence)?;
-        }
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
         // Taken from the reservation now, because the sender may fill them before it seals.
-        let blocks = self.ahead(&sequence, ahead_tokens);
-        let growth = self.growth(&sequence, expected_output_tokens).max(blocks) - now;
-        let reach = if sender == self.context.limits().me {
-            CacheReuse::AllButLastToken
-        } else {
-            CacheReuse::EveryFullBlock
-        };
-        self.hold(&mut sequence, reach, growth)?;
+        let blocks = ahead(self.context.limits(), &sequence, ahead_tokens);
+        let growth =
+            growth(self.context.limits(), &sequence, expected_output_tokens).max(blocks) - now;
+        self.hold(&mut sequence, CacheReuse::EveryFullBlock, growth)?;
         let present = sequence.kv.published();
         self.memory.take_reserved(&mut sequence, blocks);
         let blocks = sequence.kv.table()[present as usize..].to_vec();
         let state = sequence.kv.state().map(|state| state.live);
-        if sender != self.context.limits().me {
-            let salt = sequence.request.cache_salt;
-            let content = block_hash(salt, None, &sequence.tokens);
-            sequence.peer_state_open = true;
-            sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
-                handoff,
-                sender,
-                present,
-                blocks: blocks.clone(),
-                state,
-                capacity: self.context.limits().capacity,
-                vocab_size: self.context.limits().vocab_size,
-                tokens,
-                content,
-                writer: self.context.limits().writer,
-            }));
-        }
+        let content = block_hash(sequence.request.cache_salt, None, &sequence.tokens);
+        sequence.peer_state_open = true;
+        sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
+            handoff,
+            sender,
+            present,
+            blocks: blocks.clone(),
+            state,
+            capacity: self.context.limits().capacity,
+            vocab_size: self.context.limits().vocab_size,
+            tokens,
+            content,
+            writer: self.context.limits().writer,
+        }));
         self.sequences.add(sequence, self.leased_until());
         Ok(Report::Reserved {
             handoff,
@@ -135,29 +196,6 @@ impl Admission<'_> {
             blocks,
             state,
         })
-    }
-
-    /// Blocks for a sequence and the tokens that its sender may draw before it seals; no more than
-    /// the pool has.
-    fn ahead(&self, sequence: &WorkerSequence, ahead_tokens: u32) -> u32 {
-        let left = sequence.request.stop.max_tokens - sequence.output_count();
-        self.blocks_of(sequence.len().saturating_add(left.min(ahead_tokens)))
-    }
-
-    /// Blocks for the expected length of a sequence; no more than the pool has. The last token
-    /// drawn is never run, so it needs no block.
-    fn growth(&self, sequence: &WorkerSequence, expected_output_tokens: u32) -> u32 {
-        let left = sequence.request.stop.max_tokens - sequence.output_count();
-        let run = left.min(expected_output_tokens).saturating_sub(1);
-        self.blocks_of(sequence.len().saturating_add(run))
-    }
-
-    fn blocks_of(&self, tokens: u32) -> u32 {
-        let capacity = &self.context.limits().capacity;
-        tokens
-            .min(capacity.context_tokens_max)
-            .div_ceil(capacity.block_tokens)
-            .min(capacity.blocks_count)
     }
 
     // === the prefill leg ===
@@ -171,7 +209,7 @@ impl Admission<'_> {
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),
-            Some(sequence) if sequence.awaits_prefill() => self.start_here(router, &order),
+            // Its decode leg is here, so its prompt runs elsewhere.
             Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
             Some(_) => return self.context.note(WorkerNote::Repeated { handoff }),
         };
@@ -179,30 +217,6 @@ impl Admission<'_> {
             self.context
                 .report(router, Report::Refused { handoff, refusal });
         }
-    }
-
-    /// Starts the prompt of a reservation whose legs are both here: it is computed straight into
-    /// the reserved blocks.
-    fn start_here(&mut self, router: RouterId, order: &PrefillOrder) -> Result<(), Refusal> {
-        let target = &order.target;
-        let (me, now) = (self.context.limits().me, self.context.now());
-        let sequence = self
-            .sequences
-            .get_mut(order.handoff)
-            .filter(|sequence| {
-                target.worker == me
-                    && sequence.router == router
-                    && sequence.kv.published() == target.present
-                    && sequence.kv.table()[target.present as usize..] == target.blocks
-                    && sequence.kv.state().map(|state| state.live) == target.state
-            })
-            .ok_or(Refusal::WrongWorker)?;
-        sequence.times.accepted = now;
-        self.memory
-            .fetch(self.context, sequence, self.steps, self.forecast);
-        self.sequences.activate(order.handoff);
-        self.sequences.renew(order.handoff, self.leased_until());
-        Ok(())
     }
 
     fn may_prefill(&self, order: &PrefillOrder) -> Result<(), Refusal> {
@@ -244,38 +258,56 @@ impl Admission<'_> {
             waited,
             due,
         } = order;
-        let rank = self.rank(handoff, &request, waited, due);
-        let mut sequence = WorkerSequence::new(rank, router, request, self.context.now());
-        sequence.on_miss = due.map(|due| due.unmet);
+        let of = SequenceOrder {
+            handoff,
+            request,
+            waited,
+            due,
+        };
+        let mut sequence = self.new_sequence(router, of);
         self.snapshot().refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
         let pieces = self.context.limits().capacity.state_pieces();
         sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
+        self.start_prompt(sequence);
+        Ok(())
+    }
+
+    // === every order ===
+
+    /// Makes a sequence that holds nothing yet.
+    fn new_sequence(&mut self, router: RouterId, of: SequenceOrder) -> WorkerSequence {
+        let rank = self.rank(&of);
+        let mut sequence = WorkerSequence::new(rank, router, of.request, self.context.now());
+        sequence.on_miss = of.due.map(|due| due.unmet);
+        sequence
+    }
+
+    /// Adds a sequence that has all its blocks and whose prompt is to run here.
+    fn start_prompt(&mut self, mut sequence: WorkerSequence) {
         self.memory
             .fetch(self.context, &mut sequence, self.steps, self.forecast);
         self.sequences
             .add(sequence.activated(), self.leased_until());
-        Ok(())
     }
 
-    // === both ===
-
-    fn rank(
-        &mut self,
-        handoff: HandoffId,
-        request: &Request,
-        waited: Duration,
-        due: Option<Deadline>,
-    ) -> ServiceRank {
-        let since = self.context.now() - waited;
+    fn rank(&mut self, of: &SequenceOrder) -> ServiceRank {
+        let since = self.context.now() - of.waited;
         ServiceRank {
-            priority: (request.slo.priority, request.priority),
-            due: due.map_or(prompt_due(since, None), |due| self.context.now() + due.left),
+            priority: (of.request.slo.priority, of.request.priority),
+            due: of
+                .due
+                .map_or(prompt_due(since, None), |due| self.context.now() + due.left),
             since,
             arrival: self.sequences.count_arrival(),
-            handoff,
+            handoff: of.handoff,
         }
+    }
+
+    /// Whether the hand-off is here, or was and is over.
+    fn is_repeated(&self, handoff: HandoffId) -> bool {
+        self.sequences.contains(handoff) || self.was_here(handoff)
     }
 
     /// Whether the hand-off was accepted here before, and is over.
@@ -315,23 +347,6 @@ impl Admission<'_> {
         Ok(())
     }
 
-    /// Calls [`KvMemory::secure`] for a sequence that is new here. Nothing is given out while a
-    /// preempted or swapped sequence waits for blocks: new ones would starve it.
-    fn hold(
-        &mut self,
-        sequence: &mut WorkerSequence,
-        reach: CacheReuse,
-        growth: u32,
-    ) -> Result<(), Refusal> {
-        let waits = |s: &WorkerSequence| s.starved() || s.kv.swap().is_some();
-        let starved = self.sequences.iter().any(waits);
-        if !starved && self.memory.secure(sequence, reach, growth) {
-            return Ok(());
-        }
-        let retry_after = self.snapshot().soonest_end();
-        Err(Refusal::NoBlocks { retry_after })
-    }
-
     // === leases ===
 
     pub(crate) fn renew(&mut self, router: RouterId, handoffs: &[HandoffId]) {
@@ -347,7 +362,7 @@ impl Admission<'_> {
         self.context.now() + self.context.limits().lease
     }
 
-    fn snapshot(&self) -> WorkerSnapshot<'_> {
+    pub(crate) fn snapshot(&self) -> WorkerSnapshot<'_> {
         WorkerSnapshot {
             context: self.context,
             sequences: self.sequences,

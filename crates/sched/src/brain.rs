@@ -149,6 +149,7 @@ impl WorkerBrain {
         match order {
             Order::Reserve(reserve) => machines.admission().reserve(router, reserve),
             Order::Prefill(prefill) => machines.admission().prefill(router, prefill),
+            Order::Run(run) => machines.admission().run(router, run),
             Order::Renew { handoffs } => machines.admission().renew(router, &handoffs),
             Order::Cancel { handoff } => machines.handoffs().cancel(router, handoff),
             Order::Drain => machines.reports.drain(context),

@@ -10,7 +10,7 @@ use crate::batch::targets;
 use crate::policy::{self, ServiceRank};
 use crate::sequences::{SequenceStage, WorkerSequence};
 use crate::snapshot::WorkerSnapshot;
-use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, ReserveOrder, SloMetric, StepWork};
+use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, Request, SloMetric, StepWork};
 use cleave_planner::slowdown_permille;
 use std::time::Duration;
 
@@ -117,12 +117,15 @@ impl WorkerSnapshot<'_> {
 
     /// Refuses a sequence whose mean gap, or that of a stream accepted before it, would exceed its
     /// target.
-    pub(crate) fn refuse_slow_decode(&self, order: &ReserveOrder) -> Result<(), Refusal> {
-        let request = &order.request;
+    pub(crate) fn refuse_slow_decode(
+        &self,
+        request: &Request,
+        due: Option<Deadline>,
+    ) -> Result<(), Refusal> {
         let Some(tpot) = request.slo.tpot else {
             return Ok(());
         };
-        if !may_refuse(order.due) || !self.forecast.has_prices() {
+        if !may_refuse(due) || !self.forecast.has_prices() {
             return Ok(());
         }
         let here = self.sequences.iter().filter(|s| {

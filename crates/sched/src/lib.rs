@@ -29,6 +29,7 @@ mod memory;
 mod outcome;
 mod policy;
 mod report;
+mod reservation;
 mod sequences;
 mod snapshot;
 mod speculate;

@@ -8,8 +8,8 @@ use crate::{PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_domain::{
     Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, LinkPrice, OnDeadlineMiss,
     Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role,
-    RouterId, RowPrice, SampledToken, SamplingParams, StepPlan, StepResult, StepWork, StopRules,
-    Time, WorkerId, WorkerRef,
+    RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, StepPlan, StepResult, StepWork,
+    StopRules, Time, WorkerId, WorkerRef,
 };
 use cleave_planner::Predict;
 use std::collections::VecDeque;
@@ -196,21 +196,29 @@ impl TestWorker {
         self.order(ROUTER, order);
     }
 
+    /// Both legs, by one order; the answer.
+    pub(crate) fn run(&mut self, number: u64, want: Want) -> Report {
+        let before = self.reports.len();
+        self.repeat_run(number, want);
+        self.reports[before].1.clone()
+    }
+
+    /// The same, where no answer is expected.
+    pub(crate) fn repeat_run(&mut self, number: u64, want: Want) {
+        let order = Order::Run(RunOrder {
+            handoff: handoff(number),
+            request: want.request(),
+            expected_output_tokens: want.output,
+            waited: Duration::ZERO,
+            due: want.due(),
+        });
+        self.order(ROUTER, order);
+    }
+
     /// Both legs, or why not.
     pub(crate) fn submit(&mut self, number: u64, want: Want) -> Result<(), Refusal> {
-        match self.reserve(number, want, ME) {
-            Report::Reserved {
-                present, blocks, ..
-            } => {
-                let target = HandoffTarget {
-                    worker: ME,
-                    present,
-                    blocks,
-                    state: None,
-                };
-                self.prefill(number, want, target);
-                Ok(())
-            }
+        match self.run(number, want) {
+            Report::Running { .. } => Ok(()),
             Report::Refused { refusal, .. } => Err(refusal),
             other => panic!("{other:?}"),
         }

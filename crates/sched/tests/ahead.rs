@@ -41,10 +41,7 @@ fn eight(flying: u32, failing: Option<(u32, u32)>) -> String {
     let mut script = format!("worker b both slots=8 blocks=80 step=16 queue=16 flying={flying}\n");
     for flight in 1..=8 {
         let prompt = 3 + flight;
-        script.push_str(&format!(
-            "reserve {flight} on b from b prompt={prompt} max=9\n"
-        ));
-        script.push_str(&format!("prefill {flight} on b to b\n"));
+        script.push_str(&format!("start {flight} on b prompt={prompt} max=9\n"));
     }
     if let Some((step, slot)) = failing {
         script.push_str(&"step b\n".repeat(step as usize));
@@ -91,8 +88,7 @@ fn a_step_that_fails_for_one_slot_fails_that_sequence_alone() {
 fn a_step_that_fails_for_several_slots_runs_again_once() {
     let mut script = "worker b both slots=4 blocks=80 step=64\n".to_owned();
     for flight in 1..=4 {
-        script.push_str(&format!("reserve {flight} on b from b prompt=4 max=3\n"));
-        script.push_str(&format!("prefill {flight} on b to b\n"));
+        script.push_str(&format!("start {flight} on b prompt=4 max=3\n"));
     }
     let whole = play(&format!("{script}run 2000\nempty"));
     let broken = play(&format!(
@@ -107,10 +103,8 @@ fn a_step_that_fails_for_several_slots_runs_again_once() {
 scenarios! {
     results_after_a_step_failed_for_a_slot_are_dropped: "
         worker b both slots=2 blocks=16 flying=2
-        reserve 1 on b from b prompt=5 max=12
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=2 max=4
-        prefill 2 on b to b
+        start 1 on b prompt=5 max=12
+        start 2 on b prompt=2 max=4
         step b
         step b
         step b slot=0 fail
@@ -119,8 +113,7 @@ scenarios! {
         empty"
     the_next_decode_step_is_planned_while_one_runs: "
         worker b both flying=2
-        reserve 1 on b from b prompt=5 max=6
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=6
         step b
         step b
         step b
@@ -129,10 +122,8 @@ scenarios! {
     // Invariant: I36.
     a_token_past_the_end_is_dropped_with_its_step: "
         worker b both slots=1 flying=2
-        reserve 1 on b from b prompt=6 max=9 stop=2
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=3 max=2
-        prefill 2 on b to b
+        start 1 on b prompt=6 max=9 stop=2
+        start 2 on b prompt=3 max=2
         step b
         step b
         step b
@@ -141,12 +132,10 @@ scenarios! {
         empty"
     a_prompt_waits_for_the_step_ahead_only: "
         worker b both flying=2
-        reserve 1 on b from b prompt=5 max=12
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=12
         step b
         step b
-        reserve 2 on b from b prompt=5 max=2
-        prefill 2 on b to b
+        start 2 on b prompt=5 max=2
         step b
         step b
         step b
@@ -154,10 +143,8 @@ scenarios! {
         empty"
     a_cancel_during_two_steps_frees_after_both: "
         worker b both flying=2
-        reserve 1 on b from b prompt=5 max=12
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=2 max=12
-        prefill 2 on b to b
+        start 1 on b prompt=5 max=12
+        start 2 on b prompt=2 max=12
         step b
         step b
         cancel 1 on b
@@ -168,19 +155,16 @@ scenarios! {
         empty"
     a_failed_step_voids_the_step_ahead: "
         worker b both flying=2
-        reserve 1 on b from b prompt=5 max=12
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=12
         step b
         step b fail
-        reserve 2 on b from b prompt=2 max=4
-        prefill 2 on b to b
+        start 2 on b prompt=2 max=4
         step b
         run 100
         empty"
     a_failed_step_ahead_keeps_the_tokens_before_it: "
         worker b both flying=2
-        reserve 1 on b from b prompt=5 max=12
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=12
         step b
         step b
         step b
@@ -189,18 +173,15 @@ scenarios! {
         empty"
     a_step_ahead_takes_no_block_of_another_sequence: "
         worker b both blocks=4 flying=2
-        reserve 1 on b from b prompt=3 max=8 expect=1
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=3 max=8 expect=1 priority=1
-        prefill 2 on b to b
+        start 1 on b prompt=3 max=8 expect=1
+        start 2 on b prompt=3 max=8 expect=1 priority=1
         run 300
         empty"
     // Invariant: I36.
     a_moving_sequence_is_in_no_step_ahead: "
         worker b both flying=2
         worker e decode flying=2
-        reserve 1 on b from b prompt=6 max=14
-        prefill 1 on b to b
+        start 1 on b prompt=6 max=14
         step b
         step b
         reserve 1 on e from b attempt=1 prompt=6 output=2 ahead=8
@@ -212,15 +193,13 @@ scenarios! {
         empty"
     a_request_with_logprobs_is_not_drawn_ahead: "
         worker b both flying=2
-        reserve 1 on b from b prompt=5 max=3 logprobs
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=3 logprobs
         run 100
         empty"
     // Lesson: 12.
     only_the_running_step_is_reported_stuck: "
         worker b both late=200 flying=2
-        reserve 1 on b from b prompt=5 max=5
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=5
         run 10
         wait 300
         step b

@@ -58,8 +58,7 @@ fn leased_blocks_are_those_of_prompts_for_other_workers() {
 fn blocks_of_sequences_that_generate_here_are_not_leased() {
     audited(
         "worker b both
-        reserve 1 on b from b prompt=10 max=9
-        prefill 1 on b to b
+        start 1 on b prompt=10 max=9
         step b
         step b
         pool b",
@@ -85,8 +84,7 @@ fn blocks_a_sender_may_still_write_to_are_quarantined() {
 fn blocks_that_only_a_step_still_touches_are_not_quarantined() {
     audited(
         "worker b both
-        reserve 1 on b from b prompt=6
-        prefill 1 on b to b
+        start 1 on b prompt=6
         cancel 1 on b
         pool b",
         [2, 0, 0, 0, 0, 0],
@@ -96,10 +94,8 @@ fn blocks_that_only_a_step_still_touches_are_not_quarantined() {
 /// Two streams outgrow a pool of six blocks; the second is copied to host memory from 50 ms to
 /// 54 ms, and back from 94 ms to 98 ms.
 const SWAPPED: &str = "worker b both blocks=6 cache=off swap=8
-    reserve 1 on b from b prompt=8 max=9 expect=1
-    reserve 2 on b from b prompt=8 max=9 expect=1
-    prefill 1 on b to b
-    prefill 2 on b to b
+    start 1 on b prompt=8 max=9 expect=1
+    start 2 on b prompt=8 max=9 expect=1
     run 50";
 
 #[test]
@@ -122,8 +118,7 @@ fn a_cancelled_swapped_sequence_holds_no_host_memory() {
 fn blocks_of_a_move_are_not_leased() {
     let moving = "worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=20
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=20 ahead=8
         migrate 1 on a to e
@@ -140,8 +135,7 @@ fn blocks_of_a_move_are_not_leased() {
 #[test]
 fn blocks_that_are_copied_to_host_memory_are_not_leaked() {
     let offloading = "worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1
         step b
         step b
         step b

@@ -4,8 +4,8 @@
 use crate::stage::script::{handoff, plain, play, prompt};
 use crate::stage::{ROUTER, StageWorld, limits};
 use cleave_domain::{
-    BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order,
-    PrefillOrder, ReserveOrder, Role, RouterId, WorkerId, WorkerRef,
+    BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order, Role,
+    RouterId, RunOrder, WorkerId, WorkerRef,
 };
 use cleave_sched::WorkerInput;
 use std::sync::Arc;
@@ -18,41 +18,22 @@ fn only_the_owning_router_moves_a_sequence() {
     let mut world = StageWorld::default();
     let at = world.add('a', limits);
     let (of, moved) = (handoff(1, 0), handoff(1, 1));
-    let (flight, me) = (Arc::new(plain(prompt(1, 9))), world.me(at));
-    let reserve = Order::Reserve(ReserveOrder {
+    let run = Order::Run(RunOrder {
         handoff: of,
-        request: Arc::clone(&flight),
-        sender: me,
+        request: Arc::new(plain(prompt(1, 9))),
         expected_output_tokens: 4,
-        ahead_tokens: 0,
         waited: Duration::ZERO,
         due: None,
     });
     let send = |world: &mut StageWorld, router, order| {
         world.feed(at, WorkerInput::Ordered { router, order });
     };
-    send(&mut world, ROUTER, reserve);
-    let blocks = |first| -> Vec<_> {
-        let block = |i| BlockRef {
-            block: BlockIndex(first + i),
-            generation: Generation(0),
-        };
-        (0..6_u32).map(block).collect()
-    };
-    let prefill = Order::Prefill(PrefillOrder {
-        handoff: of,
-        request: flight,
-        target: HandoffTarget {
-            worker: me,
-            present: 0,
-            blocks: blocks(0)[..3].to_vec(),
-            state: None,
-        },
-        waited: Duration::ZERO,
-        due: None,
-    });
-    send(&mut world, ROUTER, prefill);
+    send(&mut world, ROUTER, run);
     world.run(Duration::from_millis(30));
+    let block = |index| BlockRef {
+        block: BlockIndex(index),
+        generation: Generation(0),
+    };
     let migrate = Order::Migrate(MigrateOrder {
         handoff: moved,
         of,
@@ -62,7 +43,7 @@ fn only_the_owning_router_moves_a_sequence() {
                 incarnation: Incarnation(1),
             },
             present: 0,
-            blocks: blocks(10),
+            blocks: (10..16).map(block).collect(),
             state: None,
         },
         tokens: 10,
@@ -87,8 +68,7 @@ scenarios! {
     a_moving_sequence_pauses_for_its_last_block_only: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=20
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=20 ahead=8
         migrate 1 on a to e
@@ -97,8 +77,7 @@ scenarios! {
     tokens_drawn_past_the_next_block_move_too: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=6 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=6 max=20
         run 30
         reserve 1 on e from a attempt=1 prompt=6 output=1 max=20 ahead=8
         run 20
@@ -111,8 +90,7 @@ scenarios! {
     a_moving_sequence_pauses_when_the_target_is_full: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=8 max=20
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=20
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=20 expect=0
         migrate 1 on a to e
@@ -136,8 +114,7 @@ scenarios! {
     a_long_step_aborts_no_move: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=8 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=9
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
         migrate 1 on a to e
@@ -152,8 +129,7 @@ scenarios! {
     a_paused_sequence_resumes_after_the_stall_limit: "
         worker a both late=100
         worker e decode
-        reserve 1 on a from a prompt=8 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=9
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
         migrate 1 on a to e
@@ -168,8 +144,7 @@ scenarios! {
     a_late_seal_of_a_landed_move_is_answered_landed: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=7
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=7
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=7 ahead=8
         migrate 1 on a to e
@@ -189,8 +164,7 @@ scenarios! {
     a_move_whose_target_is_too_small_is_aborted: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=8 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=8 max=9
         run 20
         reserve 1 on e from a attempt=1 prompt=8 output=2 max=9 expect=0
         run 40
@@ -201,11 +175,9 @@ scenarios! {
     blocks_cached_at_the_target_are_not_sent: "
         worker a both
         worker e decode blocks=12
-        reserve 9 on e from e prompt=9 max=1 family=1
-        prefill 9 on e to e
+        start 9 on e prompt=9 max=1 family=1
         run 50
-        reserve 1 on a from a prompt=9 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=9
         run 30
         reserve 1 on e from a attempt=1 prompt=9 output=2 max=9 ahead=4
         migrate 1 on a to e
@@ -214,8 +186,7 @@ scenarios! {
     a_move_the_target_cancels_is_aborted: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -225,8 +196,7 @@ scenarios! {
     a_sealed_move_the_target_cancels_is_aborted: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -240,8 +210,7 @@ scenarios! {
     a_sealed_move_the_target_forgot_never_runs_twice: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -257,8 +226,7 @@ scenarios! {
     a_link_lost_before_the_seal_keeps_the_sequence_here: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -271,8 +239,7 @@ scenarios! {
     a_link_lost_after_the_seal_never_runs_it_twice: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -285,8 +252,7 @@ scenarios! {
     a_seal_is_repeated_until_landed_arrives: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=9
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=9
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=9 ahead=8
         migrate 1 on a to e
@@ -301,8 +267,7 @@ scenarios! {
     a_sequence_that_ends_before_its_pause_does_not_move: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=5
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=5
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=5 ahead=8
         migrate 1 on a to e
@@ -312,8 +277,7 @@ scenarios! {
     a_cancel_during_a_move_frees_both_ends: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -325,8 +289,7 @@ scenarios! {
     a_cancel_of_a_paused_sequence_frees_both_ends: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -342,8 +305,7 @@ scenarios! {
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
         migrate 1 on a to e
-        reserve 2 on a from a prompt=9 max=12
-        prefill 2 on a to a
+        start 2 on a prompt=9 max=12
         reserve 2 on e from a attempt=1 prompt=9 output=1 max=12
         migrate 2 on a to e
         run 30
@@ -363,10 +325,8 @@ scenarios! {
     preemption_aborts_the_move_of_a_sequence: "
         worker a both blocks=6 cache=off
         worker e decode
-        reserve 1 on a from a prompt=8 max=9 expect=1
-        reserve 2 on a from a prompt=8 max=9 expect=1
-        prefill 1 on a to a
-        prefill 2 on a to a
+        start 1 on a prompt=8 max=9 expect=1
+        start 2 on a prompt=8 max=9 expect=1
         run 30
         reserve 2 on e from a attempt=1 prompt=8 output=1 max=9 ahead=4
         migrate 2 on a to e
@@ -380,8 +340,7 @@ scenarios! {
     a_draining_worker_still_moves_its_sequences: "
         worker a both
         worker e decode
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         drain a
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
@@ -404,8 +363,7 @@ scenarios! {
     // Lesson: 12.
     a_stuck_step_is_reported_once: "
         worker b both late=200
-        reserve 1 on b from b prompt=5 max=4
-        prefill 1 on b to b
+        start 1 on b prompt=5 max=4
         run 20
         wait 300
         router joined b
@@ -453,25 +411,19 @@ scenarios! {
     // Lesson: 11.
     preemption_swaps_to_host_once_that_is_cheaper: "
         worker b both blocks=6 cache=off swap=8
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 400
         empty"
     a_failed_swap_is_recomputed: "
         worker b both blocks=6 cache=off swap=8
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 50
         swaps b fail
         run 400
-        reserve 3 on b from b prompt=8 max=9 expect=1
-        reserve 4 on b from b prompt=8 max=9 expect=1
-        prefill 3 on b to b
-        prefill 4 on b to b
+        start 3 on b prompt=8 max=9 expect=1
+        start 4 on b prompt=8 max=9 expect=1
         run 95
         swaps b fail
         run 400
@@ -479,26 +431,21 @@ scenarios! {
     // Lesson: 13.
     a_cancel_of_a_swapped_sequence_frees_host_memory: "
         worker b both blocks=6 cache=off swap=8
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 50
         cancel 2 on b
         run 400
-        reserve 3 on b from b prompt=8 max=9 expect=1
-        reserve 4 on b from b prompt=8 max=9 expect=1
-        prefill 3 on b to b
-        prefill 4 on b to b
+        start 3 on b prompt=8 max=9 expect=1
+        start 4 on b prompt=8 max=9 expect=1
         run 65
         cancel 4 on b
         run 400
         empty"
     a_request_outside_the_vocabulary_is_refused: "
         worker b both vocab=5000
-        reserve 1 on b from b prompt=6 family=1
-        reserve 7 on b from b prompt=6 family=7
-        prefill 1 on b to b
+        start 1 on b prompt=6 family=1
+        start 7 on b prompt=6 family=7
         run 100
         empty"
 }

@@ -8,8 +8,7 @@ use crate::stage::script::play;
 fn a_joining_router_receives_a_large_cache_in_parts() {
     let log = play(
         "worker b both blocks=17000 step=70000 context=70000
-        reserve 1 on b from b prompt=66000 max=1
-        prefill 1 on b to b
+        start 1 on b prompt=66000 max=1
         run 20
         router joined b
         empty",
@@ -35,8 +34,7 @@ scenarios! {
         empty"
     both_legs_on_one_worker_move_nothing: "
         worker b both
-        reserve 1 on b from b prompt=10 max=3
-        prefill 1 on b to b
+        start 1 on b prompt=10 max=3
         run 100
         empty"
     a_prefix_cached_on_both_workers_is_not_sent: "
@@ -61,11 +59,9 @@ scenarios! {
         empty"
     siblings_on_one_worker_share_their_prompts_blocks: "
         worker b both blocks=12
-        reserve 1 on b from b prompt=9 max=2 family=1
-        reserve 2 on b from b prompt=9 max=2 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=9 max=2 family=1
+        start 2 on b prompt=9 max=2 family=1
         step b
-        prefill 2 on b to b
         run 100
         empty"
     prompt_scores_cover_the_prompt_and_ignore_the_cache: "
@@ -87,11 +83,9 @@ scenarios! {
         empty"
     a_stop_token_ends_a_sequence_and_the_context_does_too: "
         worker b both context=12
-        reserve 1 on b from b prompt=10 max=9 stop=1
-        prefill 1 on b to b
+        start 1 on b prompt=10 max=9 stop=1
         run 100
-        reserve 2 on b from b prompt=9 max=9
-        prefill 2 on b to b
+        start 2 on b prompt=9 max=9
         run 100
         empty"
     a_stream_continues_at_the_next_index: "
@@ -188,8 +182,7 @@ scenarios! {
         empty"
     a_cancel_while_decoding_frees_everything: "
         worker b both
-        reserve 1 on b from b prompt=6 max=9
-        prefill 1 on b to b
+        start 1 on b prompt=6 max=9
         step b
         step b
         cancel 1 on b
@@ -456,10 +449,8 @@ scenarios! {
         empty"
     a_failed_step_fails_only_its_own_sequences: "
         worker b both slots=1
-        reserve 1 on b from b prompt=6
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=6
-        prefill 2 on b to b
+        start 1 on b prompt=6
+        start 2 on b prompt=6
         step b fail
         run 100
         empty"
@@ -478,44 +469,34 @@ scenarios! {
         empty"
     blocks_are_taken_from_the_least_important_sequence: "
         worker b both blocks=6 cache=off
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 400
         empty"
     priority_outweighs_age_when_blocks_run_out: "
         worker b both blocks=6 cache=off
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1 priority=-1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1 priority=-1
         run 400
         empty"
     a_preempted_sequence_is_not_overtaken_by_new_ones: "
         worker b both blocks=6
-        reserve 1 on b from b prompt=8 max=12 expect=1
-        reserve 2 on b from b prompt=8 max=12 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=12 expect=1
+        start 2 on b prompt=8 max=12 expect=1
         run 50
-        reserve 3 on b from b prompt=2 max=1
+        start 3 on b prompt=2 max=1
         run 500
         empty"
     a_small_preempted_sequence_does_not_overtake_a_large_one: "
         worker b both blocks=6 cache=off step=24
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=12 max=3 expect=1
-        reserve 3 on b from b prompt=4 max=3 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
-        prefill 3 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=12 max=3 expect=1
+        start 3 on b prompt=4 max=3 expect=1
         run 400
         empty"
     a_sequence_that_outgrows_the_pool_fails_with_a_reason: "
         worker b both blocks=3
-        reserve 1 on b from b prompt=8 max=30
-        prefill 1 on b to b
+        start 1 on b prompt=8 max=30
         run 200
         empty"
     // Lesson: 10.
@@ -546,11 +527,9 @@ scenarios! {
         empty"
     prompts_fill_the_room_that_decoding_leaves: "
         worker b both blocks=16
-        reserve 1 on b from b prompt=4 max=6
-        prefill 1 on b to b
+        start 1 on b prompt=4 max=6
         step b
-        reserve 2 on b from b prompt=16 max=2
-        prefill 2 on b to b
+        start 2 on b prompt=16 max=2
         run 200
         empty"
     a_landed_sequence_waits_for_a_slot: "
@@ -588,11 +567,9 @@ scenarios! {
         empty"
     an_evicted_prefix_is_reported_to_routers: "
         worker b both blocks=4
-        reserve 1 on b from b prompt=9 max=1
-        prefill 1 on b to b
+        start 1 on b prompt=9 max=1
         run 50
-        reserve 2 on b from b prompt=12 max=1
-        prefill 2 on b to b
+        start 2 on b prompt=12 max=1
         run 50
         router joined b
         empty"

@@ -4,10 +4,10 @@
 //! always caused by a choice of the brain.
 
 use cleave_domain::{
-    Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, KvPlane, LinkPrice,
-    OnDeadlineMiss, Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo,
-    ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams, SloMetric, StepPlan,
-    StepResult, StepWork, StopRules, Time, WorkerId, WorkerLoad, WorkerRef,
+    Capacity, Deadline, FlightId, HandoffId, Incarnation, KvPlane, LinkPrice, OnDeadlineMiss,
+    Order, Prices, Refusal, Report, Request, RequestSlo, Role, RouterId, RowPrice, RunOrder,
+    SampledToken, SamplingParams, SloMetric, StepPlan, StepResult, StepWork, StopRules, Time,
+    WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_planner::{Predict, quantum};
@@ -131,17 +131,10 @@ impl PricedWorkerHarness {
 
     fn handle(&mut self, input: WorkerInput) {
         self.brain.handle(self.now, input);
-        let mut reserved = Vec::new();
         while let Some(output) = self.brain.poll() {
             match output {
                 WorkerOutput::Step(plan) => self.begin(plan),
                 WorkerOutput::Report { report, .. } => match report {
-                    Report::Reserved {
-                        handoff,
-                        present,
-                        blocks,
-                        state: _,
-                    } => reserved.push((handoff, present, blocks)),
                     Report::Refused { handoff, refusal } => {
                         self.of(handoff).refused = Some(refusal);
                     }
@@ -165,25 +158,6 @@ impl PricedWorkerHarness {
             }
         }
         self.brain.check();
-        for (handoff, present, blocks) in reserved {
-            let want = self.wants[&handoff];
-            let target = HandoffTarget {
-                worker: ME,
-                present,
-                blocks,
-                state: None,
-            };
-            self.handle(WorkerInput::Ordered {
-                router: ROUTER,
-                order: Order::Prefill(PrefillOrder {
-                    handoff,
-                    request: request(want),
-                    target,
-                    waited: Duration::ZERO,
-                    due: due(want),
-                }),
-            });
-        }
     }
 
     fn of(&mut self, handoff: HandoffId) -> &mut ObservedRequest {
@@ -208,12 +182,10 @@ impl PricedWorkerHarness {
         self.of(handoff).submitted = self.now;
         self.handle(WorkerInput::Ordered {
             router: ROUTER,
-            order: Order::Reserve(ReserveOrder {
+            order: Order::Run(RunOrder {
                 handoff,
                 request: request(want),
-                sender: ME,
                 expected_output_tokens: want.output,
-                ahead_tokens: 0,
                 waited: Duration::ZERO,
                 due: due(want),
             }),
@@ -750,7 +722,7 @@ fn loads_and_prices_report_what_a_router_needs() {
         harness.submit(1, due(400));
         harness.submit(2, due(6000));
         let load = harness.load;
-        assert_eq!(load.orders_received, 4, "two for each");
+        assert_eq!(load.orders_received, 2, "one for each");
         assert_eq!(load.tpot_least, Some(MS * 40));
         assert!(load.context_tokens >= 2000);
         assert_eq!(load.streams, 2);

@@ -4,10 +4,7 @@
 use crate::stage::engine::CheckedEngine;
 use crate::stage::script::{guessing, handoff, plain, play, prompt};
 use crate::stage::{ROUTER, limits};
-use cleave_domain::{
-    HandoffTarget, Order, PrefillOrder, Report, ReserveOrder, Role, SampledToken, StepPlan, Time,
-    TokenId,
-};
+use cleave_domain::{Order, Report, Role, RunOrder, SampledToken, StepPlan, Time, TokenId};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerOutput};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,8 +69,7 @@ fn speculation_changes_no_token() {
 scenarios! {
     accepted_drafts_give_several_tokens_a_step: "
         worker b both guess=4
-        reserve 1 on b from b prompt=7 max=12 family=900
-        prefill 1 on b to b
+        start 1 on b prompt=7 max=12 family=900
         step b
         step b
         step b
@@ -83,15 +79,13 @@ scenarios! {
         empty"
     tokens_drafted_past_the_end_are_dropped: "
         worker b both guess=4
-        reserve 1 on b from b prompt=8 max=20 family=900 stop=1 min=5
-        prefill 1 on b to b
+        start 1 on b prompt=8 max=20 family=900 stop=1 min=5
         run 200
         empty"
     an_end_within_a_draft_emits_nothing_more: "
         worker b both guess=4
         worker e decode guess=4
-        reserve 1 on b from b prompt=8 max=20 family=900 stop=1 min=5
-        prefill 1 on b to b
+        start 1 on b prompt=8 max=20 family=900 stop=1 min=5
         step b
         step b
         step b
@@ -106,17 +100,14 @@ scenarios! {
         empty"
     drafts_take_no_block_of_another_sequence: "
         worker b both blocks=5 guess=6
-        reserve 1 on b from b prompt=7 max=16 expect=1 family=900
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=7 max=4 expect=1 family=901
-        prefill 2 on b to b
+        start 1 on b prompt=7 max=16 expect=1 family=900
+        start 2 on b prompt=7 max=4 expect=1 family=901
         run 300
         empty"
     a_moving_sequence_gets_no_drafts: "
         worker b both guess=4
         worker e decode guess=4
-        reserve 1 on b from b prompt=8 max=20 family=900
-        prefill 1 on b to b
+        start 1 on b prompt=8 max=20 family=900
         step b
         step b
         step b
@@ -128,8 +119,7 @@ scenarios! {
         empty"
     a_failed_step_discards_its_drafts: "
         worker b both guess=4
-        reserve 1 on b from b prompt=7 max=12 family=900
-        prefill 1 on b to b
+        start 1 on b prompt=7 max=12 family=900
         step b
         step b
         step b fail
@@ -194,43 +184,16 @@ impl SpeculationHarness {
     fn at_first_draft() -> (Self, StepPlan) {
         let mut limits = limits(1, Role::Both);
         limits.speculation = guessing(4);
-        let me = limits.me;
         let mut harness = Self {
             engine: CheckedEngine::new(limits.capacity),
             brain: WorkerBrain::new(limits),
         };
         let (request, handoff) = (Arc::new(plain(prompt(900, 7))), handoff(1, 0));
         harness.handle(WorkerInput::RouterJoined { router: ROUTER });
-        let outputs = harness.order(Order::Reserve(ReserveOrder {
-            handoff,
-            request: Arc::clone(&request),
-            sender: me,
-            expected_output_tokens: 4,
-            ahead_tokens: 0,
-            waited: Duration::ZERO,
-            due: None,
-        }));
-        let mut target = None;
-        for output in outputs {
-            if let WorkerOutput::Report {
-                report: Report::Reserved {
-                    present, blocks, ..
-                },
-                ..
-            } = output
-            {
-                target = Some(HandoffTarget {
-                    worker: me,
-                    present,
-                    blocks,
-                    state: None,
-                });
-            }
-        }
-        let mut outputs = harness.order(Order::Prefill(PrefillOrder {
+        let mut outputs = harness.order(Order::Run(RunOrder {
             handoff,
             request,
-            target: target.expect("it is reserved"),
+            expected_output_tokens: 4,
             waited: Duration::ZERO,
             due: None,
         }));

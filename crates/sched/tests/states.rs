@@ -67,6 +67,27 @@ fn without_a_free_slot_a_reservation_is_refused() {
     assert_eq!(log.matches("tell reserved").count(), 2, "{log}");
 }
 
+// Invariant: I52.
+#[test]
+fn without_a_free_slot_an_order_to_run_is_refused() {
+    let log = play(
+        "worker b both states=1
+        start 1 on b prompt=4 max=3
+        start 2 on b prompt=4 max=3
+        run 200
+        start 3 on b prompt=4 max=3
+        run 200
+        empty",
+    );
+    assert_eq!(
+        log.matches("tell refused #2.0 NoBlocks").count(),
+        1,
+        "{log}"
+    );
+    assert_eq!(log.matches("tell running").count(), 2, "{log}");
+    assert_eq!(log.matches("tell finished").count(), 2, "{log}");
+}
+
 #[test]
 fn a_target_of_another_kind_of_model_is_refused() {
     for (prefill, decode) in [("states=2", ""), ("", "states=2")] {
@@ -89,12 +110,9 @@ fn a_failed_step_computes_its_sequences_again() {
         let script = |failing: &str| {
             format!(
                 "worker b both slots=3 blocks=40 step=16 queue=8 states=6 flying={flying}
-                reserve 1 on b from b prompt=9 max=9
-                prefill 1 on b to b
-                reserve 2 on b from b prompt=5 max=9
-                prefill 2 on b to b
-                reserve 3 on b from b prompt=6 max=9
-                prefill 3 on b to b
+                start 1 on b prompt=9 max=9
+                start 2 on b prompt=5 max=9
+                start 3 on b prompt=6 max=9
                 step b
                 step b
                 step b
@@ -126,10 +144,8 @@ fn a_failed_step_computes_its_sequences_again() {
 fn a_failed_first_step_is_repeated_with_what_it_had() {
     let log = play(
         "worker b both states=3
-        reserve 1 on b from b prompt=4 max=3
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=3 max=3
-        prefill 2 on b to b
+        start 1 on b prompt=4 max=3
+        start 2 on b prompt=3 max=3
         step b slot=1 fail
         run 200
         empty",
@@ -168,8 +184,7 @@ fn a_move_takes_the_state_along_after_the_pause() {
     let log = play_both(
         "worker a both STATES
         worker e decode STATES
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -187,10 +202,8 @@ fn a_move_of_a_lost_state_is_aborted() {
     let log = play(
         "worker a both slots=2 blocks=16 states=4
         worker e decode states=2
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
-        reserve 2 on a from a prompt=3 max=9
-        prefill 2 on a to a
+        start 1 on a prompt=9 max=12
+        start 2 on a prompt=3 max=9
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=3 max=12 ahead=8
         migrate 1 on a to e
@@ -210,8 +223,7 @@ fn a_resumed_sequence_waits_until_its_state_is_read() {
     let log = play(
         "worker a both states=2
         worker e decode states=2
-        reserve 1 on a from a prompt=9 max=12
-        prefill 1 on a to a
+        start 1 on a prompt=9 max=12
         run 50
         reserve 1 on e from a attempt=1 prompt=9 output=4 max=12 ahead=8
         migrate 1 on a to e
@@ -236,17 +248,15 @@ fn a_resumed_sequence_waits_until_its_state_is_read() {
 fn a_prompt_begins_at_its_longest_snapshot() {
     let log = play(
         "worker b both blocks=20 states=4
-        reserve 1 on b from b prompt=15 max=2 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=15 max=2 family=1
         run 200
-        reserve 2 on b from b prompt=15 max=2 family=1
-        prefill 2 on b to b
+        start 2 on b prompt=15 max=2 family=1
         run 200
         empty",
     );
     assert!(log.contains("EMIT #1.0 0 "), "{log}");
     assert_eq!(log.matches(" copy b").count(), 1, "one snapshot: {log}");
-    let second = log.split("prefill 2 on b").nth(1).expect("a second prompt");
+    let second = log.split("start 2 on b").nth(1).expect("a second prompt");
     assert!(second.contains(" from b"), "{second}");
     assert!(second.contains("cached 12"), "{second}");
 }
@@ -256,26 +266,23 @@ fn a_prompt_begins_at_its_longest_snapshot() {
 fn a_prefix_without_a_snapshot_gets_one() {
     let log = play(
         "worker b both blocks=24 states=4
-        reserve 1 on b from b prompt=15 max=2 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=15 max=2 family=1
         run 200
-        reserve 2 on b from b prompt=10 max=2 family=1
-        prefill 2 on b to b
+        start 2 on b prompt=10 max=2 family=1
         run 200
-        reserve 3 on b from b prompt=10 max=2 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=10 max=2 family=1
         run 200
         empty",
     );
     let after = |line: &str| log.split(line).nth(1).expect("a prompt").to_owned();
     assert!(
-        after("prefill 2 on b")
-            .split("prefill 3")
+        after("start 2 on b")
+            .split("start 3")
             .next()
             .is_some_and(|log| log.contains("cached 0") && log.contains(" copy b")),
         "{log}"
     );
-    assert!(after("prefill 3 on b").contains("cached 8"), "{log}");
+    assert!(after("start 3 on b").contains("cached 8"), "{log}");
 }
 
 #[test]
@@ -283,8 +290,7 @@ fn without_a_free_slot_no_snapshot_is_taken() {
     let script = |states: u32| {
         play(&format!(
             "worker b both states={states}
-            reserve 1 on b from b prompt=10 max=4
-            prefill 1 on b to b
+            start 1 on b prompt=10 max=4
             run 200
             empty"
         ))
@@ -300,13 +306,10 @@ fn without_a_free_slot_no_snapshot_is_taken() {
 fn a_snapshot_of_a_failed_step_is_not_kept() {
     let log = play(
         "worker b both slots=2 blocks=20 states=5 step=32
-        reserve 1 on b from b prompt=10 max=2 family=1
-        prefill 1 on b to b
-        reserve 2 on b from b prompt=3 max=2
-        prefill 2 on b to b
+        start 1 on b prompt=10 max=2 family=1
+        start 2 on b prompt=3 max=2
         step b slot=1 fail
-        reserve 3 on b from b prompt=10 max=2 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=10 max=2 family=1
         run 300
         empty",
     );
@@ -318,10 +321,8 @@ fn a_snapshot_of_a_failed_step_is_not_kept() {
 fn a_state_is_swapped_with_its_blocks() {
     let log = play_both(
         "worker b both blocks=6 cache=off swap=16 STATES
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 400
         empty",
     );
@@ -338,10 +339,8 @@ fn a_state_is_swapped_with_its_blocks() {
 fn a_state_counts_as_its_pieces_in_host_memory() {
     let log = play(
         "worker b both blocks=6 cache=off swap=5 states=4
-        reserve 1 on b from b prompt=8 max=9 expect=1
-        reserve 2 on b from b prompt=8 max=9 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=8 max=9 expect=1
+        start 2 on b prompt=8 max=9 expect=1
         run 600
         empty",
     );

@@ -6,12 +6,9 @@ use crate::stage::script::play;
 /// The least important of three streams lost its blocks, and has just begun to fetch them: the pool
 /// has no block left.
 const BROUGHT_BACK: &str = "worker b both blocks=15 context=48 host=40 price=10
-    reserve 1 on b from b prompt=16 max=28 expect=1
-    reserve 2 on b from b prompt=4 max=16 expect=1
-    reserve 3 on b from b prompt=20 max=12 expect=1
-    prefill 1 on b to b
-    prefill 2 on b to b
-    prefill 3 on b to b
+    start 1 on b prompt=16 max=28 expect=1
+    start 2 on b prompt=4 max=16 expect=1
+    start 3 on b prompt=20 max=12 expect=1
     run 180";
 
 /// No block of a fetch can arrive while the step runs that was planned with it.
@@ -33,16 +30,12 @@ fn a_fetch_deadline_starts_after_the_step_planned_with_it() {
 #[test]
 fn a_fetch_deadline_includes_one_later_step_only() {
     let script = "worker b both blocks=40 context=160 host=40 price=200
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 900
-        reserve 2 on b from b prompt=150 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=150 max=1 family=2
         run 9000
-        reserve 3 on b from b prompt=20 max=1 family=1
-        reserve 4 on b from b prompt=40 max=20 family=3
-        prefill 3 on b to b
-        prefill 4 on b to b";
+        start 3 on b prompt=20 max=1 family=1
+        start 4 on b prompt=40 max=20 family=3";
     // A quarter of a second, and the ten milliseconds of that step.
     let waited = play(&format!("{script}\nwait 255"));
     let (_, since) = waited.rsplit_once("> fetch #3.0").expect("it was kept");
@@ -79,8 +72,7 @@ fn turns(before: &str, count: u32) -> Vec<bool> {
     for turn in 0..count {
         let (flight, family) = (10 + turn, 1 + turn % 2);
         script += &format!(
-            "\nreserve {flight} on b from b prompt=68 max=1 family={family}
-            prefill {flight} on b to b
+            "\nstart {flight} on b prompt=68 max=1 family={family}
             run 900
             renew {flight} on b
             run 900
@@ -89,8 +81,8 @@ fn turns(before: &str, count: u32) -> Vec<bool> {
         );
     }
     let log = play(&format!("{script}\nempty"));
-    let earlier = before.matches("reserve ").count();
-    let turns = log.split("\nreserve ").skip(1 + earlier);
+    let earlier = before.matches("start ").count();
+    let turns = log.split("\nstart ").skip(1 + earlier);
     turns.map(|turn| turn.contains("> fetch #")).collect()
 }
 
@@ -103,14 +95,11 @@ fn slow_then_tried_again(before: &str) {
 
 /// Contents of host memory come back 900 ms later.
 const DEAR: &str = "worker b both blocks=20 context=80 host=60
-    reserve 1 on b from b prompt=68 max=1 family=2
-    prefill 1 on b to b
+    start 1 on b prompt=68 max=1 family=2
     run 400
-    reserve 2 on b from b prompt=68 max=1 family=1
-    prefill 2 on b to b
+    start 2 on b prompt=68 max=1 family=1
     run 400
-    reserve 3 on b from b prompt=68 max=1 family=2
-    prefill 3 on b to b
+    start 3 on b prompt=68 max=1 family=2
     wait 900
     run 400";
 
@@ -123,18 +112,14 @@ fn slow_host_memory_is_avoided_then_tried_again() {
 fn a_slow_disk_is_avoided_then_tried_again() {
     slow_then_tried_again(
         "worker b both blocks=20 context=80 host=60 disk=60
-        reserve 1 on b from b prompt=68 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=68 max=1 family=1
         run 400
-        reserve 2 on b from b prompt=68 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=68 max=1 family=2
         run 400
         restart b
-        reserve 3 on b from b prompt=68 max=1 family=3
-        prefill 3 on b to b
+        start 3 on b prompt=68 max=1 family=3
         run 400
-        reserve 4 on b from b prompt=68 max=1 family=2
-        prefill 4 on b to b
+        start 4 on b prompt=68 max=1 family=2
         wait 900
         renew 4 on b
         run 900
@@ -150,12 +135,11 @@ fn a_slow_disk_is_avoided_then_tried_again() {
 fn contents_too_slow_to_fetch_are_not_offloaded() {
     let log = play(&format!(
         "{DEAR}
-        reserve 4 on b from b prompt=68 max=1 family=3
-        prefill 4 on b to b
+        start 4 on b prompt=68 max=1 family=3
         run 400
         empty"
     ));
-    let (before, after) = log.split_once("\nreserve 4 ").expect("it is asked for");
+    let (before, after) = log.split_once("\nstart 4 ").expect("it is asked for");
     assert!(before.contains("> shelve "));
     assert!(!after.contains("> shelve "), "{after}");
 }
@@ -176,29 +160,22 @@ scenarios! {
         empty"
     both_legs_on_one_worker_fetch_into_reserved_blocks: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=2 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=2 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=20 max=2 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=20 max=2 family=1
         run 100
         empty"
     other_sequences_run_during_a_fetch: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=4 max=6 family=3
-        prefill 3 on b to b
+        start 3 on b prompt=4 max=6 family=3
         step b
-        reserve 4 on b from b prompt=20 max=1 family=1
-        prefill 4 on b to b
+        start 4 on b prompt=20 max=1 family=1
         step b
         step b
         fetches b
@@ -206,41 +183,32 @@ scenarios! {
         empty"
     a_failed_fetch_is_computed: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=20 max=1 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=20 max=1 family=1
         fetches b fail
         run 100
         empty"
     a_late_fetch_is_computed: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=20 max=1 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=20 max=1 family=1
         wait 300
         run 100
         empty"
     // Lesson: 13.
     a_cancel_during_a_fetch_frees_its_blocks: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=20 max=1 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=20 max=1 family=1
         cancel 3 on b
         fetches b
         run 20
@@ -248,29 +216,22 @@ scenarios! {
     // Lesson: 7.
     another_tenants_equal_prompt_is_computed: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1 family=1 salt=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1 salt=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=20 max=1 family=1 salt=2
-        prefill 3 on b to b
+        start 3 on b prompt=20 max=1 family=1 salt=2
         run 100
         empty"
     steps_do_not_count_towards_the_fetch_price: "
         worker b both blocks=20 context=80 host=40
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
-        reserve 3 on b from b prompt=4 max=24 family=3
-        prefill 3 on b to b
+        start 3 on b prompt=4 max=24 family=3
         step b
-        reserve 4 on b from b prompt=20 max=1 family=1
-        prefill 4 on b to b
+        start 4 on b prompt=20 max=1 family=1
         step b
         step b
         step b
@@ -291,48 +252,38 @@ scenarios! {
         step b
         fetches b
         run 300
-        reserve 5 on b from b prompt=76 max=1 family=4
-        prefill 5 on b to b
+        start 5 on b prompt=76 max=1 family=4
         run 300
-        reserve 6 on b from b prompt=20 max=1 family=1
-        prefill 6 on b to b
+        start 6 on b prompt=20 max=1 family=1
         run 100
         empty"
     a_restarted_worker_finds_its_contents_on_disk: "
         worker b both blocks=20 context=80 host=8 disk=16
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         run 100
-        reserve 2 on b from b prompt=76 max=1 family=2
-        prefill 2 on b to b
+        start 2 on b prompt=76 max=1 family=2
         run 300
         restart b
-        reserve 3 on b from b prompt=20 max=1 family=1
-        prefill 3 on b to b
+        start 3 on b prompt=20 max=1 family=1
         run 900
         empty"
     a_preempted_sequence_fetches_its_blocks: "
         worker b both blocks=12 context=48 host=40
-        reserve 1 on b from b prompt=16 max=28 expect=1
-        reserve 2 on b from b prompt=20 max=12 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=16 max=28 expect=1
+        start 2 on b prompt=20 max=12 expect=1
         run 900
         empty"
     a_preempted_sequence_computes_what_it_cannot_fetch: "
         worker b both blocks=12 context=48 host=40
-        reserve 1 on b from b prompt=16 max=28 expect=1
-        reserve 2 on b from b prompt=20 max=12 expect=1
-        prefill 1 on b to b
-        prefill 2 on b to b
+        start 1 on b prompt=16 max=28 expect=1
+        start 2 on b prompt=20 max=12 expect=1
         run 291
         fetches b fail
         run 900
         empty"
     a_failed_offload_stores_nothing_and_frees_the_block: "
         worker b both blocks=20 context=80 host=16
-        reserve 1 on b from b prompt=20 max=1 family=1
-        prefill 1 on b to b
+        start 1 on b prompt=20 max=1 family=1
         step b
         step b
         step b

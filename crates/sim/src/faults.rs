@@ -5,6 +5,7 @@
 //! cached.
 
 use crate::body::{SimWorker, TapeMode};
+use crate::network::StreamDirection;
 use crate::run::{ChaosEvent, ChaosRun, router_id, worker_index, worker_ref};
 use crate::tape;
 use crate::world::ChaosFault;
@@ -128,13 +129,21 @@ impl ChaosRun<'_> {
         router: usize,
         worker: usize,
         epoch: u64,
+        direction: StreamDirection,
     ) -> Option<String> {
         let stream = self.net.stream(router, worker);
-        if stream.epoch != epoch || stream.worker.is_none() {
+        if stream.epoch != epoch {
             return None;
         }
-        let span = self.flip_rng.micros(100, 200_000);
-        self.cut_stream(router, worker, span);
+        match (stream.worker, direction) {
+            (Some(_), _) => {
+                let span = self.flip_rng.micros(100, 200_000);
+                self.cut_stream(router, worker, span);
+            }
+            // The worker has left: its messages after this one are lost with the connection.
+            (None, StreamDirection::ToRouter) => self.net.disconnect(router, worker),
+            (None, StreamDirection::ToWorker) => return None,
+        }
         self.count("streams ended by damage");
         Some(format!("r{:x} damaged     w{:x}", router + 1, worker + 1))
     }

@@ -10,6 +10,7 @@ pub(crate) fn order(order: &Order) -> String {
     match order {
         Order::Reserve(order) => format!("reserve {} from {}", order.handoff, order.sender),
         Order::Prefill(order) => format!("prefill {} for {}", order.handoff, order.target.worker),
+        Order::Run(order) => format!("run {}", order.handoff),
         Order::Cancel { handoff } => format!("cancel {handoff}"),
         Order::Renew { handoffs } => format!("renew {}", handoffs.len()),
         Order::Migrate(order) => format!("move {} to {}", order.of, order.target.worker),
@@ -27,6 +28,7 @@ pub(crate) fn report(report: &Report) -> String {
             blocks,
             state: _,
         } => format!("reserved {handoff} {present}+{}", blocks.len()),
+        Report::Running { handoff, present } => format!("running {handoff} {present}"),
         Report::Refused { handoff, refusal } => {
             truncated(&format!("refused {handoff} {refusal:?}"))
         }

@@ -9,7 +9,7 @@ use crate::body::{FrameCells, SimWorker, TapeMode};
 use crate::clients::ChaosClients;
 use crate::event_log::{EventLog, LogRetention};
 use crate::log_text;
-use crate::network::SimNetwork;
+use crate::network::{SimNetwork, StreamDirection};
 use crate::rng::SimRng;
 use crate::tape;
 use crate::world::ChaosWorld;
@@ -75,6 +75,7 @@ pub(crate) enum ChaosEvent {
         router: usize,
         worker: usize,
         epoch: u64,
+        direction: StreamDirection,
     },
     /// A worker notices that a link broke.
     LinkLost {
@@ -364,7 +365,8 @@ impl<'a> ChaosRun<'a> {
                 router,
                 worker,
                 epoch,
-            } => Ok(self.stream_damaged(router, worker, epoch)),
+                direction,
+            } => Ok(self.stream_damaged(router, worker, epoch, direction)),
             ChaosEvent::LinkLost { side, peer } => self.link_lost(side, peer),
             ChaosEvent::EngineDone(worker_ref) => self.engine_done(worker_ref),
             ChaosEvent::DiskWrote(worker_ref, content) => self.disk_wrote(worker_ref, content),

@@ -312,6 +312,7 @@ impl ChaosRun<'_> {
                 router,
                 worker,
                 epoch,
+                direction: StreamDirection::ToRouter,
             },
         };
         self.schedule(at, event);
@@ -339,6 +340,7 @@ impl ChaosRun<'_> {
                 router,
                 worker,
                 epoch,
+                direction: StreamDirection::ToWorker,
             },
         };
         self.schedule(at, event);

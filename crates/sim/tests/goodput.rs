@@ -58,15 +58,18 @@ fn the_same_seed_gives_the_same_score() {
     assert_ne!(json(&once), json(&other));
 }
 
-/// Decode workers' slots were reserved for streams whose prompts still waited elsewhere: no prompt
-/// was placed there, all ran on half of the fleet, and a twentieth fewer met their targets than
-/// without roles.
+/// Decode workers' slots were reserved for streams whose prompts still waited elsewhere: fewer
+/// prompts were placed there, and targets were missed that a fleet without roles met. The rate is
+/// as high as the latter still serves: above it the share depends on the seed, not on the slots.
 #[test]
 fn reserved_slots_do_not_keep_prompts_off_decode_workers() {
-    let workload = "light-light,rate=720,seconds=4";
-    let good = |scheme| score(FLEET, workload, scheme).score.all.good;
+    let good = |scheme| -> u64 {
+        let workload = |seed| format!("light-light,rate=680,seconds=4,seed={seed}");
+        let scores = (1..=3).map(|seed| score(FLEET, &workload(seed), scheme).score.all.good);
+        scores.sum()
+    };
     let (auto, whole) = (good(RoutingScheme::Auto), good(RoutingScheme::Whole));
-    assert!(auto * 100 >= whole * 98, "{auto} in time, and {whole}");
+    assert!(auto * 100 >= whole * 99, "{auto} in time, and {whole}");
 }
 
 #[test]

@@ -4,9 +4,10 @@
 //! the first token. Never decides, or counts a worker's time. Invariant: a flight is observed at
 //! most once, and one without a token never.
 //!
-//! The clock runs from the submission to the first placement, from the report that blocks are
-//! reserved to the prompt's order, and from the first token to the client's stream. Waiting for a
-//! place, later placements, placements after a failure, and sockets do not count.
+//! The clock runs from the submission to the first placement, from the report that a decode worker
+//! has reserved blocks to the order for the prompt on another, and from the first token to the
+//! client's stream. Waiting for a place, later placements, placements after a failure, and sockets
+//! do not count.
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::histogram::Histogram;

@@ -21,7 +21,7 @@ mod tokenizer;
 
 pub use detokenize::{TextStart, TextStream};
 pub use model_files::{ModelError, ModelFiles};
-pub use model_text::{ModelText, REPETITION_PENALTY, SamplingDefaults};
+pub use model_text::{ModelText, NumberBounds, SamplingDefaults, bounds_from_to};
 pub use stop::{StopMatch, StopStrings};
 pub use template::{RenderEnd, RenderError, TemplateInput, TemplateValue, rendering_bytes_max};
 pub use tokenizer::{EncodeError, EncodedText, ModelTokenizer, PIECE_BYTES_MAX, SpecialTokens};

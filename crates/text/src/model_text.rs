@@ -6,7 +6,7 @@
 use crate::model_files::{ModelError, ModelFiles};
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
 use crate::tokenizer::{ModelTokenizer, PIECE_BYTES_MAX, load_tokenizer};
-use cleave_domain::TokenId;
+use cleave_domain::{SamplingParams, TokenId};
 use serde_json::{Map, Value};
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 use std::sync::Arc;
@@ -34,8 +34,13 @@ pub struct SamplingDefaults {
     pub repetition_penalty: f32,
 }
 
-/// Repetition penalties that engines accept; nearer to 0 a division by the penalty overflows.
-pub const REPETITION_PENALTY: RangeInclusive<f64> = 1e-4..=100.0;
+/// The ends of a range of numbers.
+pub type NumberBounds = (Bound<f64>, Bound<f64>);
+
+/// Makes bounds of two ends that are both in the range.
+pub const fn bounds_from_to(low: f64, high: f64) -> NumberBounds {
+    (Bound::Included(low), Bound::Included(high))
+}
 
 impl ModelText {
     /// Checks and compiles everything; an error names its file.
@@ -175,7 +180,25 @@ impl ModelText {
     }
 }
 
+/// The ranges of both a request's field and the default of a model. They are within those of
+/// [`SamplingParams`], which engines accept.
 impl SamplingDefaults {
+    /// Narrower than engines accept: the range of OpenAI's API.
+    pub const TEMPERATURE: NumberBounds = bounds_from_to(0.0, 2.0);
+    /// In vLLM -1 and 0 both keep all tokens.
+    pub const TOP_K: RangeInclusive<i64> = -1..=u32::MAX as i64;
+    /// A share above 0 that is too small for f32 counts as the smallest of f32.
+    pub const TOP_P: NumberBounds = (
+        Bound::Excluded(0.0),
+        Bound::Included(*SamplingParams::TOP_P.end()),
+    );
+    /// As engines accept it.
+    pub const MIN_P: NumberBounds =
+        bounds_from_to(*SamplingParams::MIN_P.start(), *SamplingParams::MIN_P.end());
+    /// Narrower than engines accept: no use of a penalty above 100 is known.
+    pub const REPETITION_PENALTY: NumberBounds =
+        bounds_from_to(*SamplingParams::REPETITION_PENALTY.start(), 100.0);
+
     /// Reads the values; those of a file that says `do_sample: false` do not count.
     fn of(generation: &Map<String, Value>) -> Result<Self, ModelError> {
         let unsampled = Map::new();
@@ -184,21 +207,16 @@ impl SamplingDefaults {
             _ => generation,
         };
         let read = |key, default, range| default_value(values, key, default, range);
-        let share = (Bound::Excluded(0.0), Bound::Included(1.0));
-        let penalty = (
-            Bound::Included(*REPETITION_PENALTY.start()),
-            Bound::Included(*REPETITION_PENALTY.end()),
-        );
-        let up_to = |high: f64| (Bound::Included(0.0), Bound::Included(high));
-        let ids = (Bound::Included(-1.0), Bound::Included(f64::from(u32::MAX)));
+        let (low, high) = (*Self::TOP_K.start(), *Self::TOP_K.end());
+        let top_k = bounds_from_to(low as f64, high as f64);
+        let penalty = read("repetition_penalty", 1.0, Self::REPETITION_PENALTY)?;
         Ok(Self {
-            temperature: read("temperature", 1.0, up_to(2.0))? as f32,
-            // -1 and 0 both keep all, as in vLLM.
-            top_k: read("top_k", 0.0, ids)?.max(0.0) as u32,
+            temperature: read("temperature", 1.0, Self::TEMPERATURE)? as f32,
+            top_k: read("top_k", 0.0, top_k)?.max(0.0) as u32,
             // A share too small for f32 still keeps the most likely token.
-            top_p: (read("top_p", 1.0, share)? as f32).max(f32::MIN_POSITIVE),
-            min_p: read("min_p", 0.0, up_to(1.0))? as f32,
-            repetition_penalty: read("repetition_penalty", 1.0, penalty)? as f32,
+            top_p: (read("top_p", 1.0, Self::TOP_P)? as f32).max(f32::MIN_POSITIVE),
+            min_p: read("min_p", 0.0, Self::MIN_P)? as f32,
+            repetition_penalty: penalty as f32,
         })
     }
 }
@@ -208,7 +226,7 @@ fn default_value(
     generation: &Map<String, Value>,
     key: &str,
     default: f64,
-    range: (Bound<f64>, Bound<f64>),
+    range: NumberBounds,
 ) -> Result<f64, ModelError> {
     let value = match generation.get(key) {
         None | Some(Value::Null) => return Ok(default),

@@ -304,6 +304,7 @@ impl WorkerDriver {
                     Order::Serve { role } => self.serve(*role),
                     Order::Reserve(reserve) => self.issue_grant(router, reserve),
                     Order::Prefill(_)
+                    | Order::Run(_)
                     | Order::Migrate(_)
                     | Order::Renew { .. }
                     | Order::Cancel { .. }

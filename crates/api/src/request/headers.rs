@@ -2,26 +2,104 @@
 
 use super::GenerateRequest;
 use crate::error::ApiError;
-use crate::field::clipped;
+use crate::field::{TextShape, ValueShape, clipped};
+use crate::openapi::{HeaderDoc, RouteDoc};
 use crate::timing::TimingShown;
+use crate::trace_parent::TRACE_PARENT_HEADER;
 use axum::http::{HeaderMap, header};
 use cleave_domain::{RequestOrigin, RequestSlo, SloPolicy};
-use cleave_text::ModelText;
+use cleave_text::{ModelText, NumberBounds};
 use sha2::{Digest, Sha256};
+use std::ops::{Bound, RangeBounds};
 use std::time::Duration;
 
 const ID_BYTES_MAX: usize = 128;
-/// Limit of a target, in milliseconds: a day.
+/// Targets in milliseconds: up to a day.
+const TARGET_MILLIS: NumberBounds = (Bound::Excluded(0.0), Bound::Included(TARGET_MILLIS_MAX));
 const TARGET_MILLIS_MAX: f64 = 86_400_000.0;
-/// Longest name of a class or a tenant.
+/// Name of a class or a tenant.
+const NAME: TextShape = TextShape {
+    bytes_max: Some(NAME_BYTES_MAX),
+    ..TextShape::NOT_EMPTY
+};
 const NAME_BYTES_MAX: usize = 64;
+
+/// Id of a request, which every answer has, too.
+pub(crate) const REQUEST_ID: HeaderDoc = HeaderDoc {
+    title: "RequestId",
+    name: "x-request-id",
+    shape: ValueShape::Text(TextShape::ANY),
+    doc: "Returned with the answer if it is 1 to 128 visible ASCII characters; otherwise the server makes a new id.",
+};
+const TRACE_PARENT: HeaderDoc = HeaderDoc {
+    title: "TraceParent",
+    name: TRACE_PARENT_HEADER,
+    shape: ValueShape::Text(TextShape::ANY),
+    doc: "W3C trace context; ignored unless it follows the format.",
+};
+const SLO_CLASS: HeaderDoc = HeaderDoc {
+    title: "SloClass",
+    name: "x-slo-class",
+    shape: ValueShape::Text(NAME),
+    doc: "SLO class of the policy.",
+};
+const SLO_TTFT: HeaderDoc = HeaderDoc {
+    title: "SloTtft",
+    name: "x-slo-ttft-ms",
+    shape: ValueShape::Number(TARGET_MILLIS),
+    doc: "Target for the time to the first token.",
+};
+const SLO_TPOT: HeaderDoc = HeaderDoc {
+    title: "SloTpot",
+    name: "x-slo-tpot-ms",
+    shape: ValueShape::Number(TARGET_MILLIS),
+    doc: "Target for the time per output token.",
+};
+const SLO_E2E: HeaderDoc = HeaderDoc {
+    title: "SloE2e",
+    name: "x-slo-e2e-ms",
+    shape: ValueShape::Number(TARGET_MILLIS),
+    doc: "Target for the end-to-end time.",
+};
+const TENANT: HeaderDoc = HeaderDoc {
+    title: "Tenant",
+    name: "x-tenant-id",
+    shape: ValueShape::Text(NAME),
+    doc: "Tenant of the request, if the policy trusts this header.",
+};
+const TIMING: HeaderDoc = HeaderDoc {
+    title: "Timing",
+    name: "x-cleave-timing",
+    shape: ValueShape::Text(TextShape::one_of(&["0", "1", "true", "false"])),
+    doc: "1: the answer includes the durations of its stages.",
+};
+
+/// Headers of every request.
+pub(crate) const EVERY_HEADER: &[HeaderDoc] = &[REQUEST_ID];
+
+/// The parts of their documentation that all routes share that generate.
+pub(crate) const GENERATE_DOC: RouteDoc = RouteDoc {
+    headers: &[
+        REQUEST_ID,
+        TRACE_PARENT,
+        SLO_CLASS,
+        SLO_TTFT,
+        SLO_TPOT,
+        SLO_E2E,
+        TENANT,
+        TIMING,
+    ],
+    description: "The answer; with `stream: true` as server-sent events: chunks, comments while there is nothing else to send, and at the end `[DONE]` if the whole answer was sent, otherwise an error object.",
+    errors: &[400, 404, 413, 415, 429, 500, 503],
+    ..RouteDoc::GET
+};
 
 /// Returns `x-request-id`, or a new id if the header is absent or unfit for a log line.
 pub(crate) fn request_id(headers: &HeaderMap) -> String {
     let printable = |id: &&str| id.bytes().all(|byte| byte.is_ascii_graphic());
     let sound = |id: &&str| !id.is_empty() && id.len() <= ID_BYTES_MAX && printable(id);
     let given = headers
-        .get("x-request-id")
+        .get(REQUEST_ID.name)
         .and_then(|id| id.to_str().ok())
         .filter(sound);
     given.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
@@ -42,10 +120,10 @@ pub(crate) fn read_origin(
         headers: matched_headers.collect(),
         key_digest: key_digest(headers, policy),
         class: class(headers, policy)?,
-        tenant: name_header(headers, ["x-tenant-id", "x-llm-d-inference-fairness-id"])?,
-        ttft: milliseconds(headers, ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"])?,
-        tpot: milliseconds(headers, ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])?,
-        e2e: milliseconds(headers, ["x-slo-e2e-ms", "x-llm-d-slo-e2e-ms"])?,
+        tenant: name_header(headers, [TENANT.name, "x-llm-d-inference-fairness-id"])?,
+        ttft: milliseconds(headers, [SLO_TTFT.name, "x-llm-d-slo-ttft-ms"])?,
+        tpot: milliseconds(headers, [SLO_TPOT.name, "x-llm-d-slo-tpot-ms"])?,
+        e2e: milliseconds(headers, [SLO_E2E.name, "x-llm-d-slo-e2e-ms"])?,
     })
 }
 
@@ -61,7 +139,7 @@ pub(crate) fn resolve_slos(
         let slo = policy.resolve(origin, model.name(), tokens);
         slo.map_err(|unknown| {
             ApiError::invalid(
-                "x-slo-class",
+                SLO_CLASS.name,
                 format!("In the header x-slo-class {unknown}."),
             )
         })
@@ -89,7 +167,7 @@ pub(crate) fn apply_tenant_limits(policy: &SloPolicy, tenant: &str, ask: &mut Ge
 /// Reads the SLO class, which must exist. llm-d's objective is a name of its own and counts only
 /// where it equals a class.
 fn class(headers: &HeaderMap, policy: &SloPolicy) -> Result<Option<String>, ApiError> {
-    let class = name_header(headers, ["x-slo-class", "x-llm-d-slo-class"])?;
+    let class = name_header(headers, [SLO_CLASS.name, "x-llm-d-slo-class"])?;
     if class.is_some() {
         return Ok(class);
     }
@@ -131,7 +209,7 @@ fn name_header(headers: &HeaderMap, names: [&'static str; 2]) -> Result<Option<S
 
 /// Reads `x-cleave-timing: 1`, with which a client asks for the stages' durations.
 pub(crate) fn timing(headers: &HeaderMap) -> Result<TimingShown, ApiError> {
-    let name = "x-cleave-timing";
+    let name = TIMING.name;
     match headers.get(name).map(|value| value.as_bytes()) {
         None | Some(b"0" | b"false") => Ok(TimingShown::Never),
         Some(b"1" | b"true") => Ok(TimingShown::Asked),
@@ -170,7 +248,7 @@ fn milliseconds(
         return Ok(None);
     };
     match value.parse::<f64>() {
-        Ok(millis) if millis > 0.0 && millis <= TARGET_MILLIS_MAX => {
+        Ok(millis) if TARGET_MILLIS.contains(&millis) => {
             Ok(Some(Duration::from_secs_f64(millis / 1000.0)))
         }
         _ => Err(ApiError::invalid(

@@ -1,6 +1,6 @@
 //! Requests to generate, checked, and the fields that several APIs share.
 //!
-//! Owns: the ranges and defaults of shared fields, and the headers. Never: starts anything, or
+//! Owns: the declarations and readers of shared fields, and the headers. Never: starts anything, or
 //! knows one API (see `surface`). Invariant: a [`GenerateRequest`] can be served; for every other
 //! request the client got an error that names the field.
 //!
@@ -12,29 +12,88 @@ mod headers;
 pub(crate) mod sampling;
 pub(crate) mod text;
 
-pub(crate) use headers::{apply_tenant_limits, read_origin, request_id, resolve_slos, timing};
+pub(crate) use headers::{
+    EVERY_HEADER, GENERATE_DOC, REQUEST_ID, apply_tenant_limits, read_origin, request_id,
+    resolve_slos, timing,
+};
 
 use crate::error::ApiError;
-use crate::field::{JsonFields, clipped};
+use crate::field::{
+    FlagValue, IntegerRange, JsonFields, ObjectSpec, RefusedField, RequestField, TextShape,
+    clipped, flag, integer, object, request_fields, request_object, text as text_field,
+};
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
-use cleave_text::json::{Json, JsonShape};
 use cleave_text::{ModelText, SpecialTokens, TextStart};
 use serde::Serialize;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Limit of choices per prompt.
-pub(crate) const CHOICES_MAX: i64 = 128;
 /// Limit of sequences of one HTTP request, over all prompts.
 const SEQUENCES_MAX: usize = 1024;
-/// Limit of stop strings; OpenAI's is 4.
-const STOPS_MAX: usize = 16;
-/// Limit of one stop string, in bytes: each token's text is compared with all of them.
-const STOP_BYTES_MAX: usize = 1024;
-/// Limit of log-probabilities per token.
-pub(crate) const LOGPROBS_MAX: i64 = 20;
-/// Limit of token ids in `stop_token_ids` and of entries in `logit_bias`: the sampler walks them in
-/// each step.
-const TOKEN_LIST_MAX: usize = 1024;
+/// Numbers of choices per prompt.
+pub(crate) const CHOICES: RangeInclusive<i64> = 1..=128;
+/// Numbers of log-probabilities per token.
+pub(crate) const LOGPROBS: RangeInclusive<i64> = 0..=20;
+
+request_fields! {
+    pub(crate) MODEL_FIELDS {
+        MODEL: TextShape = text_field(
+            "model",
+            TextShape::ANY,
+            "The served model's name; another name is a 404.",
+        ).default("the served name");
+    }
+}
+
+request_fields! {
+    /// Fields of every API that generates, beside sampling and stop.
+    pub(crate) DELIVERY_FIELDS {
+        N: IntegerRange = integer(
+            "n",
+            CHOICES,
+            "Choices for each prompt; at most 1,024 sequences in all, and no more than the tenant's `streams_max`.",
+        ).default("1");
+        STREAM: FlagValue = flag("stream", "The answer is sent as server-sent events.");
+        STREAM_OPTIONS: &'static ObjectSpec =
+            object("stream_options", &STREAM_OPTIONS_OBJECT, "Only with `stream: true`.");
+        RESPONSE_FORMAT: &'static ObjectSpec =
+            object("response_format", &RESPONSE_FORMAT_OBJECT, "Types other than text are refused.")
+                .default("text");
+        PRIORITY: IntegerRange = integer(
+            "priority",
+            i32::MIN as i64..=i32::MAX as i64,
+            "Smaller is more urgent, as in vLLM (SGLang's sign is the opposite).",
+        ).default("0");
+        CACHE_SALT: TextShape = text_field(
+            "cache_salt",
+            TextShape::NOT_EMPTY,
+            "Prefixes are shared only between requests of the same salt.",
+        );
+    }
+}
+
+request_fields! {
+    STREAM_OPTIONS_FIELDS {
+        INCLUDE_USAGE: FlagValue =
+            flag("include_usage", "The last event of the stream has the counts of tokens.");
+        CONTINUOUS_USAGE_STATS: FlagValue = flag(
+            "continuous_usage_stats",
+            "Every event has the counts so far; has no effect without `include_usage`.",
+        );
+    }
+}
+
+const STREAM_OPTIONS_OBJECT: ObjectSpec =
+    request_object!("StreamOptions", &[&[STREAM_OPTIONS_FIELDS]]);
+
+request_fields! {
+    RESPONSE_FORMAT_FIELDS {
+        RESPONSE_FORMAT_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["text"]), "Type of the answer.").required();
+    }
+}
+
+const RESPONSE_FORMAT_OBJECT: ObjectSpec = request_object!("", &[&[RESPONSE_FORMAT_FIELDS]]);
 
 /// A checked request of `prompts` × `choices` sequences.
 #[derive(Clone, Debug)]
@@ -174,7 +233,7 @@ fn seed_of(seed: u64, choice: u64) -> u64 {
 
 /// Checks `model`, which may be left out, as in vLLM.
 pub(crate) fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), ApiError> {
-    match fields.text("model")? {
+    match fields.text(&MODEL)? {
         Some(requested) if requested != model.name() => Err(ApiError::model_not_found(
             &clipped(&requested),
             model.name(),
@@ -183,81 +242,64 @@ pub(crate) fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), 
     }
 }
 
-/// Refuses fields that would change the answer.
-pub(crate) fn refuse_fields(fields: &JsonFields, names: &[&str]) -> Result<(), ApiError> {
-    let asks = |value: Json<'_>| match value.shape() {
-        JsonShape::Bool(flag) => flag,
-        JsonShape::Array(mut items) => items.next().is_some(),
-        JsonShape::Object(mut members) => members.next().is_some(),
-        JsonShape::String(text) => !text.is_empty(),
-        JsonShape::Null | JsonShape::Number(_) => true,
-    };
-    match names.iter().find(|name| fields.any(name).is_some_and(asks)) {
-        None => Ok(()),
-        Some(name) => Err(ApiError::unsupported(
-            fields.path(name),
-            format!("`{name}` is not supported; leave it out."),
-        )),
-    }
-}
-
 /// Fields of vLLM, SGLang and OpenAI that constrain or reshape the output.
-pub(crate) const UNSUPPORTED: &[&str] = &[
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "use_beam_search",
-    "logits_processors",
-    "allowed_token_ids",
-    "bad_words",
-    "truncate_prompt_tokens",
-    "prompt_logprobs",
-    "prompt_embeds",
-    "chat_template",
-    "audio",
-    "functions",
-    "function_call",
-    "web_search_options",
-    "regex",
-    "ebnf",
-    "json_schema",
-];
+pub(crate) const UNSUPPORTED: &[RefusedField] = {
+    const CONSTRAINED: &str = "output is not constrained";
+    const CALLS: &str = "`tools` are the newer fields, and their calls are not parsed";
+    &[
+        RefusedField::new("guided_json", CONSTRAINED),
+        RefusedField::new("guided_regex", CONSTRAINED),
+        RefusedField::new("guided_choice", CONSTRAINED),
+        RefusedField::new("guided_grammar", CONSTRAINED),
+        RefusedField::new("structured_outputs", CONSTRAINED),
+        RefusedField::new("use_beam_search", "tokens are drawn, not searched for"),
+        RefusedField::new("logits_processors", "no code of a client is run"),
+        RefusedField::new("allowed_token_ids", CONSTRAINED),
+        RefusedField::new("bad_words", CONSTRAINED),
+        RefusedField::new("truncate_prompt_tokens", "no prompt is shortened"),
+        RefusedField::new("prompt_logprobs", "completions have `echo` with `logprobs`"),
+        RefusedField::new("prompt_embeds", "prompts are texts or tokens"),
+        RefusedField::new("chat_template", "the model's own template is used"),
+        RefusedField::new("audio", "answers are texts"),
+        RefusedField::new("functions", CALLS),
+        RefusedField::new("function_call", CALLS),
+        RefusedField::new("web_search_options", "nothing is searched"),
+        RefusedField::new("regex", CONSTRAINED),
+        RefusedField::new("ebnf", CONSTRAINED),
+        RefusedField::new("json_schema", CONSTRAINED),
+    ]
+};
 
 /// Checks `response_format`: only text is supported.
 pub(crate) fn check_format(fields: &JsonFields) -> Result<(), ApiError> {
-    let Some(format) = fields.object("response_format")? else {
+    let Some(format) = fields.object(&RESPONSE_FORMAT)? else {
         return Ok(());
     };
-    match format.text("type")?.as_deref() {
-        Some("text") => Ok(()),
-        Some(kind) => Err(ApiError::unsupported(
-            "response_format",
-            format!(
-                "`response_format` of type {:?} is not supported; only \"text\" is.",
-                clipped(kind)
-            ),
-        )),
-        None => Err(ApiError::invalid(
-            "response_format.type",
-            "`response_format.type` is missing.",
-        )),
+    let kind = format.required_text(&RESPONSE_FORMAT_TYPE)?;
+    if RESPONSE_FORMAT_TYPE.choices().contains(&&*kind) {
+        return Ok(());
     }
+    Err(fields.unsupported(
+        &RESPONSE_FORMAT,
+        format!(
+            "`response_format` of type {:?} is not supported; only \"text\" is.",
+            clipped(&kind)
+        ),
+    ))
 }
 
 pub(crate) fn response_mode(fields: &JsonFields) -> Result<ResponseMode, ApiError> {
-    let options = fields.object("stream_options")?;
-    let flag = |name| match &options {
-        Some(options) => options.flag(name).map(Option::unwrap_or_default),
+    let options = fields.object(&STREAM_OPTIONS)?;
+    let flag = |field: &RequestField<FlagValue>| match &options {
+        Some(options) => options.flag(field).map(Option::unwrap_or_default),
         None => Ok(false),
     };
-    let (at_end, always) = (flag("include_usage")?, flag("continuous_usage_stats")?);
-    if !fields.flag("stream")?.unwrap_or(false) {
+    let (at_end, always) = (flag(&INCLUDE_USAGE)?, flag(&CONTINUOUS_USAGE_STATS)?);
+    if !fields.flag(&STREAM)?.unwrap_or(false) {
         return match options {
             None => Ok(ResponseMode::Whole),
-            Some(_) => Err(ApiError::invalid(
-                "stream_options",
+            Some(_) => Err(fields.invalid(
+                &STREAM_OPTIONS,
                 "`stream_options` is only allowed when `stream` is true.",
             )),
         };
@@ -270,38 +312,29 @@ pub(crate) fn response_mode(fields: &JsonFields) -> Result<ResponseMode, ApiErro
 }
 
 pub(crate) fn choices(fields: &JsonFields, prompts: usize) -> Result<u32, ApiError> {
-    let choices = fields.integer("n", 1..=CHOICES_MAX)?.unwrap_or(1);
+    let choices = fields.integer(&N)?.unwrap_or(1);
     if prompts * choices as usize > SEQUENCES_MAX {
-        return Err(ApiError::invalid(
-            "n",
-            format!(
-                "{prompts} prompts with `n` {choices} are more than {SEQUENCES_MAX} sequences."
-            ),
-        ));
+        let message = format!(
+            "{prompts} prompts with `n` {choices} are more than {SEQUENCES_MAX} sequences."
+        );
+        return Err(fields.invalid(&N, message));
     }
     Ok(choices as u32)
 }
 
 /// Hashes `cache_salt` to a number; 0 stands for no salt.
 pub(crate) fn cache_salt(fields: &JsonFields) -> Result<u64, ApiError> {
-    match fields.text("cache_salt")?.as_deref() {
-        None => Ok(0),
-        Some("") => Err(ApiError::invalid(
-            "cache_salt",
-            "`cache_salt` must not be empty.",
-        )),
-        Some(salt) => {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&blake3::hash(salt.as_bytes()).as_bytes()[..8]);
-            Ok(u64::from_le_bytes(bytes).max(1))
-        }
-    }
+    let Some(salt) = fields.text(&CACHE_SALT)? else {
+        return Ok(0);
+    };
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&blake3::hash(salt.as_bytes()).as_bytes()[..8]);
+    Ok(u64::from_le_bytes(bytes).max(1))
 }
 
 /// Reads `priority`: smaller is more urgent, as in vLLM.
 pub(crate) fn priority(fields: &JsonFields) -> Result<i32, ApiError> {
-    let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
-    Ok(fields.integer("priority", range)?.unwrap_or(0) as i32)
+    Ok(fields.integer(&PRIORITY)?.unwrap_or(0) as i32)
 }
 
 /// The answer begins a text of its own only if the prompt has no visible token.

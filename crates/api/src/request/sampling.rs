@@ -1,42 +1,162 @@
 //! Sampling and stop parameters, which the APIs share.
 
-use super::{
-    LOGPROBS_MAX, OutputFormat, OutputLimit, STOP_BYTES_MAX, STOPS_MAX, StopText, TOKEN_LIST_MAX,
-};
+use super::{OutputFormat, OutputLimit, StopText};
 use crate::error::ApiError;
-use crate::field::{JsonFields, integer, number, wrong_type};
+use crate::field::{
+    AnyValue, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, RequestField,
+    TextShape, ValueShape, any, flag, integer, integer_value, limit_list, list, map, number,
+    number_value, request_fields, text_value, wrong_type,
+};
 use cleave_domain::{SamplingParams, StopRules, TokenId};
 use cleave_text::json::{Json, JsonItems, JsonShape};
-use cleave_text::{ModelText, REPETITION_PENALTY, SpecialTokens};
+use cleave_text::{ModelText, NumberBounds, SamplingDefaults, SpecialTokens, bounds_from_to};
 use std::borrow::Cow;
-use std::ops::Bound;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+
+/// Limit of token ids in `stop_token_ids` and of entries in `logit_bias`: the sampler walks them in
+/// each step.
+const TOKEN_LIST_MAX: usize = 1024;
+/// Limit of stop strings; OpenAI's is 4.
+const STOPS_MAX: usize = 16;
+/// A stop string: each token's text is compared with all of them.
+const STOP_TEXT: TextShape = TextShape {
+    bytes_max: Some(1024),
+    ..TextShape::NOT_EMPTY
+};
+/// As engines accept it. (llama.cpp takes negative numbers for 0.)
+const TOP_N_SIGMA_RANGE: NumberBounds = bounds_from_to(
+    *SamplingParams::TOP_N_SIGMA.start(),
+    *SamplingParams::TOP_N_SIGMA.end(),
+);
+/// Narrower than engines accept: the range of OpenAI's API.
+const OUTPUT_PENALTY: NumberBounds = bounds_from_to(-2.0, 2.0);
+/// Narrower than engines accept: the range of OpenAI's API.
+const LOGIT_BIAS_VALUE: NumberBounds = bounds_from_to(-100.0, 100.0);
+/// Range of a number of tokens.
+pub(crate) const TOKENS: RangeInclusive<i64> = 0..=u32::MAX as i64;
+
+request_fields! {
+    pub(crate) SAMPLING_FIELDS {
+        TEMPERATURE: NumberBounds = number(
+            "temperature",
+            SamplingDefaults::TEMPERATURE,
+            "Divides the logits; 0 always takes the most likely token.",
+        ).default("the checkpoint's, or 1");
+        TOP_P: NumberBounds = number(
+            "top_p",
+            SamplingDefaults::TOP_P,
+            "Draws from the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.",
+        ).default("the checkpoint's, or 1");
+        TOP_K: IntegerRange = integer(
+            "top_k",
+            SamplingDefaults::TOP_K,
+            "Draws from this many most likely tokens; -1 and 0 keep all.",
+        ).default("the checkpoint's, or 0");
+        MIN_P: NumberBounds = number(
+            "min_p",
+            SamplingDefaults::MIN_P,
+            "Drops tokens less likely than this share of the most likely one; 0 keeps all.",
+        ).default("the checkpoint's, or 0");
+        TOP_N_SIGMA: NumberBounds = number(
+            "top_n_sigma",
+            TOP_N_SIGMA_RANGE,
+            "Drops tokens whose logits are more than this many standard deviations of all logits below the largest, as in llama.cpp; 0 keeps all.",
+        ).default("0");
+        REPETITION_PENALTY: NumberBounds = number(
+            "repetition_penalty",
+            SamplingDefaults::REPETITION_PENALTY,
+            "Divides positive and multiplies negative logits of tokens in prompt or output; 1 does nothing.",
+        ).default("the checkpoint's, or 1");
+        PRESENCE_PENALTY: NumberBounds = number(
+            "presence_penalty",
+            OUTPUT_PENALTY,
+            "Subtracted once from the logit of each token in the output.",
+        ).default("0");
+        FREQUENCY_PENALTY: NumberBounds = number(
+            "frequency_penalty",
+            OUTPUT_PENALTY,
+            "Subtracted from a token's logit for each time it is in the output.",
+        ).default("0");
+        LOGIT_BIAS: MapShape = map(
+            "logit_bias",
+            MapShape {
+                keys: MapKeys::TokenIds,
+                values: &ValueShape::Number(LOGIT_BIAS_VALUE),
+                count_max: Some(TOKEN_LIST_MAX),
+            },
+            "Added to the logits of these tokens.",
+        );
+        SEED: IntegerRange = integer(
+            "seed",
+            i64::MIN..=i64::MAX,
+            "The same seed draws the same tokens, whichever workers serve the request.",
+        ).default("drawn anew, and not returned");
+    }
+}
+
+request_fields! {
+    pub(crate) STOP_FIELDS {
+        MIN_TOKENS: IntegerRange = integer(
+            "min_tokens",
+            TOKENS,
+            "No token that ends the output is drawn before it has this many tokens.",
+        ).default("0");
+        STOP: AnyValue = any(
+            "stop",
+            ValueShape::OneOf(&[
+                ValueShape::Text(STOP_TEXT),
+                ValueShape::List(ListShape::of(&ValueShape::Text(STOP_TEXT)).at_most(STOPS_MAX)),
+            ]),
+            "Texts that end the output.",
+        );
+        STOP_TOKEN_IDS: ListShape = list(
+            "stop_token_ids",
+            ListShape::of(&ValueShape::TokenId).at_most(TOKEN_LIST_MAX),
+            "Tokens that end the output; the model's end tokens do too, unless `ignore_eos`.",
+        );
+        IGNORE_EOS: FlagValue =
+            flag("ignore_eos", "The model's end tokens do not end the output, as in vLLM.");
+        INCLUDE_STOP_STR_IN_OUTPUT: FlagValue = flag(
+            "include_stop_str_in_output",
+            "The text has the stop string or token that ended it, as in vLLM.",
+        );
+        SKIP_SPECIAL_TOKENS: FlagValue = flag(
+            "skip_special_tokens",
+            "The text has no special tokens, as in vLLM.",
+        ).default("true");
+    }
+}
+
+request_fields! {
+    pub(crate) SPECIAL_TOKENS_FIELDS {
+        ADD_SPECIAL_TOKENS: FlagValue = flag(
+            "add_special_tokens",
+            "Adds the tokenizer's special tokens; chat templates write them themselves.",
+        ).default("true for a text, false for messages");
+    }
+}
 
 /// Reads all sampling parameters but log-probabilities, whose fields differ between the APIs.
 pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<SamplingParams, ApiError> {
     let defaults = model.defaults();
-    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
-    let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
+    let top_k = fields.integer(&TOP_K)?;
+    let seed = fields.integer(&SEED)?;
     Ok(SamplingParams {
-        temperature: fields
-            .number("temperature", 0.0..=2.0)?
-            .unwrap_or(defaults.temperature),
+        temperature: fields.number(&TEMPERATURE)?.unwrap_or(defaults.temperature),
         // In vLLM -1 and 0 both disable top-k.
         top_k: top_k.map_or(defaults.top_k, |top_k| top_k.max(0) as u32),
         // A share too small for f32 still keeps the most likely token; as 0 it would keep none.
         top_p: fields
-            .number("top_p", (Bound::Excluded(0.0), Bound::Included(1.0)))?
+            .number(&TOP_P)?
             .map_or(defaults.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
-        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(defaults.min_p),
+        min_p: fields.number(&MIN_P)?.unwrap_or(defaults.min_p),
+        top_n_sigma: fields.number(&TOP_N_SIGMA)?.unwrap_or(0.0),
         repetition_penalty: fields
-            .number("repetition_penalty", REPETITION_PENALTY)?
+            .number(&REPETITION_PENALTY)?
             .unwrap_or(defaults.repetition_penalty),
-        presence_penalty: fields
-            .number("presence_penalty", -2.0..=2.0)?
-            .unwrap_or(0.0),
-        frequency_penalty: fields
-            .number("frequency_penalty", -2.0..=2.0)?
-            .unwrap_or(0.0),
+        presence_penalty: fields.number(&PRESENCE_PENALTY)?.unwrap_or(0.0),
+        frequency_penalty: fields.number(&FREQUENCY_PENALTY)?.unwrap_or(0.0),
         logit_bias: logit_bias(fields, model)?,
         seed: seed.map_or_else(rand::random, |seed| seed as u64),
         logprobs: None,
@@ -45,10 +165,9 @@ pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<Samplin
 }
 
 fn logit_bias(fields: &JsonFields, model: &ModelText) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let Some(entries) = fields.object("logit_bias")? else {
+    let Some(entries) = fields.map(&LOGIT_BIAS)? else {
         return Ok(Vec::new());
     };
-    limit_list("logit_bias", entries.members().count(), TOKEN_LIST_MAX)?;
     let entry = |key: &str, value: Json<'_>| {
         let path = entries.path(key);
         let token = key
@@ -56,7 +175,7 @@ fn logit_bias(fields: &JsonFields, model: &ModelText) -> Result<Vec<(TokenId, f3
             .ok()
             .filter(|&token: &TokenId| token < model.vocabulary_count());
         let token = token.ok_or_else(|| ApiError::invalid(&*path, not_a_token(&path, model)))?;
-        Ok((token, number(&path, value, -100.0..=100.0)?))
+        Ok((token, number_value(&path, value, LOGIT_BIAS_VALUE)?))
     };
     let mut named: Vec<(Cow<'_, str>, Json<'_>)> = Vec::new();
     for (key, value) in entries.members() {
@@ -79,16 +198,6 @@ fn not_a_token(path: &str, model: &ModelText) -> String {
     )
 }
 
-pub(crate) fn limit_list(path: &str, count: usize, count_max: usize) -> Result<(), ApiError> {
-    if count <= count_max {
-        return Ok(());
-    }
-    Err(ApiError::invalid(
-        path,
-        format!("`{path}` has {count} entries; at most {count_max} are allowed."),
-    ))
-}
-
 /// Reads a list of token ids of the model.
 pub(crate) fn token_ids(
     path: &str,
@@ -103,7 +212,7 @@ pub(crate) fn token_ids(
             Ok(id) if i64::from(id) <= last => id,
             // Prompts are long and almost always valid, so the path for an error is built only
             // here.
-            _ => integer(&format!("{path}[{index}]"), item, 0..=last)? as TokenId,
+            _ => integer_value(&format!("{path}[{index}]"), item, 0..=last)? as TokenId,
         });
     }
     Ok(tokens)
@@ -111,11 +220,11 @@ pub(crate) fn token_ids(
 
 /// Reads the parameters that turn output into text; `logprobs` is read by the API.
 pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<OutputFormat, ApiError> {
-    let stop_text = match fields.flag("include_stop_str_in_output")? {
+    let stop_text = match fields.flag(&INCLUDE_STOP_STR_IN_OUTPUT)? {
         Some(true) => StopText::Included,
         Some(false) | None => StopText::Cut,
     };
-    let special = match fields.flag("skip_special_tokens")? {
+    let special = match fields.flag(&SKIP_SPECIAL_TOKENS)? {
         Some(false) => SpecialTokens::Kept,
         Some(true) | None => SpecialTokens::Skipped,
     };
@@ -128,44 +237,42 @@ pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<Outpu
 }
 
 fn stop_strings(fields: &JsonFields) -> Result<Vec<String>, ApiError> {
-    let Some(given) = fields.any("stop") else {
+    let Some(given) = fields.any(&STOP) else {
         return Ok(Vec::new());
     };
+    let path = fields.path_of(&STOP);
+    let read =
+        |path: String, given: Json<'_>| text_value(|| path, given, STOP_TEXT).map(Cow::into_owned);
     match given.shape() {
-        JsonShape::String(_) => Ok(vec![stop_string("stop", given)?]),
+        JsonShape::String(_) => Ok(vec![read(path, given)?]),
         JsonShape::Array(items) => {
-            limit_list("stop", items.clone().count(), STOPS_MAX)?;
+            limit_list(&path, items.clone().count(), STOPS_MAX)?;
             let items = items.enumerate();
-            let stop = items.map(|(index, item)| stop_string(&format!("stop[{index}]"), item));
+            let stop = items.map(|(index, item)| read(format!("{path}[{index}]"), item));
             stop.collect()
         }
-        _ => Err(wrong_type("stop", "a string or an array of strings", given)),
+        _ => Err(wrong_type(&path, "a string or an array of strings", given)),
     }
 }
 
-fn stop_string(path: &str, given: Json<'_>) -> Result<String, ApiError> {
-    let JsonShape::String(text) = given.shape() else {
-        return Err(wrong_type(path, "a string", given));
-    };
-    let text = text.get();
-    match text.len() {
-        0 => Err(ApiError::invalid(
-            path,
-            format!("`{path}` must not be empty."),
-        )),
-        1..=STOP_BYTES_MAX => Ok(text.into_owned()),
-        bytes => Err(ApiError::invalid(
-            path,
-            format!("`{path}` has {bytes} bytes; at most {STOP_BYTES_MAX} are allowed."),
-        )),
-    }
+/// Reads `add_special_tokens`; without it `default` counts.
+pub(crate) fn special_tokens(
+    fields: &JsonFields,
+    default: SpecialTokens,
+) -> Result<SpecialTokens, ApiError> {
+    Ok(match fields.flag(&ADD_SPECIAL_TOKENS)? {
+        Some(true) => SpecialTokens::Kept,
+        Some(false) => SpecialTokens::Skipped,
+        None => default,
+    })
 }
 
 /// Reads a count of tokens such as `top_logprobs`.
-pub(crate) fn logprobs_count(fields: &JsonFields, name: &str) -> Result<Option<u32>, ApiError> {
-    Ok(fields
-        .integer(name, 0..=LOGPROBS_MAX)?
-        .map(|count| count as u32))
+pub(crate) fn logprobs_count(
+    fields: &JsonFields,
+    field: &RequestField<IntegerRange>,
+) -> Result<Option<u32>, ApiError> {
+    Ok(fields.integer(field)?.map(|count| count as u32))
 }
 
 /// Stop conditions of a sequence before its prompt is known.
@@ -176,29 +283,27 @@ pub(crate) struct StopFields {
 }
 
 impl StopFields {
-    /// Reads the fields. `tokens_min` is the least that `max_tokens` may be.
+    /// Reads the fields. `limits` are the API's fields for the limit of output tokens; a later one
+    /// takes precedence.
     pub(crate) fn read(
         fields: &JsonFields,
         model: &ModelText,
-        tokens_min: i64,
+        limits: &[RequestField<IntegerRange>],
     ) -> Result<Self, ApiError> {
-        let listed = fields.array("stop_token_ids")?;
-        let count = listed.clone().map_or(0, JsonItems::count);
-        limit_list("stop_token_ids", count, TOKEN_LIST_MAX)?;
-        let listed = listed.map(|listed| token_ids("stop_token_ids", listed, model));
+        let listed = fields.list(&STOP_TOKEN_IDS)?;
+        let listed = listed.map(|listed| token_ids(STOP_TOKEN_IDS.name(), listed, model));
         let mut stop_tokens = listed.transpose()?.unwrap_or_default();
-        if !fields.flag("ignore_eos")?.unwrap_or(false) {
+        if !fields.flag(&IGNORE_EOS)?.unwrap_or(false) {
             stop_tokens.extend(model.eos().iter());
         }
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
-        let counted = i64::from(u32::MAX);
-        let min_tokens = fields.integer("min_tokens", 0..=counted)?.unwrap_or(0) as u32;
-        // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
+        let min_tokens = fields.integer(&MIN_TOKENS)?.unwrap_or(0) as u32;
         let mut max_tokens = None;
-        for name in ["max_tokens", "max_completion_tokens"] {
-            let tokens = fields.integer(name, tokens_min..=counted)?;
-            max_tokens = tokens.map(|tokens| (name, tokens as u32)).or(max_tokens);
+        for limit in limits {
+            let tokens = fields.integer(limit)?;
+            let named = tokens.map(|tokens| (limit.name(), tokens as u32));
+            max_tokens = named.or(max_tokens);
         }
         Ok(Self {
             min_tokens,
@@ -264,7 +369,7 @@ impl StopFields {
         let max_tokens = u64::from(requested_tokens).min(tokens_left) as u32;
         if self.min_tokens > max_tokens {
             return Err(ApiError::invalid(
-                "min_tokens",
+                MIN_TOKENS.name(),
                 format!(
                     "`min_tokens` is {}, more than the {max_tokens} tokens that the output may have.",
                     self.min_tokens

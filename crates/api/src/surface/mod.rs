@@ -14,6 +14,7 @@ pub(crate) mod tokenize;
 use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
+use crate::openapi::RouteDoc;
 use crate::output_piece::OutputPieces;
 use crate::request::{GenerateRequest, RequestWarning, UsageShown};
 use cleave_text::ModelText;
@@ -33,6 +34,9 @@ pub(crate) trait Surface: Send + Sync {
 
     /// Name in OpenTelemetry's conventions for generative models.
     fn operation(&self) -> &'static str;
+
+    /// The route in the OpenAPI document, with the declaration of its bodies.
+    fn doc(&'static self) -> &'static RouteDoc;
 
     /// Work that reading a body causes.
     fn body_work(&self) -> BodyWork;

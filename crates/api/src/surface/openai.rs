@@ -11,6 +11,7 @@ use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, Surface};
 use crate::app::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
+use crate::openapi::RouteDoc;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
 use crate::request::{GenerateRequest, UsageShown};
 use cleave_domain::TokenId;
@@ -26,6 +27,7 @@ pub(super) struct OpenAiSurface {
     pub(super) route: &'static str,
     /// Name in OpenTelemetry's conventions.
     pub(super) operation: &'static str,
+    pub(super) doc: RouteDoc,
     pub(super) body_work: BodyWork,
     /// Checks a body, and tokenizes its prompts.
     pub(super) parse: fn(&Document, &ModelText) -> Result<GenerateRequest, ApiError>,
@@ -52,6 +54,10 @@ impl Surface for OpenAiSurface {
 
     fn operation(&self) -> &'static str {
         self.operation
+    }
+
+    fn doc(&'static self) -> &'static RouteDoc {
+        &self.doc
     }
 
     fn body_work(&self) -> BodyWork {

@@ -10,16 +10,26 @@ mod message;
 use super::openai::{OpenAiSurface, token_text, write_json};
 use crate::app::BodyWork;
 use crate::error::ApiError;
-use crate::field::{JsonFields, wrong_type};
+use crate::field::{
+    AnyValue, FieldGroup, FieldSpec, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys,
+    MapShape, ObjectSpec, RefusedField, TextShape, ValueShape, any, flag, integer, list, map,
+    object, request_fields, request_object, text as text_field, wrong_type,
+};
+use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::TokenScore;
-use crate::request::sampling::{OutputRoom, StopFields, logprobs_count, output, sampling};
+use crate::request::sampling::{
+    OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
+    logprobs_count, output, sampling, special_tokens,
+};
 use crate::request::{
-    self, GenerateRequest, OutputWanted, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
+    self, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted, RequestWarning,
+    TokenizedPrompt, UNSUPPORTED, text,
 };
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonShape};
 use cleave_text::{ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue};
 use serde_json::{Map, Value, json};
+use std::ops::RangeInclusive;
 
 /// Warning of a request whose tools are shown to the model.
 const TOOLS_WARNING: RequestWarning = RequestWarning {
@@ -28,10 +38,127 @@ const TOOLS_WARNING: RequestWarning = RequestWarning {
               they are part of `content`, and `tool_calls` is never set. `tool_choice: \"none\"` leaves the tools out.",
 };
 
+request_fields! {
+    /// Fields of a conversation, from which a chat template makes the prompt.
+    pub(super) CONVERSATION_FIELDS {
+        MESSAGES: ListShape = list(
+            "messages",
+            ListShape::of(&ValueShape::Object(&message::MESSAGE)).at_least(1),
+            "The conversation.",
+        ).required();
+        TOOLS: ListShape = list(
+            "tools",
+            ListShape::of(&ValueShape::Object(&TOOL)),
+            "Shown to the model through its chat template; calls in an answer stay text, and the answer has `warnings`.",
+        );
+        TOOL_CHOICE: AnyValue = any(
+            "tool_choice",
+            ValueShape::Text(TextShape::one_of(&[TOOLS_SHOWN, TOOLS_HIDDEN])),
+            "`none` hides the tools from the model; `required` or a function by name is refused.",
+        ).default("`auto`");
+        DOCUMENTS: ListShape =
+            list("documents", ListShape::of(&ValueShape::Any), "Passed to the chat template.");
+        CHAT_TEMPLATE_KWARGS: MapShape = map(
+            "chat_template_kwargs",
+            MapShape { keys: MapKeys::Any, values: &ValueShape::Any, count_max: None },
+            "Variables of the chat template, but none that another field sets.",
+        );
+        ADD_GENERATION_PROMPT: FlagValue =
+            flag("add_generation_prompt", "The prompt ends with the beginning of an answer.")
+                .default("true");
+        CONTINUE_FINAL_MESSAGE: FlagValue = flag(
+            "continue_final_message",
+            "The answer continues the last message; excludes `add_generation_prompt: true`.",
+        );
+    }
+}
+
+request_fields! {
+    TOOL_FIELDS {
+        FUNCTION: &'static ObjectSpec =
+            object("function", &FUNCTION_OBJECT, "The function that the model may call.")
+                .required();
+    }
+}
+
+request_fields! {
+    FUNCTION_FIELDS {
+        FUNCTION_NAME: TextShape =
+            text_field("name", TextShape::ANY, "Name of the function.").required();
+    }
+}
+
+const TOOL: ObjectSpec = request_object!(
+    "Tool",
+    &[&[&[FieldSpec::shown_by_template("type")], TOOL_FIELDS]]
+);
+const FUNCTION_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS]]);
+
+request_fields! {
+    CHAT_FIELDS {
+        MAX_TOKENS: IntegerRange = integer("max_tokens", TOKENS_OUT, "Limit of output tokens.")
+            .default("the rest of `max_model_len`");
+        MAX_COMPLETION_TOKENS: IntegerRange = integer(
+            "max_completion_tokens",
+            TOKENS_OUT,
+            "The newer field of the same meaning; takes precedence over `max_tokens`.",
+        );
+        LOGPROBS_WANTED: FlagValue =
+            flag("logprobs", "The answer has log-probabilities of its tokens.");
+        TOP_LOGPROBS: IntegerRange = integer(
+            "top_logprobs",
+            LOGPROBS,
+            "Number of likeliest tokens beside each token; needs `logprobs: true`.",
+        ).default("0");
+        MODALITIES: ListShape = list(
+            "modalities",
+            ListShape::of(&ValueShape::Text(TextShape::one_of(&["text"]))),
+            "Answers are texts.",
+        ).default("`[\"text\"]`");
+    }
+}
+
+/// Numbers of output tokens; an answer has at least one.
+const TOKENS_OUT: RangeInclusive<i64> = 1..=*TOKENS.end();
+/// The values of `tool_choice` that are served.
+const TOOLS_SHOWN: &str = "auto";
+const TOOLS_HIDDEN: &str = "none";
+
+/// Groups of the fields of a chat request.
+const CHAT_GROUPS: &[FieldGroup] = &[
+    CONVERSATION_FIELDS,
+    MODEL_FIELDS,
+    SAMPLING_FIELDS,
+    STOP_FIELDS,
+    SPECIAL_TOKENS_FIELDS,
+    DELIVERY_FIELDS,
+    CHAT_FIELDS,
+];
+
+const CHAT_REQUEST: ObjectSpec = request_object!(
+    "ChatRequest",
+    &[CHAT_GROUPS],
+    &[UNSUPPORTED, OF_COMPLETIONS]
+);
+
+/// Fields of the other API.
+const OF_COMPLETIONS: &[RefusedField] = &[
+    RefusedField::new("echo", "chat has no text that could be repeated"),
+    RefusedField::new("best_of", "`n` gives more choices"),
+];
+
 /// Chat completions, a conversation with roles.
 pub(super) static CHAT: OpenAiSurface = OpenAiSurface {
     route: "/v1/chat/completions",
     operation: "chat",
+    doc: RouteDoc {
+        operation: "chat",
+        summary: "Continue a conversation.",
+        request: Some(&CHAT_REQUEST),
+        contents: JSON_OR_EVENTS,
+        schema: "ChatAnswer",
+        ..request::GENERATE_DOC
+    },
     body_work: BodyWork::RenderTemplate,
     parse: chat,
     id_prefix: "chatcmpl",
@@ -80,10 +207,9 @@ fn scores(scores: &[TokenScore], model: &ModelText) -> Value {
 
 /// Checks a body, renders its messages and tokenizes them.
 fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
-    let fields = JsonFields::of_body(body)?;
+    let fields = JsonFields::of_body(body, &CHAT_REQUEST)?;
     request::check_model(&fields, model)?;
-    request::refuse_fields(&fields, UNSUPPORTED)?;
-    request::refuse_fields(&fields, &["echo", "best_of"])?;
+    fields.check_refused()?;
     request::check_format(&fields)?;
     check_modalities(&fields)?;
     let delivery = request::response_mode(&fields)?;
@@ -92,7 +218,8 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     let output = output(&fields, logprobs)?;
     let mut sampling = sampling(&fields, model)?;
     sampling.logprobs = logprobs;
-    let stop = StopFields::read(&fields, model, 1)?;
+    // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
+    let stop = StopFields::read(&fields, model, &[MAX_TOKENS, MAX_COMPLETION_TOKENS])?;
     let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
 
     let warnings = match shown_tools(&fields)? {
@@ -101,7 +228,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     };
     let tokens = prompt(&fields, model)?;
     let output_room = OutputRoom {
-        param: "messages",
+        param: MESSAGES.name(),
         context: model.context_tokens_max(),
         default: None,
     };
@@ -134,25 +261,21 @@ fn check_modalities(fields: &JsonFields) -> Result<(), ApiError> {
         JsonShape::String(text) => text.get() == "text",
         _ => false,
     };
-    let mut modalities = fields.array("modalities")?.into_iter().flatten();
+    let mut modalities = fields.list(&MODALITIES)?.into_iter().flatten();
     if modalities.all(is_text) {
         return Ok(());
     }
-    Err(ApiError::unsupported(
-        "modalities",
-        "`modalities`: only \"text\" is supported.",
-    ))
+    Err(fields.unsupported(&MODALITIES, "`modalities`: only \"text\" is supported."))
 }
 
 fn logprobs(fields: &JsonFields) -> Result<Option<u32>, ApiError> {
-    let top = logprobs_count(fields, "top_logprobs")?;
-    match (fields.flag("logprobs")?.unwrap_or(false), top) {
+    let top = logprobs_count(fields, &TOP_LOGPROBS)?;
+    match (fields.flag(&LOGPROBS_WANTED)?.unwrap_or(false), top) {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => Err(ApiError::invalid(
-            "top_logprobs",
-            "`top_logprobs` needs `logprobs` to be true.",
-        )),
+        (false, Some(_)) => {
+            Err(fields.invalid(&TOP_LOGPROBS, "`top_logprobs` needs `logprobs` to be true."))
+        }
     }
 }
 
@@ -160,7 +283,7 @@ fn logprobs(fields: &JsonFields) -> Result<Option<u32>, ApiError> {
 fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
     let messages = message::messages(fields)?;
     let end = render_end(fields)?;
-    let documents = fields.array("documents")?.and(fields.any("documents"));
+    let documents = fields.list(&DOCUMENTS)?.and(fields.any(&DOCUMENTS));
     let value = |json: Json<'_>| TemplateValue::of_json(&fields.part(json), json);
     Ok(TemplateInput {
         last_content: (end == RenderEnd::LastMessage)
@@ -178,12 +301,9 @@ fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
 /// Renders and tokenizes the conversation.
 fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<TokenId>, ApiError> {
     let (text, special) = rendered(fields, model)?;
-    let tokens = text::encode(&text, special, model, "messages")?;
+    let tokens = text::encode(&text, special, model, MESSAGES.name())?;
     if tokens.is_empty() {
-        return Err(ApiError::invalid(
-            "messages",
-            "The messages render to an empty prompt.",
-        ));
+        return Err(fields.invalid(&MESSAGES, "The messages render to an empty prompt."));
     }
     Ok(tokens)
 }
@@ -201,58 +321,59 @@ pub(super) fn rendered(
         ));
     }
     let text = model.render(&conversation).map_err(|error| match error {
-        RenderError::Refused(reason) => ApiError::invalid(
-            "messages",
+        RenderError::Refused(reason) => fields.invalid(
+            &MESSAGES,
             format!("The model's chat template refused these messages: {reason}"),
         ),
-        other => ApiError::invalid("messages", format!("{other}.")),
+        other => fields.invalid(&MESSAGES, format!("{other}.")),
     })?;
     // Templates write the special tokens themselves, so none are added by default.
-    let special = match fields.flag("add_special_tokens")? {
-        Some(true) => SpecialTokens::Kept,
-        Some(false) | None => SpecialTokens::Skipped,
-    };
-    Ok((text, special))
+    Ok((text, special_tokens(fields, SpecialTokens::Skipped)?))
 }
 
 fn shown_tools<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {
     let mut count = 0;
-    for (index, tool) in fields.array("tools")?.into_iter().flatten().enumerate() {
+    for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
         count += 1;
-        let tool = fields.object_at(format!("tools[{index}]"), tool)?;
-        let function = tool.object("function")?;
-        if function
-            .map(|function| function.text("name"))
-            .transpose()?
-            .flatten()
-            .is_none()
-        {
-            let path = tool.path("function.name");
+        let path = format!("{}[{index}]", TOOLS.name());
+        let tool = fields.object_at(path, tool, &TOOL)?;
+        let function = tool.object(&FUNCTION)?;
+        let name = function.map(|function| function.text(&FUNCTION_NAME));
+        if name.transpose()?.flatten().is_none() {
+            let path = format!("{}.{}", tool.path_of(&FUNCTION), FUNCTION_NAME.name());
             return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
         }
     }
-    let choice = fields.any("tool_choice");
+    let choice = fields.any(&TOOL_CHOICE);
     let shown = match choice.map(|choice| (choice, choice.shape())) {
         None => true,
-        Some((_, JsonShape::String(choice))) if choice.get() == "auto" => true,
-        Some((_, JsonShape::String(choice))) if choice.get() == "none" => false,
+        Some((_, JsonShape::String(choice))) if choice.get() == TOOLS_SHOWN => true,
+        Some((_, JsonShape::String(choice))) if choice.get() == TOOLS_HIDDEN => false,
         Some((_, JsonShape::String(_) | JsonShape::Object(_))) => {
-            return Err(ApiError::unsupported(
-                "tool_choice",
+            return Err(fields.unsupported(
+                &TOOL_CHOICE,
                 "`tool_choice` may be \"auto\" or \"none\"; the output cannot be forced into a call.",
             ));
         }
-        Some((other, _)) => return Err(wrong_type("tool_choice", "a string or an object", other)),
+        Some((other, _)) => {
+            let path = fields.path_of(&TOOL_CHOICE);
+            return Err(wrong_type(&path, "a string or an object", other));
+        }
     };
-    Ok(fields.any("tools").filter(|_| shown && count > 0))
+    Ok(fields.any(&TOOLS).filter(|_| shown && count > 0))
 }
 
 /// Reads `chat_template_kwargs`, which cannot override the server's own variables.
 fn variables<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {
-    let Some(variables) = fields.object("chat_template_kwargs")? else {
+    let Some(variables) = fields.map(&CHAT_TEMPLATE_KWARGS)? else {
         return Ok(None);
     };
-    let own = ["messages", "tools", "documents", "add_generation_prompt"];
+    let own = [
+        MESSAGES.name(),
+        TOOLS.name(),
+        DOCUMENTS.name(),
+        ADD_GENERATION_PROMPT.name(),
+    ];
     let named = |name: &str| variables.members().any(|(key, _)| key.get() == name);
     if let Some(name) = own.iter().find(|name| named(name)) {
         let path = variables.path(name);
@@ -261,14 +382,14 @@ fn variables<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> 
             format!("`{path}`: use the field `{name}` instead."),
         ));
     }
-    Ok(fields.any("chat_template_kwargs"))
+    Ok(fields.any(&CHAT_TEMPLATE_KWARGS))
 }
 
 fn render_end(fields: &JsonFields) -> Result<RenderEnd, ApiError> {
-    let continued = fields.flag("continue_final_message")?.unwrap_or(false);
-    match (continued, fields.flag("add_generation_prompt")?) {
-        (true, Some(true)) => Err(ApiError::invalid(
-            "continue_final_message",
+    let continued = fields.flag(&CONTINUE_FINAL_MESSAGE)?.unwrap_or(false);
+    match (continued, fields.flag(&ADD_GENERATION_PROMPT)?) {
+        (true, Some(true)) => Err(fields.invalid(
+            &CONTINUE_FINAL_MESSAGE,
             "`continue_final_message` and `add_generation_prompt` exclude each other.",
         )),
         (true, _) => Ok(RenderEnd::LastMessage),

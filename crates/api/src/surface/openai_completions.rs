@@ -3,13 +3,20 @@
 use super::openai::{OpenAiSurface, token_text, write_json};
 use crate::app::BodyWork;
 use crate::error::ApiError;
-use crate::field::{JsonFields, wrong_type};
+use crate::field::{
+    AnyValue, FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, ObjectSpec, RefusedField,
+    TextShape, ValueShape, any, flag, integer, limit_list, request_fields, request_object,
+    wrong_type,
+};
+use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::TokenScore;
 use crate::request::sampling::{
-    OutputRoom, StopFields, limit_list, logprobs_count, output, sampling, token_ids,
+    OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
+    logprobs_count, output, sampling, special_tokens, token_ids,
 };
 use crate::request::{
-    self, CHOICES_MAX, GenerateRequest, OutputWanted, TokenizedPrompt, UNSUPPORTED, text,
+    self, CHOICES, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted,
+    TokenizedPrompt, UNSUPPORTED, text,
 };
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
@@ -22,10 +29,83 @@ const TOKENS_DEFAULT: u32 = 16;
 /// Limit of prompts in one body.
 const PROMPTS_MAX: usize = 1024;
 
+request_fields! {
+    COMPLETION_FIELDS {
+        PROMPT: AnyValue = any(
+            "prompt",
+            ValueShape::OneOf(&[
+                ValueShape::Text(TextShape::ANY),
+                ValueShape::List(
+                    ListShape::of(&ValueShape::Text(TextShape::ANY)).at_least(1).at_most(PROMPTS_MAX),
+                ),
+                ValueShape::List(TOKEN_LIST.at_least(1)),
+                ValueShape::List(
+                    ListShape::of(&ValueShape::List(TOKEN_LIST)).at_least(1).at_most(PROMPTS_MAX),
+                ),
+            ]),
+            "Texts, or their tokens, to continue.",
+        ).required();
+        ECHO: FlagValue = flag(
+            "echo",
+            "Repeats the prompt before the output; with `max_tokens: 0` the answer has only the prompt's scores.",
+        );
+        MAX_TOKENS: IntegerRange = integer(
+            "max_tokens",
+            TOKENS,
+            "Limit of output tokens; 0 with `echo` only, and the prompt must leave room for one token then too.",
+        ).default("16, or the rest of `max_model_len` if that is less");
+        MAX_COMPLETION_TOKENS: IntegerRange = integer(
+            "max_completion_tokens",
+            TOKENS,
+            "The newer field of the same meaning; takes precedence over `max_tokens`.",
+        );
+        LOGPROBS_COUNT: IntegerRange = integer(
+            "logprobs",
+            LOGPROBS,
+            "The answer has log-probabilities of its tokens, and of this many likeliest ones beside each.",
+        );
+        BEST_OF: IntegerRange =
+            integer("best_of", CHOICES, "Equal to `n`, or left out.").default("`n`");
+    }
+}
+
+const TOKEN_LIST: ListShape = ListShape::of(&ValueShape::TokenId);
+
+/// Groups of the fields of a completion request.
+const COMPLETION_GROUPS: &[FieldGroup] = &[
+    MODEL_FIELDS,
+    SAMPLING_FIELDS,
+    STOP_FIELDS,
+    SPECIAL_TOKENS_FIELDS,
+    DELIVERY_FIELDS,
+    COMPLETION_FIELDS,
+];
+
+const COMPLETION_REQUEST: ObjectSpec = request_object!(
+    "CompletionRequest",
+    &[COMPLETION_GROUPS],
+    &[UNSUPPORTED, OF_CHAT]
+);
+
+/// Fields that would change the answer, of this API and of the other one.
+const OF_CHAT: &[RefusedField] = &[
+    RefusedField::new("suffix", "no text is inserted between two others"),
+    RefusedField::new("messages", "chat has conversations"),
+    RefusedField::new("tools", "chat has tools"),
+];
+
 /// Text completions, which continue a prompt.
 pub(super) static COMPLETIONS: OpenAiSurface = OpenAiSurface {
     route: "/v1/completions",
     operation: "text_completion",
+    doc: RouteDoc {
+        operation: "completions",
+        summary: "Continue texts.",
+        request: Some(&COMPLETION_REQUEST),
+        contents: JSON_OR_EVENTS,
+        schema: "CompletionAnswer",
+        ..request::GENERATE_DOC
+    },
     body_work: BodyWork::ParseOnly,
     parse: completion,
     id_prefix: "cmpl",
@@ -77,34 +157,33 @@ enum GivenPrompt<'a> {
 
 /// Checks a body and tokenizes its prompts.
 fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
-    let fields = JsonFields::of_body(body)?;
+    let fields = JsonFields::of_body(body, &COMPLETION_REQUEST)?;
     request::check_model(&fields, model)?;
-    request::refuse_fields(&fields, UNSUPPORTED)?;
-    request::refuse_fields(&fields, &["suffix", "messages", "tools"])?;
+    fields.check_refused()?;
     request::check_format(&fields)?;
     let delivery = request::response_mode(&fields)?;
     let given = prompts(&fields)?;
     let choices = request::choices(&fields, given.len())?;
     check_best_of(&fields, choices)?;
-    let logprobs = logprobs_count(&fields, "logprobs")?;
+    let logprobs = logprobs_count(&fields, &LOGPROBS_COUNT)?;
     let output = output(&fields, logprobs)?;
-    let echo = fields.flag("echo")?.unwrap_or(false);
+    let echo = fields.flag(&ECHO)?.unwrap_or(false);
     let mut sampling = sampling(&fields, model)?;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = logprobs.filter(|_| echo);
-    // A request without output makes sense only for the scores of an echoed prompt.
-    let stop = StopFields::read(&fields, model, i64::from(!echo))?;
+    // A request without output makes sense only for the scores of an echoed prompt. The newer field
+    // takes precedence (lesson 21).
+    let tokens_min = i64::from(!echo);
+    let limits = [MAX_TOKENS, MAX_COMPLETION_TOKENS].map(|limit| limit.at_least(tokens_min));
+    let stop = StopFields::read(&fields, model, &limits)?;
     let output_wanted = match stop.max_tokens() {
         Some((_, 0)) => OutputWanted::PromptOnly,
         _ => OutputWanted::Output,
     };
-    let special = match fields.flag("add_special_tokens")? {
-        Some(false) => SpecialTokens::Skipped,
-        Some(true) | None => SpecialTokens::Kept,
-    };
+    let special = special_tokens(&fields, SpecialTokens::Kept)?;
     let context = model.context_tokens_max();
     let output_room = OutputRoom {
-        param: "prompt",
+        param: PROMPT.name(),
         context,
         default: Some(TOKENS_DEFAULT),
     };
@@ -149,9 +228,9 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
 /// `best_of` is accepted only if it equals `n`, where it changes nothing; otherwise it would need
 /// the scores of whole answers.
 fn check_best_of(fields: &JsonFields, choices: u32) -> Result<(), ApiError> {
-    match fields.integer("best_of", 1..=CHOICES_MAX)? {
-        Some(best_of) if best_of != i64::from(choices) => Err(ApiError::unsupported(
-            "best_of",
+    match fields.integer(&BEST_OF)? {
+        Some(best_of) if best_of != i64::from(choices) => Err(fields.unsupported(
+            &BEST_OF,
             format!(
                 "`best_of` is not supported unless it equals `n` ({choices}); ask for more choices with `n`."
             ),
@@ -164,26 +243,23 @@ fn check_best_of(fields: &JsonFields, choices: u32) -> Result<(), ApiError> {
 fn prompts<'a>(fields: &JsonFields<'a>) -> Result<Vec<(String, GivenPrompt<'a>)>, ApiError> {
     let expected =
         "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
-    let path = || "prompt".to_owned();
-    let missing = || ApiError::invalid("prompt", "`prompt` is missing.");
-    let prompt = fields.any("prompt").ok_or_else(missing)?;
+    let name = PROMPT.name();
+    let path = || name.to_owned();
+    let prompt = fields.any(&PROMPT).ok_or_else(|| fields.missing(&PROMPT))?;
     let items = match prompt.shape() {
         JsonShape::String(text) => return Ok(vec![(path(), GivenPrompt::Text(text.get()))]),
         JsonShape::Array(items) => items,
-        _ => return Err(wrong_type("prompt", expected, prompt)),
+        _ => return Err(wrong_type(name, expected, prompt)),
     };
     match items.clone().next().map(Json::shape) {
         None => {
-            return Err(ApiError::invalid(
-                "prompt",
-                "`prompt` must not be an empty array.",
-            ));
+            return Err(fields.invalid(&PROMPT, "`prompt` must not be an empty array."));
         }
         Some(JsonShape::Number(_)) => return Ok(vec![(path(), GivenPrompt::Tokens(items))]),
-        Some(_) => limit_list("prompt", items.clone().count(), PROMPTS_MAX)?,
+        Some(_) => limit_list(name, items.clone().count(), PROMPTS_MAX)?,
     }
     let given = |(index, item): (usize, Json<'a>)| {
-        let path = format!("prompt[{index}]");
+        let path = format!("{name}[{index}]");
         match item.shape() {
             JsonShape::String(text) => Ok((path, GivenPrompt::Text(text.get()))),
             JsonShape::Array(tokens) => Ok((path, GivenPrompt::Tokens(tokens))),
@@ -202,12 +278,15 @@ fn tokens<'a>(
     special: SpecialTokens,
 ) -> Result<(Vec<TokenId>, Option<&'a str>), ApiError> {
     let (tokens, text) = match given {
-        GivenPrompt::Text(text) => (text::encode(text, special, model, "prompt")?, Some(&**text)),
+        GivenPrompt::Text(text) => (
+            text::encode(text, special, model, PROMPT.name())?,
+            Some(&**text),
+        ),
         GivenPrompt::Tokens(ids) => {
             let context = model.context_tokens_max();
             let count = ids.clone().count();
             if count > context as usize {
-                return Err(text::too_long("prompt", count, context, ""));
+                return Err(text::too_long(PROMPT.name(), count, context, ""));
             }
             (token_ids(path, ids.clone(), model)?, None)
         }

@@ -3,16 +3,66 @@
 //! A text may exceed the context here, because a client may only want the count. The number of
 //! tokens is limited (see `memory_budget`), which bounds the size of an answer.
 
+use super::openai_chat::{CONVERSATION_FIELDS, MESSAGES, rendered};
 use crate::error::ApiError;
-use crate::field::JsonFields;
+use crate::field::{
+    FieldSpec, FlagValue, JsonFields, ListShape, ObjectSpec, TextShape, ValueShape, flag, list,
+    request_fields, request_object, text as text_field,
+};
 use crate::memory_budget::listed_tokens_max;
-use crate::request::check_model;
-use crate::request::sampling::token_ids;
+use crate::request::sampling::{SPECIAL_TOKENS_FIELDS, special_tokens, token_ids};
 use crate::request::text::{encode_for_list, too_many_listed};
+use crate::request::{MODEL_FIELDS, check_model};
 use cleave_domain::TokenId;
 use cleave_text::json::Document;
 use cleave_text::{ModelText, ModelTokenizer, SpecialTokens};
 use serde::{Serialize, Serializer};
+
+request_fields! {
+    TEXT_FIELDS {
+        PROMPT: TextShape = text_field("prompt", TextShape::ANY, "Text to tokenize.").required();
+    }
+}
+
+request_fields! {
+    LIST_FIELDS {
+        RETURN_TOKEN_STRS: FlagValue =
+            flag("return_token_strs", "The answer has the text of each token, too.");
+    }
+}
+
+request_fields! {
+    DETOKENIZE_FIELDS {
+        TOKENS: ListShape =
+            list("tokens", ListShape::of(&ValueShape::TokenId), "Tokens to convert to text.")
+                .required();
+    }
+}
+
+/// The body of `/tokenize`: a text or a conversation.
+pub(crate) const TOKENIZE_REQUEST: ObjectSpec = request_object!(
+    "TokenizeRequest",
+    &[
+        &[
+            TEXT_FIELDS,
+            &[FieldSpec::absent(MESSAGES.name())],
+            MODEL_FIELDS,
+            SPECIAL_TOKENS_FIELDS,
+            LIST_FIELDS,
+        ],
+        &[
+            &[FieldSpec::absent(PROMPT.name())],
+            CONVERSATION_FIELDS,
+            MODEL_FIELDS,
+            SPECIAL_TOKENS_FIELDS,
+            LIST_FIELDS,
+        ],
+    ]
+);
+
+/// The body of `/detokenize`.
+pub(crate) const DETOKENIZE_REQUEST: ObjectSpec =
+    request_object!("DetokenizeRequest", &[&[DETOKENIZE_FIELDS, MODEL_FIELDS]]);
 
 /// The answer of `/tokenize`.
 #[derive(Serialize)]
@@ -51,29 +101,23 @@ pub(crate) fn tokenize(
     model: &ModelText,
     max_model_len: u32,
 ) -> Result<Vec<u8>, ApiError> {
-    let fields = JsonFields::of_body(body)?;
+    let fields = JsonFields::of_body(body, &TOKENIZE_REQUEST)?;
     check_model(&fields, model)?;
-    let tokens = match (fields.text("prompt")?, fields.any("messages")) {
+    let tokens = match (fields.text(&PROMPT)?, fields.any(&MESSAGES)) {
         (Some(text), None) => {
-            let special = match fields.flag("add_special_tokens")? {
-                Some(false) => SpecialTokens::Skipped,
-                Some(true) | None => SpecialTokens::Kept,
-            };
-            encode_for_list(&text, special, model, "prompt")?
+            let special = special_tokens(&fields, SpecialTokens::Kept)?;
+            encode_for_list(&text, special, model, PROMPT.name())?
         }
         (None, Some(_)) => {
-            let (text, special) = super::openai_chat::rendered(&fields, model)?;
-            encode_for_list(&text, special, model, "messages")?
+            let (text, special) = rendered(&fields, model)?;
+            encode_for_list(&text, special, model, MESSAGES.name())?
         }
         (Some(_), Some(_)) => {
-            return Err(ApiError::invalid(
-                "prompt",
-                "Give `prompt` or `messages`, not both.",
-            ));
+            return Err(fields.invalid(&PROMPT, "Give `prompt` or `messages`, not both."));
         }
-        (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing.")),
+        (None, None) => return Err(fields.missing(&PROMPT)),
     };
-    let is_spelt = fields.flag("return_token_strs")?.unwrap_or(false);
+    let is_spelt = fields.flag(&RETURN_TOKEN_STRS)?.unwrap_or(false);
     let spellings = TokenSpellings {
         tokens: &tokens,
         tokenizer: model.tokenizer(),
@@ -88,15 +132,15 @@ pub(crate) fn tokenize(
 
 /// Decodes tokens; returns the JSON of the answer.
 pub(crate) fn detokenize(body: &Document, model: &ModelText) -> Result<Vec<u8>, ApiError> {
-    let fields = JsonFields::of_body(body)?;
+    let fields = JsonFields::of_body(body, &DETOKENIZE_REQUEST)?;
     check_model(&fields, model)?;
-    let missing = || ApiError::invalid("tokens", "`tokens` is missing.");
-    let given = fields.array("tokens")?.ok_or_else(missing)?;
+    let given = fields.list(&TOKENS)?;
+    let given = given.ok_or_else(|| fields.missing(&TOKENS))?;
     let (count, tokens_max) = (given.clone().count(), listed_tokens_max(model));
     if count > tokens_max {
-        return Err(too_many_listed("tokens", count, tokens_max));
+        return Err(too_many_listed(TOKENS.name(), count, tokens_max));
     }
-    let tokens = token_ids("tokens", given, model)?;
+    let tokens = token_ids(TOKENS.name(), given, model)?;
     let prompt = model.tokenizer().decode(&tokens, SpecialTokens::Kept);
     Ok(json_bytes(&DetokenizeResponse { prompt }))
 }

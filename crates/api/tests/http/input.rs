@@ -1,6 +1,8 @@
 //! Answers to invalid requests. Each case names the status, the code and the field.
 
-use crate::scripted_server::{TestServer, files, options, post, server, server_with};
+use crate::scripted_server::{
+    TestServer, files, options, post, request_forms, server, server_with,
+};
 use axum::body::Body;
 use axum::http::Request;
 use cleave_api::ApiOptions;
@@ -658,56 +660,28 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Fields that some reader reads.
-const FIELDS: &[&str] = &[
-    "model",
-    "messages",
-    "prompt",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "add_special_tokens",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template_kwargs",
-    "n",
-    "stream",
-    "stream_options",
-    "logprobs",
-    "top_logprobs",
-    "min_tokens",
-    "ignore_eos",
-    "priority",
-    "cache_salt",
-    "echo",
-    "best_of",
-    "suffix",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "documents",
-    "modalities",
-    "tokens",
-];
+/// Names of all fields of bodies, and of one that is refused.
+fn field_names() -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let document = runtime.unwrap().block_on(async {
+        let document = server("qwen3").get("/openapi.json").await;
+        document.json()
+    });
+    let mut names = vec!["suffix".to_owned()];
+    for (_, form) in request_forms(&document) {
+        names.extend(form["properties"].as_object().unwrap().keys().cloned());
+    }
+    names.sort();
+    names.dedup();
+    names
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
     fn random_values_never_give_a_server_error(
-        fields in prop::collection::vec((prop::sample::select(FIELDS), any_json()), 1..4),
+        fields in prop::collection::vec((prop::sample::select(field_names()), any_json()), 1..4),
         path in prop::sample::select(&[CHAT, TEXT, "/tokenize", "/detokenize"][..]),
     ) {
         thread_local! {
@@ -718,7 +692,7 @@ proptest! {
             body["messages"] = Value::Null;
         }
         for (field, value) in fields {
-            body[field] = value;
+            body[&field] = value;
         }
         SET.with(|set| {
             let scripts_count = set.frontend.scripts.lock().unwrap().len();

@@ -7,6 +7,7 @@ mod endings;
 mod input;
 mod keys;
 mod operations;
+mod ranges;
 mod scripted_server;
 mod slo;
 mod threads;

@@ -442,3 +442,19 @@ impl HttpAnswer {
         assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string());
     }
 }
+
+/// The routes that take bodies, with the schema of each form of a body, from `/openapi.json`.
+pub(crate) fn request_forms(document: &Value) -> Vec<(String, Value)> {
+    let mut forms = Vec::new();
+    for (route, methods) in document["paths"].as_object().unwrap() {
+        let body = &methods["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let Some(title) = body["$ref"].as_str() else {
+            continue;
+        };
+        let schema = document.pointer(title.trim_start_matches('#')).unwrap();
+        let one = std::slice::from_ref(schema);
+        let of_body = schema["oneOf"].as_array().map_or(one, Vec::as_slice);
+        forms.extend(of_body.iter().map(|form| (route.clone(), form.clone())));
+    }
+    forms
+}

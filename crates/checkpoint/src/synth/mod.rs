@@ -174,6 +174,7 @@ mod tests {
                 "llama-3.2-1b" => 1_235_814_400,
                 "llama-3.1-8b" => 8_030_261_248,
                 "qwen3-0.6b" => 596_049_920,
+                "olmo-2-1b" => 1_484_916_736,
                 _ => parameters,
             };
             assert_eq!(parameters, published, "{}", summary.name);

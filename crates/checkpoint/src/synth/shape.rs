@@ -64,7 +64,7 @@ const TINY: ModelShape = ModelShape {
     has_window_layers: false,
 };
 
-const SHAPES: [ModelShape; 10] = [
+const SHAPES: [ModelShape; 12] = [
     TINY,
     ModelShape {
         name: "tiny-qwen3",
@@ -96,6 +96,15 @@ const SHAPES: [ModelShape; 10] = [
         rope_factor: None,
         epsilon: 1e-6,
         has_window_layers: true,
+        ..TINY
+    },
+    ModelShape {
+        name: "tiny-olmo2",
+        about: "two layers, for tests: OLMo 2 with norms of outputs and of whole projections",
+        family: "olmo2",
+        tied: false,
+        rope_factor: None,
+        epsilon: 1e-6,
         ..TINY
     },
     ModelShape {
@@ -175,6 +184,25 @@ const SHAPES: [ModelShape; 10] = [
         rope_factor: Some(32.0),
         window: None,
         epsilon: 1e-5,
+        has_window_layers: false,
+    },
+    ModelShape {
+        name: "olmo-2-1b",
+        about: "1.5 B parameters, 3 GB",
+        family: "olmo2",
+        hidden: 2048,
+        layers: 16,
+        query_heads: 16,
+        kv_heads: 16,
+        head_dim: 128,
+        intermediate: 8192,
+        vocab: 100_352,
+        context: 4096,
+        tied: false,
+        theta: 500_000.0,
+        rope_factor: None,
+        window: None,
+        epsilon: 1e-6,
         has_window_layers: false,
     },
     ModelShape {

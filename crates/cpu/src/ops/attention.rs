@@ -19,7 +19,7 @@ use cleave_cpu_kernels::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
 use cleave_cpu_kernels::simd::LANES;
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, HeadNorms, HeadShape, KvType, PoolLayer, PoolLayerShape,
+    Attention, AttentionIo, Batch, HeadShape, KvType, PoolLayer, PoolLayerShape, QkNorms,
 };
 
 /// Elements that are rounded before they are stored: one head of the largest size that a checkpoint
@@ -45,7 +45,29 @@ pub(super) struct RowsToStore<'a> {
     pub(super) batch: &'a Batch,
     pub(super) rotary: &'a CpuRotary,
     /// Norms of queries and keys, applied before the rotation.
-    pub(super) norms: Option<&'a HeadNorms<'a, CpuVector>>,
+    pub(super) norms: Option<&'a QkNorms<'a, CpuVector>>,
+}
+
+/// Normalises queries and keys of a row `(q | k | v)` in place.
+pub(super) fn normalize_qk(
+    kernels: &CpuKernels,
+    norms: &QkNorms<'_, CpuVector>,
+    heads: HeadShape,
+    row: &mut [f32],
+) {
+    let (queries, rest) = row.split_at_mut(heads.query_width());
+    let keys = &mut rest[..heads.kv_width()];
+    for (part, CpuVector(weight)) in [(queries, norms.query), (keys, norms.key)] {
+        let width = weight.len();
+        assert!(
+            width == heads.head_dim || width == part.len(),
+            "a norm of a head or of all heads"
+        );
+        for together in part.chunks_exact_mut(width) {
+            // SAFETY: `CpuKernels::of` checked the instructions.
+            unsafe { (kernels.norm)(together, weight, norms.epsilon) };
+        }
+    }
 }
 
 /// Storing of one layer's keys and values, shared by its tasks, each of which has its own rows and
@@ -105,18 +127,13 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
         for (row, position) in run.rows.clone().zip(run.position..) {
             let cos = &rows.rotary.cos[position * half..][..half];
             let sin = &rows.rotary.sin[position * half..][..half];
-            let heads = &mut self.row(row)[..(query_heads + kv_heads) * head_dim];
-            for (index, head) in heads.chunks_exact_mut(head_dim).enumerate() {
-                if let Some(norms) = rows.norms {
-                    let weight = if index < query_heads {
-                        norms.query
-                    } else {
-                        norms.key
-                    };
-                    // SAFETY: `CpuKernels::of` checked the instructions.
-                    unsafe { (self.kernels.norm)(head, &weight.0, norms.epsilon) };
-                }
-                // SAFETY: as above.
+            let row = self.row(row);
+            if let Some(norms) = rows.norms {
+                normalize_qk(self.kernels, norms, self.shape.heads, row);
+            }
+            let heads = &mut row[..(query_heads + kv_heads) * head_dim];
+            for head in heads.chunks_exact_mut(head_dim) {
+                // SAFETY: `CpuKernels::of` checked the instructions.
                 unsafe { (self.kernels.rotate)(head, cos, sin) };
             }
         }

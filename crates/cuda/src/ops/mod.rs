@@ -31,8 +31,8 @@ use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadNorms, HeadShape,
-    KvPoolShape, KvType, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, ResidualIo,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, KvPoolShape, KvType,
+    Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use host::HOST_COPY_BYTES;
@@ -320,9 +320,9 @@ impl Ops for CudaOps {
             .run(&product, target, &self.stream, &mut self.messages)?)
     }
 
-    fn head_norm(
+    fn qk_norm(
         &mut self,
-        norms: &HeadNorms<'_, CudaVector>,
+        norms: &QkNorms<'_, CudaVector>,
         heads: HeadShape,
         rows: usize,
         qkv: &mut CudaRows,

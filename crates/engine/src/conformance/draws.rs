@@ -128,6 +128,11 @@ impl ConformanceRng {
             } else {
                 0.3 * self.share()
             },
+            top_n_sigma: if self.chance(0.6) {
+                0.0
+            } else {
+                4.0 * self.share()
+            },
             repetition_penalty: if penalised { 0.8 + self.share() } else { 1.0 },
             presence_penalty: f32::from(u8::from(penalised)) * self.share(),
             frequency_penalty: f32::from(u8::from(penalised)) * (self.share() - 0.3),

@@ -98,6 +98,7 @@ fn sampling(index: usize) -> SamplingParams {
             temperature: 0.8,
             top_k: 40,
             min_p: 0.01,
+            top_n_sigma: 3.0,
             repetition_penalty: 1.1,
             frequency_penalty: 0.2,
             seed: u64::MAX - index as u64,

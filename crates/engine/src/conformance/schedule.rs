@@ -314,7 +314,11 @@ fn sampling(rng: &mut ConformanceRng, vocab: u64) -> SamplingParams {
         0 => plain,
         1 => SamplingParams { top_k: 7, ..hot },
         2 => SamplingParams { top_p: 0.8, ..hot },
-        3 => SamplingParams { min_p: 0.05, ..hot },
+        3 => SamplingParams {
+            min_p: 0.05,
+            top_n_sigma: 2.5,
+            ..hot
+        },
         4 => SamplingParams {
             logit_bias: vec![(rng.below(vocab) as TokenId, 3.0)],
             ..hot

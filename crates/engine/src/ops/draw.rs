@@ -18,9 +18,27 @@ pub struct DrawRule {
     pub top_p: u64,
     /// Least probability relative to the most likely token's; 0 keeps all.
     pub min_p: f32,
+    /// Greatest distance of a logit from the largest one, in standard deviations of all logits; 0
+    /// keeps all.
+    pub top_n_sigma: f32,
     /// Changes of logits, applied first; sorted by token, several of one token in the order of
     /// application.
     pub edits: Vec<LogitEdit>,
+}
+
+impl DrawRule {
+    /// Takes the most likely token of the unchanged logits.
+    pub fn greedy() -> Self {
+        Self {
+            random_bits: 0,
+            inverse_temperature: 0.0,
+            top_k: 0,
+            top_p: 1 << 53,
+            min_p: 0.0,
+            top_n_sigma: 0.0,
+            edits: Vec::new(),
+        }
+    }
 }
 
 /// A change of one token's logit.

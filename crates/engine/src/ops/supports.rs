@@ -1,4 +1,4 @@
-//! The models that every device computes.
+//! The models that the forward pass runs.
 //!
 //! Owns: the refusal of all others. Never: knows a device.
 //! Invariant: every part of a description is looked at: a new kind or field does not compile until
@@ -6,11 +6,11 @@
 
 use cleave_models::{
     Activation, AttentionSpec, GatedMlpSpec, LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec,
-    NormSpec, Scalars, Unsupported,
+    NormSpec, QkNormScope, QkNormSpec, Scalars, Unsupported,
 };
 
-/// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, RMS norms, no
-/// [`Scalars`].
+/// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, RMS norms of
+/// inputs or outputs, no [`Scalars`].
 ///
 /// # Errors
 /// The first part that differs.
@@ -40,8 +40,30 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
     if spec.uniform_heads().is_none() {
         return refuse("its layers have heads of different shapes; one shape is supported");
     }
+    if leaves_an_output_behind(layers) {
+        return refuse(
+            "a part without a norm of its input follows one without a norm of its output",
+        );
+    }
     layers.iter().for_each(accept_layer);
     Ok(())
+}
+
+/// Whether a part reads the residual stream while the part before has not added its output, which a
+/// norm does, of either.
+fn leaves_an_output_behind(layers: &[LayerSpec]) -> bool {
+    let parts = layers.iter().flat_map(|layer| {
+        let norms = &layer.norms;
+        [
+            (norms.mixer_input, norms.mixer_output),
+            (norms.mlp_input, norms.mlp_output),
+        ]
+    });
+    let outputs = parts.clone().map(|(_, output)| output);
+    let inputs = parts.skip(1).map(|(input, _)| input);
+    outputs
+        .zip(inputs)
+        .any(|(output, input)| output.is_none() && input.is_none())
 }
 
 /// Names every part of a layer; there is none yet that a device refuses.
@@ -49,14 +71,21 @@ fn accept_layer(layer: &LayerSpec) {
     let LayerSpec {
         norms:
             LayerNorms {
-                mixer_input: NormSpec { epsilon: _ },
-                mlp_input: NormSpec { epsilon: _ },
+                mixer_input: None | Some(NormSpec { epsilon: _ }),
+                mixer_output: None | Some(NormSpec { epsilon: _ }),
+                mlp_input: None | Some(NormSpec { epsilon: _ }),
+                mlp_output: None | Some(NormSpec { epsilon: _ }),
             },
         mixer:
             Mixer::Attention(AttentionSpec {
                 heads: _,
                 rope: _,
-                head_norms: _,
+                qk_norm:
+                    None
+                    | Some(QkNormSpec {
+                        norm: NormSpec { epsilon: _ },
+                        scope: QkNormScope::Head | QkNormScope::Projection,
+                    }),
                 window: _,
                 scale: _,
                 biases: _,
@@ -130,5 +159,21 @@ mod tests {
         attention.heads.kv_heads = 2;
         let error = supports_decoder(&mixed).unwrap_err().to_string();
         assert!(error.contains("different shapes"), "{error}");
+    }
+
+    #[test]
+    fn a_part_between_no_norms_is_refused() {
+        let refused = |change: fn(&mut LayerSpec)| {
+            let mut changed = spec();
+            change(&mut changed.layers[1]);
+            let error = supports_decoder(&changed).err();
+            error.is_some_and(|error| error.to_string().contains("without a norm"))
+        };
+        assert!(refused(|layer| layer.norms.mixer_input = None));
+        assert!(refused(|layer| layer.norms.mlp_input = None));
+        let moved = |layer: &mut LayerSpec| {
+            layer.norms.mixer_output = layer.norms.mlp_input.take();
+        };
+        assert!(!refused(moved));
     }
 }

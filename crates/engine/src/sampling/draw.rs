@@ -1,12 +1,14 @@
 //! Drawing a token from logits.
 //!
-//! Owns: temperature, top-k, top-p, min-p, the draw itself, and log-probabilities.
+//! Owns: temperature, top-k, top-p, min-p, the draw itself, and log-probabilities. (`sigma` has the
+//! measure of top-n-sigma.)
 //! Never: sorts the vocabulary.
 //! Invariant: weights are summed as whole numbers ([`fixed_point`]), so that a sum does not depend
 //! on its order, and the same logits give the same token on one core or on a thousand.
 
 use super::philox::draw_bits;
 use super::select::{TokenLogit, order, top};
+use super::sigma::{distance, greatest_distance};
 use super::slot::SamplingSlot;
 use super::softmax;
 use cleave_domain::{SamplingParams, TokenId, TokenScores};
@@ -82,7 +84,8 @@ impl TokenSampler {
         }
     }
 
-    /// Applies temperature, top-k, top-p and min-p, and draws with a random number below 2^53.
+    /// Applies top-n-sigma, temperature, top-k, top-p and min-p, and draws with a random number
+    /// below 2^53.
     pub(super) fn sample_token(
         &mut self,
         sampling: &SamplingParams,
@@ -104,6 +107,15 @@ impl TokenSampler {
         if (1..logits.len()).contains(&top_k) {
             top(logits, top_k, &mut self.candidates);
             self.zero_after_last_candidate(logits);
+        }
+        if sampling.top_n_sigma > 0.0 {
+            // Both cuts keep the likeliest tokens, so their order does not matter.
+            let greatest = greatest_distance(logits, most, sampling.top_n_sigma);
+            for (logit, weight) in logits.iter().zip(&mut self.weights) {
+                if distance(most, *logit) > greatest {
+                    *weight = 0.0;
+                }
+            }
         }
         if let Some(share) = top_p_threshold(sampling.top_p) {
             self.keep_nucleus(logits, share);

@@ -148,6 +148,7 @@ impl SamplingSlot {
             top_k: sampling.top_k,
             top_p: top_p_threshold(sampling.top_p).unwrap_or(1 << 53),
             min_p: sampling.min_p,
+            top_n_sigma: sampling.top_n_sigma,
             edits,
         }
     }

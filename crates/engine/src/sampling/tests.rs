@@ -55,8 +55,8 @@ fn adjusted(open: &OpenSlot, logits: &[f32]) -> Vec<f64> {
     values
 }
 
-/// Probabilities after temperature, top-k, top-p and min-p, by a full sort. Also the distance of
-/// the closest decision: if it is below rounding errors, either outcome is right.
+/// Probabilities after top-n-sigma, temperature, top-k, top-p and min-p, by a full sort. Also the
+/// distance of the closest decision: if it is below rounding errors, either outcome is right.
 fn probabilities(sampling: &SamplingParams, adjusted: &[f64]) -> (BTreeMap<TokenId, f64>, f64) {
     let mut order: Vec<(TokenId, f64)> = adjusted
         .iter()
@@ -71,6 +71,17 @@ fn probabilities(sampling: &SamplingParams, adjusted: &[f64]) -> (BTreeMap<Token
         order.truncate(top_k);
     }
     let most = order[0].1;
+    if sampling.top_n_sigma > 0.0 {
+        let count = adjusted.len() as f64;
+        let mean = adjusted.iter().sum::<f64>() / count;
+        let squares = adjusted.iter().map(|logit| (logit - mean).powi(2));
+        let sigma = (squares.sum::<f64>() / count).sqrt();
+        let least = most - f64::from(sampling.top_n_sigma) * sigma;
+        // Distances are counted in 2^-16 of a logit, coarser than other decisions.
+        let decisions = order.iter().map(|(_, logit)| (logit - least).abs() / 10.0);
+        closest = decisions.fold(closest, f64::min);
+        order.retain(|(_, logit)| *logit >= least);
+    }
     for (_, logit) in &mut order {
         *logit = ((*logit - most) / f64::from(sampling.temperature)).exp();
     }
@@ -111,17 +122,19 @@ fn rules() -> impl Strategy<Value = SamplingParams> {
         prop_oneof![Just(0u32), 1u32..200],
         prop_oneof![Just(1.0f32), 0.05f32..0.999],
         prop_oneof![Just(0.0f32), 0.001f32..0.5],
+        prop_oneof![Just(0.0f32), 0.1f32..4.0],
         prop_oneof![Just(1.0f32), 0.8f32..1.6],
         (0.0f32..0.8, -0.5f32..0.8),
         prop::collection::vec((0u32..40, -5.0f32..5.0), 0..4),
     )
         .prop_map(
-            |(temperature, top_k, top_p, min_p, repetition, penalties, logit_bias)| {
+            |(temperature, top_k, top_p, min_p, top_n_sigma, repetition, penalties, logit_bias)| {
                 SamplingParams {
                     temperature,
                     top_k,
                     top_p,
                     min_p,
+                    top_n_sigma,
                     repetition_penalty: repetition,
                     presence_penalty: penalties.0,
                     frequency_penalty: penalties.1,
@@ -271,6 +284,24 @@ fn non_finite_logits_are_an_error() {
                 .is_err()
         );
         assert_eq!(slot.history, [0]);
+    }
+}
+
+/// The cut is made in logits: a higher temperature makes the rest more alike, and adds no token.
+#[test]
+fn top_n_sigma_keeps_its_tokens_at_any_temperature() {
+    // The deviation of 0.0, 0.1 … 9.9 is 2.89, so that 7.1 is the least logit that stays.
+    let logits: Vec<f32> = (0..1000).map(|id| (id % 100) as f32 * 0.1).collect();
+    let kept: BTreeSet<TokenId> = (0..1000).filter(|id| id % 100 > 70).collect();
+    let mut sampler = TokenSampler::default();
+    for temperature in [1.0, 2.0, 8.0] {
+        let sampling = SamplingParams {
+            top_n_sigma: 1.0,
+            ..seeded(temperature)
+        };
+        let draws = (0..4000).map(|step| bits_at((f64::from(step) + 0.5) / 4000.0));
+        let drawn = draws.map(|bits| sampler.sample_token(&sampling, &logits, bits));
+        assert_eq!(drawn.collect::<BTreeSet<_>>(), kept, "{temperature}");
     }
 }
 

@@ -12,8 +12,8 @@ use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
     Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand, HandoffId,
     MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
-    Request, RequestSlo, ReserveOrder, ScalingGossip, StateCapacity, WorkerDescription, WorkerLoad,
-    WorkerRef,
+    Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity, WorkerDescription,
+    WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;
@@ -114,6 +114,7 @@ impl Bounded for Order {
         match self {
             Self::Reserve(reserve) => reserve.bound(),
             Self::Prefill(prefill) => prefill.bound(),
+            Self::Run(run) => run.bound(),
             Self::Relay(gossip) => gossip.bound(),
             Self::Migrate(migrate) => migrate.bound(),
             Self::Renew { handoffs: _ }
@@ -132,6 +133,21 @@ impl Bounded for ReserveOrder {
             sender: _,
             expected_output_tokens: _,
             ahead_tokens: _,
+            waited,
+            due,
+        } = self;
+        request.bound()?;
+        waited.bound()?;
+        due.bound()
+    }
+}
+
+impl Bounded for RunOrder {
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let Self {
+            handoff: _,
+            request,
+            expected_output_tokens: _,
             waited,
             due,
         } = self;
@@ -276,6 +292,10 @@ impl Bounded for Report {
                 present: _,
                 blocks: _,
                 state: _,
+            }
+            | Self::Running {
+                handoff: _,
+                present: _,
             }
             | Self::Landed { handoff: _ }
             | Self::MemoryPressure { handoff: _ }

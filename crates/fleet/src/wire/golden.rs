@@ -12,7 +12,7 @@ use cleave_domain::{
     FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId, HandoffTarget,
     Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts, PrefillBacklog,
     PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow,
-    RequestSlo, ReserveOrder, Role, RouterId, RowPrice, SampledToken, SamplingParams,
+    RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams,
     ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity,
     StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad, WorkerRef,
 };
@@ -88,6 +88,7 @@ fn request() -> Arc<Request> {
             top_k: 7,
             top_p: 1.0,
             min_p: 0.25,
+            top_n_sigma: 1.5,
             repetition_penalty: 2.0,
             presence_penalty: -1.0,
             frequency_penalty: -0.5,
@@ -157,7 +158,7 @@ fn gossip() -> Arc<ScalingGossip> {
 }
 
 const GOSSIP: &str = "1718191a1b1c1d1e1f000000000000000101020304202122232425000000000309";
-const REQUEST: &str = "0205ac0201060000003f070000803f0000803e00000040000080bf000000bf01080000c0\
+const REQUEST: &str = "0205ac0201060000003f070000803f0000803e0000c03f00000040000080bf000000bf01080000c0\
                        3f09010a000b0c010d010e016101620101000001000704";
 
 #[test]
@@ -191,6 +192,14 @@ fn orders_keep_their_bytes() {
     assert_order(Order::Drain, "05");
     assert_order(Order::Serve { role: Role::Both }, "0602");
     assert_order(Order::Relay(gossip()), &format!("07{GOSSIP}"));
+    let run = Order::Run(RunOrder {
+        handoff,
+        request: request(),
+        expected_output_tokens: 20,
+        waited,
+        due: None,
+    });
+    assert_order(run, &format!("080102{REQUEST}140180cab5ee0100"));
     let prefill = Order::Prefill(PrefillOrder {
         handoff,
         request: request(),
@@ -227,6 +236,11 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         state: Some(state()),
     };
     assert_bytes(&reserved, "0001020f011011013d3e");
+    let running = Report::Running {
+        handoff,
+        present: 15,
+    };
+    assert_bytes(&running, "0f01020f");
     let retry_after = SECOND;
     let late = Refusal::Late {
         aim: SloMetric::EndToEnd,

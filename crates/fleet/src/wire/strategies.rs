@@ -15,8 +15,8 @@ use cleave_domain::{
     Fingerprint, FinishReason, FlightId, Generation, HandoffId, HandoffTarget, Incarnation,
     LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
     Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice,
-    SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules, TokenScores,
-    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    RunOrder, SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules,
+    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -76,6 +76,7 @@ fn number() -> impl Strategy<Value = f32> {
 fn sampling() -> impl Strategy<Value = SamplingParams> {
     let numbers = (number(), number(), number(), number(), number(), number());
     let rest = (
+        number(),
         any::<u32>(),
         vec((any::<u32>(), number()), 0..4),
         any::<u64>(),
@@ -84,12 +85,13 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     );
     (numbers, rest).prop_map(|(numbers, rest)| {
         let (temperature, top_p, min_p, repetition, presence, frequency) = numbers;
-        let (top_k, logit_bias, seed, logprobs, prompt_logprobs) = rest;
+        let (top_n_sigma, top_k, logit_bias, seed, logprobs, prompt_logprobs) = rest;
         SamplingParams {
             temperature,
             top_k,
             top_p,
             min_p,
+            top_n_sigma,
             repetition_penalty: repetition,
             presence_penalty: presence,
             frequency_penalty: frequency,
@@ -101,7 +103,9 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-fn request() -> impl Strategy<Value = Arc<Request>> {
+/// The tree of a drawn request is on the heap: those of messages, which hold several, would overflow
+/// the stack of a test.
+fn request() -> BoxedStrategy<Arc<Request>> {
     let stop = (any::<u32>(), any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(
         |(max_tokens, min_tokens, stop_tokens)| StopRules {
             max_tokens,
@@ -121,7 +125,7 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
         },
     );
     let tokens = (vec(any::<u32>(), 0..9), vec(any::<u32>(), 0..3));
-    (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
+    let request = (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
         |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
             Arc::new(Request {
                 prompt: prompt.into(),
@@ -133,7 +137,8 @@ fn request() -> impl Strategy<Value = Arc<Request>> {
                 slo,
             })
         },
-    )
+    );
+    request.boxed()
 }
 
 fn due() -> impl Strategy<Value = Option<Deadline>> {
@@ -151,6 +156,17 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
                 sender,
                 expected_output_tokens: tokens[0],
                 ahead_tokens: tokens[1],
+                waited,
+                due,
+            })
+        },
+    );
+    let run = (handoff(), request(), any::<u32>(), waits()).prop_map(
+        |(handoff, request, expected_output_tokens, (waited, due))| {
+            Order::Run(RunOrder {
+                handoff,
+                request,
+                expected_output_tokens,
                 waited,
                 due,
             })
@@ -188,6 +204,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         });
     prop_oneof![
         reserve,
+        run,
         prefill,
         migrate,
         Just(Order::Drain),
@@ -320,6 +337,8 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
                 }
             }
         ),
+        (handoff(), any::<u32>())
+            .prop_map(|(handoff, present)| Report::Running { handoff, present }),
         (handoff(), refusal()).prop_map(|(handoff, refusal)| Report::Refused { handoff, refusal }),
         (handoff(), prefill_timing())
             .prop_map(|(handoff, timing)| Report::Prefilled { handoff, timing }),

@@ -137,10 +137,10 @@ impl RouterDriver {
     }
 
     pub(super) fn send_order(&mut self, worker: WorkerRef, order: Order) {
-        if let Some(peer) = orders::peer_of(&order, worker) {
+        if let Some(peer) = orders::peer_of(&order) {
             self.send_peer_address(worker, peer);
         }
-        if let Some((handoff, grant)) = self.grants.take_for_order(worker, &order) {
+        if let Some((handoff, grant)) = self.grants.take_for_order(&order) {
             self.enqueue_for_worker(worker, ToWorker::Grant { handoff, grant });
         }
         let context = orders::handoff_begun(&order)

@@ -35,7 +35,11 @@ pub(super) struct FlightProgress {
 /// The progress of a hand-off that a worker's report means.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum HandoffProgress {
-    Reserved { blocks_present: u32 },
+    Reserved {
+        blocks_present: u32,
+    },
+    /// One worker runs both legs: no block is to land.
+    Running,
     Prefilled,
     Landed,
 }
@@ -50,6 +54,7 @@ impl HandoffProgress {
                 let blocks_present = *present;
                 Some((*handoff, Self::Reserved { blocks_present }))
             }
+            Report::Running { handoff, .. } => Some((*handoff, Self::Running)),
             Report::Prefilled { handoff, .. } => Some((*handoff, Self::Prefilled)),
             Report::Landed { handoff } => Some((*handoff, Self::Landed)),
             _ => None,
@@ -129,6 +134,10 @@ impl FlightProgress {
                 if !self.moving {
                     self.stage = FlightStage::Prefill;
                 }
+                None
+            }
+            HandoffProgress::Running => {
+                self.stage = FlightStage::Prefill;
                 None
             }
             HandoffProgress::Prefilled => {

@@ -4,6 +4,7 @@
 //! a router has one fleet. Invariant: a selector that cannot be parsed is an error and selects
 //! nothing.
 
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -97,9 +98,13 @@ struct SelectorQuery {
 
 async fn values(
     State(answers): State<ScalingStatusReader>,
-    Path((_, metric)): Path<(String, String)>,
-    Query(SelectorQuery { label_selector }): Query<SelectorQuery>,
+    path: Result<Path<(String, String)>, PathRejection>,
+    query: Result<Query<SelectorQuery>, QueryRejection>,
 ) -> Response {
+    let (Ok(Path((_, metric))), Ok(Query(SelectorQuery { label_selector }))) = (path, query) else {
+        let message = "the path or the query is not UTF-8 text";
+        return error_status(StatusCode::BAD_REQUEST, "BadRequest", message);
+    };
     if metric != METRIC {
         let message = format!("there is no metric {metric}; there is {METRIC}");
         return error_status(StatusCode::NOT_FOUND, "NotFound", &message);

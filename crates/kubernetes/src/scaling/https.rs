@@ -211,8 +211,10 @@ mod tests {
         )
         .await;
         assert_eq!(status, 404);
-        let (status, _) = get(&secured, &trusted, &metric.replace("%3D", "%28")).await;
-        assert_eq!(status, 400);
+        for (from, to) in [("%3D", "%28"), ("/n/", "/%ff/")] {
+            let (status, refused) = get(&secured, &trusted, &metric.replace(from, to)).await;
+            assert_eq!((status, &refused["kind"]), (400, &"Status".into()), "{to}");
+        }
     }
     #[tokio::test]
     async fn the_external_metrics_port_shows_the_client_certificate() {

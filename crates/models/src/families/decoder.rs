@@ -1,4 +1,4 @@
-//! Decoders in Llama's layout: attention and a gated MLP in every layer, each behind a norm.
+//! Decoders in Llama's layout: attention and a gated MLP in every layer, each with one norm.
 //!
 //! Owns: the keys and the names of tensors that these families share, and the bounds on sizes.
 //! Never: knows which family it reads for, but for the values that the family's file passes.
@@ -8,12 +8,13 @@ use crate::fields::ConfigFields;
 use crate::rope::Rope;
 use crate::spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, RopeIndex, Scalars,
+    Mixer, Mlp, ModelSpec, NormSpec, QkNormScope, QkNormSpec, RopeIndex, Scalars,
 };
 use crate::tensors::NamedRole;
 use crate::tensors::Projection::{Down, Gate, Key, Output, Query, Up, Value};
 use crate::tensors::TensorRole::{
-    Bias, Embedding, FinalNorm, Head, KeyNorm, MixerInputNorm, MlpInputNorm, QueryNorm, Weight,
+    Bias, Embedding, FinalNorm, Head, KeyNorm, MixerInputNorm, MixerOutputNorm, MlpInputNorm,
+    MlpOutputNorm, QueryNorm, Weight,
 };
 
 /// Bounds on what a file may claim, far above any model, so that products cannot overflow.
@@ -26,7 +27,9 @@ const CONTEXT_MAX: usize = 1 << 24;
 /// ignored; one beyond every vocabulary means a damaged file.
 const TOKEN_ID_MAX: u64 = VOCAB_MAX as u64 - 1;
 
-/// Names of the tensors, in Hugging Face's layout of Llama.
+/// Names of the tensors, in Hugging Face's layout of Llama. `post_attention_layernorm` follows
+/// attention: it is the norm of the MLP's input where a layer has one, or else of attention's
+/// output.
 pub(super) const NAMES: &[NamedRole] = &[
     ("model.embed_tokens.weight", Embedding),
     ("model.norm.weight", FinalNorm),
@@ -38,6 +41,14 @@ pub(super) const NAMES: &[NamedRole] = &[
     (
         "model.layers.{layer}.post_attention_layernorm.weight",
         MlpInputNorm,
+    ),
+    (
+        "model.layers.{layer}.post_attention_layernorm.weight",
+        MixerOutputNorm,
+    ),
+    (
+        "model.layers.{layer}.post_feedforward_layernorm.weight",
+        MlpOutputNorm,
     ),
     (
         "model.layers.{layer}.self_attn.q_proj.weight",
@@ -78,10 +89,53 @@ pub(super) struct Decoder {
     pub(super) heads: HeadShape,
     pub(super) biases: AttentionBiases,
     pub(super) mlp_bias: bool,
-    /// Whether queries and keys are normalised per head.
-    pub(super) head_norms: bool,
+    pub(super) norms: DecoderNorms,
     /// Window of each layer, see [`AttentionSpec::window`].
     pub(super) windows: Vec<Option<usize>>,
+}
+
+/// Norms of a decoder; Llama's by default.
+#[derive(Clone, Copy)]
+pub(super) struct DecoderNorms {
+    pub(super) placement: NormPlacement,
+    /// Scope of the norm of queries and keys, if there is one.
+    pub(super) qk: Option<QkNormScope>,
+    /// Epsilon, if config.json has no `rms_norm_eps`.
+    pub(super) epsilon: f64,
+}
+
+/// Side of attention and MLP on which each has its norm.
+#[derive(Clone, Copy)]
+pub(super) enum NormPlacement {
+    /// `x += part(norm(x))`.
+    Input,
+    /// `x += norm(part(x))`.
+    Output,
+}
+
+impl Default for DecoderNorms {
+    fn default() -> Self {
+        Self {
+            placement: NormPlacement::Input,
+            qk: None,
+            epsilon: 1e-6,
+        }
+    }
+}
+
+impl NormPlacement {
+    fn layer_norms(self, norm: NormSpec) -> LayerNorms {
+        let (input, output) = match self {
+            Self::Input => (Some(norm), None),
+            Self::Output => (None, Some(norm)),
+        };
+        LayerNorms {
+            mixer_input: input,
+            mixer_output: output,
+            mlp_input: input,
+            mlp_output: output,
+        }
+    }
 }
 
 impl Decoder {
@@ -92,12 +146,12 @@ impl Decoder {
             heads,
             biases,
             mlp_bias,
-            head_norms,
+            norms,
             windows,
         } = self;
         let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
         let norm = NormSpec {
-            epsilon: epsilon(fields)?,
+            epsilon: epsilon(fields, norms.epsilon)?,
         };
         let mlp = GatedMlpSpec {
             width: fields.size("intermediate_size", WIDTH_MAX)?,
@@ -105,14 +159,11 @@ impl Decoder {
             bias: mlp_bias,
         };
         let layer = |window| LayerSpec {
-            norms: LayerNorms {
-                mixer_input: norm,
-                mlp_input: norm,
-            },
+            norms: norms.placement.layer_norms(norm),
             mixer: Mixer::Attention(AttentionSpec {
                 heads,
                 rope: RopeIndex(0),
-                head_norms: head_norms.then_some(norm),
+                qk_norm: norms.qk.map(|scope| QkNormSpec { norm, scope }),
                 window,
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
                 biases,
@@ -193,8 +244,8 @@ pub(super) fn heads(
     })
 }
 
-fn epsilon(fields: &ConfigFields) -> Result<f32, ConfigError> {
-    let epsilon = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
+fn epsilon(fields: &ConfigFields, default: f64) -> Result<f32, ConfigError> {
+    let epsilon = fields.number("rms_norm_eps")?.unwrap_or(default);
     if (0.0..1.0).contains(&epsilon) {
         Ok(epsilon as f32)
     } else {
@@ -278,7 +329,14 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 5] = ["llama2", "llama3", "llama3-new", "mistral", "qwen3"];
+    const FOLDERS: [&str; 6] = [
+        "llama2",
+        "llama3",
+        "llama3-new",
+        "mistral",
+        "olmo2",
+        "qwen3",
+    ];
 
     fn config(folder: &str) -> Map<String, Value> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");

@@ -1,6 +1,6 @@
 //! Llama 2, 3, 3.1, 3.2, 3.3 and models with their architecture.
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -27,7 +27,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
             output: attention,
         },
         mlp_bias: fields.flag("mlp_bias")?.unwrap_or(false),
-        head_norms: false,
+        norms: DecoderNorms::default(),
         windows: decoder::no_windows(fields)?,
     }
     .spec(fields)

@@ -1,6 +1,6 @@
 //! Mistral 7B and its finetunes.
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -22,7 +22,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
         heads: decoder::heads(fields, None)?,
         biases: AttentionBiases::default(),
         mlp_bias: false,
-        head_norms: false,
+        norms: DecoderNorms::default(),
         windows: decoder::windows(fields, 0)?,
     }
     .spec(fields)

@@ -7,5 +7,6 @@
 pub(crate) mod decoder;
 pub(crate) mod llama;
 pub(crate) mod mistral;
+pub(crate) mod olmo2;
 pub(crate) mod qwen2;
 pub(crate) mod qwen3;

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5 models.
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -32,7 +32,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
             output: false,
         },
         mlp_bias: false,
-        head_norms: false,
+        norms: DecoderNorms::default(),
         windows: decoder::optional_windows(fields)?,
     }
     .spec(fields)

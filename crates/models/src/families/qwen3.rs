@@ -1,10 +1,10 @@
 //! Qwen3 models without experts (dense).
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
-use crate::spec::{AttentionBiases, ModelSpec};
+use crate::spec::{AttentionBiases, ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "qwen3",
@@ -29,7 +29,10 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
             output: attention,
         },
         mlp_bias: false,
-        head_norms: true,
+        norms: DecoderNorms {
+            qk: Some(QkNormScope::Head),
+            ..DecoderNorms::default()
+        },
         windows: decoder::optional_windows(fields)?,
     }
     .spec(fields)

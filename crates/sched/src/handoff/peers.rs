@@ -385,7 +385,7 @@ impl PeerTraffic {
     }
 
     /// Remembers a hand-off that is over and did not land.
-    pub(super) fn remember(&mut self, handoff: HandoffId, end: EndedHandoff) {
+    pub(crate) fn remember(&mut self, handoff: HandoffId, end: EndedHandoff) {
         self.recently_ended.add(handoff, end);
     }
 

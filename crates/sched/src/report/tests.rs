@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::WorkerLimits;
-use crate::test_worker::{ME, MS, PEER, ROUTER, TestWorker, Want, handoff, limits, prices};
+use crate::test_worker::{MS, PEER, ROUTER, TestWorker, Want, handoff, limits, prices};
 use cleave_domain::{
     BlockRef, HandoffTarget, LinkPrice, PrefillBacklog, RowPrice, StepProgress, WorkerId,
 };
@@ -47,7 +47,7 @@ fn a_load_counts_what_waits_and_what_runs() {
             ..WorkerLoad::default()
         }
     );
-    worker.reserve(1, Want::tokens(160), ME);
+    worker.reserve(1, Want::tokens(160), PEER);
     let reserved = WorkerLoad {
         blocks_free: 90,
         sequences_waiting: 1,
@@ -390,7 +390,7 @@ fn each_router_receives_its_own_order_count_with_a_load() {
         let last = loads.next_back().expect("it was reported");
         (last.orders_received, last.queue_tokens)
     };
-    assert_eq!(last_load(&worker, ROUTER), (2, 160));
+    assert_eq!(last_load(&worker, ROUTER), (1, 160));
     assert_eq!(last_load(&worker, OTHER), (0, 160));
 }
 

@@ -114,6 +114,7 @@ fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
         top_k,
         top_p,
         min_p,
+        top_n_sigma,
         repetition_penalty,
         presence_penalty,
         frequency_penalty,
@@ -122,7 +123,7 @@ fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
         logprobs,
         prompt_logprobs,
     } = sampling;
-    let shares = [temperature, top_p, min_p].map(|number| number.to_bits());
+    let shares = [temperature, top_p, min_p, top_n_sigma].map(|number| number.to_bits());
     let penalties = [repetition_penalty, presence_penalty, frequency_penalty];
     let penalties = penalties.map(|number| number.to_bits());
     (shares, penalties, top_k, seed, logprobs, prompt_logprobs).hash(hasher);

@@ -59,7 +59,7 @@ pub(crate) struct WorkerSequence {
 /// Where a sequence stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SequenceStage {
-    /// Holds its blocks; waits for its KV, or for the order to compute it here.
+    /// Holds its blocks; waits for its KV from another worker.
     Reserved,
     /// Has tokens to run: waits for a slot or for blocks, or is in the running batch.
     Active,
@@ -85,7 +85,7 @@ pub(crate) enum SequencePhase {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SequenceTimes {
-    /// Time of the order that brought it (of the second one if both legs are here).
+    /// Time of the order that brought it.
     pub(crate) accepted: Time,
     pub(crate) started: Option<Time>,
     pub(crate) sending: Option<Time>,
@@ -232,11 +232,6 @@ impl WorkerSequence {
     /// Whether it is over, except for readers and writers of its blocks.
     pub(crate) fn closing(&self) -> bool {
         matches!(self.stage, SequenceStage::Closing { .. })
-    }
-
-    /// Whether it is reserved, and its prompt is to be run here too.
-    pub(crate) fn awaits_prefill(&self) -> bool {
-        self.stage == SequenceStage::Reserved && self.incoming.is_none()
     }
 
     /// Whether its blocks can be taken at no cost but computing or copying them again, here; while

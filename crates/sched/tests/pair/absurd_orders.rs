@@ -5,7 +5,9 @@
 //! valid rest leads to the same tokens, or to a refusal.
 
 use super::{PairRng, PairWorld};
-use cleave_domain::{Deadline, OnDeadlineMiss, Order, PrefillOrder, RequestSlo, ReserveOrder};
+use cleave_domain::{
+    Deadline, OnDeadlineMiss, Order, PrefillOrder, RequestSlo, ReserveOrder, RunOrder,
+};
 use std::time::Duration;
 
 impl PairRng {
@@ -63,6 +65,15 @@ impl PairWorld {
                     if *ahead_tokens > 0 {
                         *ahead_tokens = rng.number();
                     }
+                    (*waited, *due) = (rng.span(), lied(rng, *due));
+                }
+                Order::Run(RunOrder {
+                    expected_output_tokens,
+                    waited,
+                    due,
+                    ..
+                }) => {
+                    *expected_output_tokens = rng.number();
                     (*waited, *due) = (rng.span(), lied(rng, *due));
                 }
                 Order::Prefill(PrefillOrder { waited, due, .. }) => {

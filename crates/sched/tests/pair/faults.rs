@@ -73,6 +73,7 @@ impl MoveFaultCase {
             slow_disks: PairRng(0),
             absurd_orders: None,
             draft_rng: None,
+            state_rng: None,
         };
         for (name, role) in [('a', Role::Both), ('e', Role::Decode)] {
             let mut limits = limits(u64::from(name == 'e') + 1, role);

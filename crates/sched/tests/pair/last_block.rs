@@ -19,6 +19,7 @@ fn world(seed: u64) -> PairWorld {
         slow_disks: PairRng(seed),
         absurd_orders: None,
         draft_rng: None,
+        state_rng: None,
     };
     let rng = &mut chaos.rng;
     let swap_blocks = [0, 6, 20][rng.index(3)];

@@ -59,6 +59,8 @@ struct PairWorld {
     absurd_orders: Option<PairRng>,
     /// Source of flights that repeat themselves, where workers speculate.
     draft_rng: Option<PairRng>,
+    /// Source of steps that fail for some sequences only, where the model has states.
+    state_rng: Option<PairRng>,
 }
 
 /// Approximate times of steps here.
@@ -84,6 +86,7 @@ impl PairWorld {
             slow_disks: PairRng(seed ^ 0x9fb2_1c65_1e98_df25),
             absurd_orders: None,
             draft_rng: None,
+            state_rng: None,
         };
         let rng = &mut chaos.rng;
         // In some worlds nothing breaks, and sequences live long enough to move more than once.
@@ -116,7 +119,7 @@ impl PairWorld {
         };
         // States too: a third of the worlds have them.
         let mut state_rng = PairRng(seed ^ 0x7f4a_7c15_9e37_79b9);
-        let has_states = state_rng.percent(33);
+        chaos.state_rng = state_rng.percent(33).then_some(state_rng);
         for i in 0..count {
             let role = match (roles_draw, i % 2) {
                 (0, _) => Role::Both,
@@ -140,7 +143,7 @@ impl PairWorld {
             if let Some(guesses) = &mut chaos.draft_rng {
                 limits.speculation = guessing(guesses.between(0, 6));
             }
-            if has_states {
+            if let Some(state_rng) = &mut chaos.state_rng {
                 limits.capacity.states = states(state_rng.between(1, 8));
             }
             (limits.host_blocks, limits.disk_blocks) = below;
@@ -227,12 +230,26 @@ impl PairWorld {
         let damaged = self.faults && self.rng.percent(2);
         let fetched = matches!(event, StageEvent::Fetch { .. });
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
+        let damaged = damaged || self.fail_step_for_one(&event);
         let event_outcome = if damaged {
             StageEventOutcome::Damaged
         } else {
             StageEventOutcome::Well
         };
         self.perform(key, event_outcome);
+    }
+
+    /// Whether a step fails for one of its sequences: it takes the states of the others with it.
+    fn fail_step_for_one(&mut self, event: &StageEvent) -> bool {
+        let (StageEvent::Step(at), Some(rng)) = (event, &mut self.state_rng) else {
+            return false;
+        };
+        let slots = self.world.slots_of_step(*at);
+        let fails = self.faults && slots.len() > 1 && rng.percent(15);
+        if fails {
+            self.world.fails_for = vec![slots[rng.index(slots.len())]];
+        }
+        fails
     }
 
     fn perform(&mut self, key: (Time, u64), event_outcome: StageEventOutcome) {
@@ -331,7 +348,7 @@ fn run_world(seed: u64, acts: u32) -> Vec<String> {
 #[test]
 fn random_worlds_reach_every_case() {
     let mut lines = Vec::new();
-    for seed in 0..150 {
+    for seed in 0..250 {
         lines.extend(run_world(seed, 600));
     }
     for corner in [
@@ -377,6 +394,8 @@ fn random_worlds_reach_every_case() {
         "found on disk",
         "import #0.0 s2[",
         " state b1",
+        " copy b",
+        " from b",
     ] {
         let count = lines.iter().filter(|line| line.contains(corner)).count();
         assert!(count > 0, "no world had {corner:?}");

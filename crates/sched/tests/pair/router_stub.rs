@@ -10,7 +10,8 @@ use crate::stage::script::prompt;
 use crate::stage::{StageEvent, StageReport, engine};
 use cleave_domain::{
     BlockRef, Deadline, Emission, HandoffId, HandoffTarget, MigrateOrder, OnDeadlineMiss, Order,
-    PrefillOrder, Report, Request, RequestSlo, ReserveOrder, Role, SamplingParams, StopRules, Time,
+    PrefillOrder, Report, Request, RequestSlo, ReserveOrder, Role, RunOrder, SamplingParams,
+    StopRules, Time,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -204,15 +205,26 @@ impl PairWorld {
     }
 
     pub(crate) fn attempt_on(&mut self, flight: usize, prefill: usize, decode: usize) {
-        let order = Order::Reserve(ReserveOrder {
-            handoff: self.id(flight),
-            request: self.request(flight),
-            sender: self.world.me(prefill),
-            expected_output_tokens: self.rng.between(0, 12),
-            ahead_tokens: 0,
-            waited: Duration::ZERO,
-            due: self.due(flight),
-        });
+        let expected_output_tokens = self.rng.between(0, 12);
+        let order = if prefill == decode {
+            Order::Run(RunOrder {
+                handoff: self.id(flight),
+                request: self.request(flight),
+                expected_output_tokens,
+                waited: Duration::ZERO,
+                due: self.due(flight),
+            })
+        } else {
+            Order::Reserve(ReserveOrder {
+                handoff: self.id(flight),
+                request: self.request(flight),
+                sender: self.world.me(prefill),
+                expected_output_tokens,
+                ahead_tokens: 0,
+                waited: Duration::ZERO,
+                due: self.due(flight),
+            })
+        };
         let of = &mut self.router.flights[flight];
         (of.prefill, of.decode) = (prefill, decode);
         (of.prefilled, of.landed) = (false, false);
@@ -398,6 +410,12 @@ impl PairWorld {
                 } else if let Some(flight) = self.moving(handoff) {
                     self.reserved_move(flight, reserved);
                 } else {
+                    self.order(at, Order::Cancel { handoff });
+                }
+            }
+            Report::Running { handoff, .. } => {
+                assert!(self.router.open.insert(key(handoff)), "runs twice");
+                if self.current(handoff).is_none() {
                     self.order(at, Order::Cancel { handoff });
                 }
             }
@@ -597,7 +615,7 @@ impl PairWorld {
             StageEvent::Order {
                 to,
                 order: Order::Prefill(prefill),
-            } if prefill.target.worker != self.world.me(*to) => (*to, prefill.handoff, true),
+            } => (*to, prefill.handoff, true),
             StageEvent::Order {
                 to,
                 order: Order::Migrate(migrate),

@@ -16,6 +16,7 @@ fn world(seed: u64) -> PairWorld {
         slow_disks: PairRng(seed ^ 0x9fb2_1c65_1e98_df25),
         absurd_orders: None,
         draft_rng: None,
+        state_rng: None,
     };
     let rng = &mut chaos.rng;
     chaos.faults = rng.percent(70);

@@ -77,6 +77,13 @@ fn order(order: &Order) -> String {
             reserve.request.generated.len(),
             reserve.request.stop.max_tokens
         ),
+        Order::Run(run) => format!(
+            "run {} prompt {} output {} of {}",
+            id(run.handoff),
+            run.request.prompt.len(),
+            run.request.generated.len(),
+            run.request.stop.max_tokens
+        ),
         Order::Prefill(prefill) => format!(
             "prefill {} to {} present {} [{}]{}",
             id(prefill.handoff),
@@ -290,6 +297,9 @@ fn report(report: &Report) -> String {
             blocks(list),
             state(*slot)
         ),
+        Report::Running { handoff, present } => {
+            format!("running {} present {present}", id(*handoff))
+        }
         Report::Refused { handoff, refusal } => format!("refused {} {refusal:?}", id(*handoff)),
         Report::Prices(_) => "prices".to_owned(),
         Report::Prefilled { handoff, .. } => format!("prefilled {}", id(*handoff)),

@@ -139,6 +139,9 @@ pub struct StageWorld {
     pub fails_for: Vec<SlotIndex>,
     /// Fetches that were ordered to stop and have not.
     stopped: BTreeSet<(usize, HandoffId)>,
+    /// Contents that a fetch found unusable, by machine: they are dropped, also while others fetch
+    /// them.
+    unusable: BTreeSet<(usize, BlockHash)>,
     made: u64,
 }
 
@@ -603,6 +606,7 @@ impl StageWorld {
         });
         let on_disk = self.on_disk(at);
         self.stopped.retain(|(machine, _)| *machine != at);
+        self.unusable.retain(|(machine, _)| *machine != at);
         let contents: Vec<BlockHash> = on_disk.keys().map(|(content, _)| *content).collect();
         self.machines[at] = StageWorker {
             name: self.machines[at].name,
@@ -621,6 +625,13 @@ impl StageWorld {
             self.feed(other, WorkerInput::LinkLost { peer: old });
             self.feed(other, WorkerInput::Fenced { peer: old });
         }
+    }
+
+    /// The slots of the step that ends next.
+    pub fn slots_of_step(&self, at: usize) -> Vec<SlotIndex> {
+        let step = self.machines[at].steps.front();
+        let segments = step.into_iter().flat_map(|(plan, _)| &plan.segments);
+        segments.map(|segment| segment.slot).collect()
     }
 
     /// The time of the next event: a pending one or a deadline.

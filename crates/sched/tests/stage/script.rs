@@ -3,24 +3,24 @@
 //! `worker NAME ROLE [blocks= slots= step= queue= context= states= swap= late= vocab= stall= lease=
 //! flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
 //! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores
-//! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `cancel|renew FLIGHT on W` ·
-//! `drain W` · `migrate FLIGHT on W to D [to= attempt= told=]` (attempt `attempt` leaves as attempt
-//! `to`, to what D reserved) · `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) ·
-//! `step W [fail] [slot= also=]` (fails for the sequences in these slots alone) · `copies W [fail]`
-//! (all exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W [fail]` (to
-//! host memory, to disk, back) · `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) ·
-//! `forget P D` (each is answered by a D that knows nothing of it) · `stop MS` (every process
-//! stands still for so long, then wakes) · `keep P D`, `replay` (a copy of the first packet, later)
-//! · `cut P D` · `router lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines)
-//! · `restart W` · `pool W` (the audit's last sums) · `empty` (asserts that nothing is held
-//! anywhere)
+//! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on W [as reserve]`
+//! (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to D [to= attempt=
+//! told=]` (attempt `attempt` leaves as attempt `to`, to what D reserved) · `serve W ROLE` ·
+//! `severed W PEER` (nothing of PEER reaches W) · `step W [fail] [slot= also=]` (fails for the
+//! sequences in these slots alone) · `copies W [fail]` (all exports and imports under way) · `swaps
+//! W [fail]` · `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
+//! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `forget P D` (each is
+//! answered by a D that knows nothing of it) · `stop MS` (every process stands still for so long,
+//! then wakes) · `keep P D`, `replay` (a copy of the first packet, later) · `cut P D` · `router
+//! lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines) · `restart W` · `pool
+//! W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
 
 use super::{
     ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits, states,
 };
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
-    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, SamplingParams, SlotIndex,
+    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex,
     StopRules,
 };
 use cleave_kv::Packet;
@@ -154,6 +154,7 @@ impl ScriptPlayer {
         let plain = &words.plain[..];
         match plain {
             ["worker", ..] => self.worker(words),
+            ["start", ..] => self.start(words),
             ["reserve", ..] => self.reserve(words),
             ["prefill", ..] => self.prefill(words),
             ["migrate", ..] => self.migrate(words),
@@ -304,6 +305,22 @@ impl ScriptPlayer {
     fn order(&mut self, to: usize, order: Order) {
         let router = ROUTER;
         self.world.feed(to, WorkerInput::Ordered { router, order });
+    }
+
+    /// Orders one worker to run both legs.
+    fn start(&mut self, words: &CommandWords) {
+        let handoff = self.handoff(words);
+        let flight = words.plain[1].parse().expect("a flight");
+        let request = Arc::new(request(words, flight));
+        self.requests.insert(handoff, Arc::clone(&request));
+        let order = Order::Run(RunOrder {
+            handoff,
+            request,
+            expected_output_tokens: words.number("expect", 2),
+            waited: Duration::from_millis(u64::from(words.number("waited", 0))),
+            due: None,
+        });
+        self.order(words.machine(&self.world, 3), order);
     }
 
     fn reserve(&mut self, words: &CommandWords) {

@@ -96,6 +96,7 @@ impl StageWorld {
             StageEventOutcome::Well => {
                 let before = machine.in_tiers.insert((content, TierLevel::Host), cells);
                 assert_eq!(before, None, "kept twice");
+                self.unusable.remove(&(at, content));
                 OffloadOutcome::Copied
             }
         };
@@ -162,7 +163,13 @@ impl StageWorld {
         };
         let stopped = self.stopped.remove(&(at, handoff));
         let half = blocks.len() / 2;
-        let (blocks_fetched, outcome) = match (stopped, event_outcome) {
+        let is_unusable = |(content, _): &(BlockHash, BlockIndex)| {
+            let in_tiers = &self.machines[at].in_tiers;
+            let kept = |place| in_tiers.contains_key(&(*content, place));
+            let is_kept = [TierLevel::Host, TierLevel::Disk].into_iter().any(kept);
+            !is_kept && self.unusable.contains(&(at, *content))
+        };
+        let (end, outcome) = match (stopped, event_outcome) {
             (true, _) => (half, FetchOutcome::Stopped),
             (false, StageEventOutcome::Well) => (blocks.len(), FetchOutcome::Copied),
             (false, StageEventOutcome::Damaged) => match blocks[half].0.0[0] % 4 {
@@ -172,6 +179,19 @@ impl StageWorld {
                 _ => (half, FetchOutcome::Broken),
             },
         };
+        // Another fetch may have found a content unusable meanwhile.
+        let (blocks_fetched, outcome) = match blocks[..end].iter().position(is_unusable) {
+            Some(gone) if !stopped => (gone, FetchOutcome::Missing),
+            Some(gone) => (gone, outcome),
+            None => (end, outcome),
+        };
+        let at_fault = blocks.get(blocks_fetched).filter(|_| {
+            use FetchOutcome::{Corrupt, Missing, Unreadable};
+            matches!(outcome, Missing | Corrupt | Unreadable)
+        });
+        if let Some((content, _)) = at_fault {
+            self.unusable.insert((at, *content));
+        }
         let machine = &mut self.machines[at];
         for (content, block) in &blocks[..blocks_fetched] {
             let places = [TierLevel::Host, TierLevel::Disk].into_iter();

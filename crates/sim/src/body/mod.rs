@@ -137,8 +137,6 @@ pub(crate) struct SimWorker {
     pub(crate) exporting: BTreeMap<(HandoffId, KvUnit), WorkerRef>,
     /// Reserved blocks that wait for their content, by this worker's own reports.
     block_owners: BTreeMap<(KvPlane, BlockIndex), (HandoffId, Generation)>,
-    /// Hand-offs whose legs both run here: their own steps fill the reserved blocks.
-    local_handoffs: BTreeSet<HandoffId>,
     /// The sender of each reservation, from the `Reserve` order.
     senders: BTreeMap<HandoffId, WorkerRef>,
     /// The block or slot that is reserved for each block and piece of a hand-off.
@@ -173,7 +171,6 @@ impl SimWorker {
             arriving: None,
             exporting: BTreeMap::new(),
             block_owners: BTreeMap::new(),
-            local_handoffs: BTreeSet::new(),
             senders: BTreeMap::new(),
             reserved_blocks: BTreeMap::new(),
             sealed: BTreeMap::new(),
@@ -200,9 +197,6 @@ impl SimWorker {
         } = &input
         {
             self.senders.insert(reserve.handoff, reserve.sender);
-            if reserve.sender == self.worker {
-                self.local_handoffs.insert(reserve.handoff);
-            }
         }
         if self.tape.is_some() {
             let input = input.clone();

@@ -19,7 +19,7 @@ impl SimWorker {
                 present,
                 blocks,
                 state,
-            } if !self.local_handoffs.contains(handoff) => {
+            } => {
                 for (ordinal, block) in (*present..).zip(blocks) {
                     self.reserve(*handoff, KvUnit::block(ordinal), *block);
                     self.own(*handoff, KvPlane::Blocks, *block)?;

@@ -122,6 +122,26 @@ fn one_request() -> SmallWorld {
     }
 }
 
+/// Two workers without roles, each of which runs requests whole. Packets between them occur only
+/// when a sequence moves.
+fn whole_requests() -> SmallWorld {
+    SmallWorld {
+        name: "whole",
+        roles: &[Role::Both, Role::Both],
+        requests: &[(3, 3), (2, 2), (1, 3)],
+        faults: &[
+            SmallWorldFault::Flip,
+            SmallWorldFault::Cancel,
+            SmallWorldFault::Crash,
+            SmallWorldFault::Expire,
+            SmallWorldFault::Disconnect,
+            SmallWorldFault::EngineFault,
+            SmallWorldFault::TimePassesEarly,
+        ],
+        ..three_requests()
+    }
+}
+
 /// The base of most other worlds.
 fn three_requests() -> SmallWorld {
     SmallWorld {
@@ -146,6 +166,7 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
     vec![
         one.clone(),
         three.clone(),
+        whole_requests(),
         drain.clone(),
         SmallWorld {
             name: "drains",

@@ -101,7 +101,7 @@ impl SpanQueue {
         Ok(Some(Self::with(exporter, series)))
     }
 
-    fn with(exporter: impl SpanExporter + 'static, series: &TraceSeries) -> Self {
+    pub(super) fn with(exporter: impl SpanExporter + 'static, series: &TraceSeries) -> Self {
         for outcome in ["exported", "dropped", "lost"] {
             series.count(outcome, 0);
         }

@@ -7,7 +7,7 @@
 use super::{RequestContext, SpanBuilder, Traces};
 use crate::observer::WorkerObserver;
 use crate::outcome::{failure_name, refusal_name};
-use cleave_domain::{Emission, HandoffId, Order, Report, RouterId, WorkerRef};
+use cleave_domain::{Emission, HandoffId, Order, Report, Request, RouterId, WorkerRef};
 use cleave_sched::WorkerNote;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::SpanKind;
@@ -32,6 +32,8 @@ struct HandoffSpans {
     decode: Option<SpanBuilder>,
     /// Transfers of blocks; children of the legs.
     transfers: Vec<SpanBuilder>,
+    /// Both legs came by one order, and are refused by one answer.
+    is_whole: bool,
 }
 
 impl WorkerSpans {
@@ -57,44 +59,53 @@ impl WorkerSpans {
         if !recorded && !tracing::enabled!(target: "note", Level::DEBUG) {
             return;
         }
-        let (handoff, name, with) = match order {
-            Order::Reserve(order) => (order.handoff, "decode", order.sender),
-            Order::Prefill(order) => (order.handoff, "prefill", order.target.worker),
-            Order::Migrate(order) => (order.handoff, "migrate", order.target.worker),
+        let (handoff, names, peer): (_, &[_], _) = match order {
+            Order::Reserve(order) => (order.handoff, &["decode"], Some(order.sender)),
+            Order::Prefill(order) => (order.handoff, &["prefill"], Some(order.target.worker)),
+            Order::Migrate(order) => (order.handoff, &["migrate"], Some(order.target.worker)),
+            Order::Run(order) => (order.handoff, &["decode", "prefill"], None),
             _ => return,
         };
-        let builder = recorded.then(|| self.leg(&context, name, order, with));
+        let legs = names.iter().filter(|_| recorded);
+        let legs = legs.map(|name| (*name, self.leg(&context, name, order, peer)));
+        let legs: Vec<_> = legs.collect();
         let spans = self.open.entry(handoff).or_insert_with(|| HandoffSpans {
             context,
             prefill: None,
             decode: None,
             transfers: Vec::new(),
+            is_whole: matches!(order, Order::Run(_)),
         });
-        let leg = match name {
-            "decode" => &mut spans.decode,
-            _ => &mut spans.prefill,
-        };
-        if leg.is_none() {
-            *leg = builder;
+        for (name, builder) in legs {
+            let leg = match name {
+                "decode" => &mut spans.decode,
+                _ => &mut spans.prefill,
+            };
+            leg.get_or_insert(builder);
         }
     }
 
+    /// The span of a leg; one that has its other leg here has no `peer`.
     fn leg(
         &self,
         context: &RequestContext,
         name: &'static str,
         order: &Order,
-        peer: WorkerRef,
+        peer: Option<WorkerRef>,
     ) -> SpanBuilder {
         let parent = context.trace.unwrap_or_default();
         let mut builder = SpanBuilder::under(parent, name, SystemTime::now());
         builder.kind = SpanKind::Server;
         builder.set("cleave.worker.name", self.worker.clone());
         builder.set("cleave.request_id", context.request_id.to_string());
-        builder.set("cleave.peer", peer.to_string());
+        if let Some(peer) = peer {
+            builder.set("cleave.peer", peer.to_string());
+        }
+        let length = |request: &Request| request.prompt.len() + request.generated.len();
         let tokens = match order {
-            Order::Reserve(order) => order.request.prompt.len() + order.request.generated.len(),
-            Order::Prefill(order) => order.request.prompt.len() + order.request.generated.len(),
+            Order::Reserve(order) => length(&order.request),
+            Order::Prefill(order) => length(&order.request),
+            Order::Run(order) => length(&order.request),
             Order::Migrate(order) => order.tokens as usize,
             _ => 0,
         };
@@ -136,6 +147,13 @@ impl WorkerSpans {
                     ];
                     builder.add_event("reserved", attributes);
                 }
+            }
+            Report::Running { handoff, present } => {
+                self.add_event(
+                    *handoff,
+                    "running",
+                    ("cleave.blocks.present", i64::from(*present)),
+                );
             }
             Report::Refused { handoff, refusal } => self.refuse(*handoff, refusal_name(refusal)),
             Report::Prefilled { handoff, timing } => {
@@ -265,7 +283,11 @@ impl WorkerSpans {
         let Some(spans) = self.open.get_mut(&handoff) else {
             return;
         };
-        // A worker that holds the reservation and refuses the prompt keeps the reservation.
+        if spans.is_whole {
+            // The decode leg's span says it for both.
+            spans.prefill = None;
+        }
+        // A worker that holds the reservation and refuses a prompt keeps the reservation.
         let refused = spans.prefill.take().or_else(|| spans.decode.take());
         if spans.decode.is_none() {
             self.open.remove(&handoff);
@@ -352,5 +374,102 @@ impl WorkerObserver for WorkerSpans {
             ),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SpanQueue;
+    use super::super::span_queue::TraceSeries;
+    use super::*;
+    use crate::MetricRegistry;
+    use cleave_api::TraceParent;
+    use cleave_domain::{FlightId, Refusal, RequestSlo, RunOrder, SamplingParams, StopRules};
+    use opentelemetry_sdk::trace::InMemorySpanExporter;
+
+    const HANDOFF: HandoffId = HandoffId {
+        flight: FlightId(7),
+        attempt: 0,
+    };
+
+    fn run() -> Order {
+        let request = Request {
+            prompt: [1, 2, 3].into(),
+            generated: [].into(),
+            sampling: SamplingParams::greedy(),
+            stop: StopRules {
+                max_tokens: 9,
+                min_tokens: 0,
+                stop_tokens: [].into(),
+            },
+            priority: 0,
+            cache_salt: 0,
+            slo: RequestSlo::default(),
+        };
+        Order::Run(RunOrder {
+            handoff: HANDOFF,
+            request: Arc::new(request),
+            expected_output_tokens: 9,
+            waited: Duration::ZERO,
+            due: None,
+        })
+    }
+
+    /// The spans of a request that one worker is ordered to run, by name, after these reports.
+    async fn spans_after(reports: &[Report]) -> Vec<(String, Vec<String>)> {
+        let mut registry = MetricRegistry::default();
+        let exporter = InMemorySpanExporter::default();
+        let queue = SpanQueue::with(exporter.clone(), &TraceSeries::register(&mut registry));
+        let traces = Traces {
+            queue: Some(Arc::new(queue)),
+            ..Traces::default()
+        };
+        let mut spans = WorkerSpans::new(traces.clone(), "w".to_owned());
+        let context = RequestContext {
+            request_id: "r".into(),
+            trace: Some(TraceParent {
+                trace: 1,
+                span: 2,
+                flags: 1,
+            }),
+        };
+        spans.order_received(&run(), Some(Arc::new(context)));
+        for report in reports {
+            spans.report_sent(report);
+        }
+        assert!(spans.open.is_empty(), "{:?}", spans.open);
+        traces.flush().await;
+        let sent = exporter.get_finished_spans().expect("in memory");
+        let events = |span: &opentelemetry_sdk::trace::SpanData| {
+            let events = span.events.events.iter();
+            events.map(|event| event.name.to_string()).collect()
+        };
+        let named = sent
+            .iter()
+            .map(|span| (span.name.to_string(), events(span)));
+        named.collect()
+    }
+
+    #[tokio::test]
+    async fn one_worker_of_both_legs_sends_a_span_for_each() {
+        let running = Report::Running {
+            handoff: HANDOFF,
+            present: 1,
+        };
+        let released = Report::Released { handoff: HANDOFF };
+        let spans = spans_after(&[running, released]).await;
+        let prefill = ("prefill".to_owned(), Vec::new());
+        let decode = ("decode".to_owned(), vec!["running".to_owned()]);
+        assert_eq!(spans, [prefill, decode]);
+    }
+
+    #[tokio::test]
+    async fn a_refused_order_to_run_sends_one_span() {
+        let refused = Report::Refused {
+            handoff: HANDOFF,
+            refusal: Refusal::Draining,
+        };
+        let spans = spans_after(&[refused]).await;
+        assert_eq!(spans, [("decode".to_owned(), Vec::new())]);
     }
 }

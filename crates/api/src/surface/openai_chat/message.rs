@@ -7,31 +7,128 @@
 //! expect strings. `developer` becomes `system`, which templates know. The arguments of a tool
 //! call, a string of JSON, become an object.
 
+use super::{FUNCTION_FIELDS, FUNCTION_NAME, MESSAGES};
 use crate::error::ApiError;
-use crate::field::{JsonFields, clipped, wrong_type};
-use crate::request::refuse_fields;
+use crate::field::{
+    AnyValue, FieldSpec, JsonFields, ListShape, ObjectSpec, RefusedField, RequestField, TextShape,
+    ValueShape, any, clipped, list as list_field, object, request_fields, request_object,
+    text as text_field, wrong_type,
+};
 use cleave_text::TemplateValue;
 use cleave_text::json::{Document, Json, JsonPart, JsonShape};
 use std::borrow::Cow;
 
-const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+request_fields! {
+    MESSAGE_FIELDS {
+        ROLE: TextShape = text_field(
+            "role",
+            TextShape::one_of(&["system", "developer", "user", "assistant", "tool"]),
+            "Author of the message; templates know `developer` as `system`.",
+        ).required();
+        CONTENT: AnyValue = any(
+            "content",
+            ValueShape::OneOf(&[
+                ValueShape::Text(TextShape::ANY),
+                ValueShape::List(ListShape::of(&ValueShape::Object(&PART))),
+            ]),
+            "Text of the message; parts are joined by line breaks. An assistant may leave it out.",
+        ).default("required but for `assistant`");
+        NAME: TextShape = text_field("name", TextShape::ANY, "Passed to the template.");
+        TOOL_CALL_ID: TextShape =
+            text_field("tool_call_id", TextShape::ANY, "Passed to the template.");
+        REASONING_CONTENT: TextShape =
+            text_field("reasoning_content", TextShape::ANY, "Passed to the template.");
+        TOOL_CALLS: ListShape = list_field(
+            "tool_calls",
+            ListShape::of(&ValueShape::Object(&TOOL_CALL)),
+            "Calls of an assistant, passed to the template.",
+        );
+    }
+}
+
+request_fields! {
+    PART_TEXT_FIELDS {
+        TEXT_TYPE: TextShape = text_field(
+            "type",
+            TextShape::one_of(&["text", "input_text", "output_text"]),
+            "Type of the part.",
+        ).required();
+        TEXT: TextShape = text_field("text", TextShape::ANY, "Text of the part.").required();
+    }
+}
+
+request_fields! {
+    PART_REFUSAL_FIELDS {
+        REFUSAL_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["refusal"]), "Type of the part.").required();
+        REFUSAL: TextShape =
+            text_field("refusal", TextShape::ANY, "Text of an earlier refusal.").required();
+    }
+}
+
+request_fields! {
+    TOOL_CALL_FIELDS {
+        CALLED_FUNCTION: &'static ObjectSpec =
+            object("function", &CALLED_OBJECT, "The function that was called.").required();
+    }
+}
+
+request_fields! {
+    CALLED_FIELDS {
+        ARGUMENTS: AnyValue = any(
+            "arguments",
+            ValueShape::OneOf(&[ValueShape::Text(TextShape::JSON), ValueShape::Object(&FREE)]),
+            "Arguments of the call; the template gets an object.",
+        );
+    }
+}
+
+/// An object of a client's own names.
+const FREE: ObjectSpec = request_object!("", &[]);
+const CALLED_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS, CALLED_FIELDS]]);
+const TOOL_CALL: ObjectSpec = request_object!(
+    "ToolCall",
+    &[&[
+        &[
+            FieldSpec::shown_by_template("id"),
+            FieldSpec::shown_by_template("type")
+        ],
+        TOOL_CALL_FIELDS
+    ]]
+);
+const PART: ObjectSpec = request_object!("Part", &[&[PART_TEXT_FIELDS], &[PART_REFUSAL_FIELDS]]);
+
+/// A message of a conversation.
+pub(super) const MESSAGE: ObjectSpec = request_object!("Message", &[&[MESSAGE_FIELDS]], &[OLD])
+    .rule(
+        r#"{"anyOf": [
+            {"properties": {"role": {"const": "assistant"}}},
+            {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}}
+        ]}"#,
+    );
+
+/// Fields of messages that would change the prompt.
+const OLD: &[RefusedField] = &[
+    RefusedField::new("audio", "messages are texts"),
+    RefusedField::new("function_call", "`tool_calls` is the newer field"),
+];
+
 /// Optional texts of a message beside its content.
-const TEXTS: [&str; 3] = ["name", "tool_call_id", "reasoning_content"];
+const TEXTS: [RequestField<TextShape>; 3] = [NAME, TOOL_CALL_ID, REASONING_CONTENT];
 
 /// Reads and checks the messages of a request; there is at least one.
 pub(super) fn messages(fields: &JsonFields) -> Result<JsonPart, ApiError> {
-    let missing = || ApiError::invalid("messages", "`messages` is missing.");
-    let array = fields.any("messages").ok_or_else(missing)?;
+    let array = fields
+        .any(&MESSAGES)
+        .ok_or_else(|| fields.missing(&MESSAGES))?;
     let mut count = 0;
-    for (index, item) in fields.array("messages")?.into_iter().flatten().enumerate() {
-        check_message(&fields.object_at(format!("messages[{index}]"), item)?)?;
+    for (index, item) in fields.list(&MESSAGES)?.into_iter().flatten().enumerate() {
+        let path = format!("{}[{index}]", MESSAGES.name());
+        check_message(&fields.object_at(path, item, &MESSAGE)?)?;
         count += 1;
     }
     match count {
-        0 => Err(ApiError::invalid(
-            "messages",
-            "`messages` must have at least one message.",
-        )),
+        0 => Err(fields.invalid(&MESSAGES, "`messages` must have at least one message.")),
         _ => Ok(fields.part(array)),
     }
 }
@@ -46,62 +143,53 @@ pub(super) fn last_content(messages: &JsonPart) -> Option<String> {
         return None;
     };
     let message = messages.part(items.last()?);
-    let fields = JsonFields::of_part(&message).ok()?;
-    content(&fields, &fields.text("role").ok()??).ok()
+    let fields = JsonFields::of_part(&message, &MESSAGE).ok()?;
+    content(&fields, &fields.text(&ROLE).ok()??).ok()
 }
 
 fn message_value(body: &JsonPart, message: Json<'_>) -> TemplateValue {
-    TemplateValue::record(body.part(message), &NAMES, message_member)
+    TemplateValue::record(body.part(message), &SHOWN, message_member)
 }
 
 fn check_message(fields: &JsonFields) -> Result<(), ApiError> {
-    let role = fields
-        .text("role")?
-        .ok_or_else(|| missing(fields, "role"))?;
-    if !ROLES.contains(&&*role) {
+    let role = fields.required_text(&ROLE)?;
+    if !ROLE.choices().contains(&&*role) {
         let message = format!(
             "`{}` must be one of {}, not {:?}.",
-            fields.path("role"),
-            ROLES.join(", "),
+            fields.path_of(&ROLE),
+            ROLE.choices().join(", "),
             clipped(&role)
         );
-        return Err(ApiError::invalid(fields.path("role"), message));
+        return Err(fields.invalid(&ROLE, message));
     }
-    refuse_fields(fields, &["audio", "function_call"])?;
+    fields.check_refused()?;
     check_content(fields, &role)?;
-    for name in TEXTS {
-        fields.text(name)?;
+    for field in &TEXTS {
+        fields.text(field)?;
     }
-    let calls = fields.array("tool_calls")?.into_iter().flatten();
+    let calls = fields.list(&TOOL_CALLS)?.into_iter().flatten();
     for (index, call) in calls.enumerate() {
-        let path = fields.path(&format!("tool_calls[{index}]"));
-        check_call(&fields.object_at(path, call)?)?;
+        let path = format!("{}[{index}]", fields.path_of(&TOOL_CALLS));
+        check_call(&fields.object_at(path, call, &TOOL_CALL)?)?;
     }
     Ok(())
 }
 
-fn missing(fields: &JsonFields, name: &str) -> ApiError {
-    ApiError::invalid(
-        fields.path(name),
-        format!("`{}` is missing.", fields.path(name)),
-    )
-}
-
 fn check_content(fields: &JsonFields, role: &str) -> Result<(), ApiError> {
-    let content = fields.any("content");
+    let content = fields.any(&CONTENT);
     match content.map(|content| (content, content.shape())) {
         Some((_, JsonShape::String(_))) => Ok(()),
         Some((_, JsonShape::Array(parts))) => {
             for (index, part) in parts.enumerate() {
-                let path = fields.path(&format!("content[{index}]"));
-                part_text(&fields.object_at(path, part)?)?;
+                let path = format!("{}[{index}]", fields.path_of(&CONTENT));
+                part_text(&fields.object_at(path, part, &PART)?)?;
             }
             Ok(())
         }
         None if role == "assistant" => Ok(()),
-        None => Err(missing(fields, "content")),
+        None => Err(fields.missing(&CONTENT)),
         Some((other, _)) => Err(wrong_type(
-            &fields.path("content"),
+            &fields.path_of(&CONTENT),
             "a string or an array of parts",
             other,
         )),
@@ -111,14 +199,18 @@ fn check_content(fields: &JsonFields, role: &str) -> Result<(), ApiError> {
 /// Returns the text of a checked message.
 fn content(fields: &JsonFields, role: &str) -> Result<String, ApiError> {
     let mut text = String::new();
-    match fields.any("content").map(Json::shape) {
+    match fields.any(&CONTENT).map(Json::shape) {
         Some(JsonShape::String(content)) => return Ok(content.get().into_owned()),
         Some(JsonShape::Array(parts)) => {
             for (index, part) in parts.enumerate() {
                 if index > 0 {
                     text.push('\n');
                 }
-                text.push_str(&part_text(&fields.object_at(String::new(), part)?)?);
+                text.push_str(&part_text(&fields.object_at(
+                    String::new(),
+                    part,
+                    &PART,
+                )?)?);
             }
         }
         _ => check_content(fields, role)?,
@@ -127,46 +219,39 @@ fn content(fields: &JsonFields, role: &str) -> Result<String, ApiError> {
 }
 
 fn part_text<'a>(fields: &JsonFields<'a>) -> Result<Cow<'a, str>, ApiError> {
-    let kind = fields
-        .text("type")?
-        .ok_or_else(|| missing(fields, "type"))?;
-    let text = match &*kind {
-        "text" | "input_text" | "output_text" => fields.text("text")?.ok_or("text"),
-        "refusal" => fields.text("refusal")?.ok_or("refusal"),
-        other => {
-            return Err(ApiError::unsupported(
-                fields.path("type"),
-                format!(
-                    "`{}`: parts of type {:?} are not supported; only \"text\" is.",
-                    fields.path("type"),
-                    clipped(other)
-                ),
-            ));
-        }
-    };
-    text.map_err(|name| missing(fields, name))
+    let kind = fields.required_text(&TEXT_TYPE)?;
+    if TEXT_TYPE.choices().contains(&&*kind) {
+        fields.required_text(&TEXT)
+    } else if REFUSAL_TYPE.choices().contains(&&*kind) {
+        fields.required_text(&REFUSAL)
+    } else {
+        let message = format!(
+            "`{}`: parts of type {:?} are not supported; only \"text\" is.",
+            fields.path_of(&TEXT_TYPE),
+            clipped(&kind)
+        );
+        Err(fields.unsupported(&TEXT_TYPE, message))
+    }
 }
 
 fn check_call(fields: &JsonFields) -> Result<(), ApiError> {
     let function = fields
-        .object("function")?
-        .ok_or_else(|| missing(fields, "function"))?;
-    function
-        .text("name")?
-        .ok_or_else(|| missing(&function, "name"))?;
-    let arguments = function.any("arguments");
+        .object(&CALLED_FUNCTION)?
+        .ok_or_else(|| fields.missing(&CALLED_FUNCTION))?;
+    function.required_text(&FUNCTION_NAME)?;
+    let arguments = function.any(&ARGUMENTS);
     match arguments.map(|arguments| (arguments, arguments.shape())) {
         None | Some((_, JsonShape::Object(_))) => Ok(()),
         Some((_, JsonShape::String(text))) if text.get().trim().is_empty() => Ok(()),
         Some((_, JsonShape::String(text))) => {
             let checked = Document::check(text.get().into_owned());
             checked.map(drop).map_err(|error| {
-                let path = function.path("arguments");
+                let path = function.path_of(&ARGUMENTS);
                 ApiError::invalid(&*path, format!("`{path}` is not JSON: {error}."))
             })
         }
         Some((other, _)) => Err(wrong_type(
-            &function.path("arguments"),
+            &function.path_of(&ARGUMENTS),
             "a string of JSON",
             other,
         )),
@@ -177,19 +262,19 @@ fn check_call(fields: &JsonFields) -> Result<(), ApiError> {
 fn call_value(body: &JsonPart, call: Json<'_>) -> TemplateValue {
     let part = body.part(call);
     let read = || {
-        let call = JsonFields::of_part(&part).ok()?;
-        let function = call.any("function")?;
-        let arguments = arguments_value(&call.object("function").ok()??)?;
+        let call = JsonFields::of_part(&part, &TOOL_CALL).ok()?;
+        let function = call.any(&CALLED_FUNCTION)?;
+        let arguments = arguments_value(&call.object(&CALLED_FUNCTION).ok()??)?;
         Some((call.part(function), arguments))
     };
     let (function, arguments) = read().expect("a call that was checked");
-    let function = TemplateValue::with_member(function, "arguments", arguments);
-    TemplateValue::with_member(part, "function", function)
+    let function = TemplateValue::with_member(function, ARGUMENTS.name(), arguments);
+    TemplateValue::with_member(part, CALLED_FUNCTION.name(), function)
 }
 
 fn arguments_value(function: &JsonFields) -> Option<TemplateValue> {
     let empty = || Document::check("{}".to_owned()).ok();
-    let document = match function.any("arguments").map(|json| (json, json.shape())) {
+    let document = match function.any(&ARGUMENTS).map(|json| (json, json.shape())) {
         None => empty()?,
         Some((_, JsonShape::String(text))) if text.get().trim().is_empty() => empty()?,
         Some((_, JsonShape::String(text))) => Document::check(text.get().into_owned()).ok()?,
@@ -202,43 +287,39 @@ fn arguments_value(function: &JsonFields) -> Option<TemplateValue> {
 }
 
 /// Members of a message that templates read.
-const NAMES: [&str; 6] = [
-    "role",
-    "content",
-    "name",
-    "tool_call_id",
-    "reasoning_content",
-    "tool_calls",
+const SHOWN: [&str; 6] = [
+    ROLE.name(),
+    CONTENT.name(),
+    NAME.name(),
+    TOOL_CALL_ID.name(),
+    REASONING_CONTENT.name(),
+    TOOL_CALLS.name(),
 ];
 
 fn message_member(part: &JsonPart, name: &str) -> Option<TemplateValue> {
-    let fields = JsonFields::of_part(part).expect("a message that was checked");
-    match name {
-        "role" => {
-            let role = fields.text("role").ok()??;
-            let role_name = if role == "developer" {
-                "system"
-            } else {
-                &*role
-            };
-            Some(TemplateValue::of_text(role_name))
-        }
-        "content" => {
-            if let Some(JsonShape::String(text)) = fields.any("content").map(Json::shape) {
-                return Some(TemplateValue::of_json(part, text.json()));
-            }
-            let role = fields.text("role").ok()??;
-            Some(TemplateValue::of_text(&content(&fields, &role).ok()?))
-        }
-        "tool_calls" => {
-            let calls = fields.any("tool_calls")?;
-            let mut given = fields.array("tool_calls").ok()??;
-            given.next()?;
-            Some(TemplateValue::list(part.part(calls), call_value))
-        }
-        name => {
-            let name = TEXTS.iter().find(|text| **text == name)?;
-            Some(TemplateValue::of_json(part, fields.any(name)?))
-        }
+    let fields = JsonFields::of_part(part, &MESSAGE).expect("a message that was checked");
+    if name == ROLE.name() {
+        let role = fields.text(&ROLE).ok()??;
+        let role_name = if role == "developer" {
+            "system"
+        } else {
+            &*role
+        };
+        return Some(TemplateValue::of_text(role_name));
     }
+    if name == CONTENT.name() {
+        if let Some(JsonShape::String(text)) = fields.any(&CONTENT).map(Json::shape) {
+            return Some(TemplateValue::of_json(part, text.json()));
+        }
+        let role = fields.text(&ROLE).ok()??;
+        return Some(TemplateValue::of_text(&content(&fields, &role).ok()?));
+    }
+    if name == TOOL_CALLS.name() {
+        let calls = fields.any(&TOOL_CALLS)?;
+        let mut given = fields.list(&TOOL_CALLS).ok()??;
+        given.next()?;
+        return Some(TemplateValue::list(part.part(calls), call_value));
+    }
+    let field = TEXTS.iter().find(|text| text.name() == name)?;
+    Some(TemplateValue::of_json(part, fields.any(field)?))
 }

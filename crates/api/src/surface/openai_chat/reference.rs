@@ -1,6 +1,6 @@
 //! Chat requests compared with the results of transformers (`testdata/*/goldens.json`).
 
-use super::template_input;
+use super::{CHAT_REQUEST, template_input};
 use crate::field::JsonFields;
 use cleave_text::json::Document;
 use cleave_text::{ModelFiles, ModelText, RenderError};
@@ -30,7 +30,7 @@ fn chat_requests_render_as_in_the_reference() {
                 "add_generation_prompt": case["add_generation_prompt"],
             });
             let body = Document::check(body.to_string()).unwrap();
-            let fields = JsonFields::of_body(&body).unwrap();
+            let fields = JsonFields::of_body(&body, &CHAT_REQUEST).unwrap();
             let Ok(conversation) = template_input(&fields) else {
                 continue;
             };

@@ -1,6 +1,6 @@
 //! Tests of when the blocks of a hand-off that is over go.
 
-use crate::test_worker::{ME, PEER, ROUTER, TestWorker, Want, handoff, limits};
+use crate::test_worker::{PEER, ROUTER, TestWorker, Want, handoff, limits};
 use crate::{PoolWriter, WorkerInput, WorkerLimits};
 use cleave_domain::{HandoffId, Order, Report, RouterId, WorkerId};
 
@@ -37,6 +37,24 @@ fn blocks_in_a_step_are_freed_after_the_step() {
     assert_eq!(released(&worker).len(), 1, "once");
 }
 
+// Invariant: I5.
+#[test]
+fn a_cancel_right_after_an_order_to_run_frees_everything() {
+    let mut one_slot = limits();
+    one_slot.capacity.slots_count = 1;
+    let mut worker = TestWorker::new(one_slot);
+    worker.submit(1, Want::tokens(32)).expect("there is room");
+    worker.submit(2, Want::tokens(32)).expect("it waits");
+    for number in [1, 2, 1] {
+        cancel(&mut worker, ROUTER, number);
+    }
+    assert_eq!(released(&worker), [handoff(2)], "it is in no step");
+    worker.end_step();
+    assert_eq!(released(&worker), [handoff(2), handoff(1)], "once each");
+    assert_eq!(worker.brain.load().blocks_free, 100);
+    assert!(worker.brain.idle() && worker.brain.deadline().is_none());
+}
+
 // Invariant: I21.
 #[test]
 fn a_fenced_sender_frees_its_own_blocks_alone() {
@@ -46,12 +64,14 @@ fn a_fenced_sender_frees_its_own_blocks_alone() {
     });
     let mut other = PEER;
     other.worker = WorkerId(3);
-    for (number, sender) in [(1, PEER), (2, other), (3, ME)] {
+    for (number, sender) in [(1, PEER), (2, other)] {
         worker.reserve(number, Want::tokens(160), sender);
     }
+    worker.submit(3, Want::tokens(160)).expect("there is room");
     for number in 1..=3 {
         cancel(&mut worker, ROUTER, number);
     }
+    worker.end_step();
     // Both senders may still write to theirs.
     assert_eq!(released(&worker), [handoff(3)]);
     assert_eq!(worker.brain.load().blocks_free, 80);
@@ -66,7 +86,7 @@ fn a_fenced_sender_frees_its_own_blocks_alone() {
 #[test]
 fn a_lost_router_takes_only_its_own_sequences() {
     let mut worker = TestWorker::new(limits());
-    worker.reserve(1, Want::tokens(32), ME);
+    worker.reserve(1, Want::tokens(32), PEER);
     worker.handle(WorkerInput::RouterLost {
         router: RouterId(9),
     });
@@ -79,7 +99,7 @@ fn a_lost_router_takes_only_its_own_sequences() {
 #[test]
 fn an_expired_lease_ends_a_hand_off() {
     let mut worker = TestWorker::new(limits());
-    worker.reserve(1, Want::tokens(32), ME);
+    worker.reserve(1, Want::tokens(32), PEER);
     let lease = worker.brain.limits().lease;
     let renew = |worker: &mut TestWorker, router| {
         let handoffs = vec![handoff(1)];
