@@ -6,14 +6,20 @@
 //! Invariant: an order is answered by `Reserved`, `Running` or `Refused`, or is in the end
 //! `Released`; a refusal leaves nothing behind, and a repetition changes nothing.
 
-use crate::client_timing::prompt_due;
+use crate::WorkerNote;
+use crate::batch::StepPipeline;
+use crate::context::WorkerContext;
+use crate::forecast::WorkForecast;
+use crate::handoff::{EndedHandoff, PeerTraffic};
+use crate::memory::{CacheReuse, KvMemory};
 use crate::policy::{self, ServiceRank};
-use crate::recently_ended::EndedHandoff;
-use crate::reservation::CacheReuse;
-use crate::sequence::{SequenceStage, WorkerSequence};
-use crate::{WorkerBrain, WorkerNote};
+use crate::report::RouterReports;
+use crate::reservation::{ahead, growth};
+use crate::sequences::{SequenceTable, WorkerSequence, prompt_due};
+use crate::snapshot::WorkerSnapshot;
 use cleave_domain::{
     Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId, RunOrder,
+    Time,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
@@ -29,21 +35,35 @@ struct SequenceOrder {
     due: Option<Deadline>,
 }
 
-impl WorkerBrain {
+/// The rules of admission, and of leases.
+pub(crate) struct Admission<'a> {
+    pub(crate) context: &'a mut WorkerContext,
+    pub(crate) sequences: &'a mut SequenceTable,
+    pub(crate) memory: &'a mut KvMemory,
+    pub(crate) peers: &'a PeerTraffic,
+    pub(crate) steps: &'a StepPipeline,
+    pub(crate) forecast: &'a WorkForecast,
+    /// Whether the worker drains.
+    pub(crate) reports: &'a RouterReports,
+}
+
+impl Admission<'_> {
     // === both legs ===
 
     /// Reserves and runs at once: one admission, which starts the prompt or refuses.
     pub(crate) fn run(&mut self, router: RouterId, order: RunOrder) {
         let handoff = order.handoff;
         if self.is_repeated(handoff) {
-            return self.note(WorkerNote::Repeated { handoff });
+            return self.context.note(WorkerNote::Repeated { handoff });
         }
         let accepted = self
             .may_run(&order)
             .and_then(|()| self.take_run(router, order));
         match accepted {
-            Ok(running) => self.report(router, running),
-            Err(refusal) => self.report(router, Report::Refused { handoff, refusal }),
+            Ok(running) => self.context.report(router, running),
+            Err(refusal) => self
+                .context
+                .report(router, Report::Refused { handoff, refusal }),
         }
     }
 
@@ -70,12 +90,12 @@ impl WorkerBrain {
             due,
         };
         let mut sequence = self.new_sequence(router, of);
-        self.refuse_late_prompt(&mut sequence)?;
-        let now = sequence.len().div_ceil(self.limits.capacity.block_tokens);
-        let growth = self.growth(&sequence, expected_output_tokens);
+        self.snapshot().refuse_late_prompt(&mut sequence)?;
+        let now = sequence.len().div_ceil(self.context.block_tokens());
+        let growth = growth(self.context.limits(), &sequence, expected_output_tokens);
         self.hold(&mut sequence, CacheReuse::AllButLastToken, growth - now)?;
-        self.take_blocks(&mut sequence, now);
-        let present = sequence.published;
+        self.memory.take_reserved(&mut sequence, now);
+        let present = sequence.kv.published();
         self.start_prompt(sequence);
         Ok(Report::Running { handoff, present })
     }
@@ -85,21 +105,24 @@ impl WorkerBrain {
     pub(crate) fn reserve(&mut self, router: RouterId, order: ReserveOrder) {
         let handoff = order.handoff;
         if self.is_repeated(handoff) {
-            return self.note(WorkerNote::Repeated { handoff });
+            return self.context.note(WorkerNote::Repeated { handoff });
         }
         let accepted = self
             .may_reserve(&order)
             .and_then(|()| self.take_reservation(router, order));
         match accepted {
-            Ok(reserved) => self.report(router, reserved),
-            Err(refusal) => self.report(router, Report::Refused { handoff, refusal }),
+            Ok(reserved) => self.context.report(router, reserved),
+            Err(refusal) => self
+                .context
+                .report(router, Report::Refused { handoff, refusal }),
         }
     }
 
     fn may_reserve(&self, order: &ReserveOrder) -> Result<(), Refusal> {
         // A sender that is this worker, in any incarnation, or is fenced, will never write.
-        let is_other = order.sender.worker != self.limits.me.worker;
-        if !self.limits.role.decodes() || !is_other || self.fenced.covers(order.sender) {
+        let is_other = order.sender.worker != self.context.limits().me.worker;
+        if !self.context.limits().role.decodes() || !is_other || self.peers.is_fenced(order.sender)
+        {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
@@ -109,13 +132,13 @@ impl WorkerBrain {
     /// Whether one more sequence may decode here: the queue for slots has room, and no gap would
     /// miss its target.
     fn may_decode(&self, request: &Request, due: Option<Deadline>) -> Result<(), Refusal> {
-        let slots = self.limits.capacity.slots_count as usize;
-        let decoding = self.sequences.values().filter(|s| s.decodes_here()).count();
-        if decoding >= slots + self.limits.queue_max as usize {
-            let retry_after = self.soonest_end();
+        let slots = self.context.limits().capacity.slots_count as usize;
+        let decoding = self.sequences.iter().filter(|s| s.decodes_here()).count();
+        if decoding >= slots + self.context.limits().queue_max as usize {
+            let retry_after = self.snapshot().soonest_end();
             return Err(Refusal::QueueFull { retry_after });
         }
-        self.refuse_slow_decode(request, due)
+        self.snapshot().refuse_slow_decode(request, due)
     }
 
     /// Holds every block of prompt and output so far, and reserves some for growth; all or none.
@@ -140,17 +163,18 @@ impl WorkerBrain {
             due,
         };
         let mut sequence = self.new_sequence(router, of);
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
         // Taken from the reservation now, because the sender may fill them before it seals.
-        let blocks = self.ahead(&sequence, ahead_tokens);
-        let growth = self.growth(&sequence, expected_output_tokens).max(blocks) - now;
+        let blocks = ahead(self.context.limits(), &sequence, ahead_tokens);
+        let growth =
+            growth(self.context.limits(), &sequence, expected_output_tokens).max(blocks) - now;
         self.hold(&mut sequence, CacheReuse::EveryFullBlock, growth)?;
-        let present = sequence.published;
-        self.take_blocks(&mut sequence, blocks);
-        let blocks = sequence.table[present as usize..].to_vec();
-        let state = sequence.state.map(|state| state.live);
+        let present = sequence.kv.published();
+        self.memory.take_reserved(&mut sequence, blocks);
+        let blocks = sequence.kv.table()[present as usize..].to_vec();
+        let state = sequence.kv.state().map(|state| state.live);
         let content = block_hash(sequence.request.cache_salt, None, &sequence.tokens);
         sequence.peer_state_open = true;
         sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
@@ -159,14 +183,13 @@ impl WorkerBrain {
             present,
             blocks: blocks.clone(),
             state,
-            capacity: self.limits.capacity,
-            vocab_size: self.limits.vocab_size,
+            capacity: self.context.limits().capacity,
+            vocab_size: self.context.limits().vocab_size,
             tokens,
             content,
-            writer: self.limits.writer,
+            writer: self.context.limits().writer,
         }));
-        self.sequences.insert(handoff, sequence);
-        self.renewed(handoff);
+        self.sequences.add(sequence, self.leased_until());
         Ok(Report::Reserved {
             handoff,
             present,
@@ -179,43 +202,48 @@ impl WorkerBrain {
 
     pub(crate) fn prefill(&mut self, router: RouterId, order: PrefillOrder) {
         let handoff = order.handoff;
-        let accepted = match self.sequences.get(&handoff) {
-            None if self.was_here(handoff) => return self.note(WorkerNote::Repeated { handoff }),
+        let accepted = match self.sequences.get(handoff) {
+            None if self.was_here(handoff) => {
+                return self.context.note(WorkerNote::Repeated { handoff });
+            }
             None => self
                 .may_prefill(&order)
                 .and_then(|()| self.take_prefill(router, order)),
             // Its decode leg is here, so its prompt runs elsewhere.
             Some(sequence) if sequence.incoming.is_some() => Err(Refusal::WrongWorker),
-            Some(_) => return self.note(WorkerNote::Repeated { handoff }),
+            Some(_) => return self.context.note(WorkerNote::Repeated { handoff }),
         };
         if let Err(refusal) = accepted {
-            self.report(router, Report::Refused { handoff, refusal });
+            self.context
+                .report(router, Report::Refused { handoff, refusal });
         }
     }
 
     fn may_prefill(&self, order: &PrefillOrder) -> Result<(), Refusal> {
         let target = &order.target;
         let tokens = order.request.prompt.len() + order.request.generated.len();
-        let blocks = tokens.div_ceil(self.limits.capacity.block_tokens as usize);
+        let blocks = tokens.div_ceil(self.context.block_tokens() as usize);
         let blocks_reserved = target.present as usize + target.blocks.len();
-        if !self.limits.role.prefills()
-            || target.worker.worker == self.limits.me.worker
+        if !self.context.limits().role.prefills()
+            || target.worker.worker == self.context.limits().me.worker
             || blocks_reserved < blocks
             || target.present as usize > blocks
-            || target.state.is_some() != self.pools.states.is_some()
+            || target.state.is_some() != self.memory.states().is_some()
         {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
         let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
-        let queued = self.sequences.values().filter(queued).count();
-        if queued >= self.limits.queue_max as usize {
-            let tokens = self.load().queue_tokens;
-            let steps = tokens / u64::from(self.limits.capacity.step_tokens_max).max(1);
+        let queued = self.sequences.iter().filter(queued).count();
+        if queued >= self.context.limits().queue_max as usize {
+            let tokens = self.snapshot().load().queue_tokens;
+            let steps = tokens / u64::from(self.context.limits().capacity.step_tokens_max).max(1);
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
             // There is room for one more once the first of the queue has started.
-            let retry_after =
-                policy::retry_after(steps / self.limits.queue_max.max(1), self.step_mean);
+            let retry_after = policy::retry_after(
+                steps / self.context.limits().queue_max.max(1),
+                self.steps.mean(),
+            );
             return Err(Refusal::QueueFull { retry_after });
         }
         Ok(())
@@ -237,10 +265,10 @@ impl WorkerBrain {
             due,
         };
         let mut sequence = self.new_sequence(router, of);
-        self.refuse_late_prompt(&mut sequence)?;
+        self.snapshot().refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        let pieces = self.limits.capacity.state_pieces();
+        let pieces = self.context.limits().capacity.state_pieces();
         sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
         self.start_prompt(sequence);
         Ok(())
@@ -251,64 +279,60 @@ impl WorkerBrain {
     /// Makes a sequence that holds nothing yet.
     fn new_sequence(&mut self, router: RouterId, of: SequenceOrder) -> WorkerSequence {
         let rank = self.rank(&of);
-        let mut sequence = WorkerSequence::new(rank, router, of.request, self.now);
+        let mut sequence = WorkerSequence::new(rank, router, of.request, self.context.now());
         sequence.on_miss = of.due.map(|due| due.unmet);
         sequence
     }
 
     /// Adds a sequence that has all its blocks and whose prompt is to run here.
     fn start_prompt(&mut self, mut sequence: WorkerSequence) {
-        let rank = sequence.rank;
-        sequence.stage = SequenceStage::Active;
-        self.active.insert(rank);
-        self.sequences.insert(rank.handoff, sequence);
-        self.renewed(rank.handoff);
-        self.fetch(rank.handoff);
+        self.memory
+            .fetch(self.context, &mut sequence, self.steps, self.forecast);
+        self.sequences
+            .add(sequence.activated(), self.leased_until());
     }
 
     fn rank(&mut self, of: &SequenceOrder) -> ServiceRank {
-        self.arrivals += 1;
-        let since = self.now - of.waited;
+        let since = self.context.now() - of.waited;
         ServiceRank {
             priority: (of.request.slo.priority, of.request.priority),
             due: of
                 .due
-                .map_or(prompt_due(since, None), |due| self.now + due.left),
+                .map_or(prompt_due(since, None), |due| self.context.now() + due.left),
             since,
-            arrival: self.arrivals,
+            arrival: self.sequences.count_arrival(),
             handoff: of.handoff,
         }
     }
 
     /// Whether the hand-off is here, or was and is over.
     fn is_repeated(&self, handoff: HandoffId) -> bool {
-        self.sequences.contains_key(&handoff) || self.was_here(handoff)
+        self.sequences.contains(handoff) || self.was_here(handoff)
     }
 
     /// Whether the hand-off was accepted here before, and is over.
     fn was_here(&self, handoff: HandoffId) -> bool {
         matches!(
-            self.recently_ended.trace(handoff),
+            self.peers.ended(handoff),
             Some(EndedHandoff::Ended | EndedHandoff::Landed)
         )
     }
 
     fn may_take(&self, handoff: HandoffId, request: &Request) -> Result<(), Refusal> {
-        if self.draining() {
+        if self.reports.draining() {
             return Err(Refusal::Draining);
         }
         // The receiver was assured that nothing of it comes; or a sequence leaves under its name.
-        let unwritten =
-            self.recently_ended.trace(handoff) == Some(EndedHandoff::StoppedBeforeStart);
-        if unwritten || self.moves.contains_key(&handoff) {
+        let unwritten = self.peers.ended(handoff) == Some(EndedHandoff::StoppedBeforeStart);
+        if unwritten || self.peers.is_move(handoff) {
             return Err(Refusal::WrongWorker);
         }
         // An unknown token would fail the whole step that the request is part of.
-        let vocab_size = self.limits.vocab_size;
+        let vocab_size = self.context.limits().vocab_size;
         if !policy::runnable(request, vocab_size) {
             return Err(Refusal::OutOfVocabulary { vocab_size });
         }
-        let capacity = &self.limits.capacity;
+        let capacity = &self.context.limits().capacity;
         let tokens = request.prompt.len() + request.generated.len();
         let pool = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
         let tokens_max = pool.min(u64::from(capacity.context_tokens_max));
@@ -327,15 +351,25 @@ impl WorkerBrain {
 
     pub(crate) fn renew(&mut self, router: RouterId, handoffs: &[HandoffId]) {
         for handoff in handoffs {
-            let sequence = self.sequences.get(handoff);
-            if sequence.is_some_and(|s| s.router == router && !s.closing()) {
-                self.renewed(*handoff);
+            let sequence = self.sequences.get(*handoff);
+            if sequence.is_some_and(|s| s.router == router) {
+                self.sequences.renew(*handoff, self.leased_until());
             }
         }
     }
 
-    fn renewed(&mut self, handoff: HandoffId) {
-        self.leases.set(handoff, self.now + self.limits.lease);
+    fn leased_until(&self) -> Time {
+        self.context.now() + self.context.limits().lease
+    }
+
+    pub(crate) fn snapshot(&self) -> WorkerSnapshot<'_> {
+        WorkerSnapshot {
+            context: self.context,
+            sequences: self.sequences,
+            memory: self.memory,
+            steps: self.steps,
+            forecast: self.forecast,
+        }
     }
 }
 

@@ -1,444 +1,328 @@
-//! The brain itself: its state, its three entry points (`handle`, `poll`, `deadline`), and its
+//! The brain itself: its machines, its three entry points (`handle`, `poll`, `deadline`), and its
 //! getters.
 //!
 //! Owns: the order of work within one `handle`: the fact, then expired deadlines, then the next
-//! step, then reports of what changed. Never: holds a rule of one of its parts; those have their
-//! own files.
+//! step, then reports of what changed. Never: holds a rule or an invariant of one of its parts;
+//! those have their own files.
 //! Invariant: see [`WorkerBrain::check`].
 
-use crate::deadline::Deadlines;
-use crate::fenced::FencedPeers;
-use crate::load::LastReport;
-use crate::memory_pressure::MigrationRequest;
-use crate::moves::OutboundMigration;
-use crate::policy::{ServiceRank, SwapPrices};
-use crate::recently_ended::RecentlyEnded;
-use crate::resend::Resends;
-use crate::sequence::{SequencePhase, WorkerSequence};
-use crate::speculate::DraftAcceptance;
-use crate::tier::OffloadTiers;
-use crate::{DraftOutcome, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
-use cleave_domain::{
-    HandoffId, KvUnit, Order, Report, Role, RouterId, ScalingGossip, SlotIndex, StepId, StepWork,
-    Time, TokenId, WorkerLoad,
-};
-use cleave_kv::{KvPools, Packet, PlanePool};
-use cleave_planner::PriceLearner;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use crate::machines::WorkerMachines;
+use crate::memory::SwapEnd;
+use crate::sequences::WorkerSequence;
+use crate::{SwapOutcome, WorkerInput, WorkerLimits, WorkerOutput};
+use cleave_domain::{HandoffId, KvUnit, Order, RouterId, Time, WorkerLoad};
+use cleave_kv::PlanePool;
+use std::hash::Hasher;
 use std::time::Duration;
-
-/// Prefixes in one report to a router that joins: a quarter of a megabyte, far below the size limit
-/// of a message on any stream.
-const PREFIXES_MAX: usize = 16 * 1024;
 
 /// A worker's brain. See the crate for how to drive it.
 #[derive(Clone, Debug)]
 pub struct WorkerBrain {
-    pub(crate) limits: WorkerLimits,
-    pub(crate) now: Time,
-    pub(crate) pools: KvPools,
-    /// Every hand-off accepted and not released.
-    pub(crate) sequences: BTreeMap<HandoffId, WorkerSequence>,
-    /// Hand-offs that ended lately, to recognise repeated orders and late packets.
-    pub(crate) recently_ended: RecentlyEnded,
-    /// Sequences that leave for other decode workers, by the attempt under which they leave.
-    pub(crate) moves: BTreeMap<HandoffId, OutboundMigration>,
-    /// Sequences with tokens to run, the most important first.
-    pub(crate) active: BTreeSet<ServiceRank>,
-    pub(crate) slots_free: BTreeSet<SlotIndex>,
-    /// Leases: a hand-off that its router does not renew in time ends.
-    pub(crate) leases: Deadlines,
-    /// Deadlines of hand-offs that only wait for their peer, or for an answer from it.
-    pub(crate) stalls: Deadlines,
-    /// Packets that are sent again until they are answered.
-    pub(crate) resends: Resends,
-    /// Steps given to the engine and not answered, the oldest first; the first one runs, the second
-    /// one follows it.
-    pub(crate) steps_in_flight: VecDeque<StepInFlight>,
-    /// Connected routers, each with the number of its orders handled so far; orders are not counted
-    /// where prices are unknown.
-    pub(crate) routers: BTreeMap<RouterId, u64>,
-    /// Workers that can write nothing here any more.
-    pub(crate) fenced: FencedPeers,
-    /// Steps so far; numbers the next one.
-    pub(crate) steps: u64,
-    /// Orders accepted so far.
-    pub(crate) arrivals: u64,
-    /// Running mean of the time that recent steps took.
-    pub(crate) step_mean: Duration,
-    pub(crate) swap_prices: SwapPrices,
-    /// Share of drafts that were accepted, over all sequences.
-    pub(crate) acceptance: DraftAcceptance,
-    /// Index of the KV kept in host memory and on disk.
-    pub(crate) tiers: OffloadTiers,
-    /// Prices of this worker's work, learned from its steps.
-    pub(crate) learner: PriceLearner,
-    pub(crate) last_report: LastReport,
-    /// Prompt tokens that one step runs at most, derived from prices.
-    pub(crate) quantum: u32,
-    /// Time at which a step last held prompt tokens.
-    pub(crate) last_chunk_at: Option<Time>,
-    pub(crate) draining: WorkerDrainState,
-    /// The last request to a router that a sequence be moved, and its time.
-    pub(crate) migration_request: Option<MigrationRequest>,
-    /// Set by a fact that may allow a step or alter the load; `handle` then plans and reports.
-    pub(crate) dirty: bool,
-    pub(crate) load_reported: WorkerLoad,
-    pub(crate) pool_noted: Option<WorkerNote>,
-    pub(crate) outputs: VecDeque<WorkerOutput>,
-}
-
-/// The brain's record of a step under way.
-#[derive(Clone, Debug)]
-pub(crate) struct StepInFlight {
-    pub(crate) id: StepId,
-    /// When it was given to the engine, or when the one before it ended.
-    pub(crate) started_at: Time,
-    /// Whether it exceeded `step_max`.
-    pub(crate) stuck: bool,
-    /// Its work, and the time predicted for it.
-    pub(crate) work: StepWork,
-    pub(crate) predicted: Duration,
-    /// In the order of the plan's segments.
-    pub(crate) segments: Vec<SegmentInFlight>,
-    /// Draft tokens, in the same order.
-    pub(crate) drafts: Vec<TokenId>,
-    /// Outcome of speculation, where it is enabled.
-    pub(crate) drafting: Option<DraftOutcome>,
-    /// The step before it, on which it builds, failed for one sequence: none of its results can be
-    /// used.
-    pub(crate) unusable: bool,
-}
-
-/// A segment of a step under way.
-#[derive(Clone, Copy, Debug, Hash)]
-pub(crate) struct SegmentInFlight {
-    pub(crate) handoff: HandoffId,
-    pub(crate) slot: SlotIndex,
-    /// Tokens that it runs, `drafts` included.
-    pub(crate) tokens: u32,
-    pub(crate) drafts: u32,
-    pub(crate) phase: SequencePhase,
-    pub(crate) samples: bool,
-}
-
-/// Whether the worker accepts new work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum WorkerDrainState {
-    No,
-    Yes,
-    /// Draining, nothing is left here, and `Drained` was emitted.
-    Done,
+    pub(crate) machines: WorkerMachines,
 }
 
 impl WorkerBrain {
     /// A worker that holds nothing and knows no router.
     pub fn new(limits: WorkerLimits) -> Self {
-        let limits = limits.possible();
-        let capacity = &limits.capacity;
-        // Every sequence with a slot can decode in one step.
-        let slots = capacity.slots_count.min(capacity.step_tokens_max);
-        Self {
-            now: Time::ZERO,
-            pools: KvPools::new(capacity),
-            sequences: BTreeMap::new(),
-            recently_ended: RecentlyEnded::default(),
-            moves: BTreeMap::new(),
-            active: BTreeSet::new(),
-            slots_free: (0..slots).map(SlotIndex).collect(),
-            leases: Deadlines::default(),
-            stalls: Deadlines::default(),
-            resends: Resends::default(),
-            steps_in_flight: VecDeque::new(),
-            routers: BTreeMap::new(),
-            fenced: FencedPeers::default(),
-            steps: 0,
-            arrivals: 0,
-            step_mean: Duration::ZERO,
-            swap_prices: SwapPrices::default(),
-            acceptance: DraftAcceptance::default(),
-            tiers: match limits.host_blocks {
-                0 => OffloadTiers::new(0, 0),
-                blocks => OffloadTiers::new(blocks, limits.disk_blocks),
-            },
-            learner: PriceLearner::new(limits.prices.clone()),
-            last_report: LastReport::new(limits.prices.clone()),
-            quantum: cleave_planner::quantum(
-                &limits.prices,
-                capacity.step_tokens_max,
-                capacity.block_tokens,
-            ),
-            last_chunk_at: None,
-            draining: WorkerDrainState::No,
-            migration_request: None,
-            dirty: false,
-            load_reported: WorkerLoad {
-                blocks_free: capacity.blocks_count,
-                states_free: capacity.states.map_or(0, |states| states.count),
-                ..WorkerLoad::default()
-            },
-            pool_noted: None,
-            outputs: VecDeque::new(),
-            limits,
-        }
+        let machines = WorkerMachines::new(limits.possible());
+        Self { machines }
     }
 
     // === facts ===
 
     /// Handles what happened at `now`; a time before an earlier one counts as that one.
     pub fn handle(&mut self, now: Time, input: WorkerInput) {
-        let before = self.now;
-        self.now = before.max(now);
+        let WorkerMachines { context, steps, .. } = &mut self.machines;
+        let before = context.advance(now);
         // The due time of the step ahead may come with any fact, and `deadline` then names it no
         // more.
-        let is_due = |at| before < at && at <= self.now;
-        self.dirty |= self.ahead_at().is_some_and(is_due);
-        // Copies under way change nothing that a step or a router depends on, until they have
-        // landed.
-        self.dirty |= !matches!(
-            &input,
-            WorkerInput::Imported { .. }
-                | WorkerInput::Exported { .. }
-                | WorkerInput::Arrived {
-                    packet: Packet::Frame { .. },
-                    ..
-                }
-        );
+        let ahead = steps.ahead_at(context.limits());
+        let is_due = ahead.is_some_and(|at| before < at && at <= context.now());
+        context.changed_if(is_due || !input.is_copy_under_way());
+        self.handle_fact(input);
+        self.expire();
+        if self.machines.context.take_changed() {
+            self.plan();
+            self.report_changes();
+        }
+    }
+
+    fn handle_fact(&mut self, input: WorkerInput) {
+        let machines = &mut self.machines;
+        let context = &mut machines.context;
         match input {
             WorkerInput::Ordered { router, order } => self.handle_order(router, order),
             WorkerInput::RouterJoined { router } => self.router_joined(router),
-            WorkerInput::RouterLost { router } => self.router_lost(router),
+            WorkerInput::RouterLost { router } => {
+                machines.reports.leave(router);
+                machines.handoffs().router_lost(router);
+            }
             WorkerInput::Arrived {
                 from,
                 packet,
                 condition,
-            } => self.arrived(from, packet, condition),
-            WorkerInput::LinkLost { peer } => self.link_lost(peer),
-            WorkerInput::LinkMeasured { peer, price } => self.link_measured(peer, price),
+            } => machines.handoffs().arrived(from, packet, condition),
+            WorkerInput::LinkLost { peer } => machines.handoffs().link_lost(peer),
+            WorkerInput::LinkMeasured { peer, price } => {
+                machines.forecast.link_measured(peer.worker, price)
+            }
             WorkerInput::Exported {
                 handoff,
                 plane,
                 ordinal,
                 outcome,
-            } => self.exported(handoff, KvUnit { plane, ordinal }, outcome),
+            } => {
+                let unit = KvUnit { plane, ordinal };
+                machines.handoffs().exported(handoff, unit, outcome)
+            }
             WorkerInput::Imported {
                 handoff,
                 part,
                 outcome,
-            } => self.imported(handoff, part, outcome),
-            WorkerInput::Stepped { result, took } => self.stepped(result, took),
+            } => machines.handoffs().imported(handoff, part, outcome),
+            WorkerInput::Stepped { result, took } => {
+                if machines.step_results().stepped(result, took) {
+                    self.report_prefixes();
+                }
+            }
             WorkerInput::StepFailed {
                 step,
                 slots,
                 reason,
-            } => self.step_failed(step, &slots, &reason),
-            WorkerInput::EngineLost { reason } => self.engine_lost(&reason),
+            } => machines.step_results().step_failed(step, &slots, &reason),
+            WorkerInput::EngineLost { reason } => {
+                machines.reports.drain(context);
+                machines.handoffs().engine_lost(&reason);
+            }
             WorkerInput::Woke => {}
-            WorkerInput::Draining => self.drain(),
-            WorkerInput::Fenced { peer } => self.cut_off(peer),
+            WorkerInput::Draining => machines.reports.drain(context),
+            WorkerInput::Fenced { peer } => machines.handoffs().fenced(peer),
             WorkerInput::SwappedOut {
                 handoff,
                 outcome,
                 took,
-            } => self.swapped_out(handoff, outcome, took),
+            } => {
+                let (memory, sequences) = (&mut machines.memory, &mut machines.sequences);
+                memory.swapped_out(context, sequences, handoff, outcome, took);
+                machines.handoffs().release_if_settled(handoff);
+            }
             WorkerInput::SwappedIn {
                 handoff,
                 outcome,
                 took,
             } => self.swapped_in(handoff, outcome, took),
-            WorkerInput::FoundOnDisk { contents } => self.found_on_disk(contents),
+            WorkerInput::FoundOnDisk { contents } => {
+                machines.memory.found_on_disk(context, contents)
+            }
             WorkerInput::Offloaded {
                 content,
                 outcome,
                 took,
-            } => self.offloaded(content, outcome, took),
+            } => machines.memory.offloaded(context, content, outcome, took),
             WorkerInput::SpilledToDisk {
                 content,
                 outcome,
                 took,
-            } => self.written_on(content, outcome, took),
+            } => machines.memory.written_on(context, content, outcome, took),
             WorkerInput::Fetched {
                 handoff,
-                came: blocks_fetched,
+                came: blocks,
                 outcome,
                 took,
                 worked,
-            } => self.fetched(handoff, blocks_fetched, outcome, took, worked),
-        }
-        self.expire();
-        if self.dirty {
-            self.dirty = false;
-            self.plan();
-            self.offload();
-            self.report_changes();
+            } => {
+                let memory = &mut machines.memory;
+                if let Some(sequence) = machines.sequences.get_mut(handoff) {
+                    memory.fetched(context, sequence, blocks, outcome, took, worked);
+                }
+                machines.handoffs().release_if_settled(handoff);
+            }
         }
     }
 
     fn handle_order(&mut self, router: RouterId, order: Order) {
-        if self.learner.has_prices()
-            && let Some(orders_received) = self.routers.get_mut(&router)
-        {
-            *orders_received += 1;
+        let machines = &mut self.machines;
+        let context = &mut machines.context;
+        if machines.forecast.has_prices() {
+            machines.reports.order_received(router);
         }
         match order {
-            Order::Reserve(reserve) => self.reserve(router, reserve),
-            Order::Prefill(prefill) => self.prefill(router, prefill),
-            Order::Run(run) => self.run(router, run),
-            Order::Renew { handoffs } => self.renew(router, &handoffs),
-            Order::Cancel { handoff } => self.cancel(router, handoff),
-            Order::Drain => self.drain(),
-            Order::Migrate(migrate) => self.migrate(router, migrate),
-            Order::Serve { role } => self.change_role(role),
-            Order::Relay(gossip) => self.relay(router, &gossip),
+            Order::Reserve(reserve) => machines.admission().reserve(router, reserve),
+            Order::Prefill(prefill) => machines.admission().prefill(router, prefill),
+            Order::Run(run) => machines.admission().run(router, run),
+            Order::Renew { handoffs } => machines.admission().renew(router, &handoffs),
+            Order::Cancel { handoff } => machines.handoffs().cancel(router, handoff),
+            Order::Drain => machines.reports.drain(context),
+            Order::Migrate(migrate) => machines.handoffs().migrate(router, migrate),
+            Order::Serve { role } => machines.reports.serve(context, role),
+            Order::Relay(gossip) => machines.reports.relay(context, router, &gossip),
         }
     }
 
-    /// Relays a message between routers, which reach each other over the workers that they share.
-    fn relay(&mut self, from: RouterId, gossip: &Arc<ScalingGossip>) {
-        let others: Vec<RouterId> = self.routers.keys().copied().collect();
-        for router in others.into_iter().filter(|router| *router != from) {
-            self.report(router, Report::Relayed(Arc::clone(gossip)));
+    /// Content that could not be copied back from host memory may still be in a tier.
+    fn swapped_in(&mut self, handoff: HandoffId, outcome: SwapOutcome, took: Duration) {
+        let machines = &mut self.machines;
+        let (context, sequences) = (&mut machines.context, &mut machines.sequences);
+        let memory = &mut machines.memory;
+        let end = memory.swapped_in(context, sequences, handoff, outcome, took);
+        if end == SwapEnd::Lost
+            && let Some(sequence) = sequences.get_mut(handoff)
+        {
+            memory.fetch(context, sequence, &machines.steps, &machines.forecast);
         }
+        machines.handoffs().release_if_settled(handoff);
     }
 
-    /// Sends a new router everything that the others were sent before.
     fn router_joined(&mut self, router: RouterId) {
-        self.report_prefix_changes();
-        self.routers.insert(router, 0);
-        let contents = self.cache_contents();
-        for stored in contents.chunks(PREFIXES_MAX) {
-            let (stored, evicted) = (stored.to_vec(), Vec::new());
-            self.report(router, Report::Prefix { stored, evicted });
+        // The others know of these changes before the new one is sent everything.
+        self.report_prefixes();
+        let machines = &mut self.machines;
+        let contents = machines.memory.cache_contents();
+        let (context, forecast) = (&mut machines.context, &machines.forecast);
+        machines.reports.join(context, router, &contents, forecast);
+    }
+
+    /// Ends hand-offs with an expired lease or stall deadline, repeats packets, stops late fetches,
+    /// and checks the step under way.
+    fn expire(&mut self) {
+        let machines = &mut self.machines;
+        machines.handoffs().end_expired();
+        machines.handoffs().end_stalled();
+        let (context, sequences) = (&mut machines.context, &mut machines.sequences);
+        machines.peers.resend_due(context, sequences);
+        machines.memory.stop_late_fetches(context, sequences);
+        machines.steps.detect_stuck(context);
+    }
+
+    /// Emits a step if none is under way and there is something to run, and the one after it if
+    /// that is already determined; then copies blocks to the tiers.
+    fn plan(&mut self) {
+        if self.machines.steps.is_empty() && self.machines.step_planner().plan() {
+            self.step_emitted();
         }
-        self.introduce(router);
-        if self.draining() {
-            self.report(router, Report::Draining);
+        if self.machines.step_ahead().plan() {
+            self.step_emitted();
+        }
+        let machines = &mut self.machines;
+        if !machines.reports.draining() {
+            let context = &mut machines.context;
+            machines.memory.offload(context, &machines.steps);
         }
     }
 
-    pub(crate) fn drain(&mut self) {
-        if self.draining == WorkerDrainState::No {
-            self.draining = WorkerDrainState::Yes;
-            self.report_to_all(&Report::Draining);
-        }
-    }
-
-    /// Changes the role. Work of another leg that is here goes on; new orders are judged by the new
-    /// role.
-    fn change_role(&mut self, role: Role) {
-        self.limits.role = role;
-        self.report_to_all(&Report::Serves { role });
-    }
-
-    /// Reports a step that exceeds `step_max` as stuck, until it ends.
-    pub(crate) fn detect_stuck_step(&mut self) {
-        let (now, step_max) = (self.now, self.limits.step_max);
-        let late = |step: &&mut StepInFlight| !step.stuck && step.started_at + step_max <= now;
-        if let Some(step) = self.steps_in_flight.front_mut().filter(late) {
-            step.stuck = true;
-            self.dirty = true;
-            let running = now.since(step.started_at);
-            self.note(WorkerNote::Stuck { running });
-        }
+    fn step_emitted(&mut self) {
+        let machines = &mut self.machines;
+        let (context, sequences) = (&mut machines.context, &mut machines.sequences);
+        let memory = &mut machines.memory;
+        memory.fetches_wait_for_step(sequences, &machines.steps);
+        machines
+            .pressure
+            .request_migration(context, sequences, memory);
     }
 
     /// Reports the consequences of the fact: new prefixes (with each step, or at once when none is
     /// under way), a new load, the end of draining.
     fn report_changes(&mut self) {
-        if self.steps_in_flight.is_empty() {
-            self.report_prefix_changes();
+        if self.machines.steps.is_empty() {
+            self.report_prefixes();
         }
-        let load = self.report_load();
-        let pool = self.audit(load);
-        if self.pool_noted.as_ref() != Some(&pool) {
-            self.pool_noted = Some(pool.clone());
-            self.note(pool);
-        }
-        self.note_tiers();
+        let load = self.load();
+        let pool = self.machines.snapshot().audit(load);
+        let machines = &mut self.machines;
+        let (context, reports) = (&mut machines.context, &mut machines.reports);
+        reports.report_load(context, load, &machines.forecast, &machines.steps);
+        reports.note_pool(context, pool);
+        machines.memory.note_tiers(context);
         // Blocks in quarantine alone do not delay the end of draining: their writers lose access
         // when the process ends.
         let left = |s: &WorkerSequence| !(s.quarantined() && s.settled_here());
-        let copied = self.tiers.offloading().len() > 0;
-        if self.draining == WorkerDrainState::Yes && !copied && !self.sequences.values().any(left) {
-            self.draining = WorkerDrainState::Done;
-            self.emit_output(WorkerOutput::Drained);
+        if !machines.memory.is_offloading() && !machines.sequences.iter().any(left) {
+            reports.nothing_left(context);
         }
     }
 
-    pub(crate) fn report_prefix_changes(&mut self) {
-        let (stored, evicted) = self.cache_changes();
-        if !stored.is_empty() || !evicted.is_empty() {
-            self.report_to_all(&Report::Prefix { stored, evicted });
-        }
+    fn report_prefixes(&mut self) {
+        let machines = &mut self.machines;
+        let (stored, evicted) = machines.memory.cache_changes();
+        let context = &mut machines.context;
+        machines.reports.report_prefixes(context, stored, evicted);
     }
 
     // === outputs ===
 
     /// Returns the next thing to do. The body performs all of them before it handles the next fact.
     pub fn poll(&mut self) -> Option<WorkerOutput> {
-        self.outputs.pop_front()
+        self.machines.context.poll()
     }
 
     /// When to come back with [`WorkerInput::Woke`] if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
-        let (lease, stall) = (self.leases.next(), self.stalls.next());
-        let step = self.steps_in_flight.front().filter(|step| !step.stuck);
-        let step = step.map(|step| step.started_at + self.limits.step_max);
-        let ahead = self.ahead_at().filter(|at| *at > self.now);
-        let fetch = self.tiers.fetch_deadlines().next();
-        let all = [lease, stall, step, ahead, fetch, self.resends.next()];
+        let limits = self.machines.context.limits();
+        let ahead = self.machines.steps.ahead_at(limits);
+        let all = [
+            self.machines.sequences.lease_end(),
+            self.machines.peers.deadline(),
+            self.machines.memory.fetch_end(),
+            self.machines.steps.stuck_at(limits.step_max),
+            ahead.filter(|at| *at > self.machines.context.now()),
+        ];
         all.into_iter().flatten().min()
-    }
-
-    pub(crate) fn emit_output(&mut self, output: WorkerOutput) {
-        self.outputs.push_back(output);
-    }
-
-    pub(crate) fn note(&mut self, note: WorkerNote) {
-        self.emit_output(WorkerOutput::Note(note));
-    }
-
-    pub(crate) fn report(&mut self, router: RouterId, report: Report) {
-        self.emit_output(WorkerOutput::Report { router, report });
-    }
-
-    pub(crate) fn report_to_all(&mut self, report: &Report) {
-        for router in self.routers.keys().copied().collect::<Vec<_>>() {
-            self.report(router, report.clone());
-        }
     }
 
     // === looking ===
 
     /// The limits given at construction.
     pub fn limits(&self) -> &WorkerLimits {
-        &self.limits
+        self.machines.context.limits()
+    }
+
+    /// The worker's current load.
+    pub fn load(&self) -> WorkerLoad {
+        self.machines.snapshot().load()
     }
 
     /// The pool of blocks.
     pub fn pool(&self) -> &PlanePool {
-        &self.pools.blocks
+        self.machines.memory.blocks()
     }
 
     /// The pool of state slots, if the model has states.
     pub fn states(&self) -> Option<&PlanePool> {
-        self.pools.states.as_ref()
+        self.machines.memory.states()
     }
 
     /// Whether there is no sequence, no step under way and no block being copied out.
     pub fn idle(&self) -> bool {
-        let copied = self.tiers.offloading().len() > 0;
-        self.sequences.is_empty() && self.steps_in_flight.is_empty() && !copied
+        let copied = self.machines.memory.is_offloading();
+        self.machines.sequences.is_empty() && self.machines.steps.is_empty() && !copied
     }
 
     /// Whether it accepts nothing new.
     pub fn draining(&self) -> bool {
-        self.draining != WorkerDrainState::No
+        self.machines.reports.draining()
     }
 
     /// Hand-offs accepted and not released.
     pub fn handoffs(&self) -> impl Iterator<Item = HandoffId> + '_ {
-        self.sequences.keys().copied()
+        self.machines.sequences.handoffs()
+    }
+
+    /// Asserts every invariant of this brain; for tests and simulators, after each
+    /// [`WorkerBrain::handle`].
+    pub fn check(&self) {
+        self.machines.check();
+    }
+
+    /// Hashes exactly the state that decides the brain's future, so that a model checker may merge
+    /// two states with equal fingerprints. Times count from now, arrivals by their order alone; the
+    /// number of steps counts where prices are known, modulo the turn of late prompts, and
+    /// otherwise not at all (steps under way are answered in order, and an answer to an earlier one
+    /// is ignored). The caller polls every output before.
+    ///
+    /// Left out: the limits, except its own identity and current role; the times that steps took,
+    /// which only decide when to come back; times that are only noted; the order in which the
+    /// thousands of past hand-offs will be forgotten.
+    pub fn fingerprint(&self, hasher: &mut impl Hasher) {
+        self.machines.fingerprint(hasher);
     }
 }

@@ -82,6 +82,22 @@ fn one_step() -> u32 {
     1
 }
 
+impl WorkerInput {
+    /// Whether it is about a copy that is under way: it changes nothing that a step or a router
+    /// depends on until all of its hand-off has landed.
+    pub(crate) fn is_copy_under_way(&self) -> bool {
+        matches!(
+            self,
+            Self::Imported { .. }
+                | Self::Exported { .. }
+                | Self::Arrived {
+                    packet: Packet::Frame { .. },
+                    ..
+                }
+        )
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum WorkerInput {
     /// A router sent an order.

@@ -5,113 +5,52 @@
 //! Invariant: two brains with equal limits and equal fingerprints give the same outputs for the
 //! same facts after the same spans, except for times in notes and in hints when to come back.
 
-use crate::WorkerBrain;
-use crate::memory_pressure::MigrationRequest;
-use crate::plan::LATE_STEPS;
-use crate::sequence::{SequenceStage, SequenceTimes, WorkerSequence};
-use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, Time, WorkerLoad};
+use crate::machines::WorkerMachines;
+use cleave_domain::WorkerLoad;
 use std::hash::{Hash, Hasher};
 
-impl WorkerBrain {
-    /// Hashes exactly the state that decides the brain's future, so that a model checker may merge
-    /// two states with equal fingerprints. Times count from now, arrivals by their order alone; the
-    /// number of steps counts where prices are known, modulo the turn of late prompts, and
-    /// otherwise not at all (steps under way are answered in order, and an answer to an earlier one
-    /// is ignored). The caller polls every output before.
-    ///
-    /// Left out: the limits, except its own identity and current role; the times that steps took,
-    /// which only decide when to come back; times that are only noted; the order in which the
-    /// thousands of past hand-offs will be forgotten.
-    pub fn fingerprint(&self, hasher: &mut impl Hasher) {
+impl WorkerMachines {
+    /// Hashes the state; see [`crate::WorkerBrain::fingerprint`].
+    pub(crate) fn fingerprint(&self, hasher: &mut impl Hasher) {
         let Self {
-            limits,
-            now,
-            pools,
+            context,
             sequences,
-            recently_ended,
-            moves,
-            // Derived from the sequences.
-            active: _,
-            slots_free: _,
-            leases,
-            stalls,
-            resends,
-            steps_in_flight,
-            routers,
-            fenced,
+            memory,
+            peers,
             steps,
-            arrivals: _,
-            step_mean: _,
-            swap_prices,
+            forecast,
             acceptance,
-            tiers,
-            learner,
-            last_report,
-            // Derived from the prices.
-            quantum: _,
-            last_chunk_at,
-            draining,
-            migration_request,
-            dirty,
-            load_reported,
-            pool_noted: _,
-            outputs,
+            reports,
+            pressure,
         } = self;
+        let (limits, now) = (context.limits(), context.now());
         assert!(
-            outputs.is_empty(),
+            !context.has_outputs(),
             "poll every output before taking a fingerprint"
         );
-        (limits.me, limits.role, draining).hash(hasher);
-        pools.fingerprint(hasher);
-        tiers.fingerprint(*now, |touched| pools.blocks.count_older(touched), hasher);
-        sequences.len().hash(hasher);
-        self.hash_sequences(hasher);
-        for (handoff, outbound) in moves {
-            (handoff, &outbound.order, &outbound.sender).hash(hasher);
-            (outbound.exported, outbound.paused_since.is_some()).hash(hasher);
+        (limits.me, limits.role).hash(hasher);
+        reports.hash_drain(hasher);
+        memory.hash_pools(hasher);
+        memory.hash_tiers(now, hasher);
+        sequences.fingerprint(now, forecast, hasher);
+        peers.hash_moves(hasher);
+        let leases = sequences.leases(now).chain(peers.stalls(now));
+        for left in leases.chain(memory.fetches(now)) {
+            left.hash(hasher);
         }
-        recently_ended.hash(hasher);
-        for deadlines in [leases, stalls, tiers.fetch_deadlines()] {
-            for (handoff, until) in deadlines.iter() {
-                (handoff, until.since(*now)).hash(hasher);
-            }
+        peers.hash_resends(now, hasher);
+        steps.fingerprint(now, limits.step_max, hasher);
+        if let Some(requested) = pressure.last(now) {
+            requested.hash(hasher);
         }
-        for (handoff, due, span) in resends.iter() {
-            (handoff, due.map(|due| due.since(*now)), span).hash(hasher);
+        (reports.routers(), peers.fenced(), memory.swap_prices()).hash(hasher);
+        context.has_changed().hash(hasher);
+        (forecast.prices(), forecast.fingerprint(), acceptance).hash(hasher);
+        if forecast.has_prices() {
+            reports.turn(now).hash(hasher);
+            steps.turn(now).hash(hasher);
         }
-        steps_in_flight.len().hash(hasher);
-        for step in steps_in_flight {
-            let left = (step.started_at + limits.step_max).since(*now);
-            (step.stuck, step.unusable, left).hash(hasher);
-            (&step.segments, &step.drafts).hash(hasher);
-        }
-        if let Some(MigrationRequest {
-            handoff,
-            requested_at,
-        }) = migration_request
-        {
-            (handoff, now.since(*requested_at)).hash(hasher);
-        }
-        (routers, fenced, swap_prices, dirty).hash(hasher);
-        (learner.prices(), learner.fingerprint(), acceptance).hash(hasher);
-        if learner.has_prices() {
-            last_report.fingerprint(*now).hash(hasher);
-            (last_chunk_at.map(|at| now.since(at)), steps % LATE_STEPS).hash(hasher);
-        }
-        hash_load(load_reported, hasher);
-    }
-
-    /// In the order of rank, by which earlier arrivals come first.
-    fn hash_sequences(&self, hasher: &mut impl Hasher) {
-        let mut by_rank: Vec<_> = self.sequences.values().collect();
-        by_rank.sort_unstable_by_key(|sequence| sequence.rank);
-        for sequence in by_rank {
-            sequence.fingerprint(self.now, hasher);
-            if self.learner.has_prices() {
-                sequence.client_timing.fingerprint(self.now).hash(hasher);
-                sequence.rank.due.since(self.now).hash(hasher);
-            }
-        }
+        hash_load(reports.load_reported(), hasher);
     }
 }
 
@@ -135,130 +74,4 @@ fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
     states_free.hash(hasher);
     (context_tokens, streams, backlog, tpot_least).hash(hasher);
     (step_left, orders_received).hash(hasher);
-}
-
-impl WorkerSequence {
-    fn fingerprint(&self, now: Time, hasher: &mut impl Hasher) {
-        let Self {
-            rank,
-            router,
-            request,
-            on_miss,
-            stage,
-            phase,
-            incoming,
-            outgoing,
-            moving,
-            swap,
-            fetch,
-            peer_state_open,
-            tokens,
-            computed,
-            table,
-            reservation,
-            state,
-            // Derived from the tokens.
-            hashes: _,
-            published,
-            exported,
-            slot,
-            opened,
-            steps_count,
-            prompt_scores,
-            cached_tokens,
-            times,
-            speculating,
-            // Matters only where prices are known: the brain adds it then.
-            client_timing: _,
-        } = self;
-        let SequenceTimes {
-            accepted: _,
-            started,
-            sending: _,
-            sealed: _,
-            drawn: _,
-        } = times;
-        (rank.handoff, rank.priority, now.since(rank.since), router).hash(hasher);
-        hash_request(request, hasher);
-        let stage = match stage {
-            SequenceStage::Reserved => 0_u8,
-            SequenceStage::Active => 1,
-            SequenceStage::Sending => 2,
-            SequenceStage::Paused => 3,
-            SequenceStage::Closing { cancelled: None } => 4,
-            SequenceStage::Closing { cancelled: Some(_) } => 5,
-        };
-        (stage, on_miss, phase, incoming, outgoing, moving).hash(hasher);
-        (
-            swap,
-            fetch,
-            peer_state_open,
-            tokens,
-            computed,
-            table,
-            reservation,
-            state,
-        )
-            .hash(hasher);
-        (published, exported, slot, opened, steps_count).hash(hasher);
-        (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
-        speculating.fingerprint().hash(hasher);
-    }
-}
-
-fn hash_request(request: &Request, hasher: &mut impl Hasher) {
-    let Request {
-        prompt,
-        generated,
-        sampling,
-        stop,
-        // Part of the rank.
-        priority: _,
-        cache_salt,
-        slo,
-    } = request;
-    let StopRules {
-        max_tokens,
-        min_tokens,
-        stop_tokens,
-    } = stop;
-    // The tokens themselves are hashed with the sequence.
-    (prompt.len(), generated.len(), cache_salt).hash(hasher);
-    (max_tokens, min_tokens, stop_tokens).hash(hasher);
-    let RequestSlo {
-        // Of interest to the router only.
-        class: _,
-        tenant: _,
-        ttft,
-        priority,
-        tpot,
-        // Workers receive its parts instead.
-        e2e: _,
-    } = slo;
-    (ttft, tpot, priority).hash(hasher);
-    hash_sampling(sampling, hasher);
-}
-
-fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
-    let SamplingParams {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        top_n_sigma,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        logit_bias,
-        seed,
-        logprobs,
-        prompt_logprobs,
-    } = sampling;
-    let shares = [temperature, top_p, min_p, top_n_sigma].map(|number| number.to_bits());
-    let penalties = [repetition_penalty, presence_penalty, frequency_penalty];
-    let penalties = penalties.map(|number| number.to_bits());
-    (shares, penalties, top_k, seed, logprobs, prompt_logprobs).hash(hasher);
-    for (token, bias) in logit_bias {
-        (token, bias.to_bits()).hash(hasher);
-    }
 }

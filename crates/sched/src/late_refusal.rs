@@ -6,14 +6,12 @@
 //! quarter of its time, so that a router whose forecast was a little better is not contradicted,
 //! and several routers cannot overbook one worker.
 
-use cleave_kv::PrefixNeed;
-
-use crate::WorkerBrain;
-use crate::batch;
+use crate::batch::targets;
 use crate::policy::{self, ServiceRank};
-use crate::sequence::{SequenceStage, WorkerSequence};
+use crate::sequences::{SequenceStage, WorkerSequence};
+use crate::snapshot::WorkerSnapshot;
 use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, Request, SloMetric, StepWork};
-use cleave_planner::{Predict, slowdown_permille};
+use cleave_planner::slowdown_permille;
 use std::time::Duration;
 
 /// Whether a prediction exceeds its target by more than a quarter.
@@ -26,32 +24,27 @@ fn may_refuse(due: Option<Deadline>) -> bool {
     due.is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse)
 }
 
-impl WorkerBrain {
+impl WorkerSnapshot<'_> {
     /// Refuses a new prompt whose first token would be late, or which would make another late that
     /// is in time without it.
     pub(crate) fn refuse_late_prompt(&self, sequence: &mut WorkerSequence) -> Result<(), Refusal> {
-        if sequence.on_miss != Some(OnDeadlineMiss::Refuse) || !self.learner.has_prices() {
+        if sequence.on_miss != Some(OnDeadlineMiss::Refuse) || !self.forecast.has_prices() {
             return Ok(());
         }
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         // Blocks in the pool, and those worth fetching from a tier, need no prefill.
-        let in_pool = if self.limits.prefix_cache {
-            self.pools
-                .prefix_blocks(sequence.reusable(size), PrefixNeed::EveryPlane)
-        } else {
-            0
-        };
-        let in_tiers = self.tier_match(sequence, in_pool).if_cheaper();
+        let in_pool = self.memory.prefix_blocks(sequence);
+        let in_tiers = self.memory.tier_match(sequence, in_pool, self.forecast);
+        let in_tiers = in_tiers.if_cheaper();
         let cached = (in_pool + in_tiers.blocks) * size;
-        let prices = self.learner.prices();
-        let (rest, rank) = (sequence.len() - cached, sequence.rank);
+        let (rest, rank) = (sequence.len() - cached, sequence.rank());
         // Beside running streams a prompt takes longer than alone.
         let slowed = self.slowed_permille();
-        let takes = prices.prefill(cached, rest, self.quantum) * slowed / 1000 + in_tiers.takes;
-        let adds = prices.prefill_added(cached, rest, self.quantum) * slowed / 1000;
+        let takes = self.forecast.prefill(cached, rest) * slowed / 1000 + in_tiers.takes;
+        let adds = self.forecast.prefill_added(cached, rest) * slowed / 1000;
         let (ahead, over) = self.demand(rank, adds);
-        let left = rank.due.since(self.now);
-        let waited = self.now.since(rank.since);
+        let left = rank.due.since(self.context.now());
+        let waited = self.context.now().since(rank.since);
         let over = if clearly_over(ahead + takes, left) {
             over.max(ahead + takes - left)
         } else {
@@ -71,24 +64,26 @@ impl WorkerBrain {
     /// behind it would be late because of the `adds` that it adds, counting only those that could
     /// be in time without it.
     fn demand(&self, rank: ServiceRank, adds: Duration) -> (Duration, Duration) {
-        let step = self.step_left();
+        let step = self.steps.left(self.context.now());
         let slowed = self.slowed_permille();
         let (mut work, mut ahead, mut over) = (step, step, Duration::ZERO);
-        for other in &self.active {
-            let Some(sequence) = self.sequences.get(&other.handoff) else {
-                continue;
-            };
+        for sequence in self.sequences.active() {
+            let other = sequence.rank();
             // Prompts that are late anyway are served after those that can be in time.
-            let late = sequence.on_miss.is_some() && self.prompt_slack(sequence).is_none();
+            let late = sequence.on_miss.is_some()
+                && self
+                    .forecast
+                    .prompt_slack(sequence, self.context.now())
+                    .is_none();
             if !sequence.has_prefill_left() || late {
                 continue;
             }
-            work += self.prompt_adds(sequence) * slowed / 1000;
-            if *other < rank {
+            work += self.forecast.prompt_adds(sequence) * slowed / 1000;
+            if other < rank {
                 ahead = work;
                 continue;
             }
-            let left = other.due.since(self.now);
+            let left = other.due.since(self.context.now());
             let is_in_time = sequence.on_miss.is_some() && !clearly_over(work, left);
             if is_in_time && clearly_over(work + adds, left) {
                 over = over.max(work + adds - left);
@@ -101,14 +96,23 @@ impl WorkerBrain {
     fn slowed_permille(&self) -> u32 {
         let mut streams = StepWork::default();
         let mut spare: Option<Duration> = None;
-        let runs = |s: &&WorkerSequence| s.slot.is_some() && s.decodes_next();
-        for stream in self.sequences.values().filter(runs) {
+        let runs = |s: &&WorkerSequence| s.slot().is_some() && s.decodes_next();
+        for stream in self.sequences.iter().filter(runs) {
             streams += StepWork::decode(u64::from(stream.len()));
-            spare = spare.into_iter().chain(self.keepable_gap(stream)).min();
+            spare = spare
+                .into_iter()
+                .chain(self.forecast.keepable_gap(stream, self.context.now()))
+                .min();
         }
-        let block_tokens = self.limits.capacity.block_tokens;
-        let prices = self.learner.prices();
-        slowdown_permille(prices, &streams, spare, self.quantum, block_tokens)
+        let block_tokens = self.context.block_tokens();
+        let prices = self.forecast.prices();
+        slowdown_permille(
+            prices,
+            &streams,
+            spare,
+            self.forecast.quantum(),
+            block_tokens,
+        )
     }
 
     /// Refuses a sequence whose mean gap, or that of a stream accepted before it, would exceed its
@@ -121,16 +125,21 @@ impl WorkerBrain {
         let Some(tpot) = request.slo.tpot else {
             return Ok(());
         };
-        if !may_refuse(due) || !self.learner.has_prices() {
+        if !may_refuse(due) || !self.forecast.has_prices() {
             return Ok(());
         }
-        let here = self.sequences.values().filter(|s| {
-            let admitted = matches!(s.stage, SequenceStage::Active | SequenceStage::Reserved);
+        let here = self.sequences.iter().filter(|s| {
+            let admitted = matches!(s.stage(), SequenceStage::Active | SequenceStage::Reserved);
             admitted && s.decodes_here()
         });
-        let here = here.filter_map(|s| Some((self.keepable_gap(s)?, u64::from(s.len()))));
+        let here = here.filter_map(|s| {
+            Some((
+                self.forecast.keepable_gap(s, self.context.now())?,
+                u64::from(s.len()),
+            ))
+        });
         let own = (tpot, request.prompt.len() as u64);
-        let all_streams = batch::step_of_all_streams(self.learner.prices(), here.chain([own]));
+        let all_streams = targets::step_of_all_streams(self.forecast.prices(), here.chain([own]));
         match all_streams {
             Some((target, predicted)) if clearly_over(predicted, target) => Err(Refusal::Late {
                 aim: SloMetric::Tpot,

@@ -14,34 +14,25 @@
 //! states, both for tests.
 
 mod admit;
-mod audit;
 mod batch;
 mod brain;
 mod check;
-mod client_timing;
-mod close;
+mod context;
 mod deadline;
 mod event;
-mod fenced;
 mod fingerprint;
+mod forecast;
+mod handoff;
 mod late_refusal;
-mod load;
-mod memory_pressure;
-mod moves;
+mod machines;
+mod memory;
 mod outcome;
-mod peer;
-mod plan;
 mod policy;
-mod recently_ended;
-mod resend;
+mod report;
 mod reservation;
-mod sequence;
-mod settle;
+mod sequences;
+mod snapshot;
 mod speculate;
-mod state;
-mod step_ahead;
-mod swap;
-mod tier;
 
 pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};

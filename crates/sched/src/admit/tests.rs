@@ -61,7 +61,7 @@ fn a_prompt_of_another_worker_is_not_computed_here() {
     worker.prefill(1, want, target);
     assert_eq!(refusal(&worker), Some(Refusal::WrongWorker));
     assert!(
-        worker.brain.sequences.contains_key(&handoff(1)),
+        worker.brain.machines.sequences.contains(handoff(1)),
         "it is kept"
     );
 }
@@ -144,7 +144,9 @@ fn a_full_queue_takes_no_further_order() {
         worker.prefill(number, Want::tokens(160), target(PEER, 0, 10));
         assert_eq!(refusal(&worker), None, "one runs, and two wait");
     }
-    worker.brain.step_mean = Duration::from_millis(20);
+    let took = Duration::from_millis(20);
+    let steps = &mut worker.brain.machines.steps;
+    steps.measure(cleave_domain::StepId(1), took);
     worker.prefill(3, Want::tokens(160), target(PEER, 0, 10));
     // 480 tokens are seven steps of 64, for two that wait.
     assert_eq!(refusal(&worker), full(60));
@@ -218,7 +220,10 @@ fn a_worker_of_any_role_runs_both_legs() {
         let released = Report::Released {
             handoff: handoff(1),
         };
-        let ends = worker.reports.iter().filter(|(_, report)| *report == released);
+        let ends = worker
+            .reports
+            .iter()
+            .filter(|(_, report)| *report == released);
         assert_eq!(ends.count(), 1, "once for both legs");
     }
 }
@@ -235,8 +240,8 @@ fn refused_run(limits: WorkerLimits, first: Want, second: Want) -> Option<Refusa
         (worker.brain.load(), worker.brain.deadline()),
         (load, deadline)
     );
-    assert!(!worker.brain.sequences.contains_key(&handoff(2)));
-    assert!(!worker.brain.was_here(handoff(2)));
+    assert!(!worker.brain.machines.sequences.contains(handoff(2)));
+    assert!(!worker.brain.machines.admission().was_here(handoff(2)));
     assert_eq!(worker.steps.len(), 1);
     worker.finish();
     let about_second = |(_, report): &&(RouterId, Report)| {
@@ -309,7 +314,7 @@ fn a_refused_order_to_run_leaves_nothing() {
 fn an_order_to_run_of_an_abandoned_hand_off_is_refused() {
     let mut worker = TestWorker::new(limits());
     let stopped = EndedHandoff::StoppedBeforeStart;
-    worker.brain.recently_ended.add(handoff(1), stopped);
+    worker.brain.machines.peers.remember(handoff(1), stopped);
     worker.run(1, Want::tokens(32));
     assert_eq!(refusal(&worker), Some(Refusal::WrongWorker));
     worker.handle(crate::WorkerInput::Draining);

@@ -10,7 +10,7 @@
 //! nearly free.
 
 use crate::DraftOutcome;
-use crate::batch;
+use crate::batch::targets;
 use cleave_domain::{Prices, StepWork};
 use cleave_planner::Predict;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub(crate) struct DraftCosts<'a> {
     pub(crate) streams_count: usize,
     /// Work of these sequences, without that of prompts.
     pub(crate) decode: StepWork,
-    pub(crate) held: batch::BatchLoad,
+    pub(crate) held: targets::BatchLoad,
     /// Rows that still fit.
     pub(crate) rows_left: u32,
 }
@@ -176,19 +176,23 @@ mod tests {
         }
     }
 
-    fn streams(count: u32) -> batch::BatchLoad {
+    fn streams(count: u32) -> targets::BatchLoad {
         let work = StepWork {
             rows: count,
             draws: count,
             ..StepWork::default()
         };
-        batch::BatchLoad {
+        targets::BatchLoad {
             work,
-            ..batch::BatchLoad::default()
+            ..targets::BatchLoad::default()
         }
     }
 
-    fn chosen(prices: &Prices, held: batch::BatchLoad, shares: &[f64]) -> (Vec<u32>, DraftOutcome) {
+    fn chosen(
+        prices: &Prices,
+        held: targets::BatchLoad,
+        shares: &[f64],
+    ) -> (Vec<u32>, DraftOutcome) {
         let drafters = shares
             .iter()
             .enumerate()
@@ -244,7 +248,7 @@ mod tests {
     #[test]
     fn drafts_never_break_a_stream_target() {
         let drafts_for = |tpot, spare| {
-            let held = batch::BatchLoad {
+            let held = targets::BatchLoad {
                 tpot_least: Some(tpot),
                 slack_least: Some(spare),
                 ..streams(1)
@@ -292,7 +296,7 @@ mod tests {
             prices: None,
             streams_count: 1,
             decode: StepWork::default(),
-            held: batch::BatchLoad::default(),
+            held: targets::BatchLoad::default(),
             rows_left: 0,
         };
         assert_eq!(draft_counts(&costs, &[drafter]).1, DraftOutcome::NoRoom);

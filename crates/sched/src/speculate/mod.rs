@@ -16,12 +16,13 @@ mod lookup;
 
 pub(crate) use acceptance::DraftAcceptance;
 
-use crate::brain::SegmentInFlight;
-use crate::plan::StepBuilder;
-use crate::sequence::SequencePhase;
-use crate::{DraftOutcome, WorkerBrain};
+use crate::batch::{SegmentInFlight, StepBuilder};
+use crate::forecast::WorkForecast;
+use crate::memory::KvMemory;
+use crate::sequences::SequenceTable;
+use crate::{DraftOutcome, WorkerLimits};
 use choose::{DraftCandidate, DraftCosts};
-use cleave_domain::{HandoffId, SampledToken, StepWork, TokenId};
+use cleave_domain::{SampledToken, StepWork, TokenId};
 use lookup::{NgramIndex, PromptLookup};
 use serde::{Deserialize, Serialize};
 
@@ -57,15 +58,36 @@ impl SpeculationState {
         self.drafts.clear();
     }
 
+    /// Compares the draft with the drawn tokens, whether the step verified it or not: so the
+    /// acceptance is always known, and no draft need be run to measure it. `worker` is the
+    /// acceptance over all sequences.
+    pub(crate) fn compare(&mut self, drawn: &[SampledToken], worker: &mut DraftAcceptance) {
+        for (guessed, sampled) in std::mem::take(&mut self.drafts).iter().zip(drawn) {
+            let is_right = *guessed == sampled.token;
+            self.acceptance.observe_for_sequence(is_right);
+            worker.observe_for_worker(is_right);
+            if !is_right {
+                return;
+            }
+        }
+    }
+
     /// The part of it that decides the future, without what follows from the tokens.
     pub(crate) fn fingerprint(&self) -> (&[TokenId], DraftAcceptance) {
         (&self.drafts, self.acceptance)
     }
 }
 
-impl WorkerBrain {
-    // === before a step ===
+/// The choice of drafts for a step.
+pub(crate) struct Drafting<'a> {
+    pub(crate) limits: &'a WorkerLimits,
+    pub(crate) sequences: &'a mut SequenceTable,
+    pub(crate) memory: &'a mut KvMemory,
+    pub(crate) forecast: &'a WorkForecast,
+    pub(crate) acceptance: &'a DraftAcceptance,
+}
 
+impl Drafting<'_> {
     /// Adds drafts to a step, as many as are worth their rows, after every sequence has its place.
     /// They take no block that another sequence has reserved.
     pub(crate) fn place_drafts(&mut self, draft: &mut StepBuilder) -> Option<DraftOutcome> {
@@ -78,7 +100,7 @@ impl WorkerBrain {
         let rows: u32 = draft.segments.iter().map(|placed| placed.tokens).sum();
         let drafters = self.drafters(lookup, draft);
         let costs = DraftCosts {
-            prices: self.learner.has_prices().then(|| self.learner.prices()),
+            prices: self.forecast.has_prices().then(|| self.forecast.prices()),
             streams_count,
             decode: decode_work(draft),
             held: draft.held,
@@ -94,11 +116,11 @@ impl WorkerBrain {
     /// Drafts for all sequences that draw their next token.
     fn drafters(&mut self, lookup: LookupLimits, draft: &StepBuilder) -> Vec<DraftCandidate> {
         let size = self.limits.capacity.block_tokens;
-        let mut blocks_free = self.pools.blocks.blocks_available();
+        let mut blocks_free = self.memory.blocks().blocks_available();
         let mut drafters = Vec::new();
         for (place, placed) in draft.segments.iter().enumerate() {
             let most = self.drafts_allowed(placed, lookup);
-            let Some(sequence) = self.sequences.get_mut(&placed.handoff) else {
+            let Some(sequence) = self.sequences.get_mut(placed.handoff) else {
                 continue;
             };
             let (index, bounds) = (&mut sequence.speculating.index, lookup);
@@ -112,7 +134,7 @@ impl WorkerBrain {
                 continue;
             }
             // A draft that needs more blocks than are free is cut to those that it gets.
-            let own = sequence.table.len() as u32 + sequence.reservation.count();
+            let own = sequence.kv.blocks() as u32;
             let lacks = (sequence.len() + guessed)
                 .div_ceil(size)
                 .saturating_sub(own);
@@ -122,7 +144,10 @@ impl WorkerBrain {
                 place,
                 tokens: sequence.len(),
                 most: guessed.min((own + extra_blocks) * size - sequence.len()),
-                probability: sequence.speculating.acceptance.probability(self.acceptance),
+                probability: sequence
+                    .speculating
+                    .acceptance
+                    .probability(*self.acceptance),
             });
         }
         drafters
@@ -131,7 +156,7 @@ impl WorkerBrain {
     /// How many draft tokens a sequence may have: not past its end, and none while it may have to
     /// pause after any token.
     fn drafts_allowed(&self, placed: &SegmentInFlight, lookup: LookupLimits) -> u32 {
-        let Some(sequence) = self.sequences.get(&placed.handoff) else {
+        let Some(sequence) = self.sequences.get(placed.handoff) else {
             return 0;
         };
         if !placed.decodes() || sequence.moving.is_some() {
@@ -146,39 +171,17 @@ impl WorkerBrain {
     fn place_drafts_of(&mut self, place: usize, count: u32, draft: &mut StepBuilder) {
         let size = self.limits.capacity.block_tokens;
         let (placed, segment) = (&mut draft.segments[place], &mut draft.plan.segments[place]);
-        let sequence = self.sequences.get_mut(&placed.handoff);
+        let sequence = self.sequences.get_mut(placed.handoff);
         let sequence = sequence.expect("it is in the draft");
         let blocks = (sequence.len() + count).div_ceil(size);
-        while sequence.table.len() < blocks as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
-            let block = block.or_else(|| self.pools.blocks.take());
-            let block = block.expect("blocks were counted");
-            sequence.table.push(block);
-            segment.blocks.push(block.block);
-        }
+        let held = sequence.kv.table().len();
+        assert!(self.memory.grow(sequence, blocks), "blocks were counted");
+        let new = sequence.kv.table()[held..].iter().map(|block| block.block);
+        segment.blocks.extend(new);
         segment.len += count;
         segment.drafts = sequence.speculating.drafts[..count as usize].to_vec();
         placed.tokens += count;
         placed.drafts = count;
-    }
-
-    // === after it ===
-
-    /// Compares the draft with the drawn tokens, whether the step verified it or not: so the
-    /// acceptance is always known, and no draft need be run to measure it.
-    pub(crate) fn weigh_guess(&mut self, handoff: HandoffId, drawn: &[SampledToken]) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
-            return;
-        };
-        let speculating = &mut sequence.speculating;
-        for (guessed, sampled) in std::mem::take(&mut speculating.drafts).iter().zip(drawn) {
-            let is_right = *guessed == sampled.token;
-            speculating.acceptance.observe_for_sequence(is_right);
-            self.acceptance.observe_for_worker(is_right);
-            if !is_right {
-                return;
-            }
-        }
     }
 }
 
@@ -188,11 +191,4 @@ fn decode_work(draft: &StepBuilder) -> StepWork {
     both.filter(|(placed, _)| placed.decodes())
         .map(|(_, segment)| StepWork::decode(u64::from(segment.position) + 1))
         .fold(StepWork::default(), |sum, work| sum + work)
-}
-
-impl SegmentInFlight {
-    /// Whether a running sequence draws its next token, and has nothing else to run.
-    pub(crate) fn decodes(&self) -> bool {
-        self.phase == SequencePhase::Decode && self.samples && self.tokens - self.drafts == 1
-    }
 }

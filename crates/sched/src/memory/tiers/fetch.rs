@@ -3,11 +3,14 @@
 //! Owns: the fetches of the sequences, their deadlines and their measured prices.
 
 use super::{OffloadTiers, PRICE_DECAY_PARTS};
-use crate::sequence::WorkerSequence;
-use crate::{FetchOutcome, WorkerBrain, WorkerNote, WorkerOutput};
-use cleave_domain::{BlockHash, HandoffId};
+use crate::batch::StepPipeline;
+use crate::context::WorkerContext;
+use crate::forecast::WorkForecast;
+use crate::memory::KvMemory;
+use crate::sequences::{SequenceTable, WorkerSequence};
+use crate::{FetchOutcome, WorkerNote, WorkerOutput};
+use cleave_domain::BlockHash;
 use cleave_kv::TierLevel;
-use cleave_planner::Predict;
 use std::time::Duration;
 
 /// Shortest time allowed for a fetch, otherwise limited by the time to compute the same tokens: a
@@ -86,12 +89,17 @@ impl OffloadTiers {
     }
 }
 
-impl WorkerBrain {
+impl KvMemory {
     /// Contents in the tiers that follow a sequence's first `blocks_known` blocks.
-    pub(crate) fn tier_match(&self, sequence: &mut WorkerSequence, blocks_known: u32) -> TierMatch {
-        let size = self.limits.capacity.block_tokens;
+    pub(crate) fn tier_match(
+        &self,
+        sequence: &mut WorkerSequence,
+        blocks_known: u32,
+        forecast: &WorkForecast,
+    ) -> TierMatch {
+        let size = self.block_tokens;
         let mut found = TierMatch::default();
-        if self.limits.host_blocks == 0 || !self.limits.prefix_cache {
+        if self.tiers.is_empty() || !self.prefix_cache {
             return found;
         }
         for hash in sequence.reusable(size).iter().skip(blocks_known as usize) {
@@ -102,23 +110,22 @@ impl WorkerBrain {
             found.blocks += 1;
             found.on_disk += u32::from(place == TierLevel::Disk);
         }
-        found.takes = self
-            .tiers
-            .price(found.blocks, found.on_disk)
-            .unwrap_or_default();
-        found.recompute = self.compute_price(blocks_known * size, found.blocks * size);
+        let takes = self.tiers.price(found.blocks, found.on_disk);
+        found.takes = takes.unwrap_or_default();
+        found.recompute = self.compute_price(blocks_known * size, found.blocks * size, forecast);
         found
     }
 
     /// Time to compute so many tokens after the first `tokens_known`; `None` before anything was
     /// measured.
-    fn compute_price(&self, tokens_known: u32, tokens: u32) -> Option<Duration> {
-        if self.learner.has_prices() {
-            Some(
-                self.learner
-                    .prices()
-                    .prefill(tokens_known, tokens, self.quantum),
-            )
+    fn compute_price(
+        &self,
+        tokens_known: u32,
+        tokens: u32,
+        forecast: &WorkForecast,
+    ) -> Option<Duration> {
+        if forecast.has_prices() {
+            Some(forecast.prefill(tokens_known, tokens))
         } else {
             Some(self.swap_prices.recompute_token()?.saturating_mul(tokens))
         }
@@ -127,145 +134,156 @@ impl WorkerBrain {
     /// Fetches a sequence's leading blocks from the tiers, if that is cheaper than to compute them.
     /// All other sequences go on meanwhile. Called when it becomes active, and again whenever it
     /// has new blocks for lost ones.
-    pub(crate) fn fetch(&mut self, handoff: HandoffId) {
-        let Some(mut sequence) = self.sequences.remove(&handoff) else {
-            return;
-        };
-        let size = self.limits.capacity.block_tokens;
-        let blocks_known = sequence.published;
-        let found = if sequence.computed == blocks_known * size {
-            self.tier_match(&mut sequence, blocks_known)
+    pub(crate) fn fetch(
+        &mut self,
+        context: &mut WorkerContext,
+        sequence: &mut WorkerSequence,
+        steps: &StepPipeline,
+        forecast: &WorkForecast,
+    ) {
+        let blocks_known = sequence.kv.published;
+        let found = if sequence.kv.computed == blocks_known * self.block_tokens {
+            self.tier_match(sequence, blocks_known, forecast)
         } else {
             TierMatch::default()
         };
         if !found.is_cheaper() {
             self.tiers.lower_prices(PRICE_DECAY_PARTS[0]);
         } else if found.blocks > 0 {
-            let wait_max = found.recompute.unwrap_or(self.limits.step_max);
+            let wait_max = found.recompute.unwrap_or(context.limits().step_max);
             let wait_max = wait_max.max(FETCH_LEAST);
-            let until = self.now + self.step_left() + wait_max;
-            self.tiers.fetch_deadlines.set(handoff, until);
-            self.begin_fetch(&mut sequence, found);
+            let until = context.now() + steps.left(context.now()) + wait_max;
+            self.tiers.fetch_deadlines.set(sequence.handoff(), until);
+            self.begin_fetch(context, sequence, found);
         }
-        self.sequences.insert(handoff, sequence);
     }
 
     /// Extends each fetch's deadline by the first step emitted after it began, since its copies may
     /// run only after that step.
-    pub(crate) fn fetches_wait_for_step(&mut self) {
-        let step = self
-            .steps_in_flight
-            .back()
-            .map_or(Duration::ZERO, |step| step.predicted);
-        let fetching: Vec<_> = self
-            .tiers
-            .fetch_deadlines
-            .iter()
-            .map(|(of, _)| of)
-            .collect();
+    pub(crate) fn fetches_wait_for_step(
+        &mut self,
+        sequences: &mut SequenceTable,
+        steps: &StepPipeline,
+    ) {
+        let step = steps.last().map_or(Duration::ZERO, |step| step.predicted);
+        let fetches = self.tiers.fetch_deadlines.iter();
+        let fetching: Vec<_> = fetches.map(|(of, _)| of).collect();
         for handoff in fetching {
-            let sequence = self.sequences.get_mut(&handoff);
-            let fetch = sequence.and_then(|sequence| sequence.fetch.as_mut());
+            let sequence = sequences.get_mut(handoff);
+            let fetch = sequence.and_then(|sequence| sequence.kv.fetch.as_mut());
             if fetch.is_some_and(|fetch| !std::mem::replace(&mut fetch.counts_step, true)) {
                 self.tiers.fetch_deadlines.postpone(handoff, step);
             }
         }
     }
 
-    fn begin_fetch(&mut self, sequence: &mut WorkerSequence, found: TierMatch) {
-        let (from, to) = (sequence.published, sequence.published + found.blocks);
-        while sequence.table.len() < to as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
-            sequence
-                .table
-                .push(block.expect("an accepted sequence has its blocks reserved"));
-        }
+    fn begin_fetch(
+        &mut self,
+        context: &mut WorkerContext,
+        sequence: &mut WorkerSequence,
+        found: TierMatch,
+    ) {
+        let (from, to) = (sequence.kv.published, sequence.kv.published + found.blocks);
+        self.take_reserved(sequence, to);
         let range = from as usize..to as usize;
-        let hashes = sequence.hashes[range.clone()].iter().copied();
-        let table = sequence.table[range].iter().map(|held| held.block);
+        let hashes = sequence.kv.hashes[range.clone()].iter().copied();
+        let table = sequence.kv.table[range].iter().map(|held| held.block);
         let blocks: Vec<_> = hashes.zip(table).collect();
         for (content, _) in &blocks {
             self.tiers.index.begin_read(*content);
         }
-        sequence.fetch = Some(TierFetch {
+        sequence.kv.fetch = Some(TierFetch {
             blocks: found.blocks,
             on_disk: found.on_disk,
             stopped: false,
             counts_step: false,
         });
-        let handoff = sequence.rank.handoff;
-        self.emit_output(WorkerOutput::Fetch { handoff, blocks });
+        let handoff = sequence.handoff();
+        context.emit(WorkerOutput::Fetch { handoff, blocks });
     }
 
     /// Stops a fetch: the blocks that are not here yet are computed instead.
-    pub(crate) fn stop_fetch(&mut self, handoff: HandoffId) {
+    pub(crate) fn stop_fetch(
+        &mut self,
+        context: &mut WorkerContext,
+        sequence: &mut WorkerSequence,
+    ) {
+        let handoff = sequence.handoff();
         self.tiers.fetch_deadlines.remove(handoff);
-        let sequence = self.sequences.get_mut(&handoff);
-        let Some(fetch) = sequence.and_then(|s| s.fetch.as_mut()) else {
+        let Some(fetch) = &mut sequence.kv.fetch else {
             return;
         };
         if !std::mem::replace(&mut fetch.stopped, true) {
-            self.emit_output(WorkerOutput::FetchStop { handoff });
+            context.emit(WorkerOutput::FetchStop { handoff });
         }
     }
 
     /// Stops fetches that take longer than their deadline.
-    pub(crate) fn stop_late_fetches(&mut self) {
-        while let Some(handoff) = self.tiers.fetch_deadlines.pop_passed(self.now) {
-            self.stop_fetch(handoff);
+    pub(crate) fn stop_late_fetches(
+        &mut self,
+        context: &mut WorkerContext,
+        sequences: &mut SequenceTable,
+    ) {
+        while let Some(handoff) = self.tiers.fetch_deadlines.pop_passed(context.now()) {
+            if let Some(sequence) = sequences.get_mut(handoff) {
+                self.stop_fetch(context, sequence);
+            }
         }
     }
 
-    /// Handles the end of a fetch: its first `blocks_fetched` blocks are in the pool; the rest is
-    /// computed.
+    /// Handles the end of a fetch: its first `blocks` blocks are in the pool; the rest is computed.
+    /// The caller releases the sequence if it is over.
     pub(crate) fn fetched(
         &mut self,
-        handoff: HandoffId,
-        blocks_fetched: u32,
+        context: &mut WorkerContext,
+        sequence: &mut WorkerSequence,
+        blocks: u32,
         outcome: FetchOutcome,
         took: Duration,
         worked: Duration,
     ) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+        let Some(fetch) = sequence.kv.fetch.take() else {
             return;
         };
-        let Some(fetch) = sequence.fetch.take() else {
-            return;
-        };
-        let blocks_fetched = blocks_fetched.min(fetch.blocks);
-        let from = sequence.published as usize;
-        let contents = sequence.hashes[from..from + fetch.blocks as usize].to_vec();
+        let handoff = sequence.handoff();
+        let blocks_fetched = blocks.min(fetch.blocks);
+        let from = sequence.kv.published as usize;
+        let contents = sequence.kv.hashes[from..from + fetch.blocks as usize].to_vec();
         let closing = sequence.closing();
         if !closing {
-            sequence.computed += blocks_fetched * self.limits.capacity.block_tokens;
+            sequence.kv.computed += blocks_fetched * self.block_tokens;
         }
         self.tiers.fetch_deadlines.remove(handoff);
-        self.forget_spoiled(contents.get(blocks_fetched as usize), outcome);
+        self.forget_spoiled(context, contents.get(blocks_fetched as usize), outcome);
         for content in contents {
             self.tiers.index.end_read(content);
         }
-        self.note(WorkerNote::Fetched {
+        context.note(WorkerNote::Fetched {
             handoff,
             asked: fetch.blocks,
             came: blocks_fetched,
             outcome,
             took,
         });
-        if closing {
-            return self.release_if_settled(handoff);
+        if !closing {
+            self.tiers.measure(blocks_fetched, fetch, worked);
+            self.publish(sequence);
         }
-        self.tiers.measure(blocks_fetched, fetch, worked);
-        self.publish(handoff);
     }
 
     /// Drops the content that stopped a fetch, if the content was at fault, so that it is not tried
     /// again.
-    fn forget_spoiled(&mut self, stopped_at: Option<&BlockHash>, outcome: FetchOutcome) {
+    fn forget_spoiled(
+        &mut self,
+        context: &mut WorkerContext,
+        stopped_at: Option<&BlockHash>,
+        outcome: FetchOutcome,
+    ) {
         let Some(content) = stopped_at.copied().filter(|_| outcome.is_contents_fault()) else {
             return;
         };
         for place in self.tiers.index.forget(content) {
-            self.emit_output(WorkerOutput::TierDrop { content, place });
+            context.emit(WorkerOutput::TierDrop { content, place });
         }
     }
 }

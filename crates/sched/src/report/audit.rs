@@ -5,23 +5,26 @@
 //! Invariant: the pool's count of held blocks equals the sum that sequences and copies hold; the
 //! difference is leaked.
 
-use crate::sequence::SequenceStage;
-use crate::{WorkerBrain, WorkerNote};
+use crate::WorkerNote;
+use crate::sequences::SequenceStage;
+use crate::snapshot::WorkerSnapshot;
 use cleave_domain::WorkerLoad;
 use cleave_kv::PlanePool;
 
-impl WorkerBrain {
+impl WorkerSnapshot<'_> {
+    /// The use of the pool, while the load is this one.
     pub(crate) fn audit(&self, load: WorkerLoad) -> WorkerNote {
         let (mut reserved, mut leased, mut quarantined) = (0, 0, 0);
         let mut slots_named = 0;
-        let mut named = self.tiers.offloading().len() as u64;
-        for sequence in self.sequences.values() {
-            let blocks = sequence.table.len() as u64;
+        let mut named = u64::from(self.memory.offloading_count());
+        for sequence in self.sequences.iter() {
+            let blocks = sequence.kv.table().len() as u64;
             named += blocks;
             slots_named += sequence
-                .state
+                .kv
+                .state()
                 .map_or(0, |state| state.held().count() as u64);
-            match sequence.stage {
+            match sequence.stage() {
                 SequenceStage::Reserved => reserved += blocks,
                 SequenceStage::Closing { .. } if sequence.quarantined() => quarantined += blocks,
                 SequenceStage::Active | SequenceStage::Sending if !sequence.decodes_here() => {
@@ -33,21 +36,21 @@ impl WorkerBrain {
                 | SequenceStage::Closing { .. } => {}
             }
         }
-        let leaked = self.pools.blocks.holders_total().abs_diff(named);
-        let states = self.pools.states.as_ref();
+        let leaked = self.memory.blocks().holders_total().abs_diff(named);
+        let states = self.memory.states();
         let slots_held = states.map_or(0, PlanePool::holders_total);
         let count = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX);
         WorkerNote::Pool {
-            blocks_held: self.pools.blocks.blocks_held(),
+            blocks_held: self.memory.blocks().blocks_held(),
             blocks_free: load.blocks_free,
-            blocks_cached: self.pools.blocks.blocks_cached(),
+            blocks_cached: self.memory.blocks().blocks_cached(),
             sequences_running: load.sequences_running,
             sequences_waiting: load.sequences_waiting,
             blocks_reserved: count(reserved),
             blocks_leased: count(leased),
             blocks_quarantined: count(quarantined),
             blocks_leaked: count(leaked),
-            blocks_swapped: count(self.blocks_swapped()),
+            blocks_swapped: count(self.sequences.blocks_swapped()),
             states_held: states.map_or(0, PlanePool::blocks_held),
             states_cached: states.map_or(0, PlanePool::blocks_cached),
             states_leaked: count(slots_held.abs_diff(slots_named)),
@@ -91,7 +94,7 @@ pub(crate) mod tests {
     }
 
     fn leaked(brain: &WorkerBrain) -> u32 {
-        match brain.audit(brain.load()) {
+        match brain.machines.snapshot().audit(brain.load()) {
             WorkerNote::Pool { blocks_leaked, .. } => blocks_leaked,
             other => panic!("{other:?}"),
         }
@@ -103,7 +106,7 @@ pub(crate) mod tests {
         let mut brain = WorkerBrain::new(limits());
         assert_eq!(leaked(&brain), 0);
         for blocks in 1..=3 {
-            brain.pools.blocks.take().expect("eight are free");
+            brain.machines.memory.leak_block();
             assert_eq!(leaked(&brain), blocks);
         }
     }

@@ -7,14 +7,11 @@
 //! `Stayed` or the old attempt's own end follows. The old attempt is a sequence of this worker, the
 //! new one is only the name under which its KV leaves: it has no lease and no release here.
 
-use crate::close::CloseReason;
-use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequenceStage, WorkerSequence};
-use crate::settle::ReadyBlocks;
-use crate::{WorkerBrain, WorkerNote, WorkerOutput};
+use super::{CloseReason, EndedHandoff, Handoffs, ReadyBlocks};
+use crate::sequences::{SequenceStage, WorkerSequence};
+use crate::{WorkerNote, WorkerOutput};
 use cleave_domain::{
-    AbandonCause, Failure, HandoffId, KvUnit, MigrateOrder, PrefillTiming, Report, RouterId, Time,
-    WorkerRef,
+    AbandonCause, Failure, HandoffId, MigrateOrder, PrefillTiming, Report, RouterId, Time,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::sender::{self, HandoffSender};
@@ -22,14 +19,14 @@ use cleave_kv::handoff::sender::{self, HandoffSender};
 /// State of one move, keyed by its new attempt. It is kept until no block is being read for it,
 /// which may be after the move was aborted.
 #[derive(Clone, Debug)]
-pub(crate) struct OutboundMigration {
-    pub(crate) order: MigrateOrder,
-    pub(crate) sender: HandoffSender,
+pub(super) struct OutboundMigration {
+    pub(super) order: MigrateOrder,
+    pub(super) sender: HandoffSender,
     /// Leading blocks that were given to the sender.
-    pub(crate) exported: u32,
-    pub(crate) ordered: Time,
+    pub(super) exported: u32,
+    pub(super) ordered: Time,
     /// Since when the sequence is paused.
-    pub(crate) paused_since: Option<Time>,
+    pub(super) paused_since: Option<Time>,
 }
 
 /// Whether the receiver may run the sequence after the sending machine has ended.
@@ -53,23 +50,23 @@ fn blocks_max(order: &MigrateOrder) -> u32 {
     order.target.present.saturating_add(blocks)
 }
 
-impl WorkerBrain {
+impl Handoffs<'_> {
     // === the order ===
 
     pub(crate) fn migrate(&mut self, router: RouterId, order: MigrateOrder) {
         let handoff = order.handoff;
-        let existing = self.moves.get(&handoff);
+        let existing = self.peers.outbound(handoff);
         let repeated = existing.is_some_and(|existing| existing.order == order)
-            || self.recently_ended.trace(handoff) == Some(EndedHandoff::Ended);
+            || self.peers.ended(handoff) == Some(EndedHandoff::Ended);
         let own = handoff.flight.router() == router;
         if own && repeated {
-            return self.note(WorkerNote::Repeated { handoff });
+            return self.context.note(WorkerNote::Repeated { handoff });
         }
         if self.may_move(router, &order) {
             return self.start_move(order);
         }
         if own && existing.is_none() {
-            self.recently_ended.add(handoff, EndedHandoff::Ended);
+            self.peers.remember(handoff, EndedHandoff::Ended);
         }
         self.report_move_aborted(router, handoff, Failure::Rejected);
     }
@@ -82,16 +79,16 @@ impl WorkerBrain {
             ref target,
             tokens,
         } = *order;
-        let size = self.limits.capacity.block_tokens;
-        let is_taken = self.moves.contains_key(&handoff) || self.sequences.contains_key(&handoff);
-        let sequence = self.sequences.get(&of).filter(|s| s.router == router);
+        let size = self.context.block_tokens();
+        let is_taken = self.peers.outbound(handoff).is_some() || self.sequences.contains(handoff);
+        let sequence = self.sequences.get(of).filter(|s| s.router == router);
         sequence.is_some_and(|sequence| {
             // A token that is drawn but not run needs no block there.
             let needed = tokens.max(sequence.len() - 1).div_ceil(size);
             !is_taken
-                && self.recently_ended.trace(handoff).is_none()
-                && target.worker.worker != self.limits.me.worker
-                && target.state.is_some() == sequence.state.is_some()
+                && self.peers.ended(handoff).is_none()
+                && target.worker.worker != self.context.limits().me.worker
+                && target.state.is_some() == sequence.kv.state().is_some()
                 && sequence.decodes_next()
                 && sequence.moving.is_none()
                 && (sequence.prompt_count()..=sequence.len()).contains(&tokens)
@@ -102,22 +99,22 @@ impl WorkerBrain {
 
     fn start_move(&mut self, order: MigrateOrder) {
         let (handoff, of) = (order.handoff, order.of);
-        if let Some(sequence) = self.sequences.get_mut(&of) {
+        if let Some(sequence) = self.sequences.get_mut(of) {
             sequence.moving = Some(handoff);
         }
         let sender = HandoffSender::new(
             handoff,
             order.target.clone(),
-            self.limits.capacity.state_pieces(),
+            self.context.limits().capacity.state_pieces(),
         );
         let started = OutboundMigration {
             order,
             sender,
             exported: 0,
-            ordered: self.now,
+            ordered: self.context.now(),
             paused_since: None,
         };
-        self.moves.insert(handoff, started);
+        self.peers.begin_move(started);
         self.advance_move(of);
     }
 
@@ -132,36 +129,13 @@ impl WorkerBrain {
         }
     }
 
-    fn export_move(&mut self, of: HandoffId, ready: ReadyBlocks) {
-        let size = self.limits.capacity.block_tokens;
-        let Some(sequence) = self.sequences.get(&of) else {
-            return;
-        };
-        let Some(handoff) = sequence.moving else {
-            return;
-        };
-        let Some(outbound) = self.moves.get_mut(&handoff) else {
-            return;
-        };
-        // A paused sequence has sent its last block too.
-        let done = ready.blocks(sequence.computed, size).max(outbound.exported);
-        let new = outbound.exported..done;
-        outbound.exported = done;
-        let table = &sequence.table[new.start as usize..new.end as usize];
-        let blocks: Vec<_> = new.zip(table.iter().map(|block| block.block)).collect();
-        for (ordinal, from) in blocks {
-            let unit = KvUnit::block(ordinal);
-            self.send(handoff, sender::SenderInput::Computed { unit, from });
-        }
-    }
-
     /// Whether to pause now: all full blocks have left, or the next token would need a block that
     /// the receiver did not reserve; and there is a token for the seal.
     fn may_pause(&self, of: HandoffId) -> bool {
-        let size = self.limits.capacity.block_tokens;
+        let size = self.context.block_tokens();
         self.sequence_that_moves(of)
             .is_some_and(|(sequence, outbound)| {
-                let full = sequence.computed / size;
+                let full = sequence.kv.computed() / size;
                 let left = outbound.exported >= full && outbound.sender.is_settled();
                 let is_full = sequence.len().div_ceil(size) > outbound.blocks_max();
                 sequence.len() > outbound.order.tokens && (left || is_full)
@@ -170,8 +144,8 @@ impl WorkerBrain {
 
     /// A sequence that moves and could be paused now.
     fn sequence_that_moves(&self, of: HandoffId) -> Option<(&WorkerSequence, &OutboundMigration)> {
-        let sequence = self.sequences.get(&of)?;
-        let outbound = self.moves.get(&sequence.moving?)?;
+        let sequence = self.sequences.get(of)?;
+        let outbound = self.peers.outbound(sequence.moving?)?;
         let stands = sequence.decodes_next() && !sequence.stepping();
         (stands && sequence.has_current_state()).then_some((sequence, outbound))
     }
@@ -187,14 +161,14 @@ impl WorkerBrain {
     }
 
     fn pause(&mut self, of: HandoffId) {
-        let now = self.now;
-        let Some(sequence) = self.sequences.get_mut(&of) else {
+        let now = self.context.now();
+        let Some(sequence) = self.sequences.get_mut(of) else {
             return;
         };
         let Some(handoff) = sequence.moving else {
             return;
         };
-        let Some(outbound) = self.moves.get_mut(&handoff) else {
+        let Some(outbound) = self.peers.outbound_mut(handoff) else {
             return;
         };
         outbound.paused_since = Some(now);
@@ -202,11 +176,9 @@ impl WorkerBrain {
         let content = block_hash(sequence.request.cache_salt, None, received);
         let output = drawn.to_vec();
         let router = sequence.router;
-        sequence.stage = SequenceStage::Paused;
-        self.active.remove(&sequence.rank);
-        sequence.free_slot(&mut self.slots_free);
-        self.dirty = true;
-        self.report(
+        self.sequences.pause(of);
+        self.context.changed();
+        self.context.report(
             router,
             Report::Prefilled {
                 handoff,
@@ -220,9 +192,9 @@ impl WorkerBrain {
 
     // === how it ends ===
 
-    /// Feeds the sending end of a move; the caller then calls [`WorkerBrain::forget_move`].
-    pub(crate) fn send_move(&mut self, handoff: HandoffId, input: sender::SenderInput) {
-        let Some(outbound) = self.moves.get_mut(&handoff) else {
+    /// Feeds the sending end of a move; the caller then calls [`Handoffs::forget_move`].
+    pub(super) fn send_move(&mut self, handoff: HandoffId, input: sender::SenderInput) {
+        let Some(outbound) = self.peers.outbound_mut(handoff) else {
             return;
         };
         // A receiver that does not know the seal may have forgotten that the sequence landed.
@@ -241,8 +213,14 @@ impl WorkerBrain {
         };
         let since = outbound.ordered;
         outbound.sender.handle(input);
-        let outcome = self.emit_sender_outputs(handoff, since);
-        match outcome {
+        let ended = self.peers.emit_sender_outputs(
+            self.context,
+            self.sequences,
+            self.forecast,
+            handoff,
+            since,
+        );
+        match ended {
             Some(sender::SenderOutput::Done) => self.moved(handoff),
             Some(sender::SenderOutput::Ended(cause)) => self.ended_move(handoff, doubt, cause),
             _ => {}
@@ -251,18 +229,21 @@ impl WorkerBrain {
     }
 
     fn moved(&mut self, handoff: HandoffId) {
-        let Some(outbound) = self.moves.get(&handoff) else {
+        let Some(outbound) = self.peers.outbound(handoff) else {
             return;
         };
         let of = outbound.order.of;
-        let took = self.now.since(outbound.ordered);
-        let paused_for = self.now.since(outbound.paused_since.unwrap_or(self.now));
+        let took = self.context.now().since(outbound.ordered);
+        let paused_for = self
+            .context
+            .now()
+            .since(outbound.paused_since.unwrap_or(self.context.now()));
         let (bytes, blocks) = (outbound.sender.bytes(), outbound.sender.blocks_count());
-        if let Some(sequence) = self.sequences.get_mut(&of) {
+        if let Some(sequence) = self.sequences.get_mut(of) {
             sequence.moving = None;
         }
-        self.emit_output(WorkerOutput::Forget { handoff });
-        self.note(WorkerNote::MigratedOut {
+        self.context.emit(WorkerOutput::Forget { handoff });
+        self.context.note(WorkerNote::MigratedOut {
             handoff,
             bytes,
             blocks,
@@ -274,10 +255,14 @@ impl WorkerBrain {
 
     /// Resumes the sequence here, unless the receiver may run it.
     fn ended_move(&mut self, handoff: HandoffId, doubt: ReceiverDoubt, cause: AbandonCause) {
-        let Some(of) = self.moves.get(&handoff).map(|outbound| outbound.order.of) else {
+        let Some(of) = self
+            .peers
+            .outbound(handoff)
+            .map(|outbound| outbound.order.of)
+        else {
             return;
         };
-        let Some(sequence) = self.sequences.get_mut(&of) else {
+        let Some(sequence) = self.sequences.get_mut(of) else {
             return;
         };
         if sequence.moving != Some(handoff) {
@@ -285,38 +270,39 @@ impl WorkerBrain {
         }
         sequence.moving = None;
         if doubt == ReceiverDoubt::MayRunThere {
-            self.emit_output(WorkerOutput::Forget { handoff });
+            self.context.emit(WorkerOutput::Forget { handoff });
             return self.close(of, CloseReason::Failed(Failure::LinkLost));
         }
-        if sequence.stage == SequenceStage::Paused {
-            sequence.stage = SequenceStage::Active;
-            self.active.insert(sequence.rank);
-        }
         let router = sequence.router;
-        self.dirty = true;
+        if sequence.stage() == SequenceStage::Paused {
+            self.sequences.activate(of);
+        }
+        self.context.changed();
         let failure = match cause {
             AbandonCause::Failed(failure) => failure,
             AbandonCause::Finished | AbandonCause::Cancelled => Failure::Rejected,
         };
-        self.emit_output(WorkerOutput::Forget { handoff });
+        self.context.emit(WorkerOutput::Forget { handoff });
         self.report_move_aborted(router, handoff, failure);
     }
 
     /// Aborts a move, if there is one and its seal is not sent.
     pub(crate) fn abort_move(&mut self, of: HandoffId, failure: Failure) {
-        let moving = self.sequences.get(&of).and_then(|s| s.moving);
-        let unsealed = |handoff: &HandoffId| !self.moves[handoff].sender.is_sealed();
-        if let Some(handoff) = moving.filter(unsealed) {
+        let moving = self.sequences.get(of).and_then(|s| s.moving);
+        if let Some(handoff) = moving.filter(|handoff| !self.is_sealed(*handoff)) {
             let cause = AbandonCause::Failed(failure);
             self.send(handoff, sender::SenderInput::GiveUp { cause });
         }
     }
 
     /// Handles a router's cancel of a move. Once the seal is sent, only the receiver can decline.
-    pub(crate) fn cancel_move(&mut self, router: RouterId, handoff: HandoffId) {
-        let of = self.moves.get(&handoff).map(|outbound| outbound.order.of);
+    pub(super) fn cancel_move(&mut self, router: RouterId, handoff: HandoffId) {
+        let of = self
+            .peers
+            .outbound(handoff)
+            .map(|outbound| outbound.order.of);
         let own = |of: &HandoffId| {
-            let sequence = self.sequences.get(of);
+            let sequence = self.sequences.get(*of);
             sequence.is_some_and(|s| s.router == router && s.moving == Some(handoff))
         };
         if let Some(of) = of.filter(own) {
@@ -326,19 +312,18 @@ impl WorkerBrain {
 
     /// Ends the move of a sequence that is over here. A sealed move may have landed, so it is not
     /// reported as aborted.
-    pub(crate) fn close_move(&mut self, of: HandoffId, cause: AbandonCause) {
-        let Some(sequence) = self.sequences.get_mut(&of) else {
+    pub(super) fn close_move(&mut self, of: HandoffId, cause: AbandonCause) {
+        let Some(sequence) = self.sequences.get_mut(of) else {
             return;
         };
         let Some(handoff) = sequence.moving.take() else {
             return;
         };
         let router = sequence.router;
-        let sealed = self.moves[&handoff].sender.is_sealed();
-        self.stalls.remove(handoff);
-        self.resends.end(handoff);
+        let sealed = self.is_sealed(handoff);
+        self.peers.forget(handoff);
         self.send_move(handoff, sender::SenderInput::GiveUp { cause });
-        self.emit_output(WorkerOutput::Forget { handoff });
+        self.context.emit(WorkerOutput::Forget { handoff });
         if !sealed {
             self.report_move_aborted(router, handoff, Failure::Rejected);
         }
@@ -347,52 +332,24 @@ impl WorkerBrain {
 
     fn report_move_aborted(&mut self, router: RouterId, handoff: HandoffId, failure: Failure) {
         let noted_failure = failure.clone();
-        self.report(router, Report::MigrationAborted { handoff, failure });
-        self.note(WorkerNote::MigrationAborted {
+        self.context
+            .report(router, Report::MigrationAborted { handoff, failure });
+        self.context.note(WorkerNote::MigrationAborted {
             handoff,
             failure: noted_failure,
         });
     }
 
     /// Drops the state of a move that is over, once no block is being read for it.
-    pub(crate) fn forget_move(&mut self, handoff: HandoffId) {
-        let Some(outbound) = self.moves.get(&handoff) else {
-            return;
-        };
-        if outbound.sender.is_open() || !outbound.sender.is_settled() {
-            return;
+    pub(super) fn forget_move(&mut self, handoff: HandoffId) {
+        if let Some(of) = self.peers.end_move(handoff) {
+            self.context.changed();
+            self.release_if_settled(of);
         }
-        let of = outbound.order.of;
-        self.moves.remove(&handoff);
-        self.recently_ended.add(handoff, EndedHandoff::Ended);
-        self.dirty = true;
-        self.release_if_settled(of);
     }
 
-    // === looking ===
-
-    /// Whether a block of the sequence is being read for a move, which may be over.
-    pub(crate) fn read_for_a_move(&self, of: HandoffId) -> bool {
-        let mut moves = self.moves.values();
-        moves.any(|outbound| outbound.order.of == of && !outbound.sender.is_settled())
-    }
-
-    /// Whether the block that the sequence writes to next, or its state, is being read for a move
-    /// that is over.
-    pub(crate) fn last_block_is_read(&self, sequence: &WorkerSequence) -> bool {
-        let unit = KvUnit::block(sequence.computed / self.limits.capacity.block_tokens);
-        let mut moves = self.moves.values();
-        moves.any(|outbound| {
-            let of_sequence = outbound.order.of == sequence.rank.handoff;
-            of_sequence && (outbound.sender.is_reading(unit) || outbound.sender.is_reading_state())
-        })
-    }
-
-    /// Open moves to `peer`.
-    pub(crate) fn moves_to(&self, peer: WorkerRef) -> Vec<HandoffId> {
-        let open = self.moves.iter().filter(|(_, outbound)| {
-            outbound.sender.is_open() && outbound.sender.receiver() == peer
-        });
-        open.map(|(handoff, _)| *handoff).collect()
+    fn is_sealed(&self, handoff: HandoffId) -> bool {
+        let outbound = self.peers.outbound(handoff);
+        outbound.is_some_and(|outbound| outbound.sender.is_sealed())
     }
 }

@@ -4,7 +4,7 @@
 //! Invariant: a token's deadline is the first token's time plus one mean gap for each token after
 //! it.
 
-use crate::sequence::WorkerSequence;
+use crate::sequences::WorkerSequence;
 use cleave_domain::{DecodeTiming, Time};
 use std::time::Duration;
 

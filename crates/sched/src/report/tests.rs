@@ -3,9 +3,20 @@
 use super::*;
 use crate::WorkerLimits;
 use crate::test_worker::{MS, PEER, ROUTER, TestWorker, Want, handoff, limits, prices};
-use cleave_domain::{BlockRef, HandoffTarget, RowPrice, StepId, WorkerId};
+use cleave_domain::{
+    BlockRef, HandoffTarget, LinkPrice, PrefillBacklog, RowPrice, StepProgress, WorkerId,
+};
 
 const OTHER: RouterId = RouterId(2);
+
+fn noticeable(worker: &TestWorker, load: &WorkerLoad) -> bool {
+    let brain = &worker.brain;
+    let now = brain.machines.context.now();
+    brain
+        .machines
+        .reports
+        .noticeable(load, now, &brain.machines.forecast, &brain.machines.steps)
+}
 
 fn nanos(nanos: u64) -> Duration {
     Duration::from_nanos(nanos)
@@ -132,21 +143,20 @@ fn a_load_without_prices_predicts_nothing() {
         ..WorkerLoad::default()
     };
     assert_eq!(worker.brain.load(), load);
-    let brain = &mut worker.brain;
-    brain.load_reported = load;
-    assert!(!brain.noticeable(&load));
+    worker.brain.machines.reports.load = load;
+    assert!(!noticeable(&worker, &load));
     let more = WorkerLoad {
         queue_tokens: 161,
         ..load
     };
-    assert!(brain.noticeable(&more), "reported exactly");
+    assert!(noticeable(&worker, &more), "reported exactly");
 }
 
 #[test]
 fn a_step_that_takes_too_long_is_reported_stuck() {
     let mut worker = TestWorker::new(limits());
     worker.submit(1, Want::tokens(160)).expect("there is room");
-    worker.now = Time::ZERO + worker.brain.limits.step_max;
+    worker.now = Time::ZERO + worker.brain.limits().step_max;
     worker.handle(crate::WorkerInput::Woke);
     let load = worker.brain.load();
     assert_eq!(
@@ -158,30 +168,6 @@ fn a_step_that_takes_too_long_is_reported_stuck() {
         panic!("{last_load:?}");
     };
     assert_eq!(last_load.progress, StepProgress::Stuck);
-}
-
-#[test]
-fn a_step_ahead_counts_in_full() {
-    let mut brain = WorkerBrain::new(limits());
-    let step = |since, predicted| StepInFlight {
-        id: StepId(1),
-        started_at: Time::ZERO + MS * since,
-        stuck: false,
-        work: cleave_domain::StepWork::default(),
-        predicted: MS * predicted,
-        segments: Vec::new(),
-        drafts: Vec::new(),
-        drafting: None,
-        unusable: false,
-    };
-    assert_eq!(brain.step_left(), Duration::ZERO);
-    brain.now = Time::ZERO + MS * 12;
-    brain.steps_in_flight.push_back(step(10, 5));
-    assert_eq!(brain.step_left(), MS * 3);
-    brain.steps_in_flight.push_back(step(10, 7));
-    assert_eq!(brain.step_left(), MS * 10);
-    brain.now = Time::ZERO + MS * 40;
-    assert_eq!(brain.step_left(), MS * 7);
 }
 
 #[test]
@@ -224,15 +210,15 @@ fn worker_with_prompt() -> (TestWorker, WorkerLoad) {
     let want = with_targets(320, MS * 200, MS * 20);
     worker.submit(1, want).expect("it can be in time");
     let load = worker.brain.load();
-    worker.brain.load_reported = load;
-    worker.brain.last_report.load_at = Some(worker.now);
+    worker.brain.machines.reports.load = load;
+    worker.brain.machines.reports.load_at = Some(worker.now);
     (worker, load)
 }
 
 #[test]
 fn counts_of_a_load_are_reported_at_once() {
     let (worker, load) = worker_with_prompt();
-    assert!(!worker.brain.noticeable(&load));
+    assert!(!noticeable(&worker, &load));
     let changes: [fn(&mut WorkerLoad); 5] = [
         |load| load.sequences_waiting += 1,
         |load| load.sequences_running += 1,
@@ -243,7 +229,7 @@ fn counts_of_a_load_are_reported_at_once() {
     for change in changes {
         let mut other = load;
         change(&mut other);
-        assert!(worker.brain.noticeable(&other), "{other:?}");
+        assert!(noticeable(&worker, &other), "{other:?}");
     }
 }
 
@@ -260,19 +246,27 @@ fn amounts_of_a_load_are_reported_ten_times_a_second() {
         changes.map(|change| {
             let mut other = load;
             change(&mut other);
-            worker.brain.noticeable(&other)
+            noticeable(worker, &other)
         })
     };
     assert_eq!(noticed(&worker), [false; 4]);
-    worker.brain.now = Time::from_nanos(99_999_999);
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(99_999_999));
     assert_eq!(noticed(&worker), [false; 4]);
-    worker.brain.now = Time::from_nanos(100_000_000);
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(100_000_000));
     assert_eq!(noticed(&worker), [true; 4]);
     let passed = WorkerLoad {
         step_left: Duration::ZERO,
         ..load
     };
-    assert!(!worker.brain.noticeable(&passed), "time alone is no news");
+    assert!(!noticeable(&worker, &passed), "time alone is no news");
 }
 
 #[test]
@@ -281,21 +275,23 @@ fn work_is_reported_at_once_if_it_moved_over_a_step() {
     let moved = |worker: &TestWorker, micros: u32| {
         let mut other = load;
         other.backlog.micros[1][8] += micros;
-        worker.brain.noticeable(&other)
+        noticeable(worker, &other)
     };
     // The step under way takes 1002.08 us; a twentieth of the work is less.
     assert_eq!([moved(&worker, 1002), moved(&worker, 1003)], [false, true]);
-    worker.brain.load_reported.backlog.micros[1][8] = 40_000;
+    worker.brain.machines.reports.load.backlog.micros[1][8] = 40_000;
     let all = worker
         .brain
-        .load_reported
+        .machines
+        .reports
+        .load
         .backlog
         .work_ahead(i32::MAX, None);
     let part = u32::try_from((all / 20).as_micros()).expect("small");
     let of = |micros| {
-        let mut other = worker.brain.load_reported;
+        let mut other = worker.brain.machines.reports.load;
         other.backlog.micros[1][8] -= micros;
-        worker.brain.noticeable(&other)
+        noticeable(&worker, &other)
     };
     assert_eq!([of(part), of(part + 1)], [false, true]);
 }
@@ -303,7 +299,7 @@ fn work_is_reported_at_once_if_it_moved_over_a_step() {
 #[test]
 fn a_gap_is_reported_at_once_if_it_moved_by_a_tenth() {
     let (worker, load) = worker_with_prompt();
-    let is_noticeable = |tpot_least| worker.brain.noticeable(&WorkerLoad { tpot_least, ..load });
+    let is_noticeable = |tpot_least| noticeable(&worker, &WorkerLoad { tpot_least, ..load });
     assert!(!is_noticeable(Some(MS * 18)), "a tenth less");
     assert!(is_noticeable(Some(MS * 18 - nanos(1))));
     assert!(is_noticeable(None));
@@ -418,18 +414,66 @@ fn a_joining_router_receives_prices_before_a_load() {
 fn slack_is_the_time_until_a_prompt_must_begin() {
     let mut worker = TestWorker::new(limits());
     let slack = |worker: &TestWorker, number| {
-        let sequence = &worker.brain.sequences[&handoff(number)];
-        worker.brain.prompt_slack(sequence)
+        let sequence = worker.brain.machines.sequences.get(handoff(number));
+        let sequence = sequence.expect("it is accepted");
+        let now = worker.brain.machines.context.now();
+        worker.brain.machines.forecast.prompt_slack(sequence, now)
     };
     worker
         .submit(1, with_targets(160, MS * 10, MS * 20))
         .expect("in time");
     // Two whole chunks, the rest, 12880 pairs and a draw take 3.01788 ms.
     assert_eq!(slack(&worker, 1), Some(nanos(10_000_000 - 3_017_880)));
-    worker.brain.now = Time::from_nanos(6_982_120);
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(6_982_120));
     assert_eq!(slack(&worker, 1), Some(Duration::ZERO));
-    worker.brain.now = Time::from_nanos(6_982_121);
+    worker
+        .brain
+        .machines
+        .context
+        .advance(Time::from_nanos(6_982_121));
     assert_eq!(slack(&worker, 1), None);
     worker.submit(2, Want::tokens(10)).expect("there is room");
     assert_eq!(slack(&worker, 2), None, "it is due at no time");
+}
+
+#[test]
+fn a_worker_is_drained_once() {
+    let mut context = crate::context::WorkerContext::new(limits());
+    let mut reports = RouterReports::new(context.limits());
+    reports.nothing_left(&mut context);
+    assert!(!context.has_outputs(), "it does not drain");
+    for _ in 0..2 {
+        reports.drain(&mut context);
+        reports.nothing_left(&mut context);
+    }
+    let outputs: Vec<_> = std::iter::from_fn(|| context.poll()).collect();
+    assert_eq!(outputs, [WorkerOutput::Drained]);
+    assert!(reports.draining());
+}
+
+#[test]
+fn a_router_that_left_is_sent_nothing() {
+    let mut context = crate::context::WorkerContext::new(limits());
+    let forecast = WorkForecast::new(context.limits());
+    let mut reports = RouterReports::new(context.limits());
+    for router in [ROUTER, OTHER] {
+        reports.join(&mut context, router, &[], &forecast);
+    }
+    while context.poll().is_some() {}
+    reports.leave(OTHER);
+    reports.order_received(OTHER);
+    reports.serve(&mut context, Role::Decode);
+    let outputs: Vec<_> = std::iter::from_fn(|| context.poll()).collect();
+    let role = Role::Decode;
+    let report = Report::Serves { role };
+    let router = ROUTER;
+    assert_eq!(outputs, [WorkerOutput::Report { router, report }]);
+    assert_eq!(
+        reports.routers().keys().copied().collect::<Vec<_>>(),
+        [ROUTER]
+    );
 }

@@ -9,49 +9,47 @@
 //! that token ends the sequence after all, its results of the step ahead are dropped, and its slot
 //! and blocks stay with it until then: KV written beyond `computed` is never used.
 
-use crate::WorkerBrain;
-use crate::batch;
-use crate::brain::{SegmentInFlight, StepInFlight};
+use super::StepPipeline;
+use super::steps::{SegmentInFlight, StepInFlight};
+use super::targets::{self, DecodeCandidate};
+use crate::context::WorkerContext;
+use crate::forecast::WorkForecast;
+use crate::memory::KvMemory;
 use crate::policy::ServiceRank;
-use crate::sequence::{SequencePhase, WorkerSequence};
-use cleave_domain::{Segment, StepPlan, Time};
-use std::time::Duration;
+use crate::sequences::{SequencePhase, SequenceTable, WorkerSequence};
+use cleave_domain::{Segment, StepPlan};
 
-/// How long before the predicted end of the step under way the next one is emitted: it covers the
-/// error of a body's timer and the host's own way to the device. For a long step an eighth of it,
-/// since predictions are off by that much.
-const LEAD: Duration = Duration::from_millis(2);
-const LEAD_PARTS: u32 = 8;
+/// The choice of the step after the one under way.
+pub(crate) struct StepAhead<'a> {
+    pub(crate) context: &'a mut WorkerContext,
+    pub(crate) sequences: &'a mut SequenceTable,
+    pub(crate) memory: &'a mut KvMemory,
+    pub(crate) steps: &'a mut StepPipeline,
+    pub(crate) forecast: &'a WorkForecast,
+}
 
-impl WorkerBrain {
-    /// The time from which a step ahead may be emitted, if the engine takes one now.
-    pub(crate) fn ahead_at(&self) -> Option<Time> {
-        let step = self.steps_in_flight.front()?;
-        let alone = self.steps_in_flight.len() == 1 && !step.unusable;
-        let takes_one = self.limits.steps_in_flight >= 2 && alone;
-        let lead = LEAD.max(step.predicted / LEAD_PARTS);
-        takes_one.then(|| step.started_at + step.predicted.saturating_sub(lead))
-    }
-
+impl StepAhead<'_> {
     /// Emits one more step like the only one under way, if the engine takes it and nothing else is
-    /// to be placed.
-    pub(crate) fn plan_ahead(&mut self) {
-        if self.ahead_at().is_none_or(|at| self.now < at) {
-            return;
+    /// to be placed; whether it did.
+    pub(crate) fn plan(&mut self) -> bool {
+        let now = self.context.now();
+        let at = self.steps.ahead_at(self.context.limits());
+        if at.is_none_or(|at| now < at) {
+            return false;
         }
-        let Some(step) = self.steps_in_flight.front() else {
-            return;
+        let Some(step) = self.steps.running() else {
+            return false;
         };
         // Any sequence that cannot draw ahead leaves the whole step to the planner.
         let Some(ranks) = self.all_go_on(step) else {
-            return;
+            return false;
         };
         // Slots that become free, waiting sequences, missing blocks or broken targets all need the
         // planner's choice, which this step must not anticipate.
         let slots_freed = step.segments.len() - ranks.len();
         let placeable = !ranks.is_empty() && !self.others_wait(slots_freed);
         if !placeable || !self.has_blocks(&ranks) || !self.all_run_together(&ranks) {
-            return;
+            return false;
         }
         let (mut plan, mut placed) = (StepPlan::default(), Vec::new());
         for rank in ranks {
@@ -59,17 +57,19 @@ impl WorkerBrain {
             plan.segments.push(segment);
             placed.push(place);
         }
-        self.emit_step(plan, placed, None);
+        self.steps
+            .emit(self.context, plan, placed, None, self.forecast);
+        true
     }
 
     /// Ranks of the sequences of the step that will draw once more, whatever they draw in it;
     /// `None` if not all of it is decoding, or one may not be drawn ahead. A moving sequence may
     /// have to pause after any step.
     fn all_go_on(&self, step: &StepInFlight) -> Option<Vec<ServiceRank>> {
-        let context = self.limits.capacity.context_tokens_max;
+        let context = self.context.limits().capacity.context_tokens_max;
         let mut ranks = Vec::new();
         for placed in &step.segments {
-            let sequence = self.sequences.get(&placed.handoff)?;
+            let sequence = self.sequences.get(placed.handoff)?;
             let decodes =
                 placed.phase == SequencePhase::Decode && placed.tokens == 1 && placed.samples;
             if !decodes {
@@ -81,7 +81,7 @@ impl WorkerBrain {
             if sequence.moving.is_some() || !sequence.request.sampling.can_draw_ahead() {
                 return None;
             }
-            ranks.push(sequence.rank);
+            ranks.push(sequence.rank());
         }
         Some(ranks)
     }
@@ -89,61 +89,64 @@ impl WorkerBrain {
     /// Whether the planner might place a sequence that is in no step: it has a slot, or will find
     /// one.
     fn others_wait(&self, slots_freed: usize) -> bool {
-        let slot_free = slots_freed > 0 || !self.slots_free.is_empty();
+        let slot_free = slots_freed > 0 || self.sequences.has_free_slot();
         let waiting = |sequence: &WorkerSequence| {
-            !sequence.stepping() && (slot_free || sequence.slot.is_some())
+            !sequence.stepping() && (slot_free || sequence.slot().is_some())
         };
-        let mut active = self.active.iter();
-        active.any(|rank| waiting(&self.sequences[&rank.handoff]))
+        self.sequences.active().any(waiting)
     }
 
     /// Whether all of them have room for the token under way, or can have it without another's
     /// blocks.
     fn has_blocks(&self, ranks: &[ServiceRank]) -> bool {
-        let size = self.limits.capacity.block_tokens;
-        let lacking = ranks
+        let size = self.context.block_tokens();
+        let sequences = ranks
             .iter()
-            .map(|rank| self.sequences[&rank.handoff].lacks(2, size));
-        lacking.sum::<u64>() <= u64::from(self.pools.blocks.blocks_available())
+            .filter_map(|rank| self.sequences.get(rank.handoff));
+        let lacking = sequences.map(|sequence| sequence.lacks(2, size));
+        lacking.sum::<u64>() <= u64::from(self.memory.blocks().blocks_available())
     }
 
     /// Whether all of them would run together by the planner's rule.
     fn all_run_together(&self, ranks: &[ServiceRank]) -> bool {
+        let now = self.context.now();
         let candidates = ranks.iter().filter_map(|rank| {
-            let mut candidate = self.candidate(*rank)?;
+            let sequence = self.sequences.get(rank.handoff)?;
+            let mut candidate = DecodeCandidate::new(sequence, self.forecast, now);
             candidate.context_tokens += 1;
             Some(candidate)
         });
         let candidates: Vec<_> = candidates.collect();
-        let placed = batch::BatchLoad::default();
-        batch::deferred(self.learner.prices(), placed, &candidates, self.now).is_empty()
+        let placed = targets::BatchLoad::default();
+        targets::deferred(self.forecast.prices(), placed, &candidates, now).is_empty()
     }
 
     /// Adds the token that is being drawn to the step. The sequence has a slot, and room was
     /// counted.
     fn place_ahead(&mut self, rank: ServiceRank) -> (Segment, SegmentInFlight) {
-        let size = self.limits.capacity.block_tokens;
-        let sequence = self.sequences.get_mut(&rank.handoff);
+        let (size, now) = (self.context.block_tokens(), self.context.now());
+        self.sequences.enter_step(rank.handoff, now);
+        let sequence = self.sequences.get_mut(rank.handoff);
         let sequence = sequence.expect("it is in the step under way");
-        let slot = sequence.slot.expect("a sequence that runs has a slot");
+        let slot = sequence.slot().expect("a sequence that runs has a slot");
         let blocks = (sequence.len() + 1).div_ceil(size);
-        while sequence.table.len() < blocks as usize {
-            let block = self.pools.blocks.take_reserved(&mut sequence.reservation);
-            let block = block.or_else(|| self.pools.blocks.take());
-            sequence.table.push(block.expect("blocks were counted"));
-        }
-        sequence.steps_count += 1;
-        sequence.client_timing.step_started(self.now);
+        assert!(self.memory.grow(sequence, blocks), "blocks were counted");
         let segment = Segment {
             slot,
-            position: sequence.computed + 1,
+            position: sequence.kv.computed() + 1,
             len: 1,
-            blocks: sequence.table.iter().map(|block| block.block).collect(),
+            blocks: sequence
+                .kv
+                .table()
+                .iter()
+                .map(|block| block.block)
+                .collect(),
             logits: sequence.logits(1),
             drafts: Vec::new(),
             state: sequence
-                .state
-                .map(|state| state.segment(sequence.computed + 1)),
+                .kv
+                .state()
+                .map(|state| state.segment(sequence.kv.computed() + 1)),
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

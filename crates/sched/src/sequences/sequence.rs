@@ -1,34 +1,29 @@
 //! One hand-off as this worker has it: a sequence, its blocks, its slot and its peer.
 //!
 //! Owns: the sequence's facts and the arithmetic on them. Never: decides; the brain does.
-//! Invariant: the KV of `tokens[..computed]` is in `table`; a sequence that is active has at least
-//! one token left to run.
+//! Invariant: a sequence that is active has at least one token left to run.
 
-use crate::client_timing::ClientTiming;
+use super::client_timing::ClientTiming;
+use crate::memory::{SequenceKv, SwapState};
 use crate::policy::ServiceRank;
 use crate::speculate::SpeculationState;
-use crate::state::SequenceState;
-use crate::swap::{SwapStage, SwapState};
-use crate::tier::TierFetch;
 use cleave_domain::{
-    BlockHash, BlockRef, FinishReason, HandoffId, LogitsWanted, OnDeadlineMiss, OpenSlot,
-    PrefillTiming, Request, RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,
+    FinishReason, HandoffId, LogitsWanted, OnDeadlineMiss, OpenSlot, PrefillTiming, Request,
+    RouterId, SampledToken, SlotIndex, Time, TokenId, WorkerRef,
 };
 use cleave_kv::handoff::{receiver::HandoffReceiver, sender::HandoffSender};
-use cleave_kv::{BlockReservation, KvPools, extend_hashes};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerSequence {
     /// Its place among all others; names the hand-off.
-    pub(crate) rank: ServiceRank,
+    pub(super) rank: ServiceRank,
     /// The router whose client it serves.
     pub(crate) router: RouterId,
     pub(crate) request: Arc<Request>,
     /// The action if its first token misses its deadline; `None` if it has no deadline.
     pub(crate) on_miss: Option<OnDeadlineMiss>,
-    pub(crate) stage: SequenceStage,
+    pub(super) stage: SequenceStage,
     /// Kind of the next token.
     pub(crate) phase: SequencePhase,
     /// Receiver of the KV from another worker, also after it landed.
@@ -37,32 +32,19 @@ pub(crate) struct WorkerSequence {
     pub(crate) outgoing: Option<HandoffSender>,
     /// The attempt under which it moves to another decode worker.
     pub(crate) moving: Option<HandoffId>,
-    /// Set while it is in host memory, or being copied there or back.
-    pub(crate) swap: Option<SwapState>,
-    /// Set while leading blocks are being copied back from a tier.
-    pub(crate) fetch: Option<TierFetch>,
+    /// Its blocks and state, in the pools, in host memory, or on the way between.
+    pub(crate) kv: SequenceKv,
     /// The body keeps state for the hand-off with the peer, until `Forget`.
     pub(crate) peer_state_open: bool,
     /// Prompt and output so far.
     pub(crate) tokens: Vec<TokenId>,
-    /// Leading tokens whose KV is in the table's blocks.
-    pub(crate) computed: u32,
-    pub(crate) table: Vec<BlockRef>,
-    /// Blocks reserved for it alone.
-    pub(crate) reservation: BlockReservation,
-    /// Its state; `None` if the model has none, or it holds nothing.
-    pub(crate) state: Option<SequenceState>,
-    /// Hashes of its leading full blocks, as far as they were needed.
-    pub(crate) hashes: Vec<BlockHash>,
-    /// Leading blocks whose content the pool knows.
-    pub(crate) published: u32,
     /// Leading blocks that were given to the sender.
     pub(crate) exported: u32,
-    pub(crate) slot: Option<SlotIndex>,
+    pub(super) slot: Option<SlotIndex>,
     /// The engine has opened the slot for this sequence.
-    pub(crate) opened: bool,
+    pub(super) opened: bool,
     /// Steps under way that contain it.
-    pub(crate) steps_count: u32,
+    pub(super) steps_count: u32,
     /// Scores of the prompt's tokens so far, if they were requested.
     pub(crate) prompt_scores: Vec<SampledToken>,
     /// Prompt tokens that came from the prefix cache.
@@ -131,16 +113,9 @@ impl WorkerSequence {
             incoming: None,
             outgoing: None,
             moving: None,
-            swap: None,
-            fetch: None,
+            kv: SequenceKv::default(),
             peer_state_open: false,
             tokens,
-            computed: 0,
-            table: Vec::new(),
-            reservation: BlockReservation::default(),
-            state: None,
-            hashes: Vec::new(),
-            published: 0,
             exported: 0,
             slot: None,
             opened: false,
@@ -159,6 +134,33 @@ impl WorkerSequence {
         }
     }
 
+    /// Makes its prompt one to be run here, before it is added to the table.
+    pub(crate) fn activated(mut self) -> Self {
+        self.stage = SequenceStage::Active;
+        self
+    }
+
+    pub(crate) fn handoff(&self) -> HandoffId {
+        self.rank.handoff
+    }
+
+    pub(crate) fn rank(&self) -> ServiceRank {
+        self.rank
+    }
+
+    pub(crate) fn stage(&self) -> SequenceStage {
+        self.stage
+    }
+
+    pub(crate) fn slot(&self) -> Option<SlotIndex> {
+        self.slot
+    }
+
+    /// Steps under way that contain it.
+    pub(crate) fn steps_count(&self) -> u32 {
+        self.steps_count
+    }
+
     /// Waiting and running time of the prompt, as its last token is drawn.
     pub(crate) fn prefill_timing(&self, now: Time) -> PrefillTiming {
         let started = self.times.started.unwrap_or(now);
@@ -175,7 +177,7 @@ impl WorkerSequence {
 
     /// Tokens to run before the next one can be drawn.
     pub(crate) fn tokens_to_run(&self) -> u32 {
-        self.len() - self.computed
+        self.len() - self.kv.computed()
     }
 
     /// Output tokens over the whole life of the request.
@@ -194,15 +196,12 @@ impl WorkerSequence {
 
     /// Whether its blocks, held or reserved, are enough for the tokens it has.
     pub(crate) fn has_all_blocks(&self, block_tokens: u32) -> bool {
-        let blocks = self.table.len() + self.reservation.count() as usize;
-        blocks >= self.len().div_ceil(block_tokens) as usize
+        self.kv.blocks() >= u64::from(self.len().div_ceil(block_tokens))
     }
 
     /// Whether it lost its blocks to a more important one and waits for new ones.
     pub(crate) fn starved(&self) -> bool {
-        self.stage == SequenceStage::Active
-            && self.table.is_empty()
-            && self.reservation.count() == 0
+        self.stage == SequenceStage::Active && self.kv.blocks() == 0
     }
 
     /// Whether its KV is here and it only lacks a slot.
@@ -215,14 +214,14 @@ impl WorkerSequence {
         self.stage == SequenceStage::Active
             && self.phase == SequencePhase::Decode
             && self.outgoing.is_none()
-            && self.swap.is_none()
+            && self.kv.swap().is_none()
             && self.tokens_to_run() == 1
     }
 
     /// Whether it has prompt or lost tokens to run before it can decode.
     pub(crate) fn has_prefill_left(&self) -> bool {
         let decodes = self.phase == SequencePhase::Decode && self.tokens_to_run() == 1;
-        self.stage == SequenceStage::Active && !decodes && self.swap.is_none()
+        self.stage == SequenceStage::Active && !decodes && self.kv.swap().is_none()
     }
 
     /// Whether it decodes here in the end, rather than elsewhere.
@@ -240,7 +239,7 @@ impl WorkerSequence {
     pub(crate) fn preemptible(&self) -> bool {
         self.stage == SequenceStage::Active
             && self.outgoing.is_none()
-            && self.swap.is_none()
+            && self.kv.swap().is_none()
             && !self.stepping()
             && !self.starved()
     }
@@ -254,14 +253,16 @@ impl WorkerSequence {
 
     /// Whether its blocks are being copied to host memory or back, or filled from a tier.
     pub(crate) fn swapping(&self) -> bool {
-        let copied = |swap: SwapState| matches!(swap.stage, SwapStage::Out | SwapStage::In);
-        self.swap.is_some_and(copied) || self.fetch.is_some()
+        self.kv.swap().is_some_and(SwapState::is_copied) || self.kv.fetch().is_some()
     }
 
     /// Leading tokens whose KV is in its blocks, or is being copied there.
     pub(crate) fn computed_or_fetching(&self, block_tokens: u32) -> u32 {
-        let fetched = self.fetch.map_or(0, |fetch| fetch.blocks * block_tokens);
-        self.computed + fetched
+        let fetched = self
+            .kv
+            .fetch()
+            .map_or(0, |fetch| fetch.blocks * block_tokens);
+        self.kv.computed() + fetched
     }
 
     /// The worker at the other end, while the hand-off with it is open.
@@ -319,7 +320,7 @@ impl WorkerSequence {
     }
 
     /// The engine's description of the sequence when it takes a slot.
-    pub(crate) fn open_slot(&self, slot: SlotIndex) -> OpenSlot {
+    pub(super) fn describe(&self, slot: SlotIndex) -> OpenSlot {
         OpenSlot {
             slot,
             sampling: Arc::new(self.request.sampling.clone()),
@@ -336,40 +337,54 @@ impl WorkerSequence {
         self.request.finish_reason(output, context_tokens_max)
     }
 
-    /// Hashes of the leading blocks it could take from the cache if it is to run here: never the
-    /// last token's block, because running that token gives the next one.
-    pub(crate) fn reusable(&mut self, block_tokens: u32) -> &[BlockHash] {
-        if self.scores_prompt() {
-            return &[];
+    /// Asserts that its blocks, slot and machines fit its stage.
+    pub(crate) fn check(&self, block_tokens: u32) {
+        let covered = self.kv.table().len() * block_tokens as usize;
+        match self.stage {
+            SequenceStage::Active => {
+                assert!(
+                    self.tokens_to_run() > 0,
+                    "an active sequence has no token to run"
+                );
+                assert!(
+                    self.kv.computed() as usize <= covered,
+                    "computed tokens exceed the sequence's blocks"
+                );
+                let decoding = self.slot.is_some() || self.kv.computed() + 1 == self.len();
+                assert!(
+                    self.starved() || decoding || self.has_all_blocks(block_tokens),
+                    "a running prompt lacks blocks: {self:?}"
+                );
+            }
+            SequenceStage::Reserved => assert!(self.slot.is_none() && !self.stepping()),
+            SequenceStage::Sending => {
+                let open = self.outgoing.as_ref().is_some_and(|s| s.is_open());
+                assert!(
+                    self.slot.is_none() && open,
+                    "a sending sequence has a slot or no open sender"
+                );
+            }
+            SequenceStage::Paused => {
+                let is_paused = self.slot.is_none() && self.moving.is_some();
+                assert!(
+                    is_paused && !self.stepping(),
+                    "a paused sequence has a slot, no move, or a step"
+                );
+            }
+            SequenceStage::Closing { .. } => {}
         }
-        self.extend_hashes(block_tokens);
-        &self.hashes[..((self.len() - 1) / block_tokens) as usize]
-    }
-
-    /// Hashes every full block that was not hashed before.
-    pub(crate) fn extend_hashes(&mut self, block_tokens: u32) {
-        let salt = self.request.cache_salt;
-        extend_hashes(&mut self.hashes, salt, &self.tokens, block_tokens);
-    }
-
-    /// Returns every block, reservation and state slot to the pools, the last blocks first, so that
-    /// a cached prefix is evicted from its end.
-    pub(crate) fn release_blocks(&mut self, pools: &mut KvPools) {
-        for held in self.table.drain(..).rev() {
-            pools.blocks.release(held);
+        if self.kv.swap().is_some() {
+            let stands = self.slot.is_none() && !self.stepping() && self.moving.is_none();
+            assert!(
+                stands,
+                "a swapped sequence has a slot, a step or a move: {self:?}"
+            );
         }
-        pools.blocks.release_all_reserved(&mut self.reservation);
-        if let Some(state) = self.state.take() {
-            let states = pools.states.as_mut();
-            state.release(states.expect("a sequence has a state only where the pool has slots"));
+        if let Some(receiver) = &self.incoming {
+            receiver.check();
         }
-        self.computed = 0;
-        self.published = 0;
-    }
-
-    /// Returns its slot, if it has one.
-    pub(crate) fn free_slot(&mut self, slots: &mut BTreeSet<SlotIndex>) {
-        slots.extend(self.slot.take());
-        self.opened = false;
+        if let Some(sender) = &self.outgoing {
+            sender.check();
+        }
     }
 }

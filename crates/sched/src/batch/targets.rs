@@ -5,7 +5,9 @@
 //! to take longer than the tightest mean gap promised to one in it, unless there is but one; and
 //! the stream that waited longest goes first once its wait exceeds `IDLE_MAX`.
 
+use crate::forecast::WorkForecast;
 use crate::policy::ServiceRank;
+use crate::sequences::WorkerSequence;
 use cleave_domain::{HandoffId, Prices, StepWork, Time};
 use cleave_planner::Predict;
 use std::time::Duration;
@@ -27,6 +29,18 @@ pub(crate) struct DecodeCandidate {
     pub(crate) target: Option<(Duration, Time)>,
     /// When it last ran.
     pub(crate) last_run_at: Time,
+}
+
+impl DecodeCandidate {
+    pub(crate) fn new(sequence: &WorkerSequence, forecast: &WorkForecast, now: Time) -> Self {
+        let gap = forecast.keepable_gap(sequence, now);
+        Self {
+            rank: sequence.rank(),
+            context_tokens: u64::from(sequence.len()),
+            target: gap.zip(sequence.token_due()),
+            last_run_at: sequence.client_timing.last_run_at,
+        }
+    }
 }
 
 /// Streams and work that the step holds already.

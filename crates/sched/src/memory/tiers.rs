@@ -11,10 +11,13 @@ mod fetch;
 
 pub(crate) use fetch::TierFetch;
 
+use super::KvMemory;
+use crate::batch::StepPipeline;
+use crate::context::WorkerContext;
 use crate::deadline::Deadlines;
-use crate::sequence::{SequenceStage, WorkerSequence};
-use crate::{OffloadOutcome, WorkerBrain, WorkerNote, WorkerOutput};
-use cleave_domain::{BlockHash, Time};
+use crate::sequences::{SequenceStage, WorkerSequence};
+use crate::{OffloadOutcome, WorkerNote, WorkerOutput};
+use cleave_domain::{BlockHash, HandoffId, Time};
 use cleave_kv::{EvictableContents, ReadPin, TierIndex, TierLevel};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -44,8 +47,9 @@ const PRICE_DECAY_PARTS: [u32; 2] = [16, 1024];
 
 /// State of the tiers below the pool.
 #[derive(Clone, Debug)]
-pub(crate) struct OffloadTiers {
+pub(super) struct OffloadTiers {
     index: TierIndex,
+    host_blocks_max: u32,
     /// Blocks being copied to host memory, by content.
     offloading: BTreeMap<BlockHash, ReadPin>,
     /// Contents being written to disk.
@@ -65,6 +69,7 @@ impl OffloadTiers {
     pub(crate) fn new(host_blocks_max: u32, disk_blocks_max: u32) -> Self {
         Self {
             index: TierIndex::new(host_blocks_max, disk_blocks_max),
+            host_blocks_max,
             offloading: BTreeMap::new(),
             writing: 0,
             last_write_at: Time::ZERO,
@@ -75,18 +80,18 @@ impl OffloadTiers {
         }
     }
 
+    /// Whether there is neither host memory nor disk for contents.
+    fn is_empty(&self) -> bool {
+        self.host_blocks_max == 0
+    }
+
     /// Blocks being copied out, each held once.
-    pub(crate) fn offloading(&self) -> impl ExactSizeIterator<Item = ReadPin> + '_ {
+    pub(super) fn offloading(&self) -> impl ExactSizeIterator<Item = ReadPin> + '_ {
         self.offloading.values().copied()
     }
 
     fn offloading_count(&self) -> u32 {
         u32::try_from(self.offloading.len()).expect("no more than there are blocks")
-    }
-
-    /// Deadlines of the fetches under way.
-    pub(crate) fn fetch_deadlines(&self) -> &Deadlines {
-        &self.fetch_deadlines
     }
 
     /// Lowers the prices by one part in `parts`, after fetching was dearer than computing.
@@ -113,27 +118,26 @@ impl OffloadTiers {
     }
 }
 
-impl WorkerBrain {
+impl KvMemory {
     // === out ===
 
     /// Copies the blocks that will be evicted next to host memory, some at a time.
-    pub(crate) fn offload(&mut self) {
-        if self.limits.host_blocks == 0 || self.draining() {
+    pub(crate) fn offload(&mut self, context: &mut WorkerContext, steps: &StepPipeline) {
+        let limits = context.limits();
+        let (host_blocks, disk_blocks) = (limits.host_blocks, limits.disk_blocks);
+        if host_blocks == 0 {
             return;
         }
-        let water = self.limits.capacity.blocks_count / FREE_TARGET_PARTS
-            + self.pools.blocks.blocks_reserved();
+        let water =
+            limits.capacity.blocks_count / FREE_TARGET_PARTS + self.pools.blocks.blocks_reserved();
         // An idle engine copies the whole cache; a busy one only as deep as eviction may soon
         // reach.
-        let depth = if self.steps_in_flight.is_empty() {
+        let depth = if steps.is_empty() {
             u32::MAX
         } else {
             water.saturating_sub(self.pools.blocks.blocks_free())
         };
-        let tier_blocks = self
-            .limits
-            .host_blocks
-            .saturating_add(self.limits.disk_blocks);
+        let tier_blocks = host_blocks.saturating_add(disk_blocks);
         let depth = depth.min(tier_blocks.div_ceil(DUPLICATE_PARTS));
         let offloading = self.tiers.offloading_count();
         // A block being copied out cannot be taken, so only a part of the available blocks leaves
@@ -155,7 +159,7 @@ impl WorkerBrain {
             .collect();
         for (touched, content, in_tier) in next {
             // Where the tiers are full, the block is considered again later.
-            if !in_tier && self.worth_keeping() && !self.offload_one(content) {
+            if !in_tier && self.worth_keeping() && !self.offload_one(context, content) {
                 return;
             }
             self.pools.blocks.mark_inspected(touched);
@@ -163,9 +167,9 @@ impl WorkerBrain {
     }
 
     /// False if no more can be stored.
-    fn offload_one(&mut self, content: BlockHash) -> bool {
+    fn offload_one(&mut self, context: &mut WorkerContext, content: BlockHash) -> bool {
         // While the disk keeps up, host memory drops only blocks that are also on disk.
-        let writes = self.tiers.writing > 0 && self.now < self.tiers.last_write_at + WRITE_MAX;
+        let writes = self.tiers.writing > 0 && context.now() < self.tiers.last_write_at + WRITE_MAX;
         let evictable = if writes {
             EvictableContents::WrittenOnly
         } else {
@@ -180,7 +184,7 @@ impl WorkerBrain {
         };
         if let Some(content) = dropped {
             let place = TierLevel::Host;
-            self.emit_output(WorkerOutput::TierDrop { content, place });
+            context.emit(WorkerOutput::TierDrop { content, place });
         }
         let Some(pin) = self.pools.blocks.pin_for_read(content) else {
             self.tiers.index.abort_copy(content, TierLevel::Host);
@@ -188,7 +192,7 @@ impl WorkerBrain {
         };
         self.tiers.offloading.insert(content, pin);
         let block = pin.held.block;
-        self.emit_output(WorkerOutput::Offload { content, block });
+        context.emit(WorkerOutput::Offload { content, block });
         true
     }
 
@@ -198,7 +202,7 @@ impl WorkerBrain {
         else {
             return true;
         };
-        let worth = back <= token * self.limits.capacity.block_tokens;
+        let worth = back <= token * self.block_tokens;
         if !worth {
             self.tiers.lower_prices(PRICE_DECAY_PARTS[1]);
         }
@@ -207,6 +211,7 @@ impl WorkerBrain {
 
     pub(crate) fn offloaded(
         &mut self,
+        context: &mut WorkerContext,
         content: BlockHash,
         outcome: OffloadOutcome,
         took: Duration,
@@ -220,16 +225,16 @@ impl WorkerBrain {
             OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Host),
         }
         let place = TierLevel::Host;
-        self.note(WorkerNote::Offloaded {
+        context.note(WorkerNote::Offloaded {
             place,
             outcome,
             took,
         });
-        self.write_on();
+        self.write_on(context);
     }
 
     /// Writes contents of host memory to disk, the oldest first.
-    fn write_on(&mut self) {
+    fn write_on(&mut self, context: &mut WorkerContext) {
         while self.tiers.writing < WRITES_MAX
             && let Some(content) = self.tiers.index.next_unwritten()
         {
@@ -242,44 +247,45 @@ impl WorkerBrain {
                 continue;
             };
             if let Some(content) = dropped {
-                self.emit_output(WorkerOutput::TierDrop { content, place });
+                context.emit(WorkerOutput::TierDrop { content, place });
             }
             if self.tiers.writing == 0 {
-                self.tiers.last_write_at = self.now;
+                self.tiers.last_write_at = context.now();
             }
             self.tiers.writing += 1;
-            self.emit_output(WorkerOutput::SpillToDisk { content });
+            context.emit(WorkerOutput::SpillToDisk { content });
         }
     }
 
     pub(crate) fn written_on(
         &mut self,
+        context: &mut WorkerContext,
         content: BlockHash,
         outcome: OffloadOutcome,
         took: Duration,
     ) {
         self.tiers.writing -= 1;
-        self.tiers.last_write_at = self.now;
+        self.tiers.last_write_at = context.now();
         match outcome {
             OffloadOutcome::Copied => self.tiers.index.finish_copy(content, TierLevel::Disk),
             OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Disk),
         }
         let place = TierLevel::Disk;
-        self.note(WorkerNote::Offloaded {
+        context.note(WorkerNote::Offloaded {
             place,
             outcome,
             took,
         });
-        self.write_on();
+        self.write_on(context);
     }
 
     /// Registers the contents of an earlier incarnation on disk; drops those for which there is no
     /// room.
-    pub(crate) fn found_on_disk(&mut self, contents: Vec<BlockHash>) {
+    pub(crate) fn found_on_disk(&mut self, context: &mut WorkerContext, contents: Vec<BlockHash>) {
         for content in contents {
             if !self.tiers.index.add_from_disk(content) {
                 let place = TierLevel::Disk;
-                self.emit_output(WorkerOutput::TierDrop { content, place });
+                context.emit(WorkerOutput::TierDrop { content, place });
             }
         }
     }
@@ -307,49 +313,80 @@ impl WorkerBrain {
         self.pools.contents().chain(below).collect()
     }
 
-    pub(crate) fn note_tiers(&mut self) {
+    pub(crate) fn note_tiers(&mut self, context: &mut WorkerContext) {
         let blocks = |place| self.tiers.index.blocks_in(place);
         let blocks_now = (blocks(TierLevel::Host), blocks(TierLevel::Disk));
         if std::mem::replace(&mut self.tiers.last_noted, blocks_now) != blocks_now {
             let (host_blocks, disk_blocks) = blocks_now;
-            self.note(WorkerNote::Tiers {
+            context.note(WorkerNote::Tiers {
                 host_blocks,
                 disk_blocks,
             });
         }
     }
 
+    /// Whether a block is being copied to a tier.
+    pub(crate) fn is_offloading(&self) -> bool {
+        !self.tiers.offloading.is_empty()
+    }
+
+    /// Blocks being copied to a tier.
+    pub(crate) fn offloading_count(&self) -> u32 {
+        self.tiers.offloading_count()
+    }
+
+    /// The earliest time at which a fetch is stopped.
+    pub(crate) fn fetch_end(&self) -> Option<Time> {
+        self.tiers.fetch_deadlines.next()
+    }
+
+    /// Time left of each fetch.
+    pub(crate) fn fetches(&self, now: Time) -> impl Iterator<Item = (HandoffId, Duration)> + '_ {
+        let fetches = self.tiers.fetch_deadlines.iter();
+        fetches.map(move |(handoff, until)| (handoff, until.since(now)))
+    }
+
+    /// Hashes the state of the tiers that decides the future.
+    pub(crate) fn hash_tiers(&self, now: Time, hasher: &mut impl Hasher) {
+        let older = |touched| self.pools.blocks.count_older(touched);
+        self.tiers.fingerprint(now, older, hasher);
+    }
+
     /// Blocks that only a copy to a tier holds, and that will be cached once it ends.
-    pub(crate) fn blocks_pinned(&self) -> u64 {
+    pub(super) fn blocks_pinned(&self) -> u64 {
         let alone = |pin: &ReadPin| self.pools.blocks.has_one_holder(pin.held);
         self.tiers.offloading().filter(alone).count() as u64
     }
 
     /// Asserts this module's invariant.
-    pub(crate) fn check_tiers(&self) {
-        let fetches = self.sequences.values().filter_map(|s| s.fetch);
+    pub(super) fn check_tiers<'a>(
+        &self,
+        sequences: impl Iterator<Item = &'a WorkerSequence> + Clone,
+    ) {
+        let fetches = sequences.clone().filter_map(|s| s.kv.fetch);
         let readers = fetches.map(|fetch| u64::from(fetch.blocks)).sum();
         self.tiers.index.check(readers);
-        let waits = |s: &WorkerSequence| s.fetch.is_some_and(|fetch| !fetch.stopped);
-        let waiting = self.sequences.iter().filter(|(_, s)| waits(s));
+        let waits = |s: &WorkerSequence| s.kv.fetch.is_some_and(|fetch| !fetch.stopped);
+        let waiting = sequences.clone().filter(|s| waits(s));
         self.tiers
             .fetch_deadlines
-            .check(waiting.map(|(handoff, _)| *handoff));
-        for sequence in self.sequences.values() {
-            let Some(fetch) = sequence.fetch else {
+            .check(waiting.map(WorkerSequence::handoff));
+        for sequence in sequences {
+            let Some(fetch) = sequence.kv.fetch else {
                 continue;
             };
             let stands = matches!(
-                sequence.stage,
+                sequence.stage(),
                 SequenceStage::Active | SequenceStage::Closing { .. }
-            ) && sequence.slot.is_none()
+            ) && sequence.slot().is_none()
                 && !sequence.stepping()
-                && sequence.swap.is_none();
+                && sequence.kv.swap.is_none();
             assert!(
                 stands,
                 "a sequence with a fetch has a slot, a step or a swap: {sequence:?}"
             );
-            let covered = sequence.table.len() >= (sequence.published + fetch.blocks) as usize;
+            let covered =
+                sequence.kv.table.len() >= (sequence.kv.published + fetch.blocks) as usize;
             assert!(
                 covered,
                 "a fetch exceeds the sequence's blocks: {sequence:?}"

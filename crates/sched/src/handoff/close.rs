@@ -4,9 +4,10 @@
 //! Never: frees a block that a step or a copy still touches, or another worker may write to.
 //! Invariant: `Released` is reported exactly once for each hand-off that was accepted, and last.
 
-use crate::recently_ended::EndedHandoff;
-use crate::sequence::{SequencePhase, SequenceStage};
-use crate::{WorkerBrain, WorkerNote, WorkerOutput};
+use super::{EndedHandoff, Handoffs};
+use crate::memory::drop_swap;
+use crate::sequences::{SequencePhase, SequenceStage, WorkerSequence};
+use crate::{WorkerNote, WorkerOutput};
 use cleave_domain::{AbandonCause, Failure, FinishReason, HandoffId, Report, RouterId};
 use cleave_kv::handoff::{receiver, sender};
 
@@ -46,11 +47,11 @@ impl CloseReason {
     }
 }
 
-impl WorkerBrain {
+impl Handoffs<'_> {
     // === facts ===
 
     pub(crate) fn cancel(&mut self, router: RouterId, handoff: HandoffId) {
-        let sequence = self.sequences.get(&handoff);
+        let sequence = self.sequences.get(handoff);
         if sequence.is_some_and(|sequence| sequence.router == router) {
             self.close(handoff, CloseReason::Cancelled);
         } else {
@@ -59,64 +60,49 @@ impl WorkerBrain {
     }
 
     pub(crate) fn router_lost(&mut self, router: RouterId) {
-        self.routers.remove(&router);
-        let of_router = self.sequences.iter().filter(|(_, s)| s.router == router);
-        let handoffs: Vec<_> = of_router.map(|(handoff, _)| *handoff).collect();
-        for handoff in handoffs {
+        let of_router = |s: &WorkerSequence| s.router == router;
+        for handoff in self.sequences.handoffs_where(of_router) {
             self.close(handoff, CloseReason::Cancelled);
         }
     }
 
-    /// Ends hand-offs with an expired lease or stall deadline, repeats packets, stops late fetches,
-    /// and checks the step under way.
-    pub(crate) fn expire(&mut self) {
-        while let Some(handoff) = self.leases.pop_passed(self.now) {
+    /// Ends every sequence: the engine can run nothing more.
+    pub(crate) fn engine_lost(&mut self, reason: &str) {
+        for handoff in self.sequences.handoffs_where(|_| true) {
+            self.close(handoff, CloseReason::Failed(Failure::Engine(reason.into())));
+        }
+    }
+
+    /// Ends hand-offs whose router did not renew their lease in time.
+    pub(crate) fn end_expired(&mut self) {
+        while let Some(handoff) = self.sequences.next_expired(self.context.now()) {
             self.close(handoff, CloseReason::Failed(Failure::LeaseExpired));
         }
-        while let Some(due) = self.stalls.next().filter(|due| *due <= self.now) {
-            let Some(handoff) = self.stalls.pop_passed(self.now) else {
-                break;
-            };
-            if !self.waits_once_more(handoff, due) {
-                self.stalled(handoff);
-            }
-        }
-        while let Some(handoff) = self.resends.next_due(self.now, self.limits.stall_max) {
-            self.resend(handoff);
-        }
-        self.stop_late_fetches();
-        self.detect_stuck_step();
     }
 
     // === the way out ===
 
     /// Ends a hand-off, unless it was ended before.
     pub(crate) fn close(&mut self, handoff: HandoffId, close: CloseReason) {
-        let Some(sequence) = self.sequences.get_mut(&handoff) else {
+        let now = self.context.now();
+        let Some(sequence) = self.sequences.get_mut(handoff) else {
             return;
         };
         if sequence.closing() {
             return;
         }
-        let cancelled = (close == CloseReason::Cancelled).then_some(self.now);
-        sequence.stage = SequenceStage::Closing { cancelled };
         let (router, output_tokens) = (sequence.router, sequence.output_count());
         let timing = sequence.client_timing.timing();
         let prompt = sequence.phase == SequencePhase::Prompt;
-        let prefill = prompt.then(|| sequence.prefill_timing(self.now));
+        let prefill = prompt.then(|| sequence.prefill_timing(now));
         let peered = std::mem::take(&mut sequence.peer_state_open);
-        // It leaves the batch at once, but keeps the slot while a step writes to it.
-        self.active.remove(&sequence.rank);
-        if !sequence.stepping() {
-            sequence.free_slot(&mut self.slots_free);
-        }
-        self.leases.remove(handoff);
-        self.stalls.remove(handoff);
-        self.resends.end(handoff);
-        self.dirty = true;
+        let cancelled = (close == CloseReason::Cancelled).then_some(now);
+        self.sequences.close(handoff, cancelled);
+        self.peers.forget(handoff);
+        self.context.changed();
         let cause = close.cause();
         match close {
-            CloseReason::Finished(reason) => self.report(
+            CloseReason::Finished(reason) => self.context.report(
                 router,
                 Report::Finished {
                     handoff,
@@ -129,16 +115,20 @@ impl WorkerBrain {
             CloseReason::Failed(failure) => {
                 if peered {
                     let failure = failure.clone();
-                    self.note(WorkerNote::HandoffFailed { handoff, failure });
+                    self.context
+                        .note(WorkerNote::HandoffFailed { handoff, failure });
                 }
-                self.report(router, Report::LegFailed { handoff, failure });
+                self.context
+                    .report(router, Report::LegFailed { handoff, failure });
             }
             CloseReason::HandedOff | CloseReason::FinishedAtPeer | CloseReason::Cancelled => {}
         }
         // A move, swap or fetch of it ends with it; each of them settles by its own answer.
         self.close_move(handoff, cause.clone());
-        self.drop_swap(handoff);
-        self.stop_fetch(handoff);
+        if let Some(sequence) = self.sequences.get_mut(handoff) {
+            drop_swap(self.context, sequence);
+            self.memory.stop_fetch(self.context, sequence);
+        }
         if peered {
             self.part(handoff, cause);
         }
@@ -155,39 +145,36 @@ impl WorkerBrain {
         if !self.receive(handoff, up) {
             self.send(handoff, sender::SenderInput::GiveUp { cause });
         }
-        self.emit_output(WorkerOutput::Forget { handoff });
+        self.context.emit(WorkerOutput::Forget { handoff });
     }
 
     /// Frees everything of a hand-off that is over, once nothing touches its blocks.
     pub(crate) fn release_if_settled(&mut self, handoff: HandoffId) {
-        let sequence = self.sequences.get(&handoff);
-        if !sequence.is_some_and(|s| s.closing() && s.settled()) || self.read_for_a_move(handoff) {
+        let sequence = self.sequences.get(handoff);
+        let over = sequence.is_some_and(|s| s.closing() && s.settled());
+        if !over || self.peers.reads_for_move(handoff) {
             return;
         }
-        let Some(mut sequence) = self.sequences.remove(&handoff) else {
+        let Some(mut sequence) = self.sequences.remove(handoff) else {
             return;
         };
-        sequence.release_blocks(&mut self.pools);
-        sequence.free_slot(&mut self.slots_free);
-        self.dirty = true;
+        self.memory.release(&mut sequence);
+        self.context.changed();
         if let SequenceStage::Closing {
             cancelled: Some(since),
-        } = sequence.stage
+        } = sequence.stage()
         {
-            let took = self.now.since(since);
-            self.note(WorkerNote::CancelFreed { took });
+            let took = self.context.now().since(since);
+            self.context.note(WorkerNote::CancelFreed { took });
         }
-        let landed = sequence.incoming.as_ref().is_some_and(|r| r.has_landed());
-        if landed {
-            // The sender repeats its seal for up to its stall limit, and may have begun late.
-            self.recently_ended
-                .add_landed(handoff, self.now, self.limits.stall_max * 2);
+        if sequence.incoming.as_ref().is_some_and(|r| r.has_landed()) {
+            self.peers.remember_landed(handoff, self.context);
         } else {
-            self.recently_ended.add(handoff, EndedHandoff::Ended);
+            self.peers.remember(handoff, EndedHandoff::Ended);
         }
-        self.stalls.remove(handoff);
-        self.resends.end(handoff);
-        self.report(sequence.router, Report::Released { handoff });
+        self.peers.forget(handoff);
+        self.context
+            .report(sequence.router, Report::Released { handoff });
     }
 }
 
