@@ -91,8 +91,8 @@ impl RouterBrain {
         }
     }
 
-    /// Begins an attempt: both legs are claimed, and either one worker is ordered to run them or the
-    /// decode leg is ordered first.
+    /// Begins an attempt: both legs are claimed, and either one worker is ordered to run them, or
+    /// the decode leg is ordered first.
     pub(crate) fn start(&mut self, id: FlightId, placement: &ChosenPlacement) {
         let choice = &placement.choice;
         self.decide(

@@ -85,7 +85,8 @@ struct OrderedAttempt {
     of: Option<u32>,
     /// Its sender was ordered to start: from now on its tokens may come.
     ordered: bool,
-    /// Its decode worker reported its end, was ordered to end it, or is gone; or the sender refused.
+    /// Its decode worker reported its end, was ordered to end it, or is gone; or its sender
+    /// refused.
     over: bool,
     /// An order to run both legs was answered.
     running: bool,

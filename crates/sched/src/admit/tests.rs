@@ -218,7 +218,10 @@ fn a_worker_of_any_role_runs_both_legs() {
         let released = Report::Released {
             handoff: handoff(1),
         };
-        let ends = worker.reports.iter().filter(|(_, said)| *said == released);
+        let ends = worker
+            .reports
+            .iter()
+            .filter(|(_, report)| *report == released);
         assert_eq!(ends.count(), 1, "once for both legs");
     }
 }

@@ -8,11 +8,12 @@
 //! # Parts of a world
 //!
 //! Two prefill and two decode workers (or two without roles) with three blocks each, one router,
-//! three requests, all with the brains that serve in production; an engine that computes at once what [`crate::run_chaos`]'s
-//! engine computes, and remembers the content of every cell; streams between router and workers
-//! that keep their order or break; packets between workers that arrive in any order. A transition
-//! is one of these events, or a fault. Every brain has its own clock: a clock that jumps to the
-//! brain's next deadline is a fault too, so leases and timers may run out anywhere.
+//! three requests, all with the brains that serve in production; an engine that computes at once
+//! what [`crate::run_chaos`]'s engine computes, and remembers the content of every cell; streams
+//! between router and workers that keep their order or break; packets between workers that arrive
+//! in any order. A transition is one of these events, or a fault. Every brain has its own clock: a
+//! clock that jumps to the brain's next deadline is a fault too, so leases and timers may run out
+//! anywhere.
 //!
 //! Whole brains with three requests have more states than any machine holds. So each world limits
 //! the *surprises* of a path: faults, and, in worlds with too many messages in flight to try all
