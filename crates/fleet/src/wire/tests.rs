@@ -11,8 +11,9 @@ use crate::connection::{FromWorker, Registration, ToWorker};
 use crate::grpc::{InboundMessage, OutboundMessage};
 use cleave_api::TraceParent;
 use cleave_domain::{
-    Capacity, Failure, FleetDemand, HandoffId, LinkPrice, Order, PrefillTiming, Prices, Report,
-    RowPrice, ScalingGossip, SloOutcomes, WorkerId,
+    Capacity, Deadline, Failure, FleetDemand, HandoffId, LinkPrice, OnDeadlineMiss, Order,
+    PrefillOrder, PrefillTiming, Prices, Report, Request, ReserveOrder, RowPrice, RunOrder,
+    ScalingGossip, SloOutcomes, WorkerId,
 };
 use cleave_telemetry::RequestContext;
 use proptest::collection::vec;
@@ -21,6 +22,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use prost::Message;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,6 +159,58 @@ fn durations_beyond_584_years_are_584_years() {
     // More nanoseconds than a second has, on top of the most seconds.
     let overflowing = [&sent[..3], &encode(&(u64::MAX, u32::MAX))[..], &[1, 0][..]].concat();
     assert!(decode::<Report>("report", &overflowing).is_err());
+}
+
+/// The parts with durations of an order that begins a leg.
+fn times(order: &mut Order) -> Option<(&mut Duration, &mut Option<Deadline>, &mut Arc<Request>)> {
+    match order {
+        Order::Reserve(ReserveOrder {
+            waited,
+            due,
+            request,
+            ..
+        })
+        | Order::Prefill(PrefillOrder {
+            waited,
+            due,
+            request,
+            ..
+        })
+        | Order::Run(RunOrder {
+            waited,
+            due,
+            request,
+            ..
+        }) => Some((waited, due, request)),
+        _ => None,
+    }
+}
+
+#[test]
+fn durations_of_an_order_that_begins_a_leg_are_bounded() {
+    let mut runner = TestRunner::deterministic();
+    let mut kinds = BTreeSet::new();
+    for _ in 0..200 {
+        let mut sent = order().new_tree(&mut runner).unwrap().current();
+        let Some((waited, due, request)) = times(&mut sent) else {
+            continue;
+        };
+        *waited = Duration::MAX;
+        *due = Some(Deadline {
+            left: Duration::MAX,
+            unmet: OnDeadlineMiss::Serve,
+        });
+        Arc::make_mut(request).slo.ttft = Some(Duration::MAX);
+        let bytes = encode(&sent);
+        kinds.insert(bytes[0]);
+        let mut received: Order = decode("order", &bytes).unwrap();
+        let (waited, due, request) = times(&mut received).unwrap();
+        let longest = Duration::from_nanos(u64::MAX);
+        assert_eq!(*waited, longest);
+        assert_eq!(due.map(|due| due.left), Some(longest));
+        assert_eq!(request.slo.ttft, Some(longest));
+    }
+    assert_eq!(kinds.len(), 3, "reserve, prefill and run");
 }
 
 #[test]
