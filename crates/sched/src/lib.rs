@@ -13,7 +13,7 @@
 //! [`WorkerBrain::check`] asserts every invariant and [`WorkerBrain::fingerprint`] distinguishes
 //! states, both for tests.
 
-mod admit;
+mod admission;
 mod batch;
 mod brain;
 mod check;
@@ -23,13 +23,11 @@ mod event;
 mod fingerprint;
 mod forecast;
 mod handoff;
-mod late_refusal;
 mod machines;
 mod memory;
 mod outcome;
 mod policy;
 mod report;
-mod reservation;
 mod sequences;
 mod snapshot;
 mod speculate;

@@ -5,7 +5,7 @@
 //! Invariant: see [`WorkerMachines::check`].
 
 use crate::WorkerLimits;
-use crate::admit::Admission;
+use crate::admission::Admission;
 use crate::batch::{StepAhead, StepPipeline, StepPlanner, StepResults};
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
@@ -13,7 +13,7 @@ use crate::handoff::{Handoffs, PeerTraffic};
 use crate::memory::{KvMemory, MemoryPressure};
 use crate::report::RouterReports;
 use crate::sequences::SequenceTable;
-use crate::snapshot::WorkerSnapshot;
+use crate::snapshot::LoadSnapshot;
 use crate::speculate::DraftAcceptance;
 
 #[derive(Clone, Debug)]
@@ -56,8 +56,8 @@ impl WorkerMachines {
 
     // === rules, each with the machines that it may touch ===
 
-    pub(crate) fn snapshot(&self) -> WorkerSnapshot<'_> {
-        WorkerSnapshot {
+    pub(crate) fn snapshot(&self) -> LoadSnapshot<'_> {
+        LoadSnapshot {
             context: &self.context,
             sequences: &self.sequences,
             memory: &self.memory,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// The machines from which load, forecasts and refusals follow.
 #[derive(Clone, Copy)]
-pub(crate) struct WorkerSnapshot<'a> {
+pub(crate) struct LoadSnapshot<'a> {
     pub(crate) context: &'a WorkerContext,
     pub(crate) sequences: &'a SequenceTable,
     pub(crate) memory: &'a KvMemory,
@@ -20,7 +20,7 @@ pub(crate) struct WorkerSnapshot<'a> {
     pub(crate) forecast: &'a WorkForecast,
 }
 
-impl WorkerSnapshot<'_> {
+impl LoadSnapshot<'_> {
     /// Upper bound of the time until the first running sequence ends.
     pub(crate) fn soonest_end(&self) -> Duration {
         let left = |s: &WorkerSequence| s.request.stop.max_tokens.saturating_sub(s.output_count());

@@ -7,11 +7,11 @@
 
 use crate::WorkerNote;
 use crate::sequences::SequenceStage;
-use crate::snapshot::WorkerSnapshot;
+use crate::snapshot::LoadSnapshot;
 use cleave_domain::WorkerLoad;
 use cleave_kv::PlanePool;
 
-impl WorkerSnapshot<'_> {
+impl LoadSnapshot<'_> {
     /// The use of the pool, while the load is this one.
     pub(crate) fn audit(&self, load: WorkerLoad) -> WorkerNote {
         let (mut reserved, mut leased, mut quarantined) = (0, 0, 0);

@@ -3,7 +3,7 @@
 //! Owns: the sums of a [`WorkerLoad`]. Never: changes anything, or decides what is reported.
 
 use crate::sequences::SequenceStage;
-use crate::snapshot::WorkerSnapshot;
+use crate::snapshot::LoadSnapshot;
 use cleave_domain::{PrefillBacklog, StepProgress, WorkerLoad};
 use cleave_kv::PlanePool;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// A stream that ends within this time is gone before one that is placed now arrives.
 const GONE_SOON: Duration = Duration::from_millis(500);
 
-impl WorkerSnapshot<'_> {
+impl LoadSnapshot<'_> {
     /// The worker's current load.
     pub(crate) fn load(&self) -> WorkerLoad {
         let now = self.context.now();

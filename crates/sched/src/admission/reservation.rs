@@ -3,15 +3,15 @@
 //! Owns: how many blocks it needs, and when it may have them. Never: frees a block of another
 //! sequence. Invariant: a sequence gets all that it needs, or nothing.
 
+use super::Admission;
 use crate::WorkerLimits;
-use crate::admit::Admission;
 use crate::memory::CacheReuse;
 use crate::sequences::WorkerSequence;
 use cleave_domain::Refusal;
 
 impl Admission<'_> {
-    /// Calls [`crate::memory::KvMemory::secure`] for a sequence that is new here. Nothing is given out while a
-    /// preempted or swapped sequence waits for blocks: new ones would starve it.
+    /// Calls [`crate::memory::KvMemory::secure`] for a sequence that is new here. Nothing is given
+    /// out while a preempted or swapped sequence waits for blocks: new ones would starve it.
     pub(crate) fn hold(
         &mut self,
         sequence: &mut WorkerSequence,

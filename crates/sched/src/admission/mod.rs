@@ -6,6 +6,9 @@
 //! Invariant: an order is answered by `Reserved`, `Running` or `Refused`, or is in the end
 //! `Released`; a refusal leaves nothing behind, and a repetition changes nothing.
 
+mod late_refusal;
+mod reservation;
+
 use crate::WorkerNote;
 use crate::batch::StepPipeline;
 use crate::context::WorkerContext;
@@ -14,9 +17,8 @@ use crate::handoff::{EndedHandoff, PeerTraffic};
 use crate::memory::{CacheReuse, KvMemory};
 use crate::policy::{self, ServiceRank};
 use crate::report::RouterReports;
-use crate::reservation::{ahead, growth};
 use crate::sequences::{SequenceTable, WorkerSequence, prompt_due};
-use crate::snapshot::WorkerSnapshot;
+use crate::snapshot::LoadSnapshot;
 use cleave_domain::{
     Deadline, HandoffId, PrefillOrder, Refusal, Report, Request, ReserveOrder, RouterId, RunOrder,
     Time,
@@ -24,6 +26,7 @@ use cleave_domain::{
 use cleave_kv::block_hash;
 use cleave_kv::handoff::receiver::{ExpectedHandoff, HandoffReceiver};
 use cleave_kv::handoff::sender::HandoffSender;
+use reservation::{ahead, growth};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -362,8 +365,8 @@ impl Admission<'_> {
         self.context.now() + self.context.limits().lease
     }
 
-    pub(crate) fn snapshot(&self) -> WorkerSnapshot<'_> {
-        WorkerSnapshot {
+    pub(crate) fn snapshot(&self) -> LoadSnapshot<'_> {
+        LoadSnapshot {
             context: self.context,
             sequences: self.sequences,
             memory: self.memory,

@@ -9,7 +9,7 @@
 use crate::batch::targets;
 use crate::policy::{self, ServiceRank};
 use crate::sequences::{SequenceStage, WorkerSequence};
-use crate::snapshot::WorkerSnapshot;
+use crate::snapshot::LoadSnapshot;
 use cleave_domain::{Deadline, OnDeadlineMiss, Refusal, Request, SloMetric, StepWork};
 use cleave_planner::slowdown_permille;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn may_refuse(due: Option<Deadline>) -> bool {
     due.is_some_and(|due| due.unmet == OnDeadlineMiss::Refuse)
 }
 
-impl WorkerSnapshot<'_> {
+impl LoadSnapshot<'_> {
     /// Refuses a new prompt whose first token would be late, or which would make another late that
     /// is in time without it.
     pub(crate) fn refuse_late_prompt(&self, sequence: &mut WorkerSequence) -> Result<(), Refusal> {
