@@ -98,20 +98,24 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
         sums: TileSums,
     );
 
-    /// Converts a slice's final sums to floats.
+    /// Scales of sixteen columns from `column` on, counting every panel as full.
     #[inline(always)]
-    fn finish(_: S, _: &PackedProduct<'_>, sum: S::V, _at: SliceElement) -> S::V {
+    fn column_scales(s: S, _: &PackedProduct<'_>, _column: usize) -> S::V {
+        s.splat(1.0)
+    }
+
+    /// Scale of a row in a slice.
+    #[inline(always)]
+    fn row_scale(s: S, _: &PackedProduct<'_>, _slice: usize, _row: usize) -> S::V {
+        s.splat(1.0)
+    }
+
+    /// Converts a slice's final sums of sixteen columns to floats, scaled if the format has scales
+    /// of columns.
+    #[inline(always)]
+    fn finish(_: S, sum: S::V, _column_scales: S::V, _row_scale: S::V) -> S::V {
         sum
     }
-}
-
-/// Place of sixteen sums of a slice.
-#[derive(Clone, Copy)]
-pub struct SliceElement {
-    pub slice: usize,
-    pub row: usize,
-    /// First column, counting every panel as full.
-    pub column: usize,
 }
 
 /// Pointers to a tile's sums, `[row][PANEL]`, before and after a block; equal unless the format is
@@ -155,9 +159,20 @@ pub struct PrefetchAhead {
     lines: usize,
     /// Steps between prefetches, as a power of two.
     steps_between_log2: u32,
+    /// Words that each tile prefetches.
+    tile_words: usize,
 }
 
 impl PrefetchAhead {
+    /// The plan of a tile, from that of the first one.
+    #[inline(always)]
+    fn of_tile(self, index: usize) -> Self {
+        Self {
+            start: self.start.wrapping_add(index * self.tile_words),
+            ..self
+        }
+    }
+
     /// Prefetches this step's part.
     #[inline(always)]
     pub fn prefetch_step<S: Simd>(self, s: S, step: usize) {
@@ -299,6 +314,7 @@ impl PanelWalk<'_, '_> {
                 let packed = &product.right[packed];
                 let right = F::prepare(s, product, packed, spread);
                 let next = self.next_block_words::<S, F>(panel, &at, following.as_ref());
+                let ahead = self.prefetch_of_panel(packed, at.steps.len(), &next);
                 for tile in tiles.clone() {
                     let rows_at = cut.start(tile)..cut.start(tile + 1);
                     // Sums of every panel and tile of the walk have their own place in the scratch
@@ -320,7 +336,7 @@ impl PanelWalk<'_, '_> {
                         row: rows_at.start,
                         column: panel * PANEL,
                         vector: 0,
-                        prefetch: self.prefetch_for_tile(packed, steps, &next, tile - tiles.start),
+                        prefetch: ahead.of_tile(tile - tiles.start),
                     };
                     // Chains start from `F::start` in registers; other formats add to sums in
                     // memory, which must be initialised.
@@ -392,15 +408,15 @@ impl PanelWalk<'_, '_> {
         start + F::words(self.product, steps.start)..start + F::words(self.product, steps.end)
     }
 
-    /// Prefetch plan of a tile for the current block: a single tile prefetches the following lines,
-    /// one of several its share of the next block, as evenly as powers of two allow.
+    /// Prefetch plan of the first tile for the current block: a single tile prefetches the
+    /// following lines, one of several its share of the next block, as evenly as powers of two
+    /// allow.
     #[inline(always)]
-    fn prefetch_for_tile(
+    fn prefetch_of_panel(
         &self,
         packed: &[u32],
         steps: usize,
         next: &Range<usize>,
-        index: usize,
     ) -> PrefetchAhead {
         let count = self.tiles.len();
         if count == 1 {
@@ -408,14 +424,15 @@ impl PanelWalk<'_, '_> {
                 start: packed.as_ptr().wrapping_add(PREFETCH_LINES_AHEAD * LANES),
                 lines: (packed.len() / LANES / steps).clamp(1, 2),
                 steps_between_log2: 0,
+                tile_words: 0,
             };
         }
         let lines = next.len().div_ceil(LANES * count).max(1);
-        let start = next.start + index * lines * LANES;
         PrefetchAhead {
-            start: self.product.right.as_ptr().wrapping_add(start),
+            start: self.product.right.as_ptr().wrapping_add(next.start),
             lines: 1,
             steps_between_log2: (steps / lines).max(1).ilog2(),
+            tile_words: lines * LANES,
         }
     }
 }

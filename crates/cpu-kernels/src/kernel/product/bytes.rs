@@ -5,9 +5,7 @@
 
 use super::pairs::{self, RightSide};
 use super::results::whole_vector;
-use super::{
-    BlockSides, PANEL, PackedProduct, SliceElement, TileSums, WeightForm, load_sums, store_sums,
-};
+use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
 use crate::simd::LANES;
 use crate::simd::bytes::{IntegerSimd, LeftBytes};
 
@@ -79,13 +77,17 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
     }
 
     #[inline(always)]
-    fn finish(s: S, product: &PackedProduct<'_>, sum: S::V, at: SliceElement) -> S::V {
-        let SliceElement { slice, row, column } = at;
-        let scales = whole_vector(product.integer.scales, column);
-        let scaled = s.mul(s.to_float(sum), s.load(scales));
-        s.mul(
-            scaled,
-            s.splat(product.left_scales[slice * product.rows + row]),
-        )
+    fn column_scales(s: S, product: &PackedProduct<'_>, column: usize) -> S::V {
+        s.load(whole_vector(product.integer.scales, column))
+    }
+
+    #[inline(always)]
+    fn row_scale(s: S, product: &PackedProduct<'_>, slice: usize, row: usize) -> S::V {
+        s.splat(product.left_scales[slice * product.rows + row])
+    }
+
+    #[inline(always)]
+    fn finish(s: S, sum: S::V, column_scales: S::V, row_scale: S::V) -> S::V {
+        s.mul(s.mul(s.to_float(sum), column_scales), row_scale)
     }
 }

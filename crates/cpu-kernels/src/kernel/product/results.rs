@@ -3,7 +3,7 @@
 //! Owns: the tree of slices, and what comes after it: bias, gate, and the stores.
 //! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
 
-use super::{LEVEL_WORDS, PANEL, PackedProduct, SliceElement, WeightForm};
+use super::{LEVEL_WORDS, PANEL, PackedProduct, WAITING_LEVELS, WeightForm};
 use crate::kernel::rows::silu;
 use crate::simd::{LANES, Simd};
 use std::ops::Range;
@@ -34,34 +34,66 @@ pub(super) unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
     sums: &[f32],
     waiting: &mut [f32],
 ) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match ended.slice.trailing_ones() {
+            0 => add_waiting::<S, F, 0>(s, product, ended, sums, waiting),
+            1 => add_waiting::<S, F, 1>(s, product, ended, sums, waiting),
+            2 => add_waiting::<S, F, 2>(s, product, ended, sums, waiting),
+            _ => add_waiting::<S, F, 3>(s, product, ended, sums, waiting),
+        }
+    }
+}
+
+/// [`end_slice`] after a slice whose number ends in L ones.
+///
+/// # Safety
+/// As [`end_slice`].
+#[inline(always)]
+unsafe fn add_waiting<S: Simd, F: WeightForm<S>, const L: usize>(
+    s: S,
+    product: &PackedProduct<'_>,
+    ended: &EndedSlice,
+    sums: &[f32],
+    waiting: &mut [f32],
+) {
     let EndedSlice {
         slice,
         rows,
         panel,
         waiting_at,
     } = ended;
-    let levels = slice.trailing_ones() as usize;
+    let column = panel * PANEL;
+    let scales = [
+        F::column_scales(s, product, column),
+        F::column_scales(s, product, column + LANES),
+    ];
     let is_last = slice + 1 == product.slices.len();
+    // One check for all rows, without which each vector would have its own.
+    let end = waiting_at + sums.len();
+    assert!(is_last || L < WAITING_LEVELS, "more than eight slices");
+    assert!(is_last && L == 0 || end <= LEVEL_WORDS);
+    assert!(waiting.len() >= WAITING_LEVELS * LEVEL_WORDS);
     for (index, sums) in sums.as_chunks::<LANES>().0.chunks_exact(2).enumerate() {
         let row = rows.start + index;
+        let row_scale = F::row_scale(s, product, *slice, row);
         let mut values = [s.splat(0.0); 2];
-        for (vector, sum) in sums.iter().enumerate() {
-            let at = SliceElement {
-                slice: *slice,
-                row,
-                column: panel * PANEL + vector * LANES,
-            };
-            let mut value = F::finish(s, product, s.load(sum), at);
+        for vector in 0..2 {
+            let mut value = F::finish(s, s.load(&sums[vector]), scales[vector], row_scale);
             let word = waiting_at + index * PANEL + vector * LANES;
-            for level in 0..levels {
-                let waited = whole_vector(waiting, level * LEVEL_WORDS + word);
+            for level in 0..L {
+                // SAFETY: a row's words are within each level, as was checked.
+                let waited = unsafe { &*waiting.as_ptr().add(level * LEVEL_WORDS + word).cast() };
                 value = s.add(s.load(waited), value);
             }
             if !is_last {
-                let place = &mut waiting[levels * LEVEL_WORDS + word..];
-                write_vector(s, value, place);
+                // SAFETY: as above; a slice that is not the last leaves a level free.
+                let place =
+                    unsafe { &mut *waiting.as_mut_ptr().add(L * LEVEL_WORDS + word).cast() };
+                s.store(value, place);
             } else if let Some(bias) = product.bias {
-                value = s.add(value, s.load(whole_vector(bias, at.column)));
+                let bias = whole_vector(bias, column + vector * LANES);
+                value = s.add(value, s.load(bias));
             }
             values[vector] = value;
         }
