@@ -77,13 +77,13 @@ impl RouterBrain {
 
     /// The rules of the highest layer, which borrow every machine of flights.
     fn steps(&mut self) -> FlightSteps<'_> {
-        let cx = RouterContext {
+        let context = RouterContext {
             now: self.now,
             limits: &self.limits,
             outputs: &mut self.outputs,
         };
         let legs = LegRules {
-            cx,
+            context,
             flights: &mut self.flights,
             fleet: &mut self.fleet,
             releases: &mut self.releases,

@@ -39,7 +39,9 @@ impl FlightSteps<'_> {
                 self.commanded(worker, OperatorRequest::Serve(role));
             }
             ScalerOutput::Decided(decision) => {
-                self.legs().cx.emit(RouterOutput::WorkersWanted(decision));
+                self.legs()
+                    .context
+                    .emit(RouterOutput::WorkersWanted(decision));
             }
         }
     }

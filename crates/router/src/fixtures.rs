@@ -150,7 +150,7 @@ impl LegsFixture {
 
     pub(crate) fn legs(&mut self) -> LegRules<'_> {
         LegRules {
-            cx: RouterContext {
+            context: RouterContext {
                 now: self.now,
                 limits: &self.limits,
                 outputs: &mut self.outputs,

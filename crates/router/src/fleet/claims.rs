@@ -116,7 +116,12 @@ impl RouterFleet {
     }
 
     /// Sends an order to a worker, and counts it: a load tells how many the worker has received.
-    pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order, cx: &mut RouterContext) {
+    pub(crate) fn send_order(
+        &mut self,
+        worker: WorkerRef,
+        order: Order,
+        context: &mut RouterContext,
+    ) {
         let last = match &order {
             Order::Reserve(ReserveOrder { handoff, .. })
             | Order::Prefill(PrefillOrder { handoff, .. })
@@ -124,7 +129,7 @@ impl RouterFleet {
             _ => None,
         };
         self.count_order(worker, last);
-        cx.emit(RouterOutput::Order { worker, order });
+        context.emit(RouterOutput::Order { worker, order });
     }
 
     /// Counts an order to the worker; `last` names the hand-off whose last order this is.

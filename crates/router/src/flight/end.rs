@@ -27,8 +27,8 @@ pub(crate) struct FlightEndings<'a> {
 impl FlightEndings<'_> {
     pub(crate) fn rules(&self) -> PlacementRules<'_> {
         PlacementRules {
-            now: self.legs.cx.now,
-            limits: self.legs.cx.limits,
+            now: self.legs.context.now,
+            limits: self.legs.context.limits,
             fleet: self.legs.fleet,
             tally: self.tally,
         }
@@ -47,12 +47,12 @@ impl FlightEndings<'_> {
         let stage = flight.cancel_stage();
         self.legs.drop_legs(id, Failure::Rejected);
         let LegRules {
-            cx,
+            context,
             fleet,
             releases,
             ..
         } = &mut self.legs;
-        releases.cancel(id, stage, fleet, cx);
+        releases.cancel(id, stage, fleet, context);
         self.end_with(id, Ending::Cancelled, None, why);
     }
 
@@ -99,13 +99,14 @@ impl FlightEndings<'_> {
             return;
         };
         self.queue.leave(&flight.place);
-        let cx = &mut self.legs.cx;
-        let outcome = flight.verdict(&ending, why, output_tokens, cx.now);
+        let context = &mut self.legs.context;
+        let outcome = flight.verdict(&ending, why, output_tokens, context.now);
         let timing = outcome.timing;
-        let policy = &cx.limits.policy;
-        self.tally.learn_answer(&flight, &outcome, policy, cx.now);
-        self.scaling.judged(cx.now, &flight, &outcome);
-        cx.note(RouterNote::Judged {
+        let policy = &context.limits.policy;
+        self.tally
+            .learn_answer(&flight, &outcome, policy, context.now);
+        self.scaling.judged(context.now, &flight, &outcome);
+        context.note(RouterNote::Judged {
             flight: id,
             class: flight.request.slo.class.clone(),
             tenant: flight.request.slo.tenant.clone(),
@@ -120,7 +121,7 @@ impl FlightEndings<'_> {
             _ => flight.request.prompt.len() as i64 + i64::from(output),
         };
         self.tally.settle(&flight, served, policy);
-        cx.emit(RouterOutput::End {
+        context.emit(RouterOutput::End {
             flight: id,
             ending,
             output_tokens,
@@ -135,22 +136,22 @@ impl FlightEndings<'_> {
         outcome: DecisionOutcome,
         considered: Vec<RequestForecast>,
     ) {
-        let cx = &mut self.legs.cx;
+        let context = &mut self.legs.context;
         let Some(flight) = self.legs.flights.get(id) else {
             return;
         };
         let slo = &flight.request.slo;
-        let named = &flight.class(&cx.limits.policy).name;
+        let named = &flight.class(&context.limits.policy).name;
         let decision = PlacementDecision {
             flight: id,
             class: slo.class.clone(),
             tenant: slo.tenant.clone(),
-            waited: cx.now.since(flight.submitted),
-            ttft_permille: self.tally.ttft(named, cx.now).permille(),
-            tpot_permille: self.tally.tpot(named, cx.now).permille(),
+            waited: context.now.since(flight.submitted),
+            ttft_permille: self.tally.ttft(named, context.now).permille(),
+            tpot_permille: self.tally.tpot(named, context.now).permille(),
             considered,
             outcome,
         };
-        cx.note(RouterNote::Decided(Box::new(decision)));
+        context.note(RouterNote::Decided(Box::new(decision)));
     }
 }

@@ -13,7 +13,7 @@ impl FlightRecovery<'_> {
     /// Fails flights over from stuck workers while there is another place for them. One at a time,
     /// since a flight whose tokens are being counted has no place yet.
     pub(crate) fn fail_over_stuck(&mut self) {
-        let moves_max = self.legs().cx.limits.moves_max as usize;
+        let moves_max = self.legs().context.limits.moves_max as usize;
         for worker in self.legs().fleet.stuck() {
             for handoff in self.legs().fleet.handoffs(worker) {
                 let flights = &self.legs().flights;
@@ -35,7 +35,7 @@ impl FlightRecovery<'_> {
     fn may_fail_over(&mut self, worker: WorkerRef, handoff: HandoffId) -> bool {
         let legs = self.legs();
         let flight = legs.flights.get(handoff.flight);
-        let failures_max = legs.cx.limits.failures_max;
+        let failures_max = legs.context.limits.failures_max;
         // A flight without failures left does better to wait for the worker.
         let has_budget = flight.is_some_and(|f| f.failures.counted() < failures_max);
         has_budget

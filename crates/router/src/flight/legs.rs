@@ -23,7 +23,7 @@ pub(crate) enum LegRelease {
 /// The rules of legs, over the flights that have them and the workers that serve them.
 #[derive(Debug)]
 pub(crate) struct LegRules<'a> {
-    pub(crate) cx: RouterContext<'a>,
+    pub(crate) context: RouterContext<'a>,
     pub(crate) flights: &'a mut RouterFlights,
     pub(crate) fleet: &'a mut RouterFleet,
     pub(crate) releases: &'a mut LegReleases,
@@ -31,17 +31,17 @@ pub(crate) struct LegRules<'a> {
 
 impl LegRules<'_> {
     pub(crate) fn note(&mut self, note: RouterNote) {
-        self.cx.note(note);
+        self.context.note(note);
     }
 
     pub(crate) fn send_order(&mut self, worker: WorkerRef, order: Order) {
-        self.fleet.send_order(worker, order, &mut self.cx);
+        self.fleet.send_order(worker, order, &mut self.context);
     }
 
     /// The same rules, borrowed for others above them.
     pub(crate) fn reborrow(&mut self) -> LegRules<'_> {
         LegRules {
-            cx: self.cx.reborrow(),
+            context: self.context.reborrow(),
             flights: self.flights,
             fleet: self.fleet,
             releases: self.releases,
@@ -51,7 +51,7 @@ impl LegRules<'_> {
     /// Records that the attempt under way failed.
     pub(crate) fn clock_lost(&mut self, id: FlightId) {
         if let Some(flight) = self.flights.get_mut(id) {
-            flight.timestamps.attempt_lost(self.cx.now);
+            flight.timestamps.attempt_lost(self.context.now);
         }
     }
 
@@ -110,7 +110,8 @@ impl LegRules<'_> {
 
     /// Counts a released leg; the last one of a cancelled flight ends its leaving.
     pub(crate) fn leg_closed(&mut self, flight: FlightId) {
-        self.releases.leg_closed(flight, self.fleet, &mut self.cx);
+        self.releases
+            .leg_closed(flight, self.fleet, &mut self.context);
     }
 }
 

@@ -114,7 +114,7 @@ impl FlightMoves<'_> {
     /// Drops a worker's request once its load shows room for the expected output of one more
     /// sequence.
     pub(crate) fn settle_migration_request(&mut self, worker: WorkerRef, load: &WorkerLoad) {
-        let tokens = self.legs.cx.limits.expected_output_tokens;
+        let tokens = self.legs.context.limits.expected_output_tokens;
         let blocks = self.legs.fleet.blocks(worker, tokens);
         if blocks.is_some_and(|blocks| load.blocks_free >= blocks) {
             self.legs.fleet.drop_migration_request(worker);
@@ -130,7 +130,7 @@ impl FlightMoves<'_> {
         let attempts = self.legs.flights.moving().filter_map(FlightRecord::attempt);
         let moving_now = attempts.filter(|attempt| generates(attempt)).count();
         self.legs
-            .cx
+            .context
             .limits
             .moves_max
             .saturating_sub(moving_now as u32)
@@ -151,7 +151,7 @@ impl FlightMoves<'_> {
     fn target(&self, id: FlightId, why: MoveReason) -> Result<WorkerRef, NoPlacement> {
         let flight = self.legs.flights.get(id).ok_or(NoPlacement::NoWorker)?;
         let source = flight.attempt().ok_or(NoPlacement::NoWorker)?.decode;
-        let (limits, now) = (self.legs.cx.limits, self.legs.cx.now);
+        let (limits, now) = (self.legs.context.limits, self.legs.context.now);
         let ask = move_ask(flight, why, limits);
         let query = flight.query(None, limits, now);
         let among = |excluded: &BTreeSet<WorkerId>| {
@@ -166,7 +166,7 @@ impl FlightMoves<'_> {
         let Some(flight) = self.legs.flights.get(id) else {
             return false;
         };
-        let (limits, now) = (self.legs.cx.limits, self.legs.cx.now);
+        let (limits, now) = (self.legs.context.limits, self.legs.context.now);
         let ask = move_ask(flight, MoveReason::Drain, limits);
         let query = flight.query(None, limits, now);
         self.legs
@@ -177,7 +177,7 @@ impl FlightMoves<'_> {
     // === a move ===
 
     fn begin_move(&mut self, id: FlightId, why: MoveReason) {
-        let began = self.legs.cx.now;
+        let began = self.legs.context.now;
         let Some(flight) = self.legs.flights.get_mut(id) else {
             return;
         };
@@ -189,7 +189,7 @@ impl FlightMoves<'_> {
             leg: None,
         };
         self.legs.flights.set_move(id, moving);
-        self.legs.cx.emit(RouterOutput::Count { handoff });
+        self.legs.context.emit(RouterOutput::Count { handoff });
     }
 
     /// Orders the reservation at a target, once the client's tokens are counted.
@@ -211,7 +211,7 @@ impl FlightMoves<'_> {
         }
         if why == MoveReason::MemoryPressure {
             let drawn = flight.request.generated.len() as u32;
-            let rest = self.legs.cx.limits.expected_output_tokens;
+            let rest = self.legs.context.limits.expected_output_tokens;
             if flight.moves.yielded_lately(drawn, rest) {
                 return self.legs.fleet.drop_migration_request(of.decode);
             }
@@ -237,20 +237,20 @@ impl FlightMoves<'_> {
             return;
         };
         let cost = MigrationCost {
-            ask: move_ask(flight, why, self.legs.cx.limits),
+            ask: move_ask(flight, why, self.legs.context.limits),
             tpot: flight
                 .request
                 .slo
                 .tpot
-                .filter(|_| self.legs.cx.limits.mode == RoutingMode::Slo),
+                .filter(|_| self.legs.context.limits.mode == RoutingMode::Slo),
         };
         let reserve = ReserveOrder {
             handoff,
             request: Arc::clone(&flight.request),
             sender: of.decode,
-            expected_output_tokens: self.legs.cx.limits.expected_output_tokens,
-            ahead_tokens: self.legs.cx.limits.move_ahead_tokens,
-            waited: self.legs.cx.now.since(flight.submitted),
+            expected_output_tokens: self.legs.context.limits.expected_output_tokens,
+            ahead_tokens: self.legs.context.limits.move_ahead_tokens,
+            waited: self.legs.context.now.since(flight.submitted),
             due: None,
         };
         let context_tokens_max = self.legs.fleet.context_tokens_max(target);
@@ -261,12 +261,12 @@ impl FlightMoves<'_> {
         let moving = FlightMigration {
             handoff,
             why,
-            began: self.legs.cx.now,
+            began: self.legs.context.now,
             leg: Some(leg),
         };
         self.legs.flights.set_move(id, moving);
         self.legs.fleet.claim_move_target(handoff, target, &cost);
-        let until = self.legs.cx.now + self.legs.cx.limits.reserve_timeout;
+        let until = self.legs.context.now + self.legs.context.limits.reserve_timeout;
         self.legs
             .flights
             .set_timer(id, FlightTimer::StepTimeout, Some(until));
@@ -329,7 +329,7 @@ impl FlightMoves<'_> {
         self.legs
             .flights
             .set_timer(id, FlightTimer::MoveBackoff, None);
-        let took = self.legs.cx.now.since(began);
+        let took = self.legs.context.now.since(began);
         self.legs.note(RouterNote::Moved { handoff, took });
         // The target informs the source too, but it may be lost before. The source paused before it
         // sealed, so it has no further reports than those on their way.
@@ -377,7 +377,7 @@ impl FlightMoves<'_> {
     pub(crate) fn over(&mut self, id: FlightId, failure: Failure) -> Option<SourceFailure> {
         let moving = self.legs.flights.take_move(id);
         let leg = moving.and_then(|moving| moving.leg)?;
-        let now = self.legs.cx.now;
+        let now = self.legs.context.now;
         let flight = self.legs.flights.get_mut(id)?;
         let until = now + flight.moves.abort(leg.decode.worker);
         let doubt = flight.attempt().and_then(|a| a.leg_failure.clone());

@@ -53,12 +53,14 @@ impl FlightRecovery<'_> {
     /// attempt counts as failed, since a flight with output is never refused.
     pub(crate) fn drew_unanswered(&mut self, id: FlightId, worker: WorkerRef) {
         let shared = self.is_loss_shared();
-        let LegRules { cx, flights, .. } = self.legs();
+        let LegRules {
+            context, flights, ..
+        } = self.legs();
         if let Some(flight) = flights.get_mut(id) {
-            let failures_max = cx.limits.failures_max;
+            let failures_max = context.limits.failures_max;
             flight
                 .failures
-                .count(Failure::Rejected, shared, failures_max, cx.now);
+                .count(Failure::Rejected, shared, failures_max, context.now);
             flight.refusals.exclude([worker.worker]);
             flight.wait_until = None;
         }

@@ -42,14 +42,14 @@ impl LegReleases {
         flight: FlightId,
         stage: CancelStage,
         fleet: &RouterFleet,
-        cx: &mut RouterContext,
+        context: &mut RouterContext,
     ) {
         if fleet.legs_open(flight) > 0 {
-            let since = cx.now;
+            let since = context.now;
             self.leaving
                 .insert(flight, CancelledFlight { since, stage });
         } else {
-            cx.note(RouterNote::CancelFreed {
+            context.note(RouterNote::CancelFreed {
                 flight,
                 took: Duration::ZERO,
                 stage,
@@ -62,14 +62,14 @@ impl LegReleases {
         &mut self,
         flight: FlightId,
         fleet: &RouterFleet,
-        cx: &mut RouterContext,
+        context: &mut RouterContext,
     ) {
         if fleet.legs_open(flight) > 0 {
             return;
         }
         if let Some(CancelledFlight { since, stage }) = self.leaving.remove(&flight) {
-            let took = cx.now.since(since);
-            cx.note(RouterNote::CancelFreed {
+            let took = context.now.since(since);
+            context.note(RouterNote::CancelFreed {
                 flight,
                 took,
                 stage,
@@ -105,8 +105,12 @@ mod tests {
 
     fn cancel(placed: &mut LegsFixture) {
         let mut legs = placed.legs();
-        legs.releases
-            .cancel(FLIGHT, CancelStage::Reserving, legs.fleet, &mut legs.cx);
+        legs.releases.cancel(
+            FLIGHT,
+            CancelStage::Reserving,
+            legs.fleet,
+            &mut legs.context,
+        );
     }
 
     /// Releases a leg, and returns the outputs.

@@ -55,8 +55,10 @@ impl<'a> FlightRecovery<'a> {
     /// Records that one leg cannot go on; the next report of the other one decides, within a time
     /// limit.
     pub(crate) fn trouble(&mut self, handoff: HandoffId, failure: Failure) {
-        let LegRules { cx, flights, .. } = self.legs();
-        let until = cx.now + cx.limits.reserve_timeout;
+        let LegRules {
+            context, flights, ..
+        } = self.legs();
+        let until = context.now + context.limits.reserve_timeout;
         let flight = flights.get_mut(handoff.flight);
         let attempt = flight.and_then(|f| f.attempt_mut(handoff));
         if let Some(attempt) = attempt.filter(|a| a.leg_failure.is_none()) {
@@ -98,7 +100,7 @@ impl<'a> FlightRecovery<'a> {
             legs.flights.set_timer(id, timer, None);
         }
         legs.flights.end_fail_over(id);
-        let (now, failures_max) = (legs.cx.now, legs.cx.limits.failures_max);
+        let (now, failures_max) = (legs.context.now, legs.context.limits.failures_max);
         let Some(flight) = legs.flights.get_mut(id) else {
             return;
         };
@@ -134,19 +136,22 @@ impl<'a> FlightRecovery<'a> {
             context_tokens_max: over.context_tokens_max,
             unanswered_by,
         });
-        legs.cx.emit(RouterOutput::Fence { handoff: fence });
+        legs.context.emit(RouterOutput::Fence { handoff: fence });
     }
 
     pub(crate) fn is_loss_shared(&mut self) -> bool {
-        let cx = &self.admission.ends.legs.cx;
-        self.losses.is_shared(cx.now, cx.limits.losses_together)
+        let context = &self.admission.ends.legs.context;
+        self.losses
+            .is_shared(context.now, context.limits.losses_together)
     }
 
     /// Records a lost worker. If another one was lost just before, flights that failed by that are
     /// excused.
     pub(crate) fn count_loss(&mut self, worker: WorkerId) {
-        let LegRules { cx, flights, .. } = &mut self.admission.ends.legs;
-        let (now, limits) = (cx.now, cx.limits);
+        let LegRules {
+            context, flights, ..
+        } = &mut self.admission.ends.legs;
+        let (now, limits) = (context.now, context.limits);
         self.losses.record(worker, now, limits.losses_together);
         if self.losses.is_shared(now, limits.losses_together) {
             for flight in flights.values_mut() {
@@ -188,7 +193,7 @@ impl<'a> FlightRecovery<'a> {
     fn try_again(&mut self, id: FlightId, handoff: HandoffId, doubtful: Option<WorkerId>) {
         let shared = self.is_loss_shared();
         let legs = self.legs();
-        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        let (now, limits) = (legs.context.now, legs.context.limits);
         let Some(flight) = legs.flights.get(id) else {
             return;
         };

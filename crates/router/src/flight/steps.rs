@@ -137,7 +137,7 @@ impl<'a> FlightSteps<'a> {
             Report::Draining => self.drains(worker),
             Report::Relayed(gossip) => {
                 let ends = &mut self.recovery.admission.ends;
-                ends.scaling.receive_gossip(ends.legs.cx.now, gossip);
+                ends.scaling.receive_gossip(ends.legs.context.now, gossip);
             }
             Report::Serves { role } => {
                 self.legs().fleet.set_role(worker, role);
@@ -185,12 +185,12 @@ impl<'a> FlightSteps<'a> {
 
     /// Handles a worker's report that its step takes too long.
     fn is_stuck(&mut self, worker: WorkerRef) {
-        let LegRules { cx, fleet, .. } = self.recovery.legs();
+        let LegRules { context, fleet, .. } = self.recovery.legs();
         if !fleet.set_progress(worker, StepProgress::Stuck) {
             return;
         }
-        cx.note(RouterNote::WorkerStuck { worker });
-        let until = cx.now + cx.limits.stuck_max;
+        context.note(RouterNote::WorkerStuck { worker });
+        let until = context.now + context.limits.stuck_max;
         let sequences = fleet.sequences(worker);
         self.stuck.begin(worker.worker, until);
         for handoff in sequences {
@@ -231,7 +231,7 @@ impl<'a> FlightSteps<'a> {
         let id = handoff.flight;
         let worker = target.worker;
         let legs = self.legs();
-        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        let (now, limits) = (legs.context.now, legs.context.limits);
         legs.fleet.order_answered(worker, handoff);
         let Some(flight) = legs.flights.get_mut(id) else {
             return self.stale(worker);
@@ -311,7 +311,7 @@ impl<'a> FlightSteps<'a> {
     /// Records the first token, and learns from its time.
     fn first_token(&mut self, id: FlightId, timing: PrefillTiming) {
         let FlightEndings { legs, tally, .. } = &mut self.recovery.admission.ends;
-        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        let (now, limits) = (legs.context.now, legs.context.limits);
         if let Some(flight) = legs.flights.get_mut(id)
             && flight.timestamps.first_token(timing, now)
         {
@@ -321,7 +321,7 @@ impl<'a> FlightSteps<'a> {
 
     fn landed(&mut self, worker: WorkerRef, handoff: HandoffId) {
         let legs = self.legs();
-        let now = legs.cx.now;
+        let now = legs.context.now;
         // Nothing is valid after `Released`, which is a worker's last report about a hand-off.
         let holds = legs.fleet.claim(worker, handoff).is_some();
         let here = |a: &FlightAttempt| holds && a.reserved && a.decode == worker;

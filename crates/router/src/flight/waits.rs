@@ -63,8 +63,10 @@ impl FlightSteps<'_> {
 
     /// Starts the limit on a client that does not read, at its first stall.
     pub(crate) fn stalled(&mut self, id: FlightId) {
-        let LegRules { cx, flights, .. } = self.legs();
-        let until = cx.now + cx.limits.reader_wait_max;
+        let LegRules {
+            context, flights, ..
+        } = self.legs();
+        let until = context.now + context.limits.reader_wait_max;
         if flights.timer(id, FlightTimer::ReaderTimeout).is_none() {
             flights.set_timer(id, FlightTimer::ReaderTimeout, Some(until));
         }

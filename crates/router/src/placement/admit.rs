@@ -62,7 +62,7 @@ impl<'a> FlightAdmission<'a> {
             queue,
         } = &mut self.ends;
         assert!(!legs.flights.contains(id), "{id} was submitted twice");
-        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        let (now, limits) = (legs.context.now, legs.context.limits);
         let is_full = legs.flights.len() >= limits.flights_max as usize;
         let arrival = legs.flights.next_arrival();
         let sizes = legs.fleet.block_sizes();
@@ -89,7 +89,7 @@ impl<'a> FlightAdmission<'a> {
     fn admit(&mut self, id: FlightId) {
         match self.find(id) {
             Err(NoPlacement::NoWorker) => {
-                match workers_expected(&self.ends.legs.cx.limits.policy) {
+                match workers_expected(&self.ends.legs.context.limits.policy) {
                     Some(start_max) => self.wait_for_workers(id, start_max),
                     None => self.ends.refuse(id, Refusal::NoWorker, Vec::new()),
                 }
@@ -181,7 +181,7 @@ impl<'a> FlightAdmission<'a> {
             class: class.clone(),
         };
         self.ends.decide(id, decided, considered);
-        let policy = Arc::clone(&self.ends.legs.cx.limits.policy);
+        let policy = Arc::clone(&self.ends.legs.context.limits.policy);
         let Some(flight) = self.flight(id) else {
             return;
         };

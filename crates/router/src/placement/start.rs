@@ -29,7 +29,7 @@ impl FlightAdmission<'_> {
             tally,
             scaling,
         } = &mut self.ends;
-        let (now, limits) = (legs.cx.now, legs.cx.limits);
+        let (now, limits) = (legs.context.now, legs.context.limits);
         let context_tokens_max = legs.fleet.context_tokens_max(choice.decode);
         let fingerprint = legs.fleet.fingerprint(choice.decode).cloned();
         let Some(flight) = legs.flights.get_mut(id) else {

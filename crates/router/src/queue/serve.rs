@@ -36,8 +36,9 @@ impl FlightAdmission<'_> {
         let turn = Some(legs.fleet.version());
         let is_passed = |id| {
             let flight = legs.flights.get(id);
-            let waits_on =
-                |flight: &FlightRecord| flight.unplaceable_at == turn || flight.pauses(legs.cx.now);
+            let waits_on = |flight: &FlightRecord| {
+                flight.unplaceable_at == turn || flight.pauses(legs.context.now)
+            };
             passed.contains(&id) || flight.is_none_or(waits_on)
         };
         self.ends.queue.first(self.ends.tally, closed, is_passed)
@@ -100,7 +101,7 @@ impl FlightAdmission<'_> {
     /// Makes a pass over the queue after news of room or time, but at most one in each interval.
     pub(crate) fn serve_queue_soon(&mut self) {
         let is_empty = self.ends.queue.len() == 0;
-        if self.passes.ask(self.ends.legs.cx.now, is_empty) {
+        if self.passes.ask(self.ends.legs.context.now, is_empty) {
             self.serve_queue();
         }
     }
@@ -116,7 +117,7 @@ impl FlightAdmission<'_> {
         let head = self.head().and_then(|id| self.flight(id));
         let legs = &self.ends.legs;
         let helps = |flight: &FlightRecord| {
-            let query = flight.query(None, legs.cx.limits, legs.cx.now);
+            let query = flight.query(None, legs.context.limits, legs.context.now);
             legs.fleet.could_help(worker, &query)
         };
         if head.is_some_and(helps) {
@@ -129,7 +130,7 @@ impl FlightAdmission<'_> {
         let (least, _) = RETRY_AFTER;
         let legs = &mut self.ends.legs;
         // A worker's own estimate may be long; another try each second costs nothing.
-        let until = legs.cx.now + wait.clamp(least / 10, Duration::from_secs(1));
+        let until = legs.context.now + wait.clamp(least / 10, Duration::from_secs(1));
         legs.fleet.close_until(worker, until);
         self.passes.retry(worker.worker, until);
     }

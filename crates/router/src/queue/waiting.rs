@@ -19,7 +19,7 @@ impl FlightAdmission<'_> {
         let Some(flight) = self.flight(id) else {
             return;
         };
-        let class = flight.class(&self.ends.legs.cx.limits.policy);
+        let class = flight.class(&self.ends.legs.context.limits.policy);
         let full = class
             .queue_max
             .is_some_and(|max| self.ends.queue.len_of(&flight.place.queue.class) >= max);
@@ -39,12 +39,12 @@ impl FlightAdmission<'_> {
         let limit = self.ends.rules().wait_limit(flight);
         self.ends.decide(id, DecisionOutcome::Waits, Vec::new());
         let FlightEndings { legs, queue, .. } = &mut self.ends;
-        let by_time = fresh && legs.cx.limits.mode == RoutingMode::Slo;
+        let by_time = fresh && legs.context.limits.mode == RoutingMode::Slo;
         legs.flights.set_waiting(id);
         let Some(flight) = legs.flights.get_mut(id) else {
             return;
         };
-        if !flight.pauses(legs.cx.now) {
+        if !flight.pauses(legs.context.now) {
             flight.refusals.reconsider(|_| false);
         }
         flight.refusals.wait();
@@ -79,7 +79,7 @@ impl FlightAdmission<'_> {
         let Some(flight) = self.flight(id) else {
             return;
         };
-        let (now, limits) = (self.ends.legs.cx.now, self.ends.legs.cx.limits);
+        let (now, limits) = (self.ends.legs.context.now, self.ends.legs.context.limits);
         let by_time = limits.mode == RoutingMode::Slo && flight.is_new();
         let Some(due) = flight.prompt_deadline().filter(|_| by_time) else {
             return self.end_without_place(id);
@@ -122,7 +122,9 @@ impl FlightAdmission<'_> {
             return;
         };
         let failure = match flight.failures.last() {
-            Some(last) if flight.failures.counted() > self.ends.legs.cx.limits.failures_max => {
+            Some(last)
+                if flight.failures.counted() > self.ends.legs.context.limits.failures_max =>
+            {
                 Failure::RetriesSpent(Box::new(last.clone()))
             }
             Some(last) => last.clone(),

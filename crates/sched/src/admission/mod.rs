@@ -62,12 +62,7 @@ impl Admission<'_> {
         let accepted = self
             .may_run(&order)
             .and_then(|()| self.take_run(router, order));
-        match accepted {
-            Ok(running) => self.context.report(router, running),
-            Err(refusal) => self
-                .context
-                .report(router, Report::Refused { handoff, refusal }),
-        }
+        self.answer(router, handoff, accepted);
     }
 
     /// Any worker may serve both legs of one request; its role limits hand-offs with others.
@@ -113,12 +108,7 @@ impl Admission<'_> {
         let accepted = self
             .may_reserve(&order)
             .and_then(|()| self.take_reservation(router, order));
-        match accepted {
-            Ok(reserved) => self.context.report(router, reserved),
-            Err(refusal) => self
-                .context
-                .report(router, Report::Refused { handoff, refusal }),
-        }
+        self.answer(router, handoff, accepted);
     }
 
     fn may_reserve(&self, order: &ReserveOrder) -> Result<(), Refusal> {
@@ -278,6 +268,12 @@ impl Admission<'_> {
     }
 
     // === every order ===
+
+    fn answer(&mut self, router: RouterId, handoff: HandoffId, accepted: Result<Report, Refusal>) {
+        let refused = |refusal| Report::Refused { handoff, refusal };
+        self.context
+            .report(router, accepted.unwrap_or_else(refused));
+    }
 
     /// Makes a sequence that holds nothing yet.
     fn new_sequence(&mut self, router: RouterId, of: SequenceOrder) -> WorkerSequence {
