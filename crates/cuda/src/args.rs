@@ -42,6 +42,31 @@ args! {
         width: u32,
         epsilon: f32,
     }
+    /// Arguments of `norm_add_*` in `kernels/norm`.
+    NormAddArgs {
+        x: DeviceAddress,
+        residual: DeviceAddress,
+        weight: DeviceAddress,
+        width: u32,
+        epsilon: f32,
+    }
+    /// Arguments of `round_rows_*` in `kernels/norm`.
+    RoundArgs {
+        from: DeviceAddress,
+        to: DeviceAddress,
+        width: u32,
+        padding: u32,
+    }
+    /// Arguments of `projection_norm_*` in `kernels/norm`.
+    ProjectionNormArgs {
+        qkv: DeviceAddress,
+        query_weight: DeviceAddress,
+        key_weight: DeviceAddress,
+        query_width: u32,
+        key_width: u32,
+        epsilon: f32,
+        padding: u32,
+    }
     /// Arguments of `head_norm_*` in `kernels/norm`.
     HeadNormArgs {
         qkv: DeviceAddress,

@@ -5,10 +5,11 @@
 //! Invariant: a kernel without a recipe fails the test, so that none is left out.
 #![allow(clippy::unwrap_used)] // Tests.
 
+mod norms;
+
 use crate::args::{
     AttendArgs, AttendPlainArgs, DeviceAddress, DeviceEdit, DeviceRule, EmbedArgs, GateArgs,
-    GatherArgs, HeadNormArgs, MatmulArgs, MatmulPlainArgs, NormArgs, RotateArgs, SampleArgs,
-    slice_ends,
+    GatherArgs, MatmulArgs, MatmulPlainArgs, RotateArgs, SampleArgs, slice_ends,
 };
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, KernelArgs, PinnedMemory};
 use crate::images::{KernelImages, TABLE};
@@ -152,8 +153,11 @@ fn element_bytes(name: &str) -> usize {
 fn run_recipe(bench: &KernelBench, name: &str) {
     match name {
         _ if name.starts_with("embed_") => embed(bench, name),
-        _ if name.starts_with("norm_") => norm(bench, name),
-        _ if name.starts_with("head_norm_") => head_norm(bench, name),
+        _ if name.starts_with("norm_add_") => norms::norm_add(bench, name),
+        _ if name.starts_with("round_rows_") => norms::round_rows(bench, name),
+        _ if name.starts_with("projection_norm_") => norms::projection_norm(bench, name),
+        _ if name.starts_with("norm_") => norms::norm(bench, name),
+        _ if name.starts_with("head_norm_") => norms::head_norm(bench, name),
         _ if name.starts_with("rotate_") => rotate(bench, name),
         _ if name.starts_with("silu_gate_") => gate(bench, name),
         "gather_rows" => gather(bench),
@@ -179,33 +183,6 @@ fn embed(bench: &KernelBench, name: &str) {
         vocab: vocab as u32,
     };
     bench.launch(name, [4, 1, 1], args);
-}
-
-fn norm(bench: &KernelBench, name: &str) {
-    let (rows, width) = (3, 261);
-    let args = NormArgs {
-        residual: bench.floats(rows * width),
-        delta: bench.stored(name, rows * width),
-        weight: bench.floats(width),
-        out: bench.zeros(rows * width * element_bytes(name)),
-        width: width as u32,
-        epsilon: 1e-5,
-    };
-    bench.launch(name, [rows as u32, 1, 1], args);
-}
-
-fn head_norm(bench: &KernelBench, name: &str) {
-    let (rows, dim) = (2, 24);
-    let args = HeadNormArgs {
-        qkv: bench.stored(name, rows * (3 + 2) * dim),
-        query_weight: bench.floats(dim),
-        key_weight: bench.floats(dim),
-        query_heads: 3,
-        kv_heads: 1,
-        head_dim: dim as u32,
-        epsilon: 1e-5,
-    };
-    bench.launch(name, [rows as u32, 1, 1], args);
 }
 
 fn rotate(bench: &KernelBench, name: &str) {

@@ -37,7 +37,6 @@ mod sample;
 #[cfg(test)]
 mod smoke;
 mod step_messages;
-mod supports;
 mod upload;
 mod wgmma;
 

@@ -10,14 +10,10 @@
 use crate::driver::{CudaDevice, DeviceMemory};
 use crate::error::CudaError;
 use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
-use crate::supports::supports_norms;
 use crate::upload::{UploadSource, Uploader};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{
-    InnerSlices, LoadPlan, Precision, RotaryTable, WeightLoader, supports_decoder,
-};
-use cleave_models::{ModelSpec, Unsupported};
+use cleave_engine::ops::{InnerSlices, LoadPlan, Precision, RotaryTable, WeightLoader};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -297,11 +293,6 @@ impl WeightLoader for CudaWeightLoader {
 
     fn precision(&self) -> Precision {
         self.precision
-    }
-
-    fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
-        supports_decoder(spec)?;
-        supports_norms(spec)
     }
 
     fn reserve(&self, plan: &LoadPlan) -> Result<(), EngineError> {

@@ -23,12 +23,11 @@ fn testdata() -> PathBuf {
     Path::new(folder).join("../../testdata")
 }
 
-/// Folders with goldens, but for the one that [`olmo2_is_refused_before_its_weights_load`].
 fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(testdata())
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.join("goldens.json").exists() && !path.ends_with("olmo2"))
+        .filter(|path| path.join("goldens.json").exists())
         .collect();
     folders.sort();
     assert!(!folders.is_empty(), "testdata has goldens");
@@ -62,20 +61,6 @@ fn cuda_f32_matches_the_reference_goldens() {
         let options = CudaOptions::new(Precision::F32);
         conformance::goldens(&folder, &|dir, limits| build(dir, limits, options)).unwrap();
     }
-}
-
-#[test]
-fn olmo2_is_refused_before_its_weights_load() {
-    let Some(device) = harness::device() else {
-        return;
-    };
-    let checkpoint = Checkpoint::open(&testdata().join("olmo2")).unwrap();
-    let pack = CudaWeightLoader::new(&device, Precision::Bf16).unwrap();
-    let mut is_loading = false;
-    let loaded = Weights::load(&pack, &checkpoint, None, &mut |_| is_loading = true);
-    let error = loaded.err().map(|error| error.to_string());
-    assert!(error.unwrap().contains("--device cpu"));
-    assert!(!is_loading);
 }
 
 /// The test covers windows and chunks in bf16; the emulator would take an hour for every path of

@@ -183,7 +183,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         self.ops.get_rows(&out)
     }
 
-    fn norms(&mut self, rows: usize, width: usize) -> [Vec<f32>; 3] {
+    fn norms(&mut self, rows: usize, width: usize) -> [Vec<f32>; 5] {
         let weight = self.pack.vector(&numbers(2, width)).unwrap();
         self.pack.finish().unwrap();
         let norm = Norm {
@@ -200,7 +200,31 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             delta: &delta,
         };
         self.ops.add_rms_norm(&norm, rows, sum, &mut out).unwrap();
-        [plain, self.ops.get_rows(&residual), self.ops.get_rows(&out)]
+        let (sum, after_sum) = (self.ops.get_rows(&residual), self.ops.get_rows(&out));
+        let mut delta = delta;
+        self.ops
+            .rms_norm_add(&norm, rows, &mut delta, &mut residual)
+            .unwrap();
+        let input = self.ops.activations(rows, &residual, &mut out).unwrap();
+        let input = self.ops.get_rows(input);
+        [plain, sum, after_sum, self.ops.get_rows(&residual), input]
+    }
+
+    /// Normalises all query heads of a row together, and all key heads.
+    fn projection_norm(&mut self, heads: HeadShape, rows: usize) -> Vec<f32> {
+        let key_width = heads.kv_heads * heads.head_dim;
+        let query = self.pack.vector(&numbers(14, heads.query_width())).unwrap();
+        let key = self.pack.vector(&numbers(15, key_width)).unwrap();
+        self.pack.finish().unwrap();
+        let width = heads.qkv_width();
+        let mut qkv = self.rows(&numbers(16, rows * width), width, BufferRole::Activations);
+        let norms = QkNorms {
+            query: &query,
+            key: &key,
+            epsilon: 1e-6,
+        };
+        self.ops.qk_norm(&norms, heads, rows, &mut qkv).unwrap();
+        self.ops.get_rows(&qkv)
     }
 
     fn matmul(&mut self, rows: usize, width: usize, columns: usize, bias: bool) -> Vec<f32> {
@@ -463,6 +487,31 @@ fn gcd(a: usize, b: usize) -> usize {
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 #[test]
+fn norms_of_whole_projections_match_the_cpu_backend() {
+    let shapes = [(4, 2, 64), (3, 1, 13), (32, 8, 128), (5, 5, 8)];
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(mut gpu) = cuda(precision, precision.into()) else {
+            return;
+        };
+        let mut cpu = cpu(precision.into());
+        for (query_heads, kv_heads, head_dim) in shapes {
+            let heads = HeadShape {
+                query_heads,
+                kv_heads,
+                head_dim,
+            };
+            for rows in [1, 3] {
+                let (got, want) = (
+                    gpu.projection_norm(heads, rows),
+                    cpu.projection_norm(heads, rows),
+                );
+                assert_same("norms of projections", precision, &got, &want);
+            }
+        }
+    }
+}
+
+#[test]
 fn row_operations_match_the_cpu() {
     for precision in PRECISIONS {
         let Some(mut gpu) = cuda(precision, precision.into()) else {
@@ -480,6 +529,8 @@ fn row_operations_match_the_cpu() {
             assert_same("norm", precision, &got[0], &want[0]);
             assert_same("residual", Precision::F32, &got[1], &want[1]);
             assert_same("norm of a sum", precision, &got[2], &want[2]);
+            assert_same("sum of a norm", Precision::F32, &got[3], &want[3]);
+            assert_same("input without a norm", precision, &got[4], &want[4]);
             let (got, want) = (
                 gpu.gate_and_gather(rows, width),
                 cpu.gate_and_gather(rows, width),

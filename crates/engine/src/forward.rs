@@ -239,9 +239,9 @@ impl<O: Ops> ForwardPass<'_, O> {
         let buffers = &mut *self.buffers;
         let rows = batch.rows_count();
         let Some(norm) = norm(&weights.mixer_input, norms.mixer_input) else {
-            return self
-                .ops
-                .matmul(&attention.qkv, rows, &buffers.residual, &mut buffers.qkv);
+            let ops = &mut *self.ops;
+            let x = ops.activations(rows, &buffers.residual, &mut buffers.normed)?;
+            return ops.matmul(&attention.qkv, rows, x, &mut buffers.qkv);
         };
         let from = NormIo {
             residual: &mut buffers.residual,
@@ -360,7 +360,8 @@ impl<O: Ops> ForwardPass<'_, O> {
             out: &mut buffers.gated,
         };
         let Some(norm) = norm(&weights.mlp_input, norms.mlp_input) else {
-            return ops.gated(&mlp.gate_up, rows, &buffers.residual, gated);
+            let x = ops.activations(rows, &buffers.residual, &mut buffers.normed)?;
+            return ops.gated(&mlp.gate_up, rows, x, gated);
         };
         let from = NormIo {
             residual: &mut buffers.residual,

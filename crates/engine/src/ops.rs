@@ -344,22 +344,29 @@ pub trait Ops: Send {
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards. Only on
-    /// devices whose [`WeightLoader::supports`] accepts norms of outputs.
+    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards.
     fn rms_norm_add(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
         x: &mut Self::Rows,
         residual: &mut Self::Rows,
-    ) -> Result<(), EngineError> {
-        let _ = (norm, rows, x, residual);
-        let problem = "this device computes no norms of outputs";
-        Err(EngineError::Device(problem.to_owned()))
+    ) -> Result<(), EngineError>;
+
+    /// The residual stream `(rows, width)` as an input of [`Ops::matmul`] or [`Ops::gated`], for a
+    /// part without a norm of its input: the stream itself, or a rounded copy in `scratch` on a
+    /// device that stores activations in another type.
+    fn activations<'a>(
+        &mut self,
+        rows: usize,
+        residual: &'a Self::Rows,
+        scratch: &'a mut Self::Rows,
+    ) -> Result<&'a Self::Rows, EngineError> {
+        let _ = (rows, scratch);
+        Ok(residual)
     }
 
-    /// `out[r] = matrix · x[r] + bias`, `x` `(rows, in)`, `out` `(rows, out)`. On devices that
-    /// accept norms of outputs, `x` may be the residual stream.
+    /// `out[r] = matrix · x[r] + bias`, `x` `(rows, in)`, `out` `(rows, out)`.
     fn matmul(
         &mut self,
         matrix: &MatrixOf<Self>,
@@ -466,7 +473,7 @@ pub trait Ops: Send {
     /// `gate | up = matrix · x[r] + bias` with a matrix of [`WeightLoader::gate_up`], then
     /// `out[r][i] = silu(gate[i]) · up[i]`, where `silu(x) = x / (1 + exp(−x))`. `x` `(rows, in)`,
     /// `out` `(rows, width)`; `gate_up` `(rows, 2 × width)` is scratch for a device that runs this
-    /// as two operations. The residual stream may be `x` as in [`Ops::matmul`].
+    /// as two operations.
     fn gated(
         &mut self,
         matrix: &MatrixOf<Self>,

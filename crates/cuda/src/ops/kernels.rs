@@ -3,7 +3,10 @@
 //! Owns: the choice of each kernel by precision. Never: launches one.
 //! Invariant: all of them take the same formats of activations, keys and values.
 
-use crate::args::{EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs};
+use crate::args::{
+    EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormAddArgs, NormArgs, ProjectionNormArgs,
+    RotateArgs, RoundArgs,
+};
 use crate::attention::kernel_name;
 use crate::driver::CudaKernel;
 use crate::error::CudaError;
@@ -16,6 +19,10 @@ use cleave_engine::ops::{KvType, Precision};
 pub(super) struct OpsKernels {
     pub(super) embed: CudaKernel<EmbedArgs>,
     pub(super) norm: CudaKernel<NormArgs>,
+    pub(super) norm_add: CudaKernel<NormAddArgs>,
+    pub(super) projection_norm: CudaKernel<ProjectionNormArgs>,
+    /// None where activations have the type of the residual stream.
+    pub(super) round_rows: Option<CudaKernel<RoundArgs>>,
     pub(super) head_norm: CudaKernel<HeadNormArgs>,
     pub(super) rotate: CudaKernel<RotateArgs>,
     pub(super) gate: CudaKernel<GateArgs>,
@@ -35,6 +42,12 @@ impl OpsKernels {
         Ok(Self {
             embed: images.kernel(&of("embed"))?,
             norm: images.kernel(&of("norm"))?,
+            norm_add: images.kernel(&of("norm_add"))?,
+            projection_norm: images.kernel(&of("projection_norm"))?,
+            round_rows: match precision {
+                Precision::F32 => None,
+                Precision::Bf16 => Some(images.kernel(&of("round_rows"))?),
+            },
             head_norm: images.kernel(&of("head_norm"))?,
             rotate: images.kernel(&format!("rotate_{}", kernel_name(kv)))?,
             gate: images.kernel(&of("silu_gate"))?,

@@ -10,11 +10,10 @@ mod arithmetic;
 mod draw;
 mod host;
 mod kernels;
+mod norms;
 mod pass;
 
-use crate::args::{
-    DeviceAddress, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormArgs, RotateArgs,
-};
+use crate::args::{DeviceAddress, EmbedArgs, GateArgs, GatherArgs, RotateArgs};
 use crate::attention::{AttentionBuffers, CudaAttention};
 use crate::blocks::{CudaBlocks, PoolRegions};
 use crate::buffers::{CudaPool, CudaRows};
@@ -107,43 +106,6 @@ impl CudaOps {
 
     pub fn hardware(&self) -> &Arc<CudaDevice> {
         self.stream.device()
-    }
-
-    fn add_norm(
-        &mut self,
-        norm: &Norm<'_, CudaVector>,
-        rows: usize,
-        residual: &CudaRows,
-        delta: Option<&CudaRows>,
-        out: &CudaRows,
-    ) -> Result<(), EngineError> {
-        let rows = self.launched(rows);
-        let width = residual.width;
-        assert_eq!((norm.weight.width, out.width), (width, width));
-        assert_eq!(residual.stored, Precision::F32, "a residual stream");
-        assert_eq!(out.stored, self.options.precision);
-        residual.check_rows(rows);
-        out.check_rows(rows);
-        if let Some(delta) = delta {
-            assert_eq!((delta.width, delta.stored), (width, self.options.precision));
-            delta.check_rows(rows);
-        }
-        let args = NormArgs {
-            residual: residual.address(),
-            delta: delta.map_or(0, CudaRows::address),
-            weight: norm.weight.values.address(),
-            out: out.address(),
-            width: width as u32,
-            epsilon: norm.epsilon,
-        };
-        // SAFETY: the rows are within the buffers, as checked above, which outlive the stream's
-        // work.
-        unsafe {
-            self.kernels
-                .norm
-                .launch(&self.stream, [rows as u32, 1, 1], args)
-        }?;
-        Ok(())
     }
 }
 
@@ -292,6 +254,25 @@ impl Ops for CudaOps {
         self.add_norm(norm, rows, sum.residual, Some(sum.delta), out)
     }
 
+    fn rms_norm_add(
+        &mut self,
+        norm: &Norm<'_, CudaVector>,
+        rows: usize,
+        x: &mut CudaRows,
+        residual: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.add_normed(norm, rows, x, residual)
+    }
+
+    fn activations<'a>(
+        &mut self,
+        rows: usize,
+        residual: &'a CudaRows,
+        scratch: &'a mut CudaRows,
+    ) -> Result<&'a CudaRows, EngineError> {
+        self.round_rows(rows, residual, scratch)
+    }
+
     fn matmul(
         &mut self,
         matrix: &CudaMatrix,
@@ -327,28 +308,7 @@ impl Ops for CudaOps {
         rows: usize,
         qkv: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!(
-            (qkv.width, qkv.stored),
-            (heads.qkv_width(), self.options.precision)
-        );
-        assert_eq!(norms.query.width, heads.head_dim);
-        assert_eq!(norms.key.width, heads.head_dim);
-        let rows = self.launched(rows);
-        qkv.check_rows(rows);
-        let args = HeadNormArgs {
-            qkv: qkv.address(),
-            query_weight: norms.query.values.address(),
-            key_weight: norms.key.values.address(),
-            query_heads: heads.query_heads as u32,
-            kv_heads: heads.kv_heads as u32,
-            head_dim: heads.head_dim as u32,
-            epsilon: norms.epsilon,
-        };
-        let blocks = (heads.query_heads + heads.kv_heads).div_ceil(HEAD_WARPS);
-        let grid = [rows as u32, blocks as u32, 1];
-        // SAFETY: as in `add_norm`.
-        unsafe { self.kernels.head_norm.launch(&self.stream, grid, args) }?;
-        Ok(())
+        self.norm_queries_and_keys(norms, heads, rows, qkv)
     }
 
     fn rotate_store(
