@@ -2,11 +2,15 @@
 //! snapshot.
 
 use super::*;
+use crate::accounting::tally::PredictionStretch;
 use crate::event::{LegPlacement, RoutingMode};
 use crate::placement::candidates::PlacementQuery;
+use crate::placement::forecast::{PlacementPriority, RequestNeed};
 use crate::placement::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
 use crate::placement::prefix::PrefixHashes;
-use cleave_domain::{Incarnation, Request, RequestSlo, SamplingParams, StateCapacity, StopRules};
+use cleave_domain::{
+    Incarnation, Request, RequestSlo, RowPrice, SamplingParams, StateCapacity, StopRules,
+};
 use cleave_kv::{block_hashes, snapshot_hash};
 
 fn worker_ref(number: u64) -> WorkerRef {
@@ -56,6 +60,14 @@ fn prompt() -> Vec<u32> {
 }
 
 fn place(fleet: &RouterFleet, placement: LegPlacement) -> Result<LegChoice, NoPlacement> {
+    place_by_need(fleet, placement, None)
+}
+
+fn place_by_need(
+    fleet: &RouterFleet,
+    placement: LegPlacement,
+    need: Option<&RequestNeed>,
+) -> Result<LegChoice, NoPlacement> {
     let request = Request {
         prompt: prompt().into(),
         generated: [].into(),
@@ -84,7 +96,7 @@ fn place(fleet: &RouterFleet, placement: LegPlacement) -> Result<LegChoice, NoPl
             mode: RoutingMode::Load,
             placement,
         },
-        need: None,
+        need,
     };
     fleet.choose(&query).map(|chosen| chosen.choice)
 }
@@ -176,4 +188,48 @@ fn a_cached_prefix_counts_up_to_its_last_snapshot() {
     // A snapshot without the blocks before it is of no use.
     fleet.update_prefixes(worker_ref(1), &[], &[blocks[0]]);
     assert_eq!(cached(&fleet), 0);
+}
+
+/// A request without targets, among others with some.
+fn need(priority_over_others: PlacementPriority) -> RequestNeed {
+    RequestNeed {
+        ask: AttemptSize {
+            prompt_tokens: 100,
+            tokens_max: 130,
+            tokens_expected: 130,
+        },
+        now: Time::ZERO,
+        priority: 0,
+        output: 30,
+        output_long: 30,
+        waited: Duration::ZERO,
+        counted_wait: Duration::ZERO,
+        ttft: None,
+        tpot: None,
+        e2e: None,
+        ttft_by: PredictionStretch::NONE,
+        tpot_by: PredictionStretch::NONE,
+        tpot_by_worst: PredictionStretch::NONE,
+        priority_over_others,
+        gap_left_to_others: None,
+    }
+}
+
+#[test]
+fn half_the_state_slots_are_kept_for_requests_with_targets() {
+    let mut fleet = fleet(&[Role::Both], Some(4));
+    let rows = [(1, 11_000_000), (512, 522_000_000)];
+    let prices = Prices {
+        rows: rows.map(|(rows, nanos)| RowPrice { rows, nanos }).to_vec(),
+        ..Prices::default()
+    };
+    fleet.update_worker(worker_ref(1), &Report::Prices(prices));
+    let mut is_placed = |states_free, priority| {
+        report(&mut fleet, 1, states_free, 0);
+        place_by_need(&fleet, LegPlacement::Whole, Some(&need(priority))).is_ok()
+    };
+    assert!(is_placed(3, PlacementPriority::Yielding));
+    assert!(!is_placed(2, PlacementPriority::Yielding));
+    assert!(is_placed(2, PlacementPriority::New));
+    assert!(!is_placed(0, PlacementPriority::New));
 }
