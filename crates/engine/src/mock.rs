@@ -9,8 +9,8 @@
 use crate::ops::PoolPlane;
 use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
-    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan,
-    StepResult, TokenId, TokenScores,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, SplitMix64,
+    StepPlan, StepResult, TokenId, TokenScores,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -262,14 +262,15 @@ fn slot_error(slot: SlotIndex, problem: &str) -> EngineError {
 fn token(open: &OpenSlot, position: u32, vocab_size: u32) -> TokenId {
     let early = open.output.len() < open.min_tokens as usize;
     let banned: &[TokenId] = if early { &open.stop_tokens } else { &[] };
-    let mut throw = mix(open.sampling.seed ^ mix(u64::from(position) + 1));
+    let mut throw =
+        SplitMix64::hash(open.sampling.seed ^ SplitMix64::hash(u64::from(position) + 1));
     // If the whole vocabulary is banned there is nothing to draw, and any token will do.
     for _ in 0..64 {
         let token = (throw % u64::from(vocab_size.max(1))) as TokenId;
         if !banned.contains(&token) {
             return token;
         }
-        throw = mix(throw);
+        throw = SplitMix64::hash(throw);
     }
     0
 }
@@ -282,15 +283,6 @@ fn sampled(token: TokenId, top: Option<u32>, vocab_size: u32) -> SampledToken {
         top: (0..top.min(vocab_size)).map(|token| (token, 0.0)).collect(),
     });
     SampledToken { token, scores }
-}
-
-/// splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-/// 2014).
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ impl RandomDriver {
 
     /// Workers report absurd numbers, and clients have targets of any size.
     fn lying(seed: u64) -> Self {
-        let mut absurd_reports = AbsurdReports(seed);
+        let mut absurd_reports = AbsurdReports::new(seed);
         let limits = RouterLimits {
             policy: absurd_reports.policy(),
             ..limits()

@@ -5,9 +5,8 @@
 
 use crate::body::DeviceFaults;
 use crate::log_text;
-use crate::rng::SimRng;
 use crate::run::{ChaosEvent, ChaosRun, worker_index};
-use cleave_domain::{BlockHash, HandoffId, WorkerRef};
+use cleave_domain::{BlockHash, HandoffId, SplitMix64, WorkerRef};
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerNote};
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ pub(crate) struct TierSettings {
 impl TierSettings {
     /// Drawn from its own generator, so that the rest of a seed's world stays the same.
     pub(crate) fn draw(seed: u64) -> Self {
-        let rng = &mut SimRng::new(seed ^ TIER_SEED_SALT);
+        let rng = &mut SplitMix64::new(seed ^ TIER_SEED_SALT);
         let blocks = if rng.chance(500) {
             (rng.count(1, 60), *rng.pick(&[0, 0, 8, 100]))
         } else {

@@ -5,10 +5,9 @@
 //! other cell is a violation.
 
 use crate::model::{KvHash, draw_token};
-use crate::rng::{SimRng, mix};
 use cleave_domain::{
     BlockIndex, Capacity, KvPlane, KvUnit, LogitsWanted, OpenSlot, SampledToken, Segment,
-    SegmentState, SlotIndex, StateCapacity, StepPlan, StepResult, TokenId, TokenScores,
+    SegmentState, SlotIndex, SplitMix64, StateCapacity, StepPlan, StepResult, TokenId, TokenScores,
 };
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -30,7 +29,9 @@ const STATE_START: KvHash = KvHash(0x1405_7b7e_f767_814f);
 /// The cells of a state: a different one in each place, which no token's cell gives away.
 fn state_cells(state: KvHash, salt: u64, count: usize) -> Vec<Option<KvCell>> {
     let cell = |place: usize| {
-        let kv = KvHash(mix(state.0 ^ mix(place as u64)));
+        let kv = KvHash(SplitMix64::finalize(
+            state.0 ^ SplitMix64::finalize(place as u64),
+        ));
         Some(KvCell { kv, salt })
     };
     (0..count).map(cell).collect()
@@ -331,12 +332,12 @@ impl SimEngine {
     }
 
     /// Writes garbage where the step was to write: a failed step leaves undefined KV.
-    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, rng: &mut SimRng) {
+    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, rng: &mut SplitMix64) {
         let size = self.block_tokens as u32;
         for segment in &plan.segments {
             for position in segment.position..segment.position + segment.len {
                 let cell = KvCell {
-                    kv: KvHash(rng.next()),
+                    kv: KvHash(rng.draw()),
                     salt: 0,
                 };
                 if let Some(block) = segment.blocks.get((position / size) as usize) {
@@ -344,7 +345,7 @@ impl SimEngine {
                 }
             }
             for slot in segment.state.into_iter().flat_map(slots_written) {
-                let kv = KvHash(rng.next());
+                let kv = KvHash(rng.draw());
                 self.states[slot.0 as usize].fill(Some(KvCell { kv, salt: 0 }));
             }
         }

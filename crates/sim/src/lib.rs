@@ -18,7 +18,6 @@ pub mod goodput;
 mod log_text;
 mod model;
 mod network;
-mod rng;
 mod router_effects;
 mod run;
 mod speculation;

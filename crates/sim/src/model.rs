@@ -5,8 +5,7 @@
 //! before it. So a request's tokens equal the reference's whatever path it takes, and a cell of
 //! another sequence, or an unwritten one, is detected.
 
-use crate::rng::mix;
-use cleave_domain::{FinishReason, Request, TokenId};
+use cleave_domain::{FinishReason, Request, SplitMix64, TokenId};
 
 /// Token ids are `0..VOCAB`.
 pub(crate) const VOCAB_SIZE: u64 = 50;
@@ -25,7 +24,9 @@ pub(crate) struct KvHash(pub(crate) u64);
 impl KvHash {
     /// The cell of `token` after the sequence that ends in `self`.
     pub(crate) fn extend(self, token: TokenId) -> Self {
-        Self(mix(self.0.rotate_left(17) ^ mix(u64::from(token) + 1)))
+        Self(SplitMix64::finalize(
+            self.0.rotate_left(17) ^ SplitMix64::finalize(u64::from(token) + 1),
+        ))
     }
 
     /// The cell of the last of `tokens` after that sequence.
@@ -36,9 +37,10 @@ impl KvHash {
 
 /// Draws the token at `position`, after a sequence whose last cell is `last`.
 pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[TokenId]) -> TokenId {
-    let own = mix(mix(seed) ^ last.0 ^ (u64::from(position) << 40));
+    let own =
+        SplitMix64::finalize(SplitMix64::finalize(seed) ^ last.0 ^ (u64::from(position) << 40));
     let mut throw = if seed & REPEATING_SEED_BIT != 0 && !own.is_multiple_of(UNREPEATED_ONE_IN) {
-        mix(mix(seed) ^ u64::from(position % REPEAT_PERIOD))
+        SplitMix64::finalize(SplitMix64::finalize(seed) ^ u64::from(position % REPEAT_PERIOD))
     } else {
         own
     };
@@ -47,7 +49,7 @@ pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[Token
         if !banned.contains(&token) {
             return token;
         }
-        throw = mix(throw.wrapping_add(1));
+        throw = SplitMix64::finalize(throw.wrapping_add(1));
     }
 }
 

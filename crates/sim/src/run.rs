@@ -10,12 +10,11 @@ use crate::clients::ChaosClients;
 use crate::event_log::{EventLog, LogRetention};
 use crate::log_text;
 use crate::network::{SimNetwork, StreamDirection};
-use crate::rng::SimRng;
 use crate::tape;
 use crate::world::ChaosWorld;
 use cleave_domain::{
-    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeRecord, Time,
-    WorkerId, WorkerRef,
+    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, SplitMix64, Tape,
+    TapeRecord, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_router::RouterReadiness;
@@ -178,9 +177,9 @@ pub(crate) struct ChaosRun<'a> {
     pub(crate) routers: Vec<SimRouterProcess>,
     pub(crate) net: SimNetwork,
     pub(crate) clients: ChaosClients,
-    pub(crate) rng: SimRng,
+    pub(crate) rng: SplitMix64,
     /// Draws the messages that are damaged, and the bit of each.
-    pub(crate) flip_rng: SimRng,
+    pub(crate) flip_rng: SplitMix64,
     checks: LinkChecks,
     pub(crate) log: EventLog,
     pub(crate) faults_over: bool,
@@ -218,7 +217,7 @@ impl<'a> ChaosRun<'a> {
             routers: (0..world.routers_count).map(router).collect(),
             net: SimNetwork::default(),
             clients: ChaosClients::of(world),
-            rng: SimRng::new(!world.seed),
+            rng: SplitMix64::new(!world.seed),
             flip_rng: bit_flips::flip_rng(!world.seed),
             checks: options.link_checks,
             log: EventLog::new(if options.log {

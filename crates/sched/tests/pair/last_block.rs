@@ -11,12 +11,12 @@ use std::time::Duration;
 /// load.
 fn world(seed: u64) -> PairWorld {
     let mut chaos = PairWorld {
-        rng: PairRng(seed),
+        rng: PairRng::new(seed),
         world: StageWorld::default(),
         router: RouterStub::default(),
         faults: false,
         slo_rng: None,
-        slow_disks: PairRng(seed),
+        slow_disks: PairRng::new(seed),
         absurd_orders: None,
         draft_rng: None,
         state_rng: None,

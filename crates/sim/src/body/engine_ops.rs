@@ -2,8 +2,7 @@
 
 use super::{DeviceFaults, EngineOp, EngineOpResult, SimWorker};
 use crate::engine::{EngineCosts, KvCell};
-use crate::rng::SimRng;
-use cleave_domain::{BlockIndex, StepPlan, Time};
+use cleave_domain::{BlockIndex, SplitMix64, StepPlan, Time};
 use cleave_kv::BlockPart;
 use cleave_sched::{ExportOutcome, ImportOutcome, PoolWriter, WorkerInput};
 use std::time::Duration;
@@ -68,7 +67,7 @@ impl SimWorker {
         &mut self,
         now: Time,
         salt_of: impl Fn(u64) -> u64,
-        rng: &mut SimRng,
+        rng: &mut SplitMix64,
         broken: u32,
     ) -> Result<EngineOpResult, String> {
         let (op, since) = self
@@ -183,7 +182,7 @@ impl SimWorker {
         }
     }
 
-    fn fail_step(&mut self, plan: &StepPlan, rng: &mut SimRng) -> WorkerInput {
+    fn fail_step(&mut self, plan: &StepPlan, rng: &mut SplitMix64) -> WorkerInput {
         if rng.chance(500) {
             self.engine.write_garbage(plan, rng);
         }

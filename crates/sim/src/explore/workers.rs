@@ -11,10 +11,9 @@ use super::transitions::PacketFault;
 use super::worlds::SmallWorld;
 use crate::body::{DeviceFaults, EngineOp, EngineOpResult, FrameCells};
 use crate::engine::EngineCosts;
-use crate::rng::SimRng;
 use crate::run::worker_index;
 use crate::worker_effects::checksum;
-use cleave_domain::{KvPlane, WorkerRef};
+use cleave_domain::{KvPlane, SplitMix64, WorkerRef};
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet, PoolWriter};
 use cleave_sched::{
@@ -171,7 +170,7 @@ impl SmallWorldState {
             // The one-sided write is in flight; it lands by a later transition.
             return Ok(());
         }
-        let rng = &mut SimRng::new(0);
+        let rng = &mut SplitMix64::new(0);
         let broken = match device_faults {
             DeviceFaults::None => 0,
             DeviceFaults::Failing => 1000,

@@ -7,8 +7,9 @@
 use super::WorkerDevice;
 use super::links::whole_grains;
 use super::scenario::VOCAB_SIZE;
-use crate::rng::{SimRng, mix};
-use cleave_domain::{HandoffId, SampledToken, StepPlan, StepResult, StepWork, Time, TokenId};
+use cleave_domain::{
+    HandoffId, SampledToken, SplitMix64, StepPlan, StepResult, StepWork, Time, TokenId,
+};
 use cleave_kv::BlockPart;
 use cleave_kv::handoff::HandoffDigest;
 use cleave_planner::Predict;
@@ -41,7 +42,7 @@ pub(crate) struct GoodputWorker {
     pub(crate) free_at: Time,
     /// Sampling seeds of the slots' sequences.
     seeds: Vec<u64>,
-    rng: SimRng,
+    rng: SplitMix64,
 }
 
 /// The phase of a worker's life.
@@ -81,7 +82,7 @@ impl GoodputWorker {
             dropped_swaps: BTreeSet::new(),
             free_at: Time::ZERO,
             seeds: vec![0; device.limits.capacity.slots_count as usize],
-            rng: SimRng::new(mix(seed ^ device.worker_ref().worker.0)),
+            rng: SplitMix64::new(SplitMix64::finalize(seed ^ device.worker_ref().worker.0)),
         }
     }
 
@@ -119,7 +120,8 @@ impl GoodputWorker {
 
 /// The token that a request draws at a position.
 pub(crate) fn draw_token(seed: u64, position: u32) -> TokenId {
-    (mix(mix(seed) ^ u64::from(position)) % u64::from(VOCAB_SIZE)) as TokenId
+    (SplitMix64::finalize(SplitMix64::finalize(seed) ^ u64::from(position)) % u64::from(VOCAB_SIZE))
+        as TokenId
 }
 
 /// The single frame of a block.
@@ -134,7 +136,7 @@ pub(crate) fn block_frame(export: &BlockExport, block_bytes: u32) -> BlockPart {
 
 /// Stands for the checksum of a payload that does not exist; both ends compute the same one.
 pub(crate) fn checksum(export: &BlockExport) -> u64 {
-    mix(export.handoff.flight.0 ^ u64::from(export.ordinal) << 40)
+    SplitMix64::finalize(export.handoff.flight.0 ^ u64::from(export.ordinal) << 40)
 }
 
 /// The answer to an export whose block has left.
