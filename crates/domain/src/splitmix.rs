@@ -41,7 +41,7 @@ impl SplitMix64 {
         word ^ (word >> 31)
     }
 
-    /// The next number.
+    /// The next number of the sequence, evenly among all of 64 bits.
     #[inline]
     pub const fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(INCREMENT);

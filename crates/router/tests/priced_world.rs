@@ -5,14 +5,15 @@
 use cleave_domain::{
     Capacity, Deadline, DecodeTiming, Ending, Fingerprint, FinishReason, FlightId, HandoffId,
     Incarnation, LinkPrice, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
-    Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
-    SamplingParams, SloMetric, SloVerdict, StepWork, StopRules, Time, WorkerDescription, WorkerId,
-    WorkerLoad, WorkerRef,
+    Prices, Refusal, Report, Request, RequestSlo, RequestStageTimes, ReserveOrder, Role, RouterId,
+    RowPrice, RunOrder, SamplingParams, SloMetric, SloVerdict, StepWork, StopRules, Time,
+    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_planner::Predict;
+use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
-    DecisionOutcome, PlacementReason, RouterBrain, RouterInput, RouterLimits, RouterNote,
-    RouterOutput,
+    DecisionOutcome, PlacementReason, RouterActions, RouterBrain, RouterInput, RouterLimits,
+    RouterNote, RouterReadiness,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -450,47 +451,10 @@ impl PricedWorld {
         self.routers[router].handle(self.now, input);
         self.routers[router].check();
         while let Some(output) = self.routers[router].poll() {
-            self.handle_output(router, output);
-        }
-    }
-
-    fn handle_output(&mut self, router: usize, output: RouterOutput) {
-        match output {
-            RouterOutput::Order { worker, order } => self.order(router, worker, order),
-            RouterOutput::End { flight, ending, .. } => {
-                if let Ending::Refused(refusal) = ending {
-                    let outcome = self.outcomes.get_mut(&flight).expect("was submitted");
-                    outcome.refused = Some((self.now, refusal));
-                }
-            }
-            RouterOutput::Note(RouterNote::Judged {
-                flight,
-                verdict,
-                output_tokens,
-                timing,
-                forecast,
-                ..
-            }) => {
-                let outcome = self.outcomes.get_mut(&flight).expect("was submitted");
-                assert!(outcome.verdict.is_none(), "{flight} is judged twice");
-                outcome.verdict = Some(verdict);
-                outcome.output_tokens = output_tokens;
-                outcome.words = format!("{timing:?}\n{forecast:?}");
-            }
-            RouterOutput::Note(RouterNote::Decided(decision)) => {
-                let flight = decision.flight;
-                let outcome = self.outcomes.get_mut(&flight).expect("was submitted");
-                if let DecisionOutcome::Placed(reason) = decision.outcome {
-                    outcome.placed = Some(reason);
-                }
-            }
-            RouterOutput::Note(_)
-            | RouterOutput::Readiness(_)
-            | RouterOutput::Drained
-            | RouterOutput::WorkersWanted(_) => {}
-            RouterOutput::Fence { handoff } | RouterOutput::Count { handoff } => {
-                panic!("{handoff} breaks in a world without faults")
-            }
+            output.perform(&mut PricedRouterBody {
+                world: self,
+                router,
+            });
         }
     }
 
@@ -774,5 +738,71 @@ impl PricedWorld {
 
     pub(crate) fn late(&self) -> usize {
         self.count(|outcome| matches!(outcome.verdict, Some(SloVerdict::Late { .. })))
+    }
+}
+
+/// The body of a router of the world.
+struct PricedRouterBody<'a> {
+    world: &'a mut PricedWorld,
+    router: usize,
+}
+
+impl PricedRouterBody<'_> {
+    fn outcome(&mut self, flight: FlightId) -> &mut PricedOutcome {
+        let outcome = self.world.outcomes.get_mut(&flight);
+        outcome.expect("was submitted")
+    }
+}
+
+impl RouterActions for PricedRouterBody<'_> {
+    type Outcome = ();
+
+    fn order(&mut self, worker: WorkerRef, order: Order) {
+        self.world.order(self.router, worker, order);
+    }
+
+    fn fence(&mut self, handoff: HandoffId) {
+        panic!("{handoff} breaks in a world without faults");
+    }
+
+    fn count(&mut self, handoff: HandoffId) {
+        self.fence(handoff);
+    }
+
+    fn end(&mut self, flight: FlightId, ending: Ending, _: Option<u32>, _: RequestStageTimes) {
+        if let Ending::Refused(refusal) = ending {
+            self.outcome(flight).refused = Some((self.world.now, refusal));
+        }
+    }
+
+    fn drained(&mut self) {}
+
+    fn readiness(&mut self, _: RouterReadiness) {}
+
+    fn workers_wanted(&mut self, _: ScalerDecision) {}
+
+    fn note(&mut self, note: RouterNote) {
+        match note {
+            RouterNote::Judged {
+                flight,
+                verdict,
+                output_tokens,
+                timing,
+                forecast,
+                ..
+            } => {
+                let outcome = self.outcome(flight);
+                assert!(outcome.verdict.is_none(), "{flight} is judged twice");
+                outcome.verdict = Some(verdict);
+                outcome.output_tokens = output_tokens;
+                outcome.words = format!("{timing:?}\n{forecast:?}");
+            }
+            RouterNote::Decided(decision) => {
+                if let DecisionOutcome::Placed(reason) = decision.outcome {
+                    self.outcome(decision.flight).placed = Some(reason);
+                }
+            }
+            _ => {}
+        }
     }
 }

@@ -3,11 +3,11 @@
 //! Owns: how long disks take, and which disk operations fail. Never: copies a block; workers do.
 //! Invariant: every disk operation is answered once, unless its worker died.
 
-use crate::body::DeviceFaults;
 use crate::log_text;
 use crate::run::{ChaosEvent, ChaosRun, worker_index};
 use cleave_domain::{BlockHash, HandoffId, SplitMix64, WorkerRef};
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerNote};
+use cleave_testkit::OpFault;
 use std::time::Duration;
 
 /// Separates the draws of tier settings from the seed's other draws.
@@ -85,13 +85,8 @@ impl ChaosRun<'_> {
         else {
             return Ok(None);
         };
-        let device_faults = if breaks {
-            DeviceFaults::Failing
-        } else {
-            DeviceFaults::None
-        };
-        let outcome = body.disk_wrote(content, device_faults);
-        body.check_below()?;
+        let fault = breaks.then_some(OpFault::Device);
+        let outcome = body.disk_wrote(content, fault.as_ref())?;
         let input = cleave_sched::WorkerInput::SpilledToDisk {
             content,
             outcome,

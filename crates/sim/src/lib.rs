@@ -7,10 +7,8 @@
 //! same seed gives the same bytes.
 
 mod bit_flips;
-mod body;
 mod clients;
 mod disk;
-mod engine;
 mod event_log;
 pub mod explore;
 mod faults;

@@ -1,11 +1,11 @@
-//! The model of the simulated engines: the content of a KV cell and the next token.
+//! The model of the simulated engines: the next token of a sequence.
 //!
-//! Owns: both, as pure functions. Never: knows blocks, workers or steps. Invariant: a cell is a
-//! function of the tokens up to its own; a drawn token is a function of seed, position and the cell
-//! before it. So a request's tokens equal the reference's whatever path it takes, and a cell of
-//! another sequence, or an unwritten one, is detected.
+//! Owns: the draw, and the stream that a request must give. Never: knows blocks, workers or steps.
+//! Invariant: a drawn token is a function of seed, position and the cell before it. So a request's
+//! tokens equal the reference's whatever path it takes.
 
 use cleave_domain::{FinishReason, Request, SplitMix64, TokenId};
+use cleave_testkit::{KvHash, TokenDraw};
 
 /// Token ids are `0..VOCAB`.
 pub(crate) const VOCAB_SIZE: u64 = 50;
@@ -17,22 +17,20 @@ const REPEAT_PERIOD: u32 = 4;
 /// One token in this many is not a repetition.
 const UNREPEATED_ONE_IN: u64 = 8;
 
-/// Stands for attention over a sequence's first tokens: their hash.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct KvHash(pub(crate) u64);
-
-impl KvHash {
-    /// The cell of `token` after the sequence that ends in `self`.
-    pub(crate) fn extend(self, token: TokenId) -> Self {
-        Self(SplitMix64::finalize(
-            self.0.rotate_left(17) ^ SplitMix64::finalize(u64::from(token) + 1),
-        ))
-    }
-
-    /// The cell of the last of `tokens` after that sequence.
-    pub(crate) fn extend_all(self, tokens: &[TokenId]) -> Self {
-        tokens.iter().fold(self, |last, token| last.extend(*token))
-    }
+/// Draws the token of a slot, among those that its request allows.
+pub(crate) fn draw_of_slot(slot: &TokenDraw<'_>) -> TokenId {
+    let open = slot.open;
+    let banned: &[TokenId] = if (open.output.len() as u32) < open.min_tokens {
+        &open.stop_tokens
+    } else {
+        &[]
+    };
+    draw_token(
+        open.sampling.seed ^ slot.salt,
+        slot.position,
+        slot.last,
+        banned,
+    )
 }
 
 /// Draws the token at `position`, after a sequence whose last cell is `last`.

@@ -8,7 +8,6 @@ mod text;
 
 use crate::bit_flips::BitFlipRates;
 use crate::disk::TierSettings;
-use crate::engine::EngineCosts;
 use crate::speculation::draw_speculation;
 use cleave_domain::{
     Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, SplitMix64, StateCapacity,
@@ -17,6 +16,7 @@ use cleave_domain::{
 use cleave_kv::PoolWriter;
 use cleave_router::OperatorRequest;
 use cleave_sched::LookupLimits;
+use cleave_testkit::EngineCosts;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -14,6 +14,7 @@ use cleave_kv::BlockPart;
 use cleave_kv::handoff::HandoffDigest;
 use cleave_planner::Predict;
 use cleave_sched::{BlockExport, ExportOutcome, WorkerBrain, WorkerInput};
+use cleave_testkit::WakeTimer;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub(crate) struct GoodputWorker {
     /// The brain reported that it has drained.
     pub(crate) has_drained: bool,
     /// The time of its next wake-up.
-    pub(crate) wake: Option<Time>,
+    pub(crate) wake: WakeTimer,
     /// Answers that the brain gets before any other input.
     pub(crate) answers_due: VecDeque<WorkerInput>,
     /// Blocks exported since the last input.
@@ -76,7 +77,7 @@ impl GoodputWorker {
             brain: WorkerBrain::new(device.limits.clone()),
             phase: WorkerPhase::Up,
             has_drained: false,
-            wake: None,
+            wake: WakeTimer::default(),
             answers_due: VecDeque::new(),
             exports_pending: Vec::new(),
             dropped_swaps: BTreeSet::new(),

@@ -1,13 +1,13 @@
 //! Packets and blocks from worker to worker, with the faults of the links.
 
 use crate::bit_flips::{self, MessageArrival};
-use crate::body::FrameCells;
 use crate::log_text;
 use crate::run::{ChaosEvent, ChaosRun, OneSidedWrite, PacketInFlight, worker_index};
 use cleave_domain::{KvUnit, WorkerRef};
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput};
+use cleave_testkit::{FrameCells, checksum};
 use std::time::Duration;
 
 /// Whether the link took a block.
@@ -146,11 +146,11 @@ impl ChaosRun<'_> {
         else {
             return Ok(None);
         };
-        let key = (handoff, KvUnit { plane, ordinal });
+        let unit = KvUnit { plane, ordinal };
         let process = &mut self.workers[worker_index(side)];
         let body = process.body.as_mut().filter(|body| body.worker == side);
         // The loss of the link answered this export already.
-        if body.and_then(|body| body.exporting.remove(&key)).is_none() {
+        if !body.is_some_and(|body| body.export_ends(handoff, unit)) {
             return Ok(None);
         }
         self.worker_input_if_alive(side, "shipped", exported)
@@ -286,7 +286,7 @@ impl ChaosRun<'_> {
             return Ok(None);
         };
         if let Packet::Frame { handoff, part, .. } = &envelope.packet {
-            body.arriving = Some((*handoff, *part, envelope.payload));
+            body.frame_arrives(*handoff, *part, envelope.payload);
         }
         let packet = envelope.packet;
         let words = format!(
@@ -303,12 +303,4 @@ impl ChaosRun<'_> {
         self.feed_worker(worker_index(to), input)?;
         Ok(Some(words))
     }
-}
-
-/// The checksum of cells: FNV-1a over their content.
-pub(crate) fn checksum(cells: &FrameCells) -> u64 {
-    cells.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, cell| {
-        let word = cell.map_or(0, |cell| cell.kv.0 ^ cell.salt);
-        (hash ^ word).wrapping_mul(0x0100_0000_01b3)
-    })
 }
