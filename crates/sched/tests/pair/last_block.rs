@@ -68,7 +68,7 @@ fn full_pools_make_progress() {
             }
             chaos.advance();
             for (at, machine) in chaos.world.machines.iter().enumerate() {
-                full[at] |= machine.brain.pool().blocks_available() == 0;
+                full[at] |= machine.cells.brain.pool().blocks_available() == 0;
             }
             let deadline = Duration::from_secs(60);
             let late = chaos.world.now.since(cleave_domain::Time::ZERO) > deadline;

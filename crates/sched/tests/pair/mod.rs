@@ -158,8 +158,7 @@ impl PairWorld {
 
     /// Lets a disk take longer than any fetch deadline.
     fn hold_up_fetch(&mut self) {
-        let fetches = |event: &StageEvent| matches!(event, StageEvent::Fetch { .. });
-        let fetched = self.world.pending.values().any(fetches);
+        let fetched = self.world.pending.values().any(StageEvent::is_fetch);
         if self.faults && fetched && self.slow_disks.percent(10) {
             self.pass(Duration::from_millis(300));
         }
@@ -228,7 +227,7 @@ impl PairWorld {
             self.world.later(Duration::from_millis(3), event.clone());
         }
         let damaged = self.faults && self.rng.percent(2);
-        let fetched = matches!(event, StageEvent::Fetch { .. });
+        let fetched = event.is_fetch();
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
         let damaged = damaged || self.fail_step_for_one(&event);
         let event_outcome = if damaged {
@@ -263,7 +262,7 @@ impl PairWorld {
     fn pass(&mut self, span: Duration) {
         self.world.now = self.world.now + span;
         for at in 0..self.world.machines.len() {
-            let due = self.world.machines[at].brain.deadline();
+            let due = self.world.machines[at].cells.brain.deadline();
             // An early wake-up is harmless.
             if due.is_some_and(|due| due <= self.world.now) || self.rng.percent(10) {
                 self.world.feed(at, WorkerInput::Woke);

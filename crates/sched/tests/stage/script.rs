@@ -16,7 +16,7 @@
 //! W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
 
 use super::{
-    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits, states,
+    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states,
 };
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
@@ -25,6 +25,7 @@ use cleave_domain::{
 };
 use cleave_kv::Packet;
 use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, WorkerInput};
+use cleave_testkit::EngineOp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,7 +128,7 @@ pub fn plain(prompt: Vec<u32>) -> Request {
 fn request(words: &CommandWords, flight: u32) -> Request {
     let prompt = prompt(words.number("family", flight), words.number("prompt", 10));
     let stop = words.keyed.get("stop").map(|stop| *stop as usize);
-    let output = engine::output(&prompt, 40);
+    let output = draws::output(&prompt, 40);
     let mut sampling = SamplingParams::greedy();
     if words.plain.contains(&"scores") {
         sampling.prompt_logprobs = Some(0);
@@ -165,7 +166,7 @@ impl ScriptPlayer {
             ["severed", ..] => {
                 let peer = self.world.me(words.machine(&self.world, 2));
                 let at = words.machine(&self.world, 1);
-                self.world.feed(at, WorkerInput::Fenced { peer });
+                self.world.fence(at, peer);
             }
             ["copies" | "swaps", ..] => self.copies(words),
             ["cancel", ..] => {
@@ -195,9 +196,12 @@ impl ScriptPlayer {
                 let (word, of) = (words.plain[0], words.machine(&self.world, 1));
                 self.perform(
                     move |event| match event {
-                        StageEvent::Offload { at, .. } => word == "shelves" && *at == of,
+                        StageEvent::Op { at, op, .. } => match op {
+                            EngineOp::Offload { .. } => word == "shelves" && *at == of,
+                            EngineOp::Fetch { .. } => word == "fetches" && *at == of,
+                            _ => false,
+                        },
                         StageEvent::Spill { at, .. } => word == "writes" && *at == of,
-                        StageEvent::Fetch { at, .. } => word == "fetches" && *at == of,
                         _ => false,
                     },
                     words,
@@ -240,10 +244,16 @@ impl ScriptPlayer {
     /// Performs copies between blocks of a machine and its peers, or its host memory.
     fn copies(&mut self, words: &CommandWords) {
         let (swaps, of) = (words.plain[0] == "swaps", words.machine(&self.world, 1));
-        let is_meant = move |event: &StageEvent| match event {
-            StageEvent::SwapOut { at, .. } | StageEvent::SwapIn { at, .. } => swaps && *at == of,
-            StageEvent::Export { at, .. } | StageEvent::Import { at, .. } => !swaps && *at == of,
-            _ => false,
+        let is_meant = move |event: &StageEvent| {
+            let StageEvent::Op { at, op, .. } = event else {
+                return false;
+            };
+            let kind = match op {
+                EngineOp::SwapOut { .. } | EngineOp::SwapIn { .. } => swaps,
+                EngineOp::Export(_) | EngineOp::Import { .. } => !swaps,
+                _ => false,
+            };
+            kind && *at == of
         };
         self.perform(is_meant, words);
     }
