@@ -3,11 +3,10 @@
 //! takes time.
 
 use cleave_domain::{
-    Capacity, Deadline, DecodeTiming, Ending, Fingerprint, FinishReason, FlightId, HandoffId,
-    Incarnation, LinkPrice, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
-    Prices, Refusal, Report, Request, RequestSlo, RequestStageTimes, ReserveOrder, Role, RouterId,
-    RowPrice, RunOrder, SamplingParams, SloMetric, SloVerdict, StepWork, StopRules, Time,
-    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    Capacity, Deadline, DecodeTiming, Ending, FinishReason, FlightId, HandoffId, LinkPrice,
+    OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, Refusal, Report,
+    Request, RequestSlo, RequestStageTimes, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
+    SloMetric, SloVerdict, StepWork, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_planner::Predict;
 use cleave_planner::scaling::ScalerDecision;
@@ -15,6 +14,7 @@ use cleave_router::{
     DecisionOutcome, PlacementReason, RouterActions, RouterBrain, RouterInput, RouterLimits,
     RouterNote, RouterReadiness,
 };
+use cleave_testkit::build;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,17 +59,8 @@ pub(crate) fn prices() -> Prices {
 
 pub(crate) fn request(prompt: u32, max_tokens: u32, slo: RequestSlo) -> Request {
     Request {
-        prompt: (0..prompt).collect(),
-        generated: Arc::new([]),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens,
-            min_tokens: 0,
-            stop_tokens: Arc::new([]),
-        },
-        priority: 0,
-        cache_salt: 0,
         slo,
+        ..build::request(0..prompt, max_tokens)
     }
 }
 
@@ -378,10 +369,7 @@ impl PricedWorld {
             slo_received: BTreeMap::new(),
         };
         for (index, role) in roles.iter().enumerate() {
-            let me = WorkerRef {
-                worker: WorkerId(index as u64 + 1),
-                incarnation: Incarnation(1),
-            };
+            let me = build::worker(index as u64 + 1);
             let worker = PricedWorker {
                 me,
                 prices: prices(),
@@ -394,13 +382,8 @@ impl PricedWorld {
             };
             world.workers.insert(me.worker, worker);
             let description = WorkerDescription {
-                role: *role,
-                home: *role,
-                model: "m".to_owned(),
-                fingerprint: Fingerprint("a".to_owned()),
-                capacity: capacity(),
                 queue_max: 64,
-                device: None,
+                ..build::description(*role, capacity())
             };
             for router in 0..routers {
                 let description = description.clone();

@@ -8,14 +8,15 @@ use crate::absurd_reports::AbsurdReports;
 use cleave_domain::{
     BlockHash, Capacity, DecodeTiming, DeviceId, Ending, Failure, Fingerprint, FinishReason,
     FlightId, HandoffId, Incarnation, Order, PrefillTiming, Prices, Refusal, Report, Request,
-    RequestSlo, RequestStageTimes, Role, SamplingParams, StepProgress, StopRules, Time,
-    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    RequestStageTimes, Role, StepProgress, Time, WorkerDescription, WorkerId, WorkerLoad,
+    WorkerRef,
 };
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
     CancelReason, OperatorRequest, RouterActions, RouterBrain, RouterInput, RouterLimits,
     RouterNote, RouterReadiness,
 };
+use cleave_testkit::build;
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
@@ -64,19 +65,11 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
 const OUTPUTS_MAX: u32 = 1000;
 
 fn request(prompt: u8, priority: u8) -> Request {
-    Request {
-        prompt: (0..u32::from(prompt % 60) + 1).collect(),
-        generated: Arc::new([]),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: 20,
-            min_tokens: 3,
-            stop_tokens: Arc::new([1009]),
-        },
-        priority: i32::from(priority % 3),
-        cache_salt: 0,
-        slo: RequestSlo::default(),
-    }
+    let mut request = build::request(0..=u32::from(prompt % 60), 20);
+    request.stop.min_tokens = 3;
+    request.stop.stop_tokens = [1009].into();
+    request.priority = i32::from(priority % 3);
+    request
 }
 
 /// An attempt as its workers see it.

@@ -8,10 +8,11 @@ use crate::{PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_domain::{
     Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, LinkPrice, OnDeadlineMiss,
     Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role,
-    RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, StepPlan, StepResult, StepWork,
-    StopRules, Time, WorkerId, WorkerRef,
+    RouterId, RowPrice, RunOrder, SampledToken, StepPlan, StepResult, StepWork, Time, WorkerId,
+    WorkerRef,
 };
 use cleave_planner::Predict;
+use cleave_testkit::build;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,22 +104,13 @@ impl Want {
     fn request(&self) -> Arc<Request> {
         let tokens = (0..self.prompt).map(|i| (self.family * 7 + i) % 1000);
         Arc::new(Request {
-            prompt: tokens.collect(),
-            generated: Arc::from([]),
-            sampling: SamplingParams::greedy(),
-            stop: StopRules {
-                max_tokens: self.output,
-                min_tokens: 0,
-                stop_tokens: Arc::from([]),
-            },
-            priority: 0,
-            cache_salt: 0,
             slo: RequestSlo {
                 ttft: self.due,
                 tpot: self.tpot,
                 priority: self.priority,
                 ..RequestSlo::default()
             },
+            ..build::request(tokens, self.output)
         })
     }
 }

@@ -2,13 +2,13 @@
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
 use crate::stage::draws::draw_of_slot;
-use crate::stage::script::{guessing, handoff, plain, play, prompt};
+use crate::stage::script::{guessing, handoff, play, prompt};
 use crate::stage::{ROUTER, limits};
 use cleave_domain::{
     Order, Report, Role, RunOrder, SampledToken, StepPlan, StepResult, Time, TokenId,
 };
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerOutput};
-use cleave_testkit::CellEngine;
+use cleave_testkit::{CellEngine, build};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,7 +191,7 @@ impl SpeculationHarness {
             engine: CellEngine::new(&limits.capacity, draw_of_slot, 0),
             brain: WorkerBrain::new(limits),
         };
-        let (request, handoff) = (Arc::new(plain(prompt(900, 7))), handoff(1, 0));
+        let (request, handoff) = (Arc::new(build::request(prompt(900, 7), 20)), handoff(1, 0));
         harness.handle(WorkerInput::RouterJoined { router: ROUTER });
         let mut outputs = harness.order(Order::Run(RunOrder {
             handoff,

@@ -3,12 +3,13 @@
 //!
 //! Owns: an engine and a worker of cells, which detect wrong KV ([`CellEngine`], [`CellWorker`]);
 //! what a worker of cells reaches ([`CellHost`]); events in the order of time ([`EventQueue`],
-//! [`WakeTimer`]). Never: decides what a brain decides, or when something happens: each world
-//! schedules its own events. Invariant: the same inputs give the same results.
+//! [`WakeTimer`]); plain values ([`build`]). Never: decides what a brain decides, or when something
+//! happens: each world schedules its own events. Invariant: the same inputs give the same results.
 //!
-//! `sched` and `router` use this crate in their folders `tests` only: a unit test of either would
-//! see a second copy of the crate's own types.
+//! `sched` and `router` use this crate in their folders `tests`. A unit test of `sched` sees a
+//! second copy of the crate's own types here, so it takes types of `domain` only.
 
+pub mod build;
 mod cells;
 mod engine;
 mod event_queue;

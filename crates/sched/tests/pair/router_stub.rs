@@ -13,6 +13,7 @@ use cleave_domain::{
     PrefillOrder, Report, Request, RequestSlo, ReserveOrder, Role, RunOrder, SamplingParams,
     StopRules, Time,
 };
+use cleave_testkit::build;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,13 +160,12 @@ impl PairWorld {
         let mut sampling = SamplingParams::greedy();
         sampling.prompt_logprobs = of.scores.then_some(0);
         Arc::new(Request {
-            prompt: of.prompt.clone().into(),
             generated: of.expected[..of.got].into(),
             sampling,
             stop: of.stop.clone(),
             priority: of.priority,
-            cache_salt: 0,
             slo: of.slo.clone(),
+            ..build::request(of.prompt.iter().copied(), 0)
         })
     }
 

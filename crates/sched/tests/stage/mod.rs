@@ -11,8 +11,8 @@ pub mod line;
 pub mod script;
 
 use cleave_domain::{
-    BlockHash, Capacity, Emission, HandoffId, Incarnation, Order, Report, Role, RouterId,
-    SlotIndex, StateCapacity, Time, WorkerId, WorkerRef,
+    BlockHash, Capacity, Emission, HandoffId, Order, Report, Role, RouterId, SlotIndex,
+    StateCapacity, Time, WorkerRef,
 };
 use cleave_kv::handoff::HandoffDigest;
 use cleave_kv::{BlockPart, Packet};
@@ -21,8 +21,8 @@ use cleave_sched::{
     TierLevel, WorkerInput, WorkerLimits, WorkerNote,
 };
 use cleave_testkit::{
-    AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FrameCells, OpFault, carry_out,
-    checksum,
+    AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FrameCells, OpFault, build,
+    carry_out, checksum,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -129,34 +129,23 @@ pub fn states(count: u32) -> Option<StateCapacity> {
 }
 
 pub fn limits(worker: u64, role: Role) -> WorkerLimits {
+    let capacity = Capacity {
+        block_tokens: BLOCK_TOKENS,
+        block_bytes: BLOCK_TOKENS * 8,
+        blocks_count: 8,
+        slots_count: 4,
+        step_tokens_max: 8,
+        context_tokens_max: 64,
+        states: None,
+    };
     WorkerLimits {
-        me: WorkerRef {
-            worker: WorkerId(worker),
-            incarnation: Incarnation(1),
-        },
         role,
-        capacity: Capacity {
-            block_tokens: BLOCK_TOKENS,
-            block_bytes: BLOCK_TOKENS * 8,
-            blocks_count: 8,
-            slots_count: 4,
-            step_tokens_max: 8,
-            context_tokens_max: 64,
-            states: None,
-        },
-        vocab_size: u32::MAX,
         queue_max: 4,
         lease: LEASE,
         stall_max: STALL,
         step_max: STEP,
         prefix_cache: true,
-        swap_blocks: 0,
-        host_blocks: 0,
-        disk_blocks: 0,
-        writer: PoolWriter::Receiver,
-        prices: cleave_domain::Prices::default(),
-        steps_in_flight: 1,
-        speculation: None,
+        ..build::limits(build::worker(worker), capacity)
     }
 }
 

@@ -20,12 +20,11 @@ use super::{
 };
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
-    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex,
-    StopRules,
+    Report, Request, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex, StopRules,
 };
 use cleave_kv::Packet;
 use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, WorkerInput};
-use cleave_testkit::EngineOp;
+use cleave_testkit::{EngineOp, build};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,23 +107,6 @@ pub fn guessing(drafts_max: u32) -> Option<LookupLimits> {
     (drafts_max > 0).then_some(lookup)
 }
 
-/// A greedy request for twenty tokens.
-pub fn plain(prompt: Vec<u32>) -> Request {
-    Request {
-        generated: [].into(),
-        prompt: prompt.into(),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: 20,
-            min_tokens: 0,
-            stop_tokens: [].into(),
-        },
-        priority: 0,
-        cache_salt: 0,
-        slo: RequestSlo::default(),
-    }
-}
-
 fn request(words: &CommandWords, flight: u32) -> Request {
     let prompt = prompt(words.number("family", flight), words.number("prompt", 10));
     let stop = words.keyed.get("stop").map(|stop| *stop as usize);
@@ -146,7 +128,7 @@ fn request(words: &CommandWords, flight: u32) -> Request {
         },
         cache_salt: u64::from(words.number("salt", 0)),
         priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
-        ..plain(prompt)
+        ..build::request(prompt, 20)
     }
 }
 
