@@ -55,6 +55,13 @@ impl<E> EventQueue<E> {
         self.in_order.push_back((at, self.inserted_count, event));
     }
 
+    /// The time of the event that comes next.
+    pub fn next_at(&self) -> Option<Time> {
+        let front = self.in_order.front().map(|(at, _, _)| *at);
+        let in_heap = self.heap.peek().map(|Reverse((at, _, _))| *at);
+        front.into_iter().chain(in_heap).min()
+    }
+
     pub fn pop(&mut self) -> Option<(Time, E)> {
         let front = self.in_order.front().map(|(at, order, _)| (*at, *order));
         let in_heap = self

@@ -9,6 +9,7 @@
 //! `sched` and `router` use this crate in their folders `tests`. A unit test of `sched` sees a
 //! second copy of the crate's own types here, so it takes types of `domain` only.
 
+mod blank_frame;
 pub mod build;
 mod cells;
 mod engine;
@@ -16,6 +17,7 @@ mod event_queue;
 mod kv_hash;
 mod wake;
 
+pub use blank_frame::BlankFrame;
 pub use cells::{
     AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FetchSource, FrameCells, OpFault,
     carry_out, checksum,

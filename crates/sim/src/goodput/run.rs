@@ -9,8 +9,8 @@ mod workers;
 use super::links::WorkerLinks;
 use super::orchestrator::OrchestratorState;
 use super::score::{ClientResults, GoodputOutcome};
+use super::worker::GoodputWorker;
 pub(crate) use super::worker::WorkerPhase;
-use super::worker::{self, GoodputWorker};
 use super::{Orchestrator, RouterBrainTimer, Scenario, WorkerDevice};
 use cleave_domain::{
     Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, RouterId, StepResult, Time,
@@ -20,7 +20,7 @@ use cleave_kv::Packet;
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{RouterActions, RouterInput, RouterNote, RouterReadiness};
 use cleave_sched::{BlockExport, WorkerInput};
-use cleave_testkit::{EventQueue, WakeTimer};
+use cleave_testkit::{BlankFrame, EventQueue, WakeTimer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -268,7 +268,8 @@ impl<'a> GoodputWorld<'a> {
             GoodputEvent::BlocksSent { worker, exports } => {
                 let bytes = self.block_bytes(worker);
                 for export in exports.iter() {
-                    self.handle_worker_input(worker, worker::export_answer(export, bytes));
+                    let frame = BlankFrame::of(export, bytes);
+                    self.handle_worker_input(worker, frame.answer());
                 }
             }
             GoodputEvent::Frames {

@@ -10,10 +10,8 @@ use super::scenario::VOCAB_SIZE;
 use cleave_domain::{
     HandoffId, SampledToken, SplitMix64, StepPlan, StepResult, StepWork, Time, TokenId,
 };
-use cleave_kv::BlockPart;
-use cleave_kv::handoff::HandoffDigest;
 use cleave_planner::Predict;
-use cleave_sched::{BlockExport, ExportOutcome, WorkerBrain, WorkerInput};
+use cleave_sched::{BlockExport, WorkerBrain, WorkerInput};
 use cleave_testkit::WakeTimer;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -123,29 +121,4 @@ impl GoodputWorker {
 pub(crate) fn draw_token(seed: u64, position: u32) -> TokenId {
     (SplitMix64::finalize(SplitMix64::finalize(seed) ^ u64::from(position)) % u64::from(VOCAB_SIZE))
         as TokenId
-}
-
-/// The single frame of a block.
-pub(crate) fn block_frame(export: &BlockExport, block_bytes: u32) -> BlockPart {
-    BlockPart {
-        plane: export.plane,
-        ordinal: export.ordinal,
-        offset: 0,
-        len: block_bytes,
-    }
-}
-
-/// Stands for the checksum of a payload that does not exist; both ends compute the same one.
-pub(crate) fn checksum(export: &BlockExport) -> u64 {
-    SplitMix64::finalize(export.handoff.flight.0 ^ u64::from(export.ordinal) << 40)
-}
-
-/// The answer to an export whose block has left.
-pub(crate) fn export_answer(export: &BlockExport, block_bytes: u32) -> WorkerInput {
-    let mut digest = HandoffDigest::default();
-    digest.add_frame(block_frame(export, block_bytes), checksum(export));
-    export.answer(ExportOutcome::Sent {
-        digest: digest.value(),
-        bytes: u64::from(block_bytes),
-    })
 }

@@ -2,7 +2,7 @@
 
 use super::{GoodputEvent, GoodputWorld, SwapCopy};
 use crate::goodput::links::{latency, link_price};
-use crate::goodput::worker::{self, StepImprecision};
+use crate::goodput::worker::StepImprecision;
 use cleave_domain::{
     BlockIndex, BlockRef, Emission, HandoffId, LinkPrice, Report, RouterId, StepPlan, WorkerRef,
 };
@@ -11,6 +11,7 @@ use cleave_sched::{
     BlockExport, ImportOutcome, PayloadCondition, SwapOutcome, WorkerActions, WorkerInput,
     WorkerNote,
 };
+use cleave_testkit::BlankFrame;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,13 +95,8 @@ impl GoodputWorld<'_> {
         }
         let bytes = self.block_bytes(place);
         for export in exports {
-            let packet = Packet::Frame {
-                handoff: export.handoff,
-                block: export.block,
-                part: worker::block_frame(export, bytes),
-                checksum: worker::checksum(export),
-            };
-            self.packet_arrives(place, from, packet);
+            let frame = BlankFrame::of(export, bytes);
+            self.packet_arrives(place, from, frame.packet());
         }
     }
 
