@@ -17,7 +17,7 @@ use cleave_sched::{
     BlockExport, ImportOutcome, PayloadCondition, WorkerActions, WorkerBrain, WorkerInput,
     WorkerLimits, WorkerNote,
 };
-use cleave_testkit::{BlankFrame, EventQueue, WakeTimer, build};
+use cleave_testkit::{BlockFrames, EventQueue, WakeTimer, build};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -262,14 +262,16 @@ impl PricedWorld {
     fn blocks_sent(&mut self, worker: usize, exports: Vec<BlockExport>) {
         let from = self.me(worker);
         for export in exports {
-            let frame = BlankFrame::of(&export, capacity().block_bytes);
-            let arrived = WorkerInput::Arrived {
-                from,
-                packet: frame.packet(),
-                condition: PayloadCondition::Intact,
-            };
-            self.handle_worker_input(worker, frame.answer());
-            self.handle_worker_input(index_of(export.to.worker), arrived);
+            let block = BlockFrames::blank(&export, capacity().block_bytes);
+            self.handle_worker_input(worker, block.answer());
+            for (packet, _) in block.frames {
+                let arrived = WorkerInput::Arrived {
+                    from,
+                    packet,
+                    condition: PayloadCondition::Intact,
+                };
+                self.handle_worker_input(index_of(export.to.worker), arrived);
+            }
         }
     }
 

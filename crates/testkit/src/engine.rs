@@ -22,7 +22,7 @@ pub struct KvCell {
 }
 
 /// Bytes that a cell stands for.
-const CELL_BYTES: u32 = 8;
+pub(crate) const CELL_BYTES: u32 = 8;
 /// The running hash of a state before the first token; cells of tokens begin with another one.
 const STATE_START: KvHash = KvHash(0x1405_7b7e_f767_814f);
 

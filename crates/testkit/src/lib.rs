@@ -9,20 +9,20 @@
 //! `sched` and `router` use this crate in their folders `tests`. A unit test of `sched` sees a
 //! second copy of the crate's own types here, so it takes types of `domain` only.
 
-mod blank_frame;
 pub mod build;
 mod cells;
 mod engine;
 mod event_queue;
+mod frames;
 mod kv_hash;
 mod wake;
 
-pub use blank_frame::BlankFrame;
 pub use cells::{
     AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FetchSource, FrameCells, OpFault,
-    carry_out, checksum,
+    carry_out,
 };
 pub use engine::{CellEngine, DrawToken, EngineCosts, KvCell, TokenDraw};
 pub use event_queue::EventQueue;
+pub use frames::BlockFrames;
 pub use kv_hash::KvHash;
 pub use wake::WakeTimer;

@@ -14,15 +14,14 @@ use cleave_domain::{
     BlockHash, Capacity, Emission, HandoffId, Order, Report, Role, RouterId, SlotIndex,
     StateCapacity, Time, WorkerRef,
 };
-use cleave_kv::handoff::HandoffDigest;
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::Packet;
 use cleave_sched::{
     BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, PayloadCondition, PoolWriter,
     TierLevel, WorkerInput, WorkerLimits, WorkerNote,
 };
 use cleave_testkit::{
-    AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FrameCells, OpFault, build,
-    carry_out, checksum,
+    AnswerTime, BlockFrames, CellHost, CellWorker, EngineOp, EngineOpResult, FrameCells, OpFault,
+    build, carry_out,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -430,31 +429,11 @@ impl StageWorld {
         let cells = &mut self.machines[at].cells;
         holds(cells.finish_queued(&op, self.now..self.now, |_| 0, None));
         cells.export_ends(export.handoff, export.unit());
-        let mut digest = HandoffDigest::default();
-        let bytes = payload.len() as u32 * 8;
-        let cut = payload.len() - 1;
-        for (offset, cells) in [(0, &payload[..cut]), (cut, &payload[cut..])] {
-            let part = BlockPart {
-                plane: export.plane,
-                ordinal: export.ordinal,
-                offset: offset as u32 * 8,
-                len: cells.len() as u32 * 8,
-            };
-            let checksum = checksum(cells);
-            digest.add_frame(part, checksum);
-            let packet = Packet::Frame {
-                handoff: export.handoff,
-                block: export.block,
-                part,
-                checksum,
-            };
-            self.send_packet(at, export.to, packet, cells.to_vec());
+        let mut block = BlockFrames::of_cells(&export, payload, payload.len() - 1);
+        for (packet, cells) in std::mem::take(&mut block.frames) {
+            self.send_packet(at, export.to, packet, cells);
         }
-        let outcome = ExportOutcome::Sent {
-            digest: digest.value(),
-            bytes: u64::from(bytes),
-        };
-        self.feed(at, export.answer(outcome));
+        self.feed(at, block.answer());
     }
 
     /// Breaks the link between two machines: everything on it is gone, and both ends are informed.

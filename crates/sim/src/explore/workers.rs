@@ -11,11 +11,10 @@ use super::transitions::PacketFault;
 use super::worlds::SmallWorld;
 use crate::run::worker_index;
 use cleave_domain::{Emission, HandoffId, KvPlane, Report, RouterId, SplitMix64, Time, WorkerRef};
-use cleave_kv::handoff::HandoffDigest;
-use cleave_kv::{BlockPart, Packet, PoolWriter};
+use cleave_kv::{Packet, PoolWriter};
 use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput, WorkerNote};
 use cleave_testkit::{
-    CellHost, CellWorker, EngineCosts, EngineOp, EngineOpResult, FrameCells, carry_out, checksum,
+    BlockFrames, CellHost, CellWorker, EngineCosts, EngineOp, EngineOpResult, FrameCells, carry_out,
 };
 
 /// Engine operations take no time; the world's `step` advances the clocks.
@@ -102,10 +101,10 @@ impl SmallWorldState {
             EngineOpResult::Answer(input) => self.feed_worker(small, worker, input)?,
             EngineOpResult::Send(export, payload) if one_sided => {
                 self.land(&export, &payload)?;
-                self.send_block(small, me, &export, payload)?;
+                self.send_block(small, me, &export, &payload)?;
             }
             EngineOpResult::Send(export, payload) => {
-                self.send_block(small, me, &export, payload)?
+                self.send_block(small, me, &export, &payload)?
             }
         }
         self.wake_due(small)
@@ -118,20 +117,11 @@ impl SmallWorldState {
         small: &SmallWorld,
         me: WorkerRef,
         export: &BlockExport,
-        payload: FrameCells,
+        payload: &FrameCells,
     ) -> PropertyCheck {
-        let part = BlockPart {
-            plane: export.plane,
-            ordinal: export.ordinal,
-            offset: 0,
-            len: payload.len() as u32 * 8,
-        };
-        let checksum = checksum(&payload);
-        let packet = Packet::Frame {
-            handoff: export.handoff,
-            block: export.block,
-            part,
-            checksum,
+        let mut block = BlockFrames::of_cells(export, payload, payload.len());
+        let Some((packet, payload)) = block.frames.pop() else {
+            return Err(format!("{export:?} has no cell"));
         };
         let envelope = SmallWorldPacket {
             to: export.to,
@@ -149,16 +139,11 @@ impl SmallWorldState {
             return Ok(());
         };
         body.export_ends(export.handoff, export.unit());
-        let mut digest = HandoffDigest::default();
-        digest.add_frame(part, checksum);
-        let answer = export.answer(if nowhere {
-            ExportOutcome::Dropped
+        let answer = if nowhere {
+            export.answer(ExportOutcome::Dropped)
         } else {
-            ExportOutcome::Sent {
-                digest: digest.value(),
-                bytes: u64::from(part.len),
-            }
-        });
+            block.answer()
+        };
         self.feed_worker(small, worker_index(me), answer)
     }
 

@@ -20,7 +20,7 @@ use cleave_kv::Packet;
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{RouterActions, RouterInput, RouterNote, RouterReadiness};
 use cleave_sched::{BlockExport, WorkerInput};
-use cleave_testkit::{BlankFrame, EventQueue, WakeTimer};
+use cleave_testkit::{BlockFrames, EventQueue, WakeTimer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -268,8 +268,8 @@ impl<'a> GoodputWorld<'a> {
             GoodputEvent::BlocksSent { worker, exports } => {
                 let bytes = self.block_bytes(worker);
                 for export in exports.iter() {
-                    let frame = BlankFrame::of(export, bytes);
-                    self.handle_worker_input(worker, frame.answer());
+                    let block = BlockFrames::blank(export, bytes);
+                    self.handle_worker_input(worker, block.answer());
                 }
             }
             GoodputEvent::Frames {

@@ -4,10 +4,9 @@ use crate::bit_flips::{self, MessageArrival};
 use crate::log_text;
 use crate::run::{ChaosEvent, ChaosRun, OneSidedWrite, PacketInFlight, worker_index};
 use cleave_domain::{KvUnit, WorkerRef};
-use cleave_kv::handoff::HandoffDigest;
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::Packet;
 use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput};
-use cleave_testkit::{FrameCells, checksum};
+use cleave_testkit::{BlockFrames, FrameCells};
 use std::time::Duration;
 
 /// Whether the link took a block.
@@ -26,29 +25,22 @@ impl ChaosRun<'_> {
         export: &BlockExport,
         payload: &FrameCells,
     ) -> BlockSend {
-        let frames = self.frames(export, payload);
-        let mut digest = HandoffDigest::default();
-        let mut bytes = 0;
+        // One frame or two.
+        let count = payload.len() as u32;
+        let cut = if count > 1 && self.rng.chance(300) {
+            self.rng.count(1, count - 1)
+        } else {
+            count
+        };
+        let mut block = BlockFrames::of_cells(export, payload, cut as usize);
         let mut sent = None;
-        for (part, cells) in frames {
-            let checksum = checksum(&cells);
-            digest.add_frame(part, checksum);
-            bytes += u64::from(part.len);
-            let packet = Packet::Frame {
-                handoff: export.handoff,
-                block: export.block,
-                part,
-                checksum,
-            };
+        for (packet, cells) in std::mem::take(&mut block.frames) {
             sent = self.send(me, export.to, packet, cells);
         }
         let Some(sent) = sent else {
             return BlockSend::NoLink;
         };
-        let exported = Box::new(export.answer(ExportOutcome::Sent {
-            digest: digest.value(),
-            bytes,
-        }));
+        let exported = Box::new(block.answer());
         self.schedule(sent, ChaosEvent::BlockSent { side: me, exported });
         BlockSend::Sent
     }
@@ -101,35 +93,6 @@ impl ChaosRun<'_> {
             );
         }
         Ok(Some(words))
-    }
-
-    /// Splits a block into one frame or two.
-    pub(super) fn frames(
-        &mut self,
-        export: &BlockExport,
-        payload: &FrameCells,
-    ) -> Vec<(BlockPart, FrameCells)> {
-        let capacity = &self.world.workers[0].capacity;
-        let size = capacity.block_bytes / capacity.block_tokens;
-        let count = payload.len() as u32;
-        let cut = if count > 1 && self.rng.chance(300) {
-            self.rng.count(1, count - 1)
-        } else {
-            count
-        };
-        [(0, cut), (cut, count)]
-            .into_iter()
-            .filter(|(from, to)| from < to)
-            .map(|(from, to)| {
-                let part = BlockPart {
-                    plane: export.plane,
-                    ordinal: export.ordinal,
-                    offset: from * size,
-                    len: (to - from) * size,
-                };
-                (part, payload[from as usize..to as usize].to_vec())
-            })
-            .collect()
     }
 
     pub(crate) fn shipped(

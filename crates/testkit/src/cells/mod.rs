@@ -399,11 +399,3 @@ impl CellWorker {
         self.ops.is_empty() && self.busy.is_none() && self.disk_is_idle()
     }
 }
-
-/// The checksum of cells: FNV-1a over their content.
-pub fn checksum(cells: &[Option<KvCell>]) -> u64 {
-    cells.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, cell| {
-        let word = cell.map_or(0, |cell| cell.kv.0 ^ cell.salt);
-        (hash ^ word).wrapping_mul(0x0100_0000_01b3)
-    })
-}

@@ -11,7 +11,7 @@ use cleave_sched::{
     BlockExport, ImportOutcome, PayloadCondition, SwapOutcome, WorkerActions, WorkerInput,
     WorkerNote,
 };
-use cleave_testkit::BlankFrame;
+use cleave_testkit::BlockFrames;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,8 +95,9 @@ impl GoodputWorld<'_> {
         }
         let bytes = self.block_bytes(place);
         for export in exports {
-            let frame = BlankFrame::of(export, bytes);
-            self.packet_arrives(place, from, frame.packet());
+            for (packet, _) in BlockFrames::blank(export, bytes).frames {
+                self.packet_arrives(place, from, packet);
+            }
         }
     }
 
