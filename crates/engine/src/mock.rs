@@ -9,8 +9,8 @@
 use crate::ops::PoolPlane;
 use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
-    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, SplitMix64,
-    StepPlan, StepResult, TokenId, TokenScores,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan,
+    StepResult, TokenId, TokenScores,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -262,15 +262,14 @@ fn slot_error(slot: SlotIndex, problem: &str) -> EngineError {
 fn token(open: &OpenSlot, position: u32, vocab_size: u32) -> TokenId {
     let early = open.output.len() < open.min_tokens as usize;
     let banned: &[TokenId] = if early { &open.stop_tokens } else { &[] };
-    let mut throw =
-        SplitMix64::hash(open.sampling.seed ^ SplitMix64::hash(u64::from(position) + 1));
+    let mut throw = mix(open.sampling.seed ^ mix(u64::from(position) + 1));
     // If the whole vocabulary is banned there is nothing to draw, and any token will do.
     for _ in 0..64 {
         let token = (throw % u64::from(vocab_size.max(1))) as TokenId;
         if !banned.contains(&token) {
             return token;
         }
-        throw = SplitMix64::hash(throw);
+        throw = mix(throw);
     }
     0
 }
@@ -283,6 +282,10 @@ fn sampled(token: TokenId, top: Option<u32>, vocab_size: u32) -> SampledToken {
         top: (0..top.min(vocab_size)).map(|token| (token, 0.0)).collect(),
     });
     SampledToken { token, scores }
+}
+
+fn mix(value: u64) -> u64 {
+    cleave_domain::SplitMix64::hash(value)
 }
 
 #[cfg(test)]

@@ -6,12 +6,21 @@ use crate::event::{LegPlacement, RoutingMode};
 use crate::placement::candidates::PlacementQuery;
 use crate::placement::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
 use crate::placement::prefix::PrefixHashes;
-use cleave_domain::StateCapacity;
+use cleave_domain::{Incarnation, Request, RequestSlo, SamplingParams, StateCapacity, StopRules};
 use cleave_kv::{block_hashes, snapshot_hash};
-use cleave_testkit::build;
+
+fn worker_ref(number: u64) -> WorkerRef {
+    WorkerRef {
+        worker: WorkerId(number),
+        incarnation: Incarnation(1),
+    }
+}
 
 fn handoff(number: u64) -> HandoffId {
-    build::handoff(FlightId(number))
+    HandoffId {
+        flight: FlightId(number),
+        attempt: 0,
+    }
 }
 
 /// Workers of these roles, numbered from 1, each with so many state slots, or without states.
@@ -27,8 +36,16 @@ fn fleet(roles: &[Role], states: Option<u32>) -> RouterFleet {
             context_tokens_max: 500,
             states: states.map(|count| StateCapacity { bytes: 100, count }),
         };
-        let description = build::description(*role, capacity);
-        fleet.join(build::worker(number), description);
+        let description = WorkerDescription {
+            role: *role,
+            home: *role,
+            model: String::new(),
+            fingerprint: Fingerprint::default(),
+            capacity,
+            queue_max: 8,
+            device: None,
+        };
+        fleet.join(worker_ref(number), description);
     }
     fleet
 }
@@ -39,7 +56,19 @@ fn prompt() -> Vec<u32> {
 }
 
 fn place(fleet: &RouterFleet, placement: LegPlacement) -> Result<LegChoice, NoPlacement> {
-    let request = build::request(prompt(), 30);
+    let request = Request {
+        prompt: prompt().into(),
+        generated: [].into(),
+        sampling: SamplingParams::greedy(),
+        stop: StopRules {
+            max_tokens: 30,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        },
+        priority: 0,
+        cache_salt: 0,
+        slo: RequestSlo::default(),
+    };
     let query = PlacementQuery {
         ask: AttemptSize {
             prompt_tokens: 100,
@@ -84,7 +113,7 @@ fn report(fleet: &mut RouterFleet, worker: u64, states_free: u32, orders_receive
         orders_received,
         ..WorkerLoad::default()
     };
-    fleet.update_worker(build::worker(worker), &Report::Load(load));
+    fleet.update_worker(worker_ref(worker), &Report::Load(load));
 }
 
 #[test]
@@ -98,10 +127,10 @@ fn each_leg_takes_a_state_slot_of_its_worker() {
         Err(NoPlacement::Busy),
         "both workers have claims for all their slots"
     );
-    fleet.release(build::worker(1), handoff(1));
+    fleet.release(worker_ref(1), handoff(1));
     let split = place(&fleet, LegPlacement::Split);
     assert_eq!(split, Err(NoPlacement::Busy), "the other leg has no slot");
-    fleet.release(build::worker(2), handoff(1));
+    fleet.release(worker_ref(2), handoff(1));
     assert!(place(&fleet, LegPlacement::Split).is_ok());
     fleet.check();
 }
@@ -110,7 +139,7 @@ fn each_leg_takes_a_state_slot_of_its_worker() {
 fn a_claim_in_the_load_is_counted_once() {
     let mut fleet = fleet(&[Role::Both], Some(2));
     claim(&mut fleet, 1, LegPlacement::Whole);
-    fleet.count_order(build::worker(1), Some(handoff(1)));
+    fleet.count_order(worker_ref(1), Some(handoff(1)));
     // The load is older than the order.
     report(&mut fleet, 1, 1, 0);
     assert_eq!(place(&fleet, LegPlacement::Whole), Err(NoPlacement::Busy));
@@ -122,7 +151,7 @@ fn a_claim_in_the_load_is_counted_once() {
         blocks_free: 50,
         ..WorkerLoad::default()
     };
-    assert!(fleet.load_eased(build::worker(1), &eased));
+    assert!(fleet.load_eased(worker_ref(1), &eased));
     fleet.check();
 }
 
@@ -135,16 +164,16 @@ fn a_cached_prefix_counts_up_to_its_last_snapshot() {
         choice.expect("there is room").cached_tokens
     };
     let mut plain = fleet(&[Role::Both], None);
-    plain.update_prefixes(build::worker(1), &blocks, &[]);
+    plain.update_prefixes(worker_ref(1), &blocks, &[]);
     assert_eq!(cached(&plain), 96);
     let mut fleet = fleet(&[Role::Both], Some(2));
-    fleet.update_prefixes(build::worker(1), &blocks, &[]);
+    fleet.update_prefixes(worker_ref(1), &blocks, &[]);
     assert_eq!(cached(&fleet), 0);
-    fleet.update_prefixes(build::worker(1), &[snapshots[1], snapshots[3]], &[]);
+    fleet.update_prefixes(worker_ref(1), &[snapshots[1], snapshots[3]], &[]);
     assert_eq!(cached(&fleet), 64);
-    fleet.update_prefixes(build::worker(1), &[], &[snapshots[3]]);
+    fleet.update_prefixes(worker_ref(1), &[], &[snapshots[3]]);
     assert_eq!(cached(&fleet), 32);
     // A snapshot without the blocks before it is of no use.
-    fleet.update_prefixes(build::worker(1), &[], &[blocks[0]]);
+    fleet.update_prefixes(worker_ref(1), &[], &[blocks[0]]);
     assert_eq!(cached(&fleet), 0);
 }
