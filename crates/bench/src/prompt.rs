@@ -4,7 +4,7 @@
 //! leading parts have equal leading tokens, to the end of those parts; parts of other keys have
 //! other contents.
 
-use crate::rng::mix;
+use cleave_domain::SplitMix64;
 
 /// A run of tokens that is equal wherever its key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +53,12 @@ impl PromptPlan {
 /// The key of content that only one request has. Keys of shared content have another highest bit,
 /// so the two never collide.
 pub(crate) fn unique_key(request_index: u64) -> u64 {
-    mix(request_index) | 1 << 63
+    SplitMix64::hash(request_index) | 1 << 63
 }
 
 /// The key of a trace's block `id`, or of a class's shared prefix `id`.
 pub(crate) fn shared_key(class: u32, id: u64) -> u64 {
-    mix(id ^ mix(u64::from(class))) & !(1 << 63)
+    SplitMix64::hash(id ^ SplitMix64::hash(u64::from(class))) & !(1 << 63)
 }
 
 /// A word with the blank before it, and its number of tokens on the server.
@@ -106,7 +106,7 @@ impl PromptVocabulary {
 
 /// The `at`-th random number of a part's content.
 fn token_draw(key: u64, salt: u64, at: u32) -> u64 {
-    mix(mix(key ^ salt).wrapping_add(u64::from(at).wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+    SplitMix64::nth(SplitMix64::hash(key ^ salt), u64::from(at) + 1)
 }
 
 /// Scales 64 random bits to a number below `count`.
@@ -180,7 +180,7 @@ fn write_text(
 
 /// The salt of one run's prompts.
 pub(crate) fn run_salt(seed: u64, run_index: u32) -> u64 {
-    mix(mix(seed) ^ u64::from(run_index))
+    SplitMix64::hash(SplitMix64::hash(seed) ^ u64::from(run_index))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::args::PlanCalibrateArgs;
 use crate::bench::PrintFormat;
 use crate::model;
 use anyhow::Context;
-use cleave_domain::{Capacity, Role};
+use cleave_domain::{Capacity, Role, SplitMix64};
 use cleave_planner::Predict;
 use cleave_worker::{Calibration, StepPart, StepTimer, calibrate};
 use serde::Serialize;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
     let start = calibration.prices();
     let device = calibration.ceilings.device;
     let mut trial = CalibrationTrial {
-        draw: SplitMix(args.seed),
+        rng: SplitMix64::new(args.seed),
         capacity: engine.describe().capacity,
         calibration,
         of_start: Vec::new(),
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
 
 /// The random steps, and the errors of their predictions.
 struct CalibrationTrial {
-    draw: SplitMix,
+    rng: SplitMix64,
     capacity: Capacity,
     calibration: Calibration,
     of_start: Vec<f64>,
@@ -105,6 +105,12 @@ struct CalibrationTrial {
 }
 
 impl CalibrationTrial {
+    /// Draws a number below `bound`, which is at least 1.
+    fn draw_below(&mut self, bound: u32) -> u32 {
+        let draw = u128::from(self.rng.draw()) * u128::from(bound);
+        u32::try_from(draw >> 64).unwrap_or(0)
+    }
+
     /// Draws a step: a decode batch, chunks of prompts, or both.
     fn draw_parts(&mut self) -> Vec<StepPart> {
         let Capacity {
@@ -116,36 +122,36 @@ impl CalibrationTrial {
             ..
         } = self.capacity;
         let longest = CONTEXT_MAX.min(context_tokens_max - 1);
-        let kind = self.draw.below(3);
+        let kind = self.draw_below(3);
         let mut parts = Vec::new();
         let mut left = step_tokens_max;
         if kind != 0 {
-            let most = 1 << self.draw.below(6);
-            let sequences = 1 + self.draw.below(most.min(slots_count));
+            let most = 1 << self.draw_below(6);
+            let sequences = 1 + self.draw_below(most.min(slots_count));
             let context = longest
                 .min(blocks_count * block_tokens / (sequences + 3))
                 .max(2);
-            let context = 1 + self.draw.below(context);
+            let context = 1 + self.draw_below(context);
             for _ in 0..sequences.min(left) {
-                parts.push(StepPart::token(1 + self.draw.below(context)));
+                parts.push(StepPart::token(1 + self.draw_below(context)));
             }
             left -= sequences.min(left);
         }
         if kind != 1 {
-            for _ in 0..=self.draw.below(2) {
-                let tokens = 1 + self.draw.below(left.max(1));
-                let before = self.draw.below(longest / 2);
+            for _ in 0..=self.draw_below(2) {
+                let tokens = 1 + self.draw_below(left.max(1));
+                let before = self.draw_below(longest / 2);
                 if tokens < 2 || tokens > left || before + tokens > longest {
                     break;
                 }
                 left -= tokens;
                 let chunk = StepPart::chunk(before, tokens);
-                let last = self.draw.below(2) == 0;
+                let last = self.draw_below(2) == 0;
                 parts.push(if last { chunk.last() } else { chunk });
             }
         }
         if parts.is_empty() {
-            parts.push(StepPart::token(1 + self.draw.below(longest)));
+            parts.push(StepPart::token(1 + self.draw_below(longest)));
         }
         parts
     }
@@ -184,19 +190,4 @@ fn print(found: &CalibrationReport, form: PrintFormat) -> anyhow::Result<()> {
         )?;
     }
     Ok(())
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014): the seed is the whole state.
-struct SplitMix(u64);
-
-impl SplitMix {
-    /// Draws a number below `bound`, which is at least 1.
-    fn below(&mut self, bound: u32) -> u32 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^= mixed >> 31;
-        u32::try_from((u128::from(mixed) * u128::from(bound)) >> 64).unwrap_or(0)
-    }
 }

@@ -7,11 +7,11 @@
 use anyhow::{Context, anyhow, bail};
 use cleave_domain::{
     Emission, FinishReason, FlightId, HandoffId, Incarnation, Order, Report, Request, Role,
-    RouterId, RunOrder, Time, WorkerId, WorkerRef,
+    RouterId, RunOrder, StepPlan, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::Engine;
 use cleave_sched::{
-    LookupLimits, PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput,
+    LookupLimits, PoolWriter, WorkerActions, WorkerBrain, WorkerInput, WorkerLimits, WorkerNote,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) fn run(
         let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         brain.handle(Time::from_nanos(nanos), fact);
         while let Some(output) = brain.poll() {
-            if let Some(reason) = solo.perform_output(output)? {
+            if let Some(reason) = output.perform(&mut solo)? {
                 return Ok(reason);
             }
         }
@@ -83,26 +83,43 @@ impl SingleRequest<'_> {
             order: Order::Run(run),
         });
     }
+}
 
-    /// Performs an output of the brain; returns the finish reason at the end.
-    fn perform_output(&mut self, output: WorkerOutput) -> anyhow::Result<Option<FinishReason>> {
-        match output {
-            WorkerOutput::Step(plan) => {
-                let from = Instant::now();
-                let result = self
-                    .engine
-                    .step(&plan)
-                    .context("the engine could not run a step")?;
-                self.facts.push_back(WorkerInput::Stepped {
-                    result,
-                    took: from.elapsed(),
-                });
-            }
-            WorkerOutput::Emit { emission, .. } => (self.on_emission)(&emission)?,
-            WorkerOutput::Report { report, .. } => return handle_report(report),
-            // The rest are notes for metrics, and moves to workers that do not exist.
-            _ => {}
-        }
+/// The finish reason, at the end.
+impl WorkerActions for SingleRequest<'_> {
+    type Outcome = anyhow::Result<Option<FinishReason>>;
+
+    fn step(&mut self, plan: StepPlan) -> Self::Outcome {
+        let from = Instant::now();
+        let result = self
+            .engine
+            .step(&plan)
+            .context("the engine could not run a step")?;
+        self.facts.push_back(WorkerInput::Stepped {
+            result,
+            took: from.elapsed(),
+        });
+        Ok(None)
+    }
+
+    fn report(&mut self, _: RouterId, report: Report) -> Self::Outcome {
+        handle_report(report)
+    }
+
+    fn emit(&mut self, _: HandoffId, emission: Emission) -> Self::Outcome {
+        (self.on_emission)(&emission)?;
+        Ok(None)
+    }
+
+    fn forget(&mut self, _: HandoffId) -> Self::Outcome {
+        Ok(None)
+    }
+
+    fn drained(&mut self) -> Self::Outcome {
+        Ok(None)
+    }
+
+    fn note(&mut self, _: WorkerNote) -> Self::Outcome {
         Ok(None)
     }
 }

@@ -1,7 +1,8 @@
 //! The shared data types of all crates.
 //!
 //! Owns: identifiers, [`Time`], [`Request`], the [`StepPlan`] that a scheduler gives to an engine,
-//! the [`Order`]s that a router sends to a worker, and the [`Report`]s that a worker sends back.
+//! the [`Order`]s that a router sends to a worker, the [`Report`]s that a worker sends back, and
+//! [`SplitMix64`], the numbers from a seed.
 //! Never: reads a clock, touches I/O, holds a decision. Everything here is plain data.
 //! Invariant: every type serialises, so that any conversation can be taped and replayed.
 
@@ -17,6 +18,7 @@ mod request;
 mod resolve;
 mod scaling;
 mod slo;
+mod splitmix;
 mod tape;
 mod time;
 mod timing;
@@ -49,6 +51,7 @@ pub use slo::{
     HeaderTrust, OnSloMiss, RequestOrigin, RequestSlo, SloClass, SloPolicy, SloRule, Tenant,
     TenantQuota,
 };
+pub use splitmix::SplitMix64;
 pub use tape::{Tape, TapeRecord};
 pub use time::{SPAN_MAX, Time};
 pub use timing::{

@@ -284,13 +284,8 @@ fn sampled(token: TokenId, top: Option<u32>, vocab_size: u32) -> SampledToken {
     SampledToken { token, scores }
 }
 
-/// splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-/// 2014).
 fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    cleave_domain::SplitMix64::hash(value)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! with the same functions and seeds, in `scripts/ci/fuzz.sh`.
 //! Invariant: the same seeds give the same bytes on every machine.
 
+use cleave_domain::SplitMix64;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -85,21 +86,19 @@ fn write(folder: &Path, seeds: &[Vec<u8>]) {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct DamageRng(u64);
+/// The source of damages.
+struct DamageRng(SplitMix64);
 
 impl DamageRng {
     fn of(target: &str) -> Self {
         let fold = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        Self(target.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
+        Self(SplitMix64::new(
+            target.bytes().fold(0xcbf2_9ce4_8422_2325, fold),
+        ))
     }
 
     fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     /// A number below `count`, which is not 0.

@@ -308,7 +308,7 @@ fn dot(left: &[f64], right: &[f64]) -> f64 {
 mod tests {
     use super::*;
     use crate::Predict;
-    use cleave_domain::RowPrice;
+    use cleave_domain::{RowPrice, SplitMix64};
 
     fn prices(rows: &[(u32, u64)], [pair, context, draw]: [u64; 3]) -> Prices {
         let knots = rows.iter().map(|&(rows, nanos)| RowPrice { rows, nanos });
@@ -336,10 +336,7 @@ mod tests {
 
     /// A counter-based draw below `bound`.
     fn draw(seed: u64, bound: u64) -> u64 {
-        let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (x ^ (x >> 31)) % bound
+        SplitMix64::nth(0, seed) % bound
     }
 
     /// The `i`-th of a mix of decode batches and prompt chunks.

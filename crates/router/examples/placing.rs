@@ -4,13 +4,13 @@
 //! worker has half of every prompt cached, which is the most expensive case for the prefix index.
 
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, HandoffId, Incarnation, LinkPrice, Prices, Report, Request,
-    RequestSlo, Role, RowPrice, SamplingParams, StopRules, Time, WorkerDescription, WorkerId,
-    WorkerLoad, WorkerRef,
+    Capacity, Fingerprint, FlightId, HandoffId, LinkPrice, Prices, Report, Request, RequestSlo,
+    Role, RowPrice, Time, WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_router::{
     CancelReason, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
 };
+use cleave_testkit::build;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,10 +74,7 @@ impl PlacementBench {
         let prompt: Arc<[u32]> = (0..tokens).collect();
         let stored = cleave_kv::block_hashes(0, &prompt[..prompt.len() / 2], 16);
         for id in 1..=workers {
-            let worker = WorkerRef {
-                worker: WorkerId(id),
-                incarnation: Incarnation(1),
-            };
+            let worker = build::worker(id);
             feed(
                 &mut brain,
                 joined(worker, [Role::Prefill, Role::Decode][(id % 2) as usize]),
@@ -100,21 +97,12 @@ impl PlacementBench {
             feed(&mut brain, RouterInput::WorkerReported { worker, report });
         }
         let request = Arc::new(Request {
-            prompt,
-            generated: Arc::new([]),
-            sampling: SamplingParams::greedy(),
-            stop: StopRules {
-                max_tokens: 100,
-                min_tokens: 0,
-                stop_tokens: Arc::new([]),
-            },
-            priority: 0,
-            cache_salt: 0,
             slo: RequestSlo {
                 ttft: Some(Duration::from_secs(3600)),
                 tpot: Some(Duration::from_secs(1)),
                 ..RequestSlo::default()
             },
+            ..build::request(prompt.iter().copied(), 100)
         });
         Self {
             brain,

@@ -9,10 +9,12 @@ use crate::outputs::{RouterContext, RouterOutputs};
 use crate::placement::candidates::ChosenPlacement;
 use crate::placement::policy::{AttemptSize, LegChoice};
 use crate::queue::{QueueId, QueueKind, QueuePlace};
+pub(crate) use cleave_testkit::build::worker;
+
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, HandoffId, Incarnation, Order, Request, RequestSlo, Role,
-    SamplingParams, StopRules, Time, WorkerDescription, WorkerId, WorkerRef,
+    Capacity, FlightId, HandoffId, Order, Role, Time, WorkerDescription, WorkerRef,
 };
+use cleave_testkit::build;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,13 +22,6 @@ pub(crate) const FLIGHT: FlightId = FlightId(3);
 
 pub(crate) fn at(millis: u64) -> Time {
     Time::ZERO + Duration::from_millis(millis)
-}
-
-pub(crate) fn worker(number: u64) -> WorkerRef {
-    WorkerRef {
-        worker: WorkerId(number),
-        incarnation: Incarnation(1),
-    }
 }
 
 pub(crate) fn handoff(attempt: u32) -> HandoffId {
@@ -38,19 +33,7 @@ pub(crate) fn handoff(attempt: u32) -> HandoffId {
 
 /// A request for nine tokens that arrived as the first one.
 pub(crate) fn flight(id: FlightId, arrival: u64) -> FlightRecord {
-    let request = Request {
-        prompt: [1, 2, 3].into(),
-        generated: [].into(),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: 9,
-            min_tokens: 0,
-            stop_tokens: [].into(),
-        },
-        priority: 0,
-        cache_salt: 0,
-        slo: RequestSlo::default(),
-    };
+    let request = build::request([1, 2, 3], 9);
     let place = QueuePlace {
         queue: QueueId {
             kind: QueueKind::New,
@@ -69,23 +52,19 @@ pub(crate) fn flight(id: FlightId, arrival: u64) -> FlightRecord {
 /// Worker 1 runs prompts, 2 and 3 generate.
 pub(crate) fn fleet() -> RouterFleet {
     let mut fleet = RouterFleet::default();
+    let capacity = Capacity {
+        block_tokens: 4,
+        block_bytes: 64,
+        blocks_count: 40,
+        slots_count: 4,
+        step_tokens_max: 16,
+        context_tokens_max: 100,
+        states: None,
+    };
     for (number, role) in (1..).zip([Role::Prefill, Role::Decode, Role::Decode]) {
         let description = WorkerDescription {
-            role,
-            home: role,
-            model: String::new(),
-            fingerprint: Fingerprint::default(),
-            capacity: Capacity {
-                block_tokens: 4,
-                block_bytes: 64,
-                blocks_count: 40,
-                slots_count: 4,
-                step_tokens_max: 16,
-                context_tokens_max: 100,
-                states: None,
-            },
             queue_max: 3,
-            device: None,
+            ..build::description(role, capacity)
         };
         fleet.join(worker(number), description);
     }

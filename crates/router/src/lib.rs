@@ -6,6 +6,7 @@
 //! Invariant: every flight submitted ends in exactly one `RouterOutput::End`.
 
 mod accounting;
+mod actions;
 mod brain;
 mod commands;
 mod event;
@@ -22,6 +23,7 @@ mod readiness;
 mod scaling;
 mod stream;
 
+pub use actions::RouterActions;
 pub use brain::RouterBrain;
 pub use event::{
     CancelReason, CancelStage, DecisionOutcome, LegPlacement, MoveReason, OperatorRequest,

@@ -5,16 +5,19 @@
 
 use cleave_domain::{
     DecodeTiming, LinkPrice, OnSloMiss, PrefillBacklog, PrefillTiming, Prices, Refusal, Report,
-    Request, RequestSlo, RowPrice, SloClass, SloMetric, SloPolicy, StepProgress, WorkerId,
-    WorkerLoad,
+    Request, RequestSlo, RowPrice, SloClass, SloMetric, SloPolicy, SplitMix64, StepProgress,
+    WorkerId, WorkerLoad,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A random source: SplitMix64.
-pub(crate) struct AbsurdReports(pub(crate) u64);
+pub(crate) struct AbsurdReports(SplitMix64);
 
 impl AbsurdReports {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SplitMix64::new(seed))
+    }
+
     /// Replaces the numbers of a report, and some loads by prices, which honest workers never
     /// report in these tests.
     pub(crate) fn falsify(&mut self, report: &mut Report) {
@@ -51,10 +54,7 @@ impl AbsurdReports {
     }
 
     fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     fn pick<T: Copy>(&mut self, all: &[T]) -> T {

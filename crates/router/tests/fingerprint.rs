@@ -2,13 +2,13 @@
 //! fingerprints give equal outputs and come to equal fingerprints again.
 
 use cleave_domain::{
-    Capacity, DecodeTiming, Failure, Fingerprint, FinishReason, FlightId, HandoffId, Incarnation,
-    PrefillTiming, Report, Request, RequestSlo, RequestStageTimes, Role, SamplingParams,
-    StepProgress, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    Capacity, DecodeTiming, Failure, FinishReason, FlightId, HandoffId, PrefillTiming, Report,
+    RequestStageTimes, Role, StepProgress, Time, WorkerDescription, WorkerLoad,
 };
 use cleave_router::{
     CancelReason, LegPlacement, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
 };
+use cleave_testkit::build::{self, worker};
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -21,13 +21,6 @@ struct FingerprintWorld {
     brain: RouterBrain,
     now: Time,
     submitted: bool,
-}
-
-fn worker(id: u64) -> WorkerRef {
-    WorkerRef {
-        worker: WorkerId(id),
-        incarnation: Incarnation(1),
-    }
 }
 
 fn handoff(attempt: u32) -> HandoffId {
@@ -65,24 +58,20 @@ fn landed(attempt: u32) -> Report {
 }
 
 fn joined(id: u64, role: Role) -> RouterInput {
+    let capacity = Capacity {
+        block_tokens: 4,
+        block_bytes: 64,
+        blocks_count: 40,
+        slots_count: 4,
+        step_tokens_max: 16,
+        context_tokens_max: 100,
+        states: None,
+    };
     RouterInput::WorkerJoined {
         worker: worker(id),
         description: WorkerDescription {
-            role,
-            home: role,
-            model: "m".to_owned(),
-            fingerprint: Fingerprint("a".to_owned()),
-            capacity: Capacity {
-                block_tokens: 4,
-                block_bytes: 64,
-                blocks_count: 40,
-                slots_count: 4,
-                step_tokens_max: 16,
-                context_tokens_max: 100,
-                states: None,
-            },
             queue_max: 3,
-            device: None,
+            ..build::description(role, capacity)
         },
     }
 }
@@ -95,19 +84,7 @@ fn cancelled(flight: FlightId) -> RouterInput {
 fn submitted(number: u64) -> RouterInput {
     RouterInput::Submitted {
         flight: FlightId(number),
-        request: Arc::new(Request {
-            prompt: (0..9).collect(),
-            generated: Arc::new([]),
-            sampling: SamplingParams::greedy(),
-            stop: StopRules {
-                max_tokens: 20,
-                min_tokens: 0,
-                stop_tokens: Arc::new([]),
-            },
-            priority: 0,
-            cache_salt: 0,
-            slo: RequestSlo::default(),
-        }),
+        request: Arc::new(build::request(0..9, 20)),
     }
 }
 

@@ -6,14 +6,17 @@
 
 use crate::absurd_reports::AbsurdReports;
 use cleave_domain::{
-    BlockHash, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason, FlightId,
-    HandoffId, Incarnation, Order, PrefillTiming, Prices, Refusal, Report, Request, RequestSlo,
-    Role, SamplingParams, StepProgress, StopRules, Time, WorkerDescription, WorkerId, WorkerLoad,
+    BlockHash, Capacity, DecodeTiming, DeviceId, Ending, Failure, Fingerprint, FinishReason,
+    FlightId, HandoffId, Incarnation, Order, PrefillTiming, Prices, Refusal, Report, Request,
+    RequestStageTimes, Role, StepProgress, Time, WorkerDescription, WorkerId, WorkerLoad,
     WorkerRef,
 };
+use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
-    CancelReason, OperatorRequest, RouterBrain, RouterInput, RouterLimits, RouterOutput,
+    CancelReason, OperatorRequest, RouterActions, RouterBrain, RouterInput, RouterLimits,
+    RouterNote, RouterReadiness,
 };
+use cleave_testkit::build;
 use proptest::prelude::{ProptestConfig, Strategy, any, prop, proptest};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hasher};
@@ -62,19 +65,11 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
 const OUTPUTS_MAX: u32 = 1000;
 
 fn request(prompt: u8, priority: u8) -> Request {
-    Request {
-        prompt: (0..u32::from(prompt % 60) + 1).collect(),
-        generated: Arc::new([]),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: 20,
-            min_tokens: 3,
-            stop_tokens: Arc::new([1009]),
-        },
-        priority: i32::from(priority % 3),
-        cache_salt: 0,
-        slo: RequestSlo::default(),
-    }
+    let mut request = build::request(0..=u32::from(prompt % 60), 20);
+    request.stop.min_tokens = 3;
+    request.stop.stop_tokens = [1009].into();
+    request.priority = i32::from(priority % 3);
+    request
 }
 
 /// An attempt as its workers see it.
@@ -156,7 +151,7 @@ impl RandomDriver {
 
     /// Workers report absurd numbers, and clients have targets of any size.
     fn lying(seed: u64) -> Self {
-        let mut absurd_reports = AbsurdReports(seed);
+        let mut absurd_reports = AbsurdReports::new(seed);
         let limits = RouterLimits {
             policy: absurd_reports.policy(),
             ..limits()
@@ -179,7 +174,7 @@ impl RandomDriver {
         self.brain.handle(Time::from_nanos(self.now), input);
         let mut outputs = 0;
         while let Some(output) = self.brain.poll() {
-            self.handle_output(output);
+            output.perform(self);
             outputs += 1;
             assert!(outputs < OUTPUTS_MAX, "the router talks without end");
         }
@@ -231,35 +226,8 @@ impl RandomDriver {
         }
     }
 
-    fn handle_output(&mut self, output: RouterOutput) {
-        match output {
-            RouterOutput::End { flight, .. } => {
-                assert!(self.open.remove(&flight), "{flight} ended twice");
-            }
-            RouterOutput::Fence { handoff } => {
-                assert!(self.open.contains(&handoff.flight), "{handoff} is over");
-                let driven = self
-                    .flights
-                    .get_mut(&handoff.flight)
-                    .expect("was submitted");
-                assert!(
-                    driven.unfenced <= handoff.attempt,
-                    "{handoff} is fenced twice"
-                );
-                driven.unfenced = handoff.attempt + 1;
-                self.count(handoff);
-            }
-            RouterOutput::Count { handoff } => self.count(handoff),
-            RouterOutput::Order { worker, order } => self.order(worker, order),
-            RouterOutput::Drained
-            | RouterOutput::Readiness(_)
-            | RouterOutput::Note(_)
-            | RouterOutput::WorkersWanted(_) => {}
-        }
-    }
-
     /// Records a question for the client's tokens; meanwhile the client was given some more.
-    fn count(&mut self, handoff: HandoffId) {
+    fn record_count(&mut self, handoff: HandoffId) {
         self.chance = self
             .chance
             .wrapping_mul(6364136223846793005)
@@ -278,68 +246,6 @@ impl RandomDriver {
         driven.tokens_given = (driven.tokens_given + if ordered { more } else { 0 }).min(20);
         driven.count_requested = Some(handoff);
         self.counts.push_back((handoff, driven.tokens_given));
-    }
-
-    fn order(&mut self, worker: WorkerRef, order: Order) {
-        match order {
-            Order::Reserve(order) => {
-                assert_ne!(order.sender, worker, "{} has one worker", order.handoff);
-                let driven = self.flights.entry(order.handoff.flight).or_default();
-                let of = driven
-                    .attempts
-                    .iter()
-                    .rfind(|(_, ordered_attempt)| {
-                        order.ahead_tokens > 0 && ordered_attempt.decode == order.sender
-                    })
-                    .map(|(attempt, _)| *attempt);
-                let attempt = OrderedAttempt::new(order.sender, worker, of);
-                self.first_order(order.handoff, &order.request, attempt);
-            }
-            Order::Run(order) => {
-                let attempt = OrderedAttempt::new(worker, worker, None);
-                self.first_order(order.handoff, &order.request, attempt);
-                self.begun(worker, order.handoff);
-            }
-            Order::Prefill(order) => {
-                assert_ne!(
-                    order.target.worker, worker,
-                    "{} has one worker",
-                    order.handoff
-                );
-                self.begun(worker, order.handoff);
-                self.orders_sent.push((worker, order.handoff));
-            }
-            Order::Migrate(order) => {
-                let driven = &self.flights[&order.handoff.flight];
-                let ordered_attempt = &driven.attempts[&order.handoff.attempt];
-                assert_eq!(
-                    ordered_attempt.of,
-                    Some(order.of.attempt),
-                    "{}",
-                    order.handoff
-                );
-                self.begun(worker, order.handoff);
-                self.orders_sent.push((worker, order.handoff));
-            }
-            Order::Cancel { handoff } => {
-                let driven = self
-                    .flights
-                    .get_mut(&handoff.flight)
-                    .expect("was submitted");
-                let ordered_attempt = driven
-                    .attempts
-                    .get_mut(&handoff.attempt)
-                    .expect("was ordered");
-                if ordered_attempt.decode == worker {
-                    // Tokens may still come of an order to run that was not answered.
-                    let whole = ordered_attempt.sender == worker;
-                    ordered_attempt.over |= !whole || ordered_attempt.running;
-                } else {
-                    assert_eq!(ordered_attempt.sender, worker, "{handoff} was never there");
-                }
-            }
-            Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::Relay(_) => {}
-        }
     }
 
     /// Records an attempt with its first order.
@@ -572,6 +478,102 @@ impl RandomDriver {
         assert!(self.open.is_empty(), "without an end: {:?}", self.open);
         assert_eq!(self.brain.legs_open(), 0, "legs of workers that are gone");
     }
+}
+
+impl RouterActions for RandomDriver {
+    type Outcome = ();
+
+    fn order(&mut self, worker: WorkerRef, order: Order) {
+        match order {
+            Order::Reserve(order) => {
+                assert_ne!(order.sender, worker, "{} has one worker", order.handoff);
+                let driven = self.flights.entry(order.handoff.flight).or_default();
+                let of = driven
+                    .attempts
+                    .iter()
+                    .rfind(|(_, ordered_attempt)| {
+                        order.ahead_tokens > 0 && ordered_attempt.decode == order.sender
+                    })
+                    .map(|(attempt, _)| *attempt);
+                let attempt = OrderedAttempt::new(order.sender, worker, of);
+                self.first_order(order.handoff, &order.request, attempt);
+            }
+            Order::Run(order) => {
+                let attempt = OrderedAttempt::new(worker, worker, None);
+                self.first_order(order.handoff, &order.request, attempt);
+                self.begun(worker, order.handoff);
+            }
+            Order::Prefill(order) => {
+                assert_ne!(
+                    order.target.worker, worker,
+                    "{} has one worker",
+                    order.handoff
+                );
+                self.begun(worker, order.handoff);
+                self.orders_sent.push((worker, order.handoff));
+            }
+            Order::Migrate(order) => {
+                let driven = &self.flights[&order.handoff.flight];
+                let ordered_attempt = &driven.attempts[&order.handoff.attempt];
+                assert_eq!(
+                    ordered_attempt.of,
+                    Some(order.of.attempt),
+                    "{}",
+                    order.handoff
+                );
+                self.begun(worker, order.handoff);
+                self.orders_sent.push((worker, order.handoff));
+            }
+            Order::Cancel { handoff } => {
+                let driven = self
+                    .flights
+                    .get_mut(&handoff.flight)
+                    .expect("was submitted");
+                let ordered_attempt = driven
+                    .attempts
+                    .get_mut(&handoff.attempt)
+                    .expect("was ordered");
+                if ordered_attempt.decode == worker {
+                    // Tokens may still come of an order to run that was not answered.
+                    let whole = ordered_attempt.sender == worker;
+                    ordered_attempt.over |= !whole || ordered_attempt.running;
+                } else {
+                    assert_eq!(ordered_attempt.sender, worker, "{handoff} was never there");
+                }
+            }
+            Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::Relay(_) => {}
+        }
+    }
+
+    fn fence(&mut self, handoff: HandoffId) {
+        assert!(self.open.contains(&handoff.flight), "{handoff} is over");
+        let driven = self
+            .flights
+            .get_mut(&handoff.flight)
+            .expect("was submitted");
+        assert!(
+            driven.unfenced <= handoff.attempt,
+            "{handoff} is fenced twice"
+        );
+        driven.unfenced = handoff.attempt + 1;
+        self.record_count(handoff);
+    }
+
+    fn count(&mut self, handoff: HandoffId) {
+        self.record_count(handoff);
+    }
+
+    fn end(&mut self, flight: FlightId, _: Ending, _: Option<u32>, _: RequestStageTimes) {
+        assert!(self.open.remove(&flight), "{flight} ended twice");
+    }
+
+    fn drained(&mut self) {}
+
+    fn readiness(&mut self, _: RouterReadiness) {}
+
+    fn workers_wanted(&mut self, _: ScalerDecision) {}
+
+    fn note(&mut self, _: RouterNote) {}
 }
 
 fn role(number: u8) -> Role {

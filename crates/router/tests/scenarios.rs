@@ -9,14 +9,15 @@ use cleave_domain::{
     BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason,
     FlightId, Generation, HandoffId, Incarnation, LinkPrice, OnSloMiss, Order, PrefillBacklog,
     PrefillTiming, Prices, Refusal, Report, Request, RequestSlo, RequestStage, Role, RowPrice,
-    SamplingParams, SloClass, SloMetric, SloPolicy, StepProgress, StopRules, Tenant, TenantQuota,
-    Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    SloClass, SloMetric, SloPolicy, StepProgress, Tenant, TenantQuota, Time, WorkerDescription,
+    WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::block_hashes;
 use cleave_router::{
     CancelReason, DecisionOutcome, LegPlacement, OperatorRequest, PlacementDecision, RouterBrain,
     RouterInput, RouterLimits, RouterNote, RouterOutput, RoutingMode,
 };
+use cleave_testkit::build;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -333,31 +334,24 @@ fn request(words: &[&str], policy: &SloPolicy) -> Request {
     let class = policy.class(text(words, "class").unwrap_or_default());
     let number = |key, default| number(words, key).unwrap_or(default);
     let from = number("from", 0);
-    Request {
-        prompt: (from..from + number("prompt", 10)).collect(),
-        generated: Arc::new([]),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: number("max", 4),
-            min_tokens: number("min", 0),
-            // The output token with this number stops.
-            stop_tokens: words
-                .iter()
-                .filter_map(|w| w.strip_prefix("stop="))
-                .map(|w| output_token(w.parse::<u32>().unwrap() - 1))
-                .collect(),
-        },
-        priority: number("priority", 1) as i32 - 1,
-        cache_salt: number("salt", 0).into(),
-        slo: RequestSlo {
-            class: class.name.clone(),
-            tenant: text(words, "tenant").unwrap_or_default().to_owned(),
-            ttft: millis(words, "ttft").or(class.ttft),
-            tpot: millis(words, "tpot").or(class.tpot),
-            e2e: millis(words, "e2e").or(class.e2e),
-            priority: class.priority,
-        },
-    }
+    let prompt = from..from + number("prompt", 10);
+    let mut request = build::request(prompt, number("max", 4));
+    request.stop.min_tokens = number("min", 0);
+    // The output token with this number stops.
+    let stops = words.iter().filter_map(|w| w.strip_prefix("stop="));
+    let stops = stops.map(|w| output_token(w.parse::<u32>().unwrap() - 1));
+    request.stop.stop_tokens = stops.collect();
+    request.priority = number("priority", 1) as i32 - 1;
+    request.cache_salt = number("salt", 0).into();
+    request.slo = RequestSlo {
+        class: class.name.clone(),
+        tenant: text(words, "tenant").unwrap_or_default().to_owned(),
+        ttft: millis(words, "ttft").or(class.ttft),
+        tpot: millis(words, "tpot").or(class.tpot),
+        e2e: millis(words, "e2e").or(class.e2e),
+        priority: class.priority,
+    };
+    request
 }
 
 /// A step takes `base` and `row` for each of its tokens, in microseconds; a block's transfer takes

@@ -13,6 +13,7 @@
 //! [`WorkerBrain::check`] asserts every invariant and [`WorkerBrain::fingerprint`] distinguishes
 //! states, both for tests.
 
+mod actions;
 mod admission;
 mod batch;
 mod brain;
@@ -32,6 +33,7 @@ mod sequences;
 mod snapshot;
 mod speculate;
 
+pub use actions::WorkerActions;
 pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};
 pub use event::{

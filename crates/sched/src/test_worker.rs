@@ -6,26 +6,20 @@
 
 use crate::{PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_domain::{
-    Capacity, Deadline, FlightId, HandoffId, HandoffTarget, Incarnation, LinkPrice, OnDeadlineMiss,
-    Order, PrefillOrder, Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role,
-    RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, StepPlan, StepResult, StepWork,
-    StopRules, Time, WorkerId, WorkerRef,
+    Capacity, Deadline, FlightId, HandoffId, HandoffTarget, LinkPrice, OnDeadlineMiss, Order,
+    PrefillOrder, Prices, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RouterId,
+    RowPrice, RunOrder, StepPlan, StepWork, Time, WorkerRef,
 };
 use cleave_planner::Predict;
+use cleave_testkit::build;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const ROUTER: RouterId = RouterId(1);
-pub(crate) const ME: WorkerRef = WorkerRef {
-    worker: WorkerId(1),
-    incarnation: Incarnation(1),
-};
-pub(crate) const PEER: WorkerRef = WorkerRef {
-    worker: WorkerId(2),
-    incarnation: Incarnation(1),
-};
+pub(crate) const ME: WorkerRef = build::worker(1);
+pub(crate) const PEER: WorkerRef = build::worker(2);
 
 /// A step of 1 ms; besides 1 ns a pair, 2 ns a token of context and 5 us a draw.
 pub(crate) fn prices() -> Prices {
@@ -103,31 +97,19 @@ impl Want {
     fn request(&self) -> Arc<Request> {
         let tokens = (0..self.prompt).map(|i| (self.family * 7 + i) % 1000);
         Arc::new(Request {
-            prompt: tokens.collect(),
-            generated: Arc::from([]),
-            sampling: SamplingParams::greedy(),
-            stop: StopRules {
-                max_tokens: self.output,
-                min_tokens: 0,
-                stop_tokens: Arc::from([]),
-            },
-            priority: 0,
-            cache_salt: 0,
             slo: RequestSlo {
                 ttft: self.due,
                 tpot: self.tpot,
                 priority: self.priority,
                 ..RequestSlo::default()
             },
+            ..build::request(tokens, self.output)
         })
     }
 }
 
 pub(crate) fn handoff(number: u64) -> HandoffId {
-    HandoffId {
-        flight: FlightId::new(ROUTER, number),
-        attempt: 0,
-    }
+    build::handoff(FlightId::new(ROUTER, number))
 }
 
 pub(crate) struct TestWorker {
@@ -229,16 +211,7 @@ impl TestWorker {
         let plan = self.steps.pop_front().expect("a step is under way");
         let took = prices().step(&StepWork::of_plan(&plan));
         self.now = self.now + took;
-        let token = SampledToken {
-            token: 1,
-            scores: None,
-        };
-        let sampled = plan.segments.iter().filter(|s| s.logits.samples());
-        let result = StepResult {
-            step: plan.step,
-            sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
-            prompt_scores: Vec::new(),
-        };
+        let result = build::step_result(&plan, |_| 1);
         self.handle(WorkerInput::Stepped { result, took });
     }
 

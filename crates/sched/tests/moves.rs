@@ -1,13 +1,14 @@
 //! Moves, swaps and changes of role; steps that hang, and writers that cannot be stopped. Played
 //! step by step, as in `scenarios`.
 
-use crate::stage::script::{handoff, plain, play, prompt};
+use crate::stage::script::{handoff, play, prompt};
 use crate::stage::{ROUTER, StageWorld, limits};
 use cleave_domain::{
     BlockIndex, BlockRef, Generation, HandoffTarget, Incarnation, MigrateOrder, Order, Role,
     RouterId, RunOrder, WorkerId, WorkerRef,
 };
 use cleave_sched::WorkerInput;
+use cleave_testkit::build;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ fn only_the_owning_router_moves_a_sequence() {
     let (of, moved) = (handoff(1, 0), handoff(1, 1));
     let run = Order::Run(RunOrder {
         handoff: of,
-        request: Arc::new(plain(prompt(1, 9))),
+        request: Arc::new(build::request(prompt(1, 9), 20)),
         expected_output_tokens: 4,
         waited: Duration::ZERO,
         due: None,

@@ -4,16 +4,16 @@
 //! always caused by a choice of the brain.
 
 use cleave_domain::{
-    Capacity, Deadline, FlightId, HandoffId, Incarnation, KvPlane, LinkPrice, OnDeadlineMiss,
-    Order, Prices, Refusal, Report, Request, RequestSlo, Role, RouterId, RowPrice, RunOrder,
-    SampledToken, SamplingParams, SloMetric, StepPlan, StepResult, StepWork, StopRules, Time,
-    WorkerId, WorkerLoad, WorkerRef,
+    Capacity, Deadline, Emission, FlightId, HandoffId, Incarnation, KvPlane, LinkPrice,
+    OnDeadlineMiss, Order, Prices, Refusal, Report, Request, RequestSlo, RouterId, RowPrice,
+    RunOrder, SloMetric, StepPlan, StepWork, Time, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_planner::{Predict, quantum};
 use cleave_sched::{
-    ImportOutcome, PoolWriter, WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput,
+    ImportOutcome, WorkerActions, WorkerBrain, WorkerInput, WorkerLimits, WorkerNote,
 };
+use cleave_testkit::build;
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
 use std::collections::{BTreeMap, VecDeque};
@@ -24,10 +24,7 @@ const MS: Duration = Duration::from_millis(1);
 /// Every target is kept by engines that take one step at a time, and by those that take two.
 const STEPS_IN_FLIGHT: [u32; 2] = [1, 2];
 const ROUTER: RouterId = RouterId(1);
-const ME: WorkerRef = WorkerRef {
-    worker: WorkerId(1),
-    incarnation: Incarnation(1),
-};
+const ME: WorkerRef = build::worker(1);
 
 /// A step of 5 ms, and 0.2 ms for each row beyond 16, and attention.
 fn prices() -> Prices {
@@ -79,41 +76,28 @@ struct PricedWorkerHarness {
 }
 
 fn handoff(number: u64) -> HandoffId {
-    HandoffId {
-        flight: FlightId::new(ROUTER, number),
-        attempt: 0,
-    }
+    build::handoff(FlightId::new(ROUTER, number))
 }
 
 impl PricedWorkerHarness {
     fn new(steps_in_flight: u32) -> Self {
+        let capacity = Capacity {
+            block_tokens: 16,
+            block_bytes: 1024,
+            blocks_count: 20_000,
+            slots_count: 256,
+            step_tokens_max: 512,
+            context_tokens_max: 200_000,
+            states: None,
+        };
+        let limits = WorkerLimits {
+            queue_max: 1000,
+            prices: prices(),
+            steps_in_flight,
+            ..build::limits(ME, capacity)
+        };
         let mut harness = Self {
-            brain: WorkerBrain::new(WorkerLimits {
-                me: ME,
-                role: Role::Both,
-                capacity: Capacity {
-                    block_tokens: 16,
-                    block_bytes: 1024,
-                    blocks_count: 20_000,
-                    slots_count: 256,
-                    step_tokens_max: 512,
-                    context_tokens_max: 200_000,
-                    states: None,
-                },
-                vocab_size: 1000,
-                queue_max: 1000,
-                lease: Duration::from_secs(100_000),
-                stall_max: Duration::from_secs(10),
-                step_max: Duration::from_secs(60),
-                prefix_cache: false,
-                swap_blocks: 0,
-                host_blocks: 0,
-                disk_blocks: 0,
-                writer: PoolWriter::Receiver,
-                prices: prices(),
-                steps_in_flight,
-                speculation: None,
-            }),
+            brain: WorkerBrain::new(limits),
             now: Time::ZERO,
             steps_in_flight: VecDeque::new(),
             ahead_count: 0,
@@ -132,48 +116,13 @@ impl PricedWorkerHarness {
     fn handle(&mut self, input: WorkerInput) {
         self.brain.handle(self.now, input);
         while let Some(output) = self.brain.poll() {
-            match output {
-                WorkerOutput::Step(plan) => self.begin(plan),
-                WorkerOutput::Report { report, .. } => match report {
-                    Report::Refused { handoff, refusal } => {
-                        self.of(handoff).refused = Some(refusal);
-                    }
-                    Report::Finished { handoff, .. } => self.of(handoff).ended = true,
-                    Report::Load(load) => {
-                        self.load = load;
-                        self.loads_reported += 1;
-                    }
-                    Report::Prices(prices) => {
-                        self.prices_reported += 1;
-                        self.links = prices.links.iter().map(|(to, _)| *to).collect();
-                    }
-                    Report::LegFailed { handoff, failure } => panic!("{handoff}: {failure:?}"),
-                    _ => {}
-                },
-                WorkerOutput::Emit { handoff, .. } => {
-                    let now = self.now;
-                    self.of(handoff).tokens.push(now);
-                }
-                _ => {}
-            }
+            output.perform(self);
         }
         self.brain.check();
     }
 
     fn of(&mut self, handoff: HandoffId) -> &mut ObservedRequest {
         self.requests.entry(handoff).or_default()
-    }
-
-    fn begin(&mut self, plan: StepPlan) {
-        let work = StepWork::of_plan(&plan);
-        let took = prices().step(&work);
-        self.steps.push((work, took));
-        self.ahead_count += u32::from(!self.steps_in_flight.is_empty());
-        let begins = self
-            .steps_in_flight
-            .back()
-            .map_or(self.now, |(ends, _)| *ends);
-        self.steps_in_flight.push_back((begins + took, plan));
     }
 
     fn submit(&mut self, number: u64, want: PricedRequest) {
@@ -221,16 +170,7 @@ impl PricedWorkerHarness {
             .expect("a step is under way");
         let took = prices().step(&StepWork::of_plan(&plan));
         self.now = ends;
-        let sampled = plan.segments.iter().filter(|s| s.logits.samples());
-        let token = SampledToken {
-            token: 1,
-            scores: None,
-        };
-        let result = StepResult {
-            step: plan.step,
-            sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
-            prompt_scores: Vec::new(),
-        };
+        let result = build::step_result(&plan, |_| 1);
         self.handle(WorkerInput::Stepped { result, took });
     }
 
@@ -259,6 +199,50 @@ impl PricedWorkerHarness {
     }
 }
 
+impl WorkerActions for PricedWorkerHarness {
+    type Outcome = ();
+
+    fn step(&mut self, plan: StepPlan) {
+        let work = StepWork::of_plan(&plan);
+        let took = prices().step(&work);
+        self.steps.push((work, took));
+        self.ahead_count += u32::from(!self.steps_in_flight.is_empty());
+        let begins = self
+            .steps_in_flight
+            .back()
+            .map_or(self.now, |(ends, _)| *ends);
+        self.steps_in_flight.push_back((begins + took, plan));
+    }
+
+    fn report(&mut self, _: RouterId, report: Report) {
+        match report {
+            Report::Refused { handoff, refusal } => self.of(handoff).refused = Some(refusal),
+            Report::Finished { handoff, .. } => self.of(handoff).ended = true,
+            Report::Load(load) => {
+                self.load = load;
+                self.loads_reported += 1;
+            }
+            Report::Prices(prices) => {
+                self.prices_reported += 1;
+                self.links = prices.links.iter().map(|(to, _)| *to).collect();
+            }
+            Report::LegFailed { handoff, failure } => panic!("{handoff}: {failure:?}"),
+            _ => {}
+        }
+    }
+
+    fn emit(&mut self, handoff: HandoffId, _: Emission) {
+        let now = self.now;
+        self.of(handoff).tokens.push(now);
+    }
+
+    fn forget(&mut self, _: HandoffId) {}
+
+    fn drained(&mut self) {}
+
+    fn note(&mut self, _: WorkerNote) {}
+}
+
 fn due(want: PricedRequest) -> Option<Deadline> {
     let unmet = if want.serve {
         OnDeadlineMiss::Serve
@@ -270,22 +254,13 @@ fn due(want: PricedRequest) -> Option<Deadline> {
 
 fn request(want: PricedRequest) -> Arc<Request> {
     Arc::new(Request {
-        prompt: (0..want.prompt).map(|i| i % 1000).collect(),
-        generated: Arc::from([]),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: want.output,
-            min_tokens: 0,
-            stop_tokens: Arc::from([]),
-        },
-        priority: 0,
-        cache_salt: 0,
         slo: RequestSlo {
             ttft: want.due,
             tpot: want.tpot,
             priority: want.priority,
             ..RequestSlo::default()
         },
+        ..build::request((0..want.prompt).map(|i| i % 1000), want.output)
     })
 }
 

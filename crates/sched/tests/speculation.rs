@@ -1,11 +1,14 @@
 //! Steps that verify drafts, played step by step; the goldens hold every fact and every output.
 //! `INSTA_UPDATE=always cargo test -p cleave-sched` writes them anew.
 
-use crate::stage::engine::CheckedEngine;
-use crate::stage::script::{guessing, handoff, plain, play, prompt};
+use crate::stage::draws::draw_of_slot;
+use crate::stage::script::{guessing, handoff, play, prompt};
 use crate::stage::{ROUTER, limits};
-use cleave_domain::{Order, Report, Role, RunOrder, SampledToken, StepPlan, Time, TokenId};
+use cleave_domain::{
+    Order, Report, Role, RunOrder, SampledToken, StepPlan, StepResult, Time, TokenId,
+};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerOutput};
+use cleave_testkit::{CellEngine, build};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,7 +146,7 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
     ];
     for (number, (case, spoil)) in spoils.into_iter().enumerate() {
         let (mut harness, plan) = SpeculationHarness::at_first_draft();
-        let mut result = harness.engine.step(&plan);
+        let mut result = harness.step(&plan);
         let (slot, _) = result.sampled[0];
         let mut tokens = result
             .sampled
@@ -176,7 +179,7 @@ type SpoilTokens = fn(&mut Vec<TokenId>);
 /// A brain and its engine.
 struct SpeculationHarness {
     brain: WorkerBrain,
-    engine: CheckedEngine,
+    engine: CellEngine,
 }
 
 impl SpeculationHarness {
@@ -185,10 +188,10 @@ impl SpeculationHarness {
         let mut limits = limits(1, Role::Both);
         limits.speculation = guessing(4);
         let mut harness = Self {
-            engine: CheckedEngine::new(limits.capacity),
+            engine: CellEngine::new(&limits.capacity, draw_of_slot, 0),
             brain: WorkerBrain::new(limits),
         };
-        let (request, handoff) = (Arc::new(plain(prompt(900, 7))), handoff(1, 0));
+        let (request, handoff) = (Arc::new(build::request(prompt(900, 7), 20)), handoff(1, 0));
         harness.handle(WorkerInput::RouterJoined { router: ROUTER });
         let mut outputs = harness.order(Order::Run(RunOrder {
             handoff,
@@ -206,9 +209,13 @@ impl SpeculationHarness {
             if plan.segments[0].drafts.len() > 1 {
                 return (harness, plan);
             }
-            let (result, took) = (harness.engine.step(&plan), Duration::from_millis(1));
+            let (result, took) = (harness.step(&plan), Duration::from_millis(1));
             outputs = harness.handle(WorkerInput::Stepped { result, took });
         }
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> StepResult {
+        self.engine.step(plan, |_| 0).expect("its own KV")
     }
 
     fn order(&mut self, order: Order) -> Vec<WorkerOutput> {

@@ -5,8 +5,8 @@
 //! arrives as it was sent, or as [`MessageArrival::Damaged`], unless the link trusts its input
 //! ([`LinkChecks::Trust`]); then it arrives as whatever the bytes decode to.
 
-use crate::rng::SimRng;
 use crate::world::FaultPlan;
+use cleave_domain::SplitMix64;
 use cleave_kv::{Packet, Seal, checksum};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -72,19 +72,19 @@ impl BitFlipRates {
 }
 
 /// The generator that draws the messages to flip and their bits.
-pub(crate) fn flip_rng(seed: u64) -> SimRng {
-    SimRng::new(seed ^ FLIP_SEED_SALT)
+pub(crate) fn flip_rng(seed: u64) -> SplitMix64 {
+    SplitMix64::new(seed ^ FLIP_SEED_SALT)
 }
 
 /// Whether this message is one of the `rate` of 100,000.
-pub(crate) fn is_hit(rng: &mut SimRng, rate: u32) -> bool {
+pub(crate) fn is_hit(rng: &mut SplitMix64, rate: u32) -> bool {
     rate > 0 && rng.range(0, 99_999) < u64::from(rate)
 }
 
 /// Flips one random bit of a message's bytes or checksum, and decodes the result.
 pub(crate) fn flip_random_bit<M: Serialize + DeserializeOwned>(
     message: &M,
-    rng: &mut SimRng,
+    rng: &mut SplitMix64,
     checks: LinkChecks,
 ) -> MessageArrival<M> {
     let mut bytes = encode_with_checksum(message);
@@ -92,7 +92,7 @@ pub(crate) fn flip_random_bit<M: Serialize + DeserializeOwned>(
         LinkChecks::Verify => 8 * bytes.len(),
         LinkChecks::Trust => 8 * (bytes.len() - CHECK_BYTES),
     };
-    flip_bit(&mut bytes, rng.next() as usize % bits);
+    flip_bit(&mut bytes, rng.draw() as usize % bits);
     decode(&bytes, checks)
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn check_every_flip_is_detected<M: Serialize + DeserializeOwned>(
 }
 
 /// A seal with one bit flipped behind the link's check; `None` if the result is no other seal.
-pub(crate) fn flip_seal(seal: &Seal, rng: &mut SimRng) -> Option<Packet> {
+pub(crate) fn flip_seal(seal: &Seal, rng: &mut SplitMix64) -> Option<Packet> {
     match flip_random_bit(seal, rng, LinkChecks::Trust) {
         MessageArrival::Received(other) if other != *seal => Some(Packet::Seal(other)),
         _ => None,
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn links_without_checksums_accept_changed_messages() {
-        let rng = &mut SimRng::new(1);
+        let rng = &mut SplitMix64::new(1);
         for packet in packets() {
             let flips = (0..500).map(|_| flip_random_bit(&packet, rng, LinkChecks::Trust));
             let others = flips.filter(|arrival| match arrival {

@@ -3,12 +3,11 @@
 //! Owns: how long disks take, and which disk operations fail. Never: copies a block; workers do.
 //! Invariant: every disk operation is answered once, unless its worker died.
 
-use crate::body::DeviceFaults;
 use crate::log_text;
-use crate::rng::SimRng;
 use crate::run::{ChaosEvent, ChaosRun, worker_index};
-use cleave_domain::{BlockHash, HandoffId, WorkerRef};
+use cleave_domain::{BlockHash, HandoffId, SplitMix64, WorkerRef};
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerNote};
+use cleave_testkit::OpFault;
 use std::time::Duration;
 
 /// Separates the draws of tier settings from the seed's other draws.
@@ -26,7 +25,7 @@ pub(crate) struct TierSettings {
 impl TierSettings {
     /// Drawn from its own generator, so that the rest of a seed's world stays the same.
     pub(crate) fn draw(seed: u64) -> Self {
-        let rng = &mut SimRng::new(seed ^ TIER_SEED_SALT);
+        let rng = &mut SplitMix64::new(seed ^ TIER_SEED_SALT);
         let blocks = if rng.chance(500) {
             (rng.count(1, 60), *rng.pick(&[0, 0, 8, 100]))
         } else {
@@ -86,13 +85,8 @@ impl ChaosRun<'_> {
         else {
             return Ok(None);
         };
-        let device_faults = if breaks {
-            DeviceFaults::Failing
-        } else {
-            DeviceFaults::None
-        };
-        let outcome = body.disk_wrote(content, device_faults);
-        body.check_below()?;
+        let fault = breaks.then_some(OpFault::Device);
+        let outcome = body.disk_wrote(content, fault.as_ref())?;
         let input = cleave_sched::WorkerInput::SpilledToDisk {
             content,
             outcome,

@@ -4,14 +4,15 @@
 //! are over everything comes to rest, every flight has ended, and every block is free or only
 //! cached.
 
-use crate::body::{SimWorker, TapeMode};
+use crate::model::draw_of_slot;
 use crate::network::StreamDirection;
 use crate::run::{ChaosEvent, ChaosRun, router_id, worker_index, worker_ref};
-use crate::tape;
+use crate::tape::LifeTape;
 use crate::world::ChaosFault;
 use cleave_domain::{Tape, TapeRecord, WorkerRef};
 use cleave_kv::PoolWriter;
 use cleave_router::RouterReadiness;
+use cleave_testkit::{CellWorker, WakeTimer};
 use std::time::Duration;
 
 /// How a process ends.
@@ -215,7 +216,7 @@ impl ChaosRun<'_> {
         }
         let old = process.id;
         process.down_until = Some(until);
-        process.wakeup_at = None;
+        process.wake = WakeTimer::default();
         // Inputs for the old life are dropped, and none reaches the next one.
         process.id = router_id(router, (old.0 >> 8) + 1);
         self.schedule(until, ChaosEvent::RouterStarts(router));
@@ -254,8 +255,8 @@ impl ChaosRun<'_> {
         process.down_until = None;
         process.readiness = RouterReadiness::NONE;
         process.workers = 0;
-        process.tape = (self.taping == TapeMode::On)
-            .then(|| vec![tape::write(&Tape::Router(TapeRecord::Started { limits }))]);
+        process.tape =
+            LifeTape::begin(self.taping, || Tape::Router(TapeRecord::Started { limits }));
         let words = format!("r{:x} starts      {}", router + 1, process.id);
         self.count("routers restarted");
         Ok(words)
@@ -275,8 +276,9 @@ impl ChaosRun<'_> {
         let Some(mut body) = self.workers[worker].body.take() else {
             return;
         };
-        self.tapes.extend(body.take_tape());
-        self.workers[worker].disk_left = std::mem::take(&mut body.tiers.disk);
+        let process = &mut self.workers[worker];
+        self.tapes.extend(process.tape.take());
+        process.disk_left = body.take_disk();
         let me = body.worker;
         let others: Vec<_> = (0..self.workers.len()).filter(|w| *w != worker).collect();
         for other in others {
@@ -308,13 +310,14 @@ impl ChaosRun<'_> {
     }
 
     pub(crate) fn drained(&mut self, worker: usize) -> Result<(), String> {
+        let quarantined = self.workers[worker].quarantined;
         if let Some(body) = &mut self.workers[worker].body {
             if !body.draining || body.exiting {
                 return Err(format!("{} reports a drain unasked or twice", body.worker));
             }
             body.exiting = true;
             // Blocks in quarantine end with the process, so it may drain with some.
-            if body.quarantined == 0 {
+            if quarantined == 0 {
                 let empty = body.check_empty();
                 empty.map_err(|problem| format!("drained, but {problem}"))?;
             }
@@ -364,9 +367,13 @@ impl ChaosRun<'_> {
             steps_in_flight: self.world.steps_in_flight,
             speculation: self.world.speculation,
         };
-        let mut body = SimWorker::new(limits, about, self.taping);
-        body.tiers.disk = std::mem::take(&mut process.disk_left);
-        let contents: Vec<_> = body.tiers.disk.keys().copied().collect();
+        let started = limits.clone();
+        let started = || Tape::Worker(TapeRecord::Started { limits: started });
+        process.tape = LifeTape::begin(self.taping, started);
+        process.wake = WakeTimer::default();
+        process.quarantined = 0;
+        let mut body = CellWorker::new(limits, draw_of_slot, 0);
+        let contents = body.find_disk(std::mem::take(&mut process.disk_left));
         process.body = Some(body);
         if !contents.is_empty() {
             let found = cleave_sched::WorkerInput::FoundOnDisk { contents };
@@ -394,7 +401,7 @@ impl ChaosRun<'_> {
         if self.net.stream(router, worker).worker == Some(body.worker) {
             return Ok(None);
         }
-        let (me, description) = (body.worker, body.description.clone());
+        let (me, description) = (body.worker, self.world.workers[worker].clone());
         if let Some(down_until) = self.routers[router].down_until {
             let epoch = self.net.stream(router, worker).epoch;
             let again = ChaosEvent::Reconnects {
@@ -470,10 +477,11 @@ impl ChaosRun<'_> {
                 .iter()
                 .filter_map(|process| process.body.as_ref())
         };
-        let role = |body: &SimWorker| body.brain.limits().role;
+        let role = |body: &CellWorker| body.brain.limits().role;
         let prefill = || workers().filter(|body| role(body).prefills());
         let decode = || workers().filter(|body| role(body).decodes());
-        let fingerprint = |body: &SimWorker| body.description.fingerprint.clone();
+        let fingerprint =
+            |body: &CellWorker| &self.world.workers[worker_index(body.worker)].fingerprint;
         let pair = prefill().any(|p| decode().any(|d| fingerprint(d) == fingerprint(p)));
         if pair {
             RouterReadiness::Ready

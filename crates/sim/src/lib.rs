@@ -7,10 +7,8 @@
 //! same seed gives the same bytes.
 
 mod bit_flips;
-mod body;
 mod clients;
 mod disk;
-mod engine;
 mod event_log;
 pub mod explore;
 mod faults;
@@ -18,7 +16,6 @@ pub mod goodput;
 mod log_text;
 mod model;
 mod network;
-mod rng;
 mod router_effects;
 mod run;
 mod speculation;

@@ -1,12 +1,11 @@
-//! The model of the simulated engines: the content of a KV cell and the next token.
+//! The model of the simulated engines: the next token of a sequence.
 //!
-//! Owns: both, as pure functions. Never: knows blocks, workers or steps. Invariant: a cell is a
-//! function of the tokens up to its own; a drawn token is a function of seed, position and the cell
-//! before it. So a request's tokens equal the reference's whatever path it takes, and a cell of
-//! another sequence, or an unwritten one, is detected.
+//! Owns: the draw, and the stream that a request must give. Never: knows blocks, workers or steps.
+//! Invariant: a drawn token is a function of seed, position and the cell before it. So a request's
+//! tokens equal the reference's whatever path it takes.
 
-use crate::rng::mix;
-use cleave_domain::{FinishReason, Request, TokenId};
+use cleave_domain::{FinishReason, Request, SplitMix64, TokenId};
+use cleave_testkit::{KvHash, TokenDraw};
 
 /// Token ids are `0..VOCAB`.
 pub(crate) const VOCAB_SIZE: u64 = 50;
@@ -18,27 +17,28 @@ const REPEAT_PERIOD: u32 = 4;
 /// One token in this many is not a repetition.
 const UNREPEATED_ONE_IN: u64 = 8;
 
-/// Stands for attention over a sequence's first tokens: their hash.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct KvHash(pub(crate) u64);
-
-impl KvHash {
-    /// The cell of `token` after the sequence that ends in `self`.
-    pub(crate) fn extend(self, token: TokenId) -> Self {
-        Self(mix(self.0.rotate_left(17) ^ mix(u64::from(token) + 1)))
-    }
-
-    /// The cell of the last of `tokens` after that sequence.
-    pub(crate) fn extend_all(self, tokens: &[TokenId]) -> Self {
-        tokens.iter().fold(self, |last, token| last.extend(*token))
-    }
+/// Draws the token of a slot, among those that its request allows.
+pub(crate) fn draw_of_slot(slot: &TokenDraw<'_>) -> TokenId {
+    let open = slot.open;
+    let banned: &[TokenId] = if (open.output.len() as u32) < open.min_tokens {
+        &open.stop_tokens
+    } else {
+        &[]
+    };
+    draw_token(
+        open.sampling.seed ^ slot.salt,
+        slot.position,
+        slot.last,
+        banned,
+    )
 }
 
 /// Draws the token at `position`, after a sequence whose last cell is `last`.
 pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[TokenId]) -> TokenId {
-    let own = mix(mix(seed) ^ last.0 ^ (u64::from(position) << 40));
+    let own =
+        SplitMix64::finalize(SplitMix64::finalize(seed) ^ last.0 ^ (u64::from(position) << 40));
     let mut throw = if seed & REPEATING_SEED_BIT != 0 && !own.is_multiple_of(UNREPEATED_ONE_IN) {
-        mix(mix(seed) ^ u64::from(position % REPEAT_PERIOD))
+        SplitMix64::finalize(SplitMix64::finalize(seed) ^ u64::from(position % REPEAT_PERIOD))
     } else {
         own
     };
@@ -47,7 +47,7 @@ pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[Token
         if !banned.contains(&token) {
             return token;
         }
-        throw = mix(throw.wrapping_add(1));
+        throw = SplitMix64::finalize(throw.wrapping_add(1));
     }
 }
 

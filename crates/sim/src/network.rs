@@ -4,9 +4,8 @@
 //! nothing sent over a connection that broke arrives, and a side is notified of the break before
 //! anything of the next connection.
 
-use crate::rng::SimRng;
 use crate::world::LinkBehaviour;
-use cleave_domain::{Time, WorkerRef};
+use cleave_domain::{SplitMix64, Time, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -100,7 +99,7 @@ impl SimNetwork {
         bytes: u64,
         now: Time,
         link: &LinkBehaviour,
-        rng: &mut SimRng,
+        rng: &mut SplitMix64,
     ) -> PacketTimes {
         let lane = self.packet_lanes.entry((from, to)).or_default();
         let takes = Duration::from_nanos(bytes * link.nanos_per_byte);

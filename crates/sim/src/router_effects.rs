@@ -4,11 +4,13 @@
 //! takes effect at once; its answer comes soon, but other inputs may come before it.
 
 use crate::log_text;
-use crate::run::{ChaosEvent, ChaosRun, SimRouterProcess, WorkerMessage};
-use crate::tape::{self, AnyTapeLine};
+use crate::run::{ChaosEvent, ChaosRun, WorkerMessage};
 use crate::world::TimedCommand;
-use cleave_domain::{Ending, Refusal, Tape, TapeRecord, WorkerRef};
-use cleave_router::RouterReadiness;
+use cleave_domain::{
+    Ending, FlightId, HandoffId, Order, Refusal, RequestStageTimes, Tape, TapeRecord, WorkerRef,
+};
+use cleave_planner::scaling::ScalerDecision;
+use cleave_router::{RouterActions, RouterInput, RouterNote, RouterOutput, RouterReadiness};
 
 impl ChaosRun<'_> {
     // === clients and operators ===
@@ -18,7 +20,7 @@ impl ChaosRun<'_> {
             return Ok(None);
         };
         let router = self.clients.all[client].router;
-        self.feed_router(router, cleave_router::RouterInput::ReaderStalled { flight })?;
+        self.feed_router(router, RouterInput::ReaderStalled { flight })?;
         self.count("stalled");
         Ok(Some(format!("r{:x} stalled     {flight}", router + 1)))
     }
@@ -36,7 +38,7 @@ impl ChaosRun<'_> {
             ));
         }
         let router = self.clients.all[client].router;
-        self.feed_router(router, cleave_router::RouterInput::ReaderResumed { flight })?;
+        self.feed_router(router, RouterInput::ReaderResumed { flight })?;
         Ok(Some(format!("r{:x} flowing     {flight}", router + 1)))
     }
 
@@ -51,7 +53,7 @@ impl ChaosRun<'_> {
             return Ok(None);
         }
         let worker = crate::run::worker_ref(worker, 0).worker;
-        let input = cleave_router::RouterInput::Commanded { worker, command };
+        let input = RouterInput::Commanded { worker, command };
         self.feed_router(router, input)?;
         self.count("wishes");
         Ok(Some(format!(
@@ -86,7 +88,7 @@ impl ChaosRun<'_> {
                     router + 1,
                     log_text::report(&report)
                 );
-                let input = cleave_router::RouterInput::WorkerReported {
+                let input = RouterInput::WorkerReported {
                     worker: from,
                     report,
                 };
@@ -96,31 +98,25 @@ impl ChaosRun<'_> {
         }
     }
 
-    pub(crate) fn feed_router(
-        &mut self,
-        router: usize,
-        input: cleave_router::RouterInput,
-    ) -> Result<(), String> {
+    pub(crate) fn feed_router(&mut self, router: usize, input: RouterInput) -> Result<(), String> {
         let process = &mut self.routers[router];
         let at = self.now;
-        let is_submission = matches!(input, cleave_router::RouterInput::Submitted { .. });
-        if process.tape.is_some() {
+        let is_submission = matches!(input, RouterInput::Submitted { .. });
+        process.tape.record(|| {
             let input = input.clone();
-            process.record(&Tape::Router(TapeRecord::Received { at, input }));
-        }
+            Tape::Router(TapeRecord::Received { at, input })
+        });
         process.brain.handle(at, input);
         let mut outputs = Vec::new();
         while let Some(output) = process.brain.poll() {
-            if process.tape.is_some() {
+            process.tape.record(|| {
                 let output = output.clone();
-                process.record(&Tape::Router(TapeRecord::Emitted { output }));
-            }
+                Tape::Router(TapeRecord::Emitted { output })
+            });
             outputs.push(output);
         }
         process.brain.check();
-        let wake = process.brain.deadline();
-        if let Some(wake) = wake.filter(|w| process.wakeup_at.is_none_or(|planned| *w < planned)) {
-            process.wakeup_at = Some(wake);
+        if let Some(wake) = process.wake.plan(process.brain.deadline()) {
             self.schedule(wake, ChaosEvent::WakeRouter(router));
         }
         for output in outputs {
@@ -132,109 +128,119 @@ impl ChaosRun<'_> {
                     router + 1
                 ));
             }
-            self.perform_router_output(router, output)?;
+            output.perform(&mut ChaosRouter { run: self, router })?;
         }
         Ok(())
     }
 
     /// Answers a question about a client's stream soon; other inputs may come before the answer.
-    fn counted(&mut self, router: usize, counted: cleave_router::RouterInput) {
+    fn counted(&mut self, router: usize, counted: RouterInput) {
         let soon = self.now + self.rng.micros(0, 500);
         let id = self.routers[router].id;
         self.schedule(soon, ChaosEvent::RouterInput(id, counted));
     }
 
-    fn perform_router_output(
-        &mut self,
-        router: usize,
-        output: cleave_router::RouterOutput,
-    ) -> Result<(), String> {
-        match output {
-            cleave_router::RouterOutput::Order { worker, order } => {
-                self.order(router, worker, order);
-            }
-            cleave_router::RouterOutput::Fence { handoff } => {
-                let generated = self.clients.fence(handoff)?.into();
-                self.count("fenced");
-                self.counted(
-                    router,
-                    cleave_router::RouterInput::Counted { handoff, generated },
-                );
-            }
-            cleave_router::RouterOutput::Count { handoff } => {
-                let generated = self.clients.delivered_tokens(handoff.flight)?.into();
-                self.counted(
-                    router,
-                    cleave_router::RouterInput::Counted { handoff, generated },
-                );
-            }
-            cleave_router::RouterOutput::End {
-                flight,
-                ending,
-                output_tokens,
-                timing: _,
-            } => self.clients.end(flight, ending, output_tokens)?,
-            cleave_router::RouterOutput::Readiness(readiness) => {
-                self.routers[router].readiness = readiness;
-            }
-            cleave_router::RouterOutput::Drained => self.routers[router].drained = true,
-            cleave_router::RouterOutput::WorkersWanted(_) => self.count("wanted"),
-            cleave_router::RouterOutput::Note(cleave_router::RouterNote::CancelFreed {
-                flight,
-                took,
-                ..
-            }) if self.world.is_undisturbed() && took > self.world.cancel_max() => {
-                return Err(format!(
-                    "{flight} was cancelled and held blocks for {took:?}"
-                ));
-            }
-            cleave_router::RouterOutput::Note(note) => self.count(match note {
-                cleave_router::RouterNote::Placed { .. } => "placed",
-                cleave_router::RouterNote::PassedOver { .. } => "passed over",
-                cleave_router::RouterNote::Decided(_) => "decided",
-                cleave_router::RouterNote::Judged { .. } => "judged",
-                cleave_router::RouterNote::Stale { .. } => "stale",
-                cleave_router::RouterNote::Retried { .. } => "retried",
-                cleave_router::RouterNote::CancelFreed { .. } => "cancel freed",
-                cleave_router::RouterNote::Moving { .. } => "moving",
-                cleave_router::RouterNote::Moved { .. } => "moved",
-                cleave_router::RouterNote::MigrationAborted { .. } => "stayed",
-                cleave_router::RouterNote::WorkerStuck { .. } => "workers stuck",
-                cleave_router::RouterNote::PrefixDropped { .. } => "prefixes dropped",
-                cleave_router::RouterNote::Fleet { workers, .. } => {
-                    self.routers[router].workers = workers.total();
-                    return Ok(());
-                }
-            }),
-        }
-        Ok(())
-    }
-
     pub(crate) fn wake_router(&mut self, router: usize) -> Result<Option<String>, String> {
-        let process = &mut self.routers[router];
         // A deadline may move later after its wake-up was scheduled.
-        if process.wakeup_at.is_none_or(|at| at > self.now) {
+        if !self.routers[router].wake.take_due(self.now) {
             return Ok(None);
         }
-        process.wakeup_at = None;
-        self.feed_router(router, cleave_router::RouterInput::Woke)?;
+        self.feed_router(router, RouterInput::Woke)?;
         Ok(Some(format!("r{:x} woke", router + 1)))
     }
 }
 
-impl SimRouterProcess {
-    fn record(&mut self, line: &AnyTapeLine) {
-        if let Some(tape) = &mut self.tape {
-            tape.push(tape::write(line));
-        }
+/// The body of a router of the run.
+struct ChaosRouter<'r, 'w> {
+    run: &'r mut ChaosRun<'w>,
+    router: usize,
+}
+
+impl RouterActions for ChaosRouter<'_, '_> {
+    type Outcome = Result<(), String>;
+
+    fn order(&mut self, worker: WorkerRef, order: Order) -> Result<(), String> {
+        self.run.order(self.router, worker, order);
+        Ok(())
+    }
+
+    fn fence(&mut self, handoff: HandoffId) -> Result<(), String> {
+        let generated = self.run.clients.fence(handoff)?.into();
+        self.run.count("fenced");
+        let counted = RouterInput::Counted { handoff, generated };
+        self.run.counted(self.router, counted);
+        Ok(())
+    }
+
+    fn count(&mut self, handoff: HandoffId) -> Result<(), String> {
+        let delivered = self.run.clients.delivered_tokens(handoff.flight)?;
+        let generated = delivered.into();
+        let counted = RouterInput::Counted { handoff, generated };
+        self.run.counted(self.router, counted);
+        Ok(())
+    }
+
+    fn end(
+        &mut self,
+        flight: FlightId,
+        ending: Ending,
+        output_tokens: Option<u32>,
+        _: RequestStageTimes,
+    ) -> Result<(), String> {
+        self.run.clients.end(flight, ending, output_tokens)
+    }
+
+    fn drained(&mut self) -> Result<(), String> {
+        self.run.routers[self.router].drained = true;
+        Ok(())
+    }
+
+    fn readiness(&mut self, readiness: RouterReadiness) -> Result<(), String> {
+        self.run.routers[self.router].readiness = readiness;
+        Ok(())
+    }
+
+    fn workers_wanted(&mut self, _: ScalerDecision) -> Result<(), String> {
+        self.run.count("wanted");
+        Ok(())
+    }
+
+    fn note(&mut self, note: RouterNote) -> Result<(), String> {
+        self.run.count(match note {
+            RouterNote::CancelFreed { flight, took, .. } => {
+                let world = self.run.world;
+                if world.is_undisturbed() && took > world.cancel_max() {
+                    return Err(format!(
+                        "{flight} was cancelled and held blocks for {took:?}"
+                    ));
+                }
+                "cancel freed"
+            }
+            RouterNote::Placed { .. } => "placed",
+            RouterNote::PassedOver { .. } => "passed over",
+            RouterNote::Decided(_) => "decided",
+            RouterNote::Judged { .. } => "judged",
+            RouterNote::Stale { .. } => "stale",
+            RouterNote::Retried { .. } => "retried",
+            RouterNote::Moving { .. } => "moving",
+            RouterNote::Moved { .. } => "moved",
+            RouterNote::MigrationAborted { .. } => "stayed",
+            RouterNote::WorkerStuck { .. } => "workers stuck",
+            RouterNote::PrefixDropped { .. } => "prefixes dropped",
+            RouterNote::Fleet { workers, .. } => {
+                self.run.routers[self.router].workers = workers.total();
+                return Ok(());
+            }
+        });
+        Ok(())
     }
 }
 
 /// Whether a flight is refused because no worker could serve it.
-fn refuses_for_no_worker(output: &cleave_router::RouterOutput) -> bool {
+fn refuses_for_no_worker(output: &RouterOutput) -> bool {
     matches!(
         output,
-        cleave_router::RouterOutput::End {
+        RouterOutput::End {
             ending: Ending::Refused(Refusal::NoWorker),
             ..
         }

@@ -5,20 +5,19 @@
 //! world runs the same way.
 
 use crate::bit_flips::{self, LinkChecks, MessageArrival};
-use crate::body::{FrameCells, SimWorker, TapeMode};
 use crate::clients::ChaosClients;
 use crate::event_log::{EventLog, LogRetention};
 use crate::log_text;
 use crate::network::{SimNetwork, StreamDirection};
-use crate::rng::SimRng;
-use crate::tape;
+use crate::tape::{LifeTape, TapeMode};
 use crate::world::ChaosWorld;
 use cleave_domain::{
-    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, Tape, TapeRecord, Time,
-    WorkerId, WorkerRef,
+    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, SplitMix64, Tape,
+    TapeRecord, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_router::RouterReadiness;
+use cleave_testkit::{CellWorker, EventQueue, FrameCells, WakeTimer};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -142,7 +141,11 @@ pub(crate) struct OneSidedWrite {
 #[derive(Debug, Default)]
 pub(crate) struct SimProcess {
     pub(crate) incarnation: u64,
-    pub(crate) body: Option<SimWorker>,
+    pub(crate) body: Option<CellWorker>,
+    pub(crate) wake: WakeTimer,
+    pub(crate) tape: LifeTape,
+    /// Blocks in quarantine, from the brain's last note.
+    pub(crate) quarantined: u32,
     pub(crate) frozen_until: Time,
     /// The time until which its engine hangs.
     pub(crate) hung_until: Time,
@@ -159,28 +162,27 @@ pub(crate) struct SimRouterProcess {
     pub(crate) id: RouterId,
     /// The time until which it is down, if it is.
     pub(crate) down_until: Option<Time>,
-    pub(crate) wakeup_at: Option<Time>,
+    pub(crate) wake: WakeTimer,
     pub(crate) drained: bool,
     /// Connected workers, from the router's last note.
     pub(crate) workers: u32,
     /// The router's last reported readiness.
     pub(crate) readiness: RouterReadiness,
-    pub(crate) tape: Option<Vec<String>>,
+    pub(crate) tape: LifeTape,
 }
 
 #[derive(Debug)]
 pub(crate) struct ChaosRun<'a> {
     pub(crate) world: &'a ChaosWorld,
     pub(crate) now: Time,
-    events: BTreeMap<(Time, u64), ChaosEvent>,
-    scheduled_count: u64,
+    events: EventQueue<ChaosEvent>,
     pub(crate) workers: Vec<SimProcess>,
     pub(crate) routers: Vec<SimRouterProcess>,
     pub(crate) net: SimNetwork,
     pub(crate) clients: ChaosClients,
-    pub(crate) rng: SimRng,
+    pub(crate) rng: SplitMix64,
     /// Draws the messages that are damaged, and the bit of each.
-    pub(crate) flip_rng: SimRng,
+    pub(crate) flip_rng: SplitMix64,
     checks: LinkChecks,
     pub(crate) log: EventLog,
     pub(crate) faults_over: bool,
@@ -192,24 +194,28 @@ pub(crate) struct ChaosRun<'a> {
 
 impl<'a> ChaosRun<'a> {
     pub(crate) fn new(world: &'a ChaosWorld, options: &crate::ChaosOptions) -> Self {
+        let taping = if options.tape {
+            TapeMode::On
+        } else {
+            TapeMode::Off
+        };
         let router = |router| SimRouterProcess {
             brain: cleave_router::RouterBrain::new(world.router.clone()),
             id: router_id(router, 0),
             down_until: None,
-            wakeup_at: None,
+            wake: WakeTimer::default(),
             drained: false,
             workers: 0,
             readiness: RouterReadiness::NONE,
-            tape: options.tape.then(|| {
+            tape: LifeTape::begin(taping, || {
                 let limits = world.router.clone();
-                vec![tape::write(&Tape::Router(TapeRecord::Started { limits }))]
+                Tape::Router(TapeRecord::Started { limits })
             }),
         };
         let mut run = Self {
             world,
             now: Time::ZERO,
-            events: BTreeMap::new(),
-            scheduled_count: 0,
+            events: EventQueue::default(),
             workers: world
                 .workers
                 .iter()
@@ -218,7 +224,7 @@ impl<'a> ChaosRun<'a> {
             routers: (0..world.routers_count).map(router).collect(),
             net: SimNetwork::default(),
             clients: ChaosClients::of(world),
-            rng: SimRng::new(!world.seed),
+            rng: SplitMix64::new(!world.seed),
             flip_rng: bit_flips::flip_rng(!world.seed),
             checks: options.link_checks,
             log: EventLog::new(if options.log {
@@ -228,11 +234,7 @@ impl<'a> ChaosRun<'a> {
             }),
             faults_over: false,
             no_restarts: false,
-            taping: if options.tape {
-                TapeMode::On
-            } else {
-                TapeMode::Off
-            },
+            taping,
             tapes: Vec::new(),
             counts: BTreeMap::new(),
         };
@@ -264,9 +266,7 @@ impl<'a> ChaosRun<'a> {
     }
 
     pub(crate) fn schedule(&mut self, at: Time, event: ChaosEvent) {
-        self.scheduled_count += 1;
-        self.events
-            .insert((at.max(self.now), self.scheduled_count), event);
+        self.events.push(at.max(self.now), event);
     }
 
     pub(crate) fn count(&mut self, name: &'static str) {
@@ -284,7 +284,7 @@ impl<'a> ChaosRun<'a> {
 
     /// Runs until no event is scheduled.
     fn run_until_idle(&mut self) -> Result<(), String> {
-        while let Some(((at, _), event)) = self.events.pop_first() {
+        while let Some((at, event)) = self.events.pop() {
             self.now = at;
             if self.log.count > EVENTS_MAX {
                 return Err(format!("no rest after {EVENTS_MAX} events"));
@@ -532,7 +532,7 @@ impl<'a> ChaosRun<'a> {
     }
 
     /// The worker in exactly this life, if it runs.
-    pub(crate) fn body(&self, worker: WorkerRef) -> Option<&SimWorker> {
+    pub(crate) fn body(&self, worker: WorkerRef) -> Option<&CellWorker> {
         let body = self.workers.get(worker_index(worker))?.body.as_ref()?;
         (body.worker == worker).then_some(body)
     }
@@ -542,8 +542,7 @@ impl<'a> ChaosRun<'a> {
             self.tapes.extend(process.tape.take());
         }
         for process in &mut self.workers {
-            self.tapes
-                .extend(process.body.as_mut().and_then(SimWorker::take_tape));
+            self.tapes.extend(process.tape.take());
         }
     }
 }

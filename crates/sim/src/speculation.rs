@@ -5,8 +5,8 @@
 //! speculation stay the same.
 
 use crate::model::REPEATING_SEED_BIT;
-use crate::rng::{SimRng, mix};
 use crate::world::ChaosRequest;
+use cleave_domain::SplitMix64;
 use cleave_sched::LookupLimits;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const SPECULATION_SEED_SALT: u64 = 0x1b87_3593_cc9e_2d51;
 
 /// Draws the limits of speculation, and marks the requests that repeat their output.
 pub(crate) fn draw_speculation(seed: u64, requests: &mut [ChaosRequest]) -> Option<LookupLimits> {
-    let rng = &mut SimRng::new(mix(seed ^ SPECULATION_SEED_SALT));
+    let rng = &mut SplitMix64::new(SplitMix64::finalize(seed ^ SPECULATION_SEED_SALT));
     if rng.chance(500) {
         return None;
     }

@@ -50,6 +50,33 @@ pub enum TapeError {
     },
 }
 
+/// The tape of one life of a brain, if it is kept.
+#[derive(Debug, Default)]
+pub(crate) struct LifeTape(Option<Vec<String>>);
+
+impl LifeTape {
+    pub(crate) fn begin(mode: TapeMode, started: impl FnOnce() -> AnyTapeLine) -> Self {
+        Self((mode == TapeMode::On).then(|| vec![write(&started())]))
+    }
+
+    pub(crate) fn record(&mut self, line: impl FnOnce() -> AnyTapeLine) {
+        if let Some(tape) = &mut self.0 {
+            tape.push(write(&line()));
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Vec<String>> {
+        self.0.take()
+    }
+}
+
+/// Whether tapes are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TapeMode {
+    Off,
+    On,
+}
+
 /// One line of text, without the newline.
 pub fn write(line: &AnyTapeLine) -> String {
     serde_json::to_string(line).expect("plain data serialises")

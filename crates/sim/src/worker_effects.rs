@@ -5,17 +5,17 @@
 
 mod links;
 
-pub(crate) use links::checksum;
-
 use crate::bit_flips::MessageArrival;
-use crate::body::{EngineOp, EngineOpResult, FetchSource};
 use crate::log_text;
 use crate::model::REPEATING_SEED_BIT;
 use crate::network::StreamDirection;
 use crate::run::{ChaosEvent, ChaosRun, WorkerMessage, worker_index};
-use cleave_domain::{RouterId, WorkerRef};
-use cleave_kv::PoolWriter;
+use cleave_domain::{
+    BlockHash, Emission, HandoffId, Report, RouterId, Tape, TapeRecord, Time, WorkerRef,
+};
+use cleave_kv::{Packet, PoolWriter};
 use cleave_sched::{ExportOutcome, ImportOutcome, WorkerInput, WorkerNote, WorkerOutput};
+use cleave_testkit::{CellHost, CellWorker, EngineOpResult, carry_out};
 
 /// Device failures, of a thousand, that break the engine for good.
 const ENGINE_LOST: u32 = 300;
@@ -41,129 +41,48 @@ impl ChaosRun<'_> {
 
     pub(crate) fn feed_worker(&mut self, worker: usize, input: WorkerInput) -> Result<(), String> {
         let now = self.now;
-        let Some(body) = self.workers[worker].body.as_mut() else {
+        let process = &mut self.workers[worker];
+        let (Some(body), tape) = (process.body.as_mut(), &mut process.tape) else {
             return Ok(());
         };
+        tape.record(|| {
+            let input = input.clone();
+            Tape::Worker(TapeRecord::Received { at: now, input })
+        });
         body.handle_input(now, input);
         let mut outputs = Vec::new();
-        while let Some(output) = body.poll_output() {
+        while let Some(output) = body.brain.poll() {
+            tape.record(|| {
+                let output = output.clone();
+                Tape::Worker(TapeRecord::Emitted { output })
+            });
             outputs.push(output);
         }
         body.brain.check();
         for output in outputs {
             self.perform_worker_output(worker, output)?;
         }
-        let price = self.world.engine_costs;
-        let Some(body) = self.workers[worker].body.as_mut() else {
+        let process = &mut self.workers[worker];
+        let Some(body) = process.body.as_mut() else {
             return Ok(());
         };
-        if let Some((handoff, part, _)) = &body.arriving {
-            return Err(format!("{} ignores {handoff} {part:?}", body.worker));
-        }
+        body.check_frame_answered()?;
         let me = body.worker;
-        let wake = body.brain.deadline();
-        let wake = wake.filter(|w| body.wakeup_at.is_none_or(|planned| *w < planned));
-        if let Some(wake) = wake {
-            body.wakeup_at = Some(wake);
+        if let Some(wake) = process.wake.plan(body.brain.deadline()) {
             self.schedule(wake, ChaosEvent::WakeWorker(me));
         }
-        let body = self.workers[worker].body.as_mut();
-        if let Some(done) = body.and_then(|body| body.begin_next_op(now, &price)) {
-            self.schedule(done, ChaosEvent::EngineDone(me));
-        }
-        self.exit_if_done(worker);
+        self.next_op(me);
         Ok(())
     }
 
     fn perform_worker_output(&mut self, worker: usize, output: WorkerOutput) -> Result<(), String> {
-        let Some(body) = self.workers[worker].body.as_mut() else {
+        if self.workers[worker].body.is_none() {
             return Ok(());
-        };
-        let me = body.worker;
-        match output {
-            WorkerOutput::Step(plan) => body.step(plan)?,
-            WorkerOutput::Report { router, report } => {
-                body.witness(&report)?;
-                self.send_to_router(me, router, WorkerMessage::Report(report));
-            }
-            WorkerOutput::Emit { handoff, emission } => {
-                let router = handoff.flight.router();
-                self.send_to_router(me, router, WorkerMessage::Token(handoff, emission));
-            }
-            WorkerOutput::Export(export) => body.export(export)?,
-            WorkerOutput::Send { to, packet } => {
-                self.send(me, to, packet, Vec::new());
-            }
-            WorkerOutput::Import {
-                handoff,
-                part,
-                block,
-            } => body.import(handoff, part, block)?,
-            WorkerOutput::Discard { handoff, part } => {
-                body.take_arrived_frame(handoff, part)?;
-                self.count("frames discarded");
-            }
-            WorkerOutput::SwapOut {
-                handoff,
-                blocks,
-                state,
-            } => {
-                let units = body.limits.capacity.units(&blocks, state).collect();
-                body.swap(EngineOp::SwapOut { handoff, units })?
-            }
-            WorkerOutput::SwapIn {
-                handoff,
-                blocks,
-                state,
-            } => {
-                let units = body.limits.capacity.units(&blocks, state).collect();
-                body.swap(EngineOp::SwapIn { handoff, units })?
-            }
-            WorkerOutput::SwapDrop { handoff } => {
-                for answer in body.swap_drop(handoff) {
-                    self.schedule(self.now, ChaosEvent::WorkerInput(me, answer));
-                }
-            }
-            WorkerOutput::Offload { content, block } => body.offload(content, block)?,
-            WorkerOutput::SpillToDisk { content } => self.spill(me, content),
-            WorkerOutput::Fetch { handoff, blocks } => {
-                let first = blocks.first().map(|(content, _)| *content);
-                if body.fetch(self.now, handoff, blocks)? == FetchSource::Disk {
-                    self.read_disk(me, handoff, first);
-                }
-            }
-            WorkerOutput::FetchStop { handoff } => {
-                if let Some(answer) = body.stop_fetch(self.now, handoff) {
-                    self.schedule(self.now, ChaosEvent::WorkerInput(me, answer));
-                }
-            }
-            WorkerOutput::TierDrop { content, place } => body.drop_from_tier(content, place)?,
-            WorkerOutput::Forget { handoff } => {
-                for answer in body.forget(handoff) {
-                    self.schedule(self.now, ChaosEvent::WorkerInput(me, answer));
-                }
-            }
-            WorkerOutput::Drained => self.drained(worker)?,
-            WorkerOutput::Note(WorkerNote::Pool {
-                blocks_leaked,
-                states_leaked,
-                ..
-            }) if blocks_leaked + states_leaked > 0 => {
-                return Err(format!(
-                    "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
-                ));
-            }
-            WorkerOutput::Note(note) => {
-                if let WorkerNote::Pool {
-                    blocks_quarantined, ..
-                } = note
-                {
-                    body.quarantined = blocks_quarantined;
-                }
-                self.note(&note);
-            }
         }
-        Ok(())
+        if matches!(output, WorkerOutput::Discard { .. }) {
+            self.count("frames discarded");
+        }
+        carry_out(&mut ChaosHost { run: self, worker }, output)
     }
 
     fn note(&mut self, note: &WorkerNote) {
@@ -198,19 +117,12 @@ impl ChaosRun<'_> {
     }
 
     pub(crate) fn wake_worker(&mut self, worker: WorkerRef) -> Result<Option<String>, String> {
-        let Some(body) = self.workers[worker_index(worker)]
-            .body
-            .as_mut()
-            .filter(|b| b.worker == worker)
-        else {
-            return Ok(None);
-        };
         // A freeze may delay the wake-up past its deadline.
-        if body.wakeup_at.is_none_or(|at| at > self.now) {
+        let at = worker_index(worker);
+        if self.body(worker).is_none() || !self.workers[at].wake.take_due(self.now) {
             return Ok(None);
         }
-        body.wakeup_at = None;
-        self.feed_worker(worker_index(worker), WorkerInput::Woke)?;
+        self.feed_worker(at, WorkerInput::Woke)?;
         Ok(Some(format!("{} woke", worker.worker)))
     }
 
@@ -344,5 +256,82 @@ impl ChaosRun<'_> {
             },
         };
         self.schedule(at, event);
+    }
+}
+
+/// A worker of the run, as its brain's outputs see it.
+struct ChaosHost<'r, 'w> {
+    run: &'r mut ChaosRun<'w>,
+    worker: usize,
+}
+
+impl ChaosHost<'_, '_> {
+    fn me(&mut self) -> WorkerRef {
+        self.cells().worker
+    }
+}
+
+impl CellHost for ChaosHost<'_, '_> {
+    fn cells(&mut self) -> &mut CellWorker {
+        let body = self.run.workers[self.worker].body.as_mut();
+        body.expect("only a running worker has outputs")
+    }
+
+    fn now(&self) -> Time {
+        self.run.now
+    }
+
+    fn report(&mut self, router: RouterId, report: Report) -> Result<(), String> {
+        let me = self.me();
+        let message = WorkerMessage::Report(report);
+        self.run.send_to_router(me, router, message);
+        Ok(())
+    }
+
+    fn emit(&mut self, handoff: HandoffId, emission: Emission) -> Result<(), String> {
+        let me = self.me();
+        let message = WorkerMessage::Token(handoff, emission);
+        self.run
+            .send_to_router(me, handoff.flight.router(), message);
+        Ok(())
+    }
+
+    fn send(&mut self, to: WorkerRef, packet: Packet) -> Result<(), String> {
+        let me = self.me();
+        self.run.send(me, to, packet, Vec::new());
+        Ok(())
+    }
+
+    fn answer(&mut self, answer: WorkerInput) -> Result<(), String> {
+        let (me, now) = (self.me(), self.run.now);
+        self.run.schedule(now, ChaosEvent::WorkerInput(me, answer));
+        Ok(())
+    }
+
+    fn drained(&mut self) -> Result<(), String> {
+        self.run.drained(self.worker)
+    }
+
+    fn note(&mut self, note: WorkerNote) -> Result<(), String> {
+        if let WorkerNote::Pool {
+            blocks_quarantined, ..
+        } = note
+        {
+            self.run.workers[self.worker].quarantined = blocks_quarantined;
+        }
+        self.run.note(&note);
+        Ok(())
+    }
+
+    fn spill(&mut self, content: BlockHash) -> Result<(), String> {
+        let me = self.me();
+        self.run.spill(me, content);
+        Ok(())
+    }
+
+    fn read_disk(&mut self, handoff: HandoffId, first: Option<BlockHash>) -> Result<(), String> {
+        let me = self.me();
+        self.run.read_disk(me, handoff, first);
+        Ok(())
     }
 }

@@ -8,16 +8,15 @@ mod text;
 
 use crate::bit_flips::BitFlipRates;
 use crate::disk::TierSettings;
-use crate::engine::EngineCosts;
-use crate::rng::{SimRng, mix};
 use crate::speculation::draw_speculation;
 use cleave_domain::{
-    Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, StateCapacity, StopRules,
-    Time, TokenId, WorkerDescription,
+    Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, SplitMix64, StateCapacity,
+    StopRules, Time, TokenId, WorkerDescription,
 };
 use cleave_kv::PoolWriter;
 use cleave_router::OperatorRequest;
 use cleave_sched::LookupLimits;
+use cleave_testkit::EngineCosts;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -147,7 +146,7 @@ pub(crate) enum ChaosFault {
 
 impl ChaosWorld {
     pub(crate) fn draw(seed: u64) -> Self {
-        let rng = &mut SimRng::new(seed);
+        let rng = &mut SplitMix64::new(seed);
         // In a world without faults every request must be done.
         let fault_plan = if rng.chance(200) {
             FaultPlan::NoFaults
@@ -193,7 +192,7 @@ impl ChaosWorld {
             prefix_cache: rng.chance(800),
             step_max: rng.micros(20_000, 500_000),
             // Drawn from its own generator, so that the rest of a seed's world stays the same.
-            steps_in_flight: 1 + (mix(seed ^ STEPS_SEED_SALT) & 1) as u32,
+            steps_in_flight: 1 + (SplitMix64::finalize(seed ^ STEPS_SEED_SALT) & 1) as u32,
             speculation,
             swap_blocks: *rng.pick(&[0, 0, 2, 8, 64]),
             tiers: TierSettings::draw(seed),
@@ -214,7 +213,7 @@ impl ChaosWorld {
     /// Gives the model a state of one to forty cells. Some workers have few slots for it, some more
     /// than sequences.
     pub(crate) fn draw_states(&mut self) {
-        let rng = &mut SimRng::new(self.seed ^ STATES_SEED_SALT);
+        let rng = &mut SplitMix64::new(self.seed ^ STATES_SEED_SALT);
         let bytes = 8 * rng.count(1, 40);
         for worker in &mut self.workers {
             let count = rng.count(1, 2 * worker.capacity.slots_count + 2);
@@ -285,7 +284,7 @@ impl ChaosFault {
     }
 }
 
-fn draw_capacity(rng: &mut SimRng) -> Capacity {
+fn draw_capacity(rng: &mut SplitMix64) -> Capacity {
     let block_tokens = *rng.pick(&[1, 2, 4, 8, 16]);
     let context_tokens_max = rng.count(16, 120);
     let whole = context_tokens_max.div_ceil(block_tokens);
@@ -303,7 +302,7 @@ fn draw_capacity(rng: &mut SimRng) -> Capacity {
     }
 }
 
-fn draw_workers(rng: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription> {
+fn draw_workers(rng: &mut SplitMix64, capacity: Capacity) -> Vec<WorkerDescription> {
     let mut roles = Vec::new();
     let draw = rng.count(0, 9);
     if draw < 7 {
@@ -333,14 +332,14 @@ fn draw_workers(rng: &mut SimRng, capacity: Capacity) -> Vec<WorkerDescription> 
 }
 
 fn draw_requests(
-    rng: &mut SimRng,
+    rng: &mut SplitMix64,
     capacity: &Capacity,
     routers: usize,
     window: u64,
 ) -> Vec<ChaosRequest> {
     let context = capacity.context_tokens_max;
     let count = rng.count(3, 40);
-    let tokens = |rng: &mut SimRng, count: u32| -> Vec<TokenId> {
+    let tokens = |rng: &mut SplitMix64, count: u32| -> Vec<TokenId> {
         (0..count)
             .map(|_| rng.count(0, crate::model::VOCAB_SIZE as u32 - 1))
             .collect()
@@ -393,7 +392,7 @@ fn draw_requests(
         });
         arrivals.push(ChaosRequest {
             at,
-            router: rng.next() as usize % routers,
+            router: rng.draw() as usize % routers,
             request: Arc::new(request),
             leaves_at,
             stalls,
@@ -403,7 +402,7 @@ fn draw_requests(
 }
 
 fn draw_faults(
-    rng: &mut SimRng,
+    rng: &mut SplitMix64,
     workers: usize,
     routers: usize,
     window: u64,
@@ -415,9 +414,9 @@ fn draw_faults(
     for _ in 0..count {
         let at = Time::from_nanos(rng.range(0, until) * 1000);
         let span = rng.micros(100, 2_000_000);
-        let worker = rng.next() as usize % workers;
-        let other = (worker + 1 + rng.next() as usize % workers.max(2)) % workers;
-        let router = rng.next() as usize % routers;
+        let worker = rng.draw() as usize % workers;
+        let other = (worker + 1 + rng.draw() as usize % workers.max(2)) % workers;
+        let router = rng.draw() as usize % routers;
         let fault = match rng.count(0, 14) {
             10..=11 => ChaosFault::Hang { worker, span },
             12 => ChaosFault::Isolate { worker, span },
@@ -447,7 +446,7 @@ fn draw_faults(
 
 /// A world without faults has at most one command, and only where another worker can take over.
 fn draw_commands(
-    rng: &mut SimRng,
+    rng: &mut SplitMix64,
     workers: &[WorkerDescription],
     routers: usize,
     window: u64,
@@ -460,14 +459,14 @@ fn draw_commands(
     };
     let mut commands = Vec::new();
     for _ in 0..count {
-        let worker = rng.next() as usize % workers.len();
+        let worker = rng.draw() as usize % workers.len();
         let command = match rng.count(0, 4) {
             0..=2 => OperatorRequest::Drain,
             3 => OperatorRequest::Serve(Role::Prefill),
             _ => OperatorRequest::Serve(*rng.pick(&[Role::Decode, Role::Both])),
         };
         let at = Time::from_nanos(rng.range(0, window + 100_000) * 1000);
-        let router = rng.next() as usize % routers;
+        let router = rng.draw() as usize % routers;
         let about = &workers[worker];
         let others = || {
             let others = workers.iter().enumerate().filter(|(at, _)| *at != worker);
@@ -488,7 +487,7 @@ fn draw_commands(
     commands
 }
 
-fn draw_price(rng: &mut SimRng) -> EngineCosts {
+fn draw_price(rng: &mut SplitMix64) -> EngineCosts {
     EngineCosts {
         step: rng.range(100_000, 5_000_000),
         prefill_token: rng.range(2_000, 100_000),
@@ -499,7 +498,7 @@ fn draw_price(rng: &mut SimRng) -> EngineCosts {
     }
 }
 
-fn draw_links(rng: &mut SimRng, fault_plan: FaultPlan) -> LinkBehaviour {
+fn draw_links(rng: &mut SplitMix64, fault_plan: FaultPlan) -> LinkBehaviour {
     let mut rate = |most: u32| {
         if fault_plan == FaultPlan::NoFaults || rng.chance(500) {
             0
@@ -523,7 +522,7 @@ fn draw_links(rng: &mut SimRng, fault_plan: FaultPlan) -> LinkBehaviour {
 }
 
 fn draw_router(
-    rng: &mut SimRng,
+    rng: &mut SplitMix64,
     lease: Duration,
     failures_min: u32,
 ) -> cleave_router::RouterLimits {

@@ -4,7 +4,7 @@
 //! The runs are 300 requests each to vLLM 0.19 with Llama-3.1-8B, as published with LLMServingSim
 //! (casys-kaist/LLMServingSim at 5daddb2, MIT).
 
-use cleave_domain::{Capacity, Prices, RequestSlo, Role, RowPrice, SloPolicy, Time};
+use cleave_domain::{Capacity, Prices, RequestSlo, Role, RowPrice, SloPolicy, SplitMix64, Time};
 use cleave_sim::goodput::{
     FleetSpec, GoodputOutcome, PromptRecipe, RequestArrival, RoutingComparison, RoutingScheme,
     WorkerProfile, run,
@@ -223,16 +223,10 @@ fn short_kv_memory_queues_as_under_vllm() {
     );
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), as numbers in [0, 1).
+/// Numbers in [0, 1).
 fn unit_draws() -> impl FnMut() -> f64 {
-    let mut state = 7_u64;
-    move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
+    let mut rng = SplitMix64::new(7);
+    move || (rng.draw() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// One server, prompts of one length, Poisson arrivals: an M/D/1 queue. First tokens come after `D

@@ -7,6 +7,7 @@
 
 use super::SynthError;
 use crate::CheckpointProgress;
+use cleave_domain::SplitMix64;
 use cleave_models::{ModelTensor, TensorRole};
 use serde_json::{Map, Value, json};
 use std::fs::File;
@@ -193,29 +194,18 @@ fn draw_tensor(
 }
 
 fn draw_part(bytes: &mut [u8], first_draw: u64, spread: UniformSpread, seed: u64, ordinal: u32) {
-    let key = mixed(seed ^ mixed(u64::from(ordinal)));
+    let key = SplitMix64::finalize(seed ^ SplitMix64::finalize(u64::from(ordinal)));
     let groups = bytes.chunks_mut(DRAWS_TOGETHER * DRAW_ELEMENTS * ELEMENT_BYTES as usize);
     for (group, bytes) in groups.enumerate() {
         let first = first_draw + (group * DRAWS_TOGETHER) as u64;
         let mut drawn = [[0u8; DRAW_ELEMENTS * ELEMENT_BYTES as usize]; DRAWS_TOGETHER];
         for (index, drawn) in drawn.iter_mut().enumerate() {
             let draw = first + index as u64;
-            let bits = mixed(key.wrapping_add(draw.wrapping_mul(WEYL)));
+            let bits = SplitMix64::nth(key, draw);
             let value = |part: u32| u64::from(spread.value((bits >> (16 * part)) as u16));
             let values = value(0) | value(1) << 16 | value(2) << 32 | value(3) << 48;
             *drawn = values.to_le_bytes();
         }
         bytes.copy_from_slice(&drawn.as_flattened()[..bytes.len()]);
     }
-}
-
-/// Increment of SplitMix64's counter.
-const WEYL: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// SplitMix64's output function (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
-/// Generators", OOPSLA 2014): weights need speed and a good spread, nothing more.
-fn mixed(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }

@@ -46,7 +46,7 @@ pub fn drafts(dir: &Path, build: BuildEngine<'_>, seed: u64) -> Result<(), Strin
         draft_cases.push(DraftCase::new(&mut *engine, case, index).map_err(at)?);
     }
     let mut run = DraftRun {
-        rng: ConformanceRng(seed),
+        rng: ConformanceRng::new(seed),
         drafted_count: 0,
         accepted_count: 0,
     };

@@ -37,7 +37,7 @@ pub fn draws_match_host<O: Ops>(
             _ => ROUNDS,
         };
         for round in 0..rounds {
-            let mut rng = ConformanceRng(vocab as u64 * 1000 + round + 1);
+            let mut rng = ConformanceRng::new(vocab as u64 * 1000 + round + 1);
             round_of(ops, pack, set, vocab, &mut rng)
                 .map_err(|difference| format!("vocabulary {vocab}, round {round}: {difference}"))?;
         }

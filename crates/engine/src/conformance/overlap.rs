@@ -36,7 +36,7 @@ pub fn overlap(
     let mut ahead = build(dir, LIMITS)?;
     let mut run = OverlapRun {
         engine: &mut *ahead,
-        rng: ConformanceRng(!seed),
+        rng: ConformanceRng::new(!seed),
         expected: VecDeque::new(),
         spare: Vec::new(),
     };

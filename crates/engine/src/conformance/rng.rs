@@ -3,17 +3,17 @@
 //! Owns: its state. Never: serves an engine's own draws.
 //! Invariant: the same seed gives the same numbers.
 
-/// SplitMix64; the field is its state.
-pub(super) struct ConformanceRng(pub(super) u64);
+use cleave_domain::SplitMix64;
+
+pub(super) struct ConformanceRng(SplitMix64);
 
 impl ConformanceRng {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(SplitMix64::new(seed))
+    }
+
     pub(super) fn next(&mut self) -> u64 {
-        // SplitMix64 has no weak seeds.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        self.0.draw()
     }
 
     pub(super) fn below(&mut self, end: u64) -> u64 {

@@ -98,7 +98,7 @@ impl RandomSchedule {
         steps_count: usize,
     ) -> Result<Self, String> {
         let mut scheduler = RandomScheduler {
-            rng: ConformanceRng(seed),
+            rng: ConformanceRng::new(seed),
             vocab: u64::from(engine.describe().vocab_size),
             sequences: (0..SLOTS).map(|_| None).collect(),
             tables: vec![0; SLOTS as usize],

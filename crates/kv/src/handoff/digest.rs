@@ -6,7 +6,7 @@
 //! detects mistakes, not an adversary on the link.
 
 use crate::{BlockPart, Seal};
-use cleave_domain::BlockHash;
+use cleave_domain::{BlockHash, SplitMix64};
 
 /// The digest of a set of frames; equal sets have equal digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -16,7 +16,9 @@ impl HandoffDigest {
     /// Adds a frame: its byte range, and its checksum.
     pub fn add_frame(&mut self, part: BlockPart, checksum: u64) {
         let place = (u64::from(part.ordinal) << 32) | u64::from(part.offset);
-        self.merge(mix(mix(mix(place) ^ u64::from(part.len)) ^ checksum));
+        self.merge(SplitMix64::hash(
+            SplitMix64::hash(SplitMix64::hash(place) ^ u64::from(part.len)) ^ checksum,
+        ));
     }
 
     /// Adds all frames of another digest, given its [`HandoffDigest::value`].
@@ -41,7 +43,7 @@ impl HandoffDigest {
             output,
             state,
         } = seal;
-        let fold = |digest: u64, word: u64| mix(digest ^ word);
+        let fold = |digest: u64, word: u64| SplitMix64::hash(digest ^ word);
         let [first, second] = halves(*content);
         let head = [
             handoff.flight.0,
@@ -64,18 +66,9 @@ fn halves(BlockHash(bytes): BlockHash) -> [u64; 2] {
     [whole as u64, (whole >> 64) as u64]
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): each bit of the input affects half of the
-/// output bits.
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{HandoffDigest, mix};
+    use super::{HandoffDigest, SplitMix64};
     use crate::{BlockPart, Seal};
     use cleave_domain::{BlockHash, FlightId, HandoffId, KvPlane};
 
@@ -153,7 +146,7 @@ mod tests {
     /// The first outputs of SplitMix64 seeded with 0 and 1234567, as published with it.
     #[test]
     fn the_mixer_matches_published_splitmix64() {
-        assert_eq!(mix(0), 0xe220_a839_7b1d_cdaf);
-        assert_eq!(mix(1_234_567), 6_457_827_717_110_365_317);
+        assert_eq!(SplitMix64::hash(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(SplitMix64::hash(1_234_567), 6_457_827_717_110_365_317);
     }
 }

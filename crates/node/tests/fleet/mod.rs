@@ -12,8 +12,7 @@ mod tier;
 
 use cleave_api::{FlightEvent, FlightStream, Frontend, ServingReadiness};
 use cleave_domain::{
-    Ending, Failure, FinishReason, Refusal, Request, RequestSlo, Role, SamplingParams, StopRules,
-    TapeRecord, TokenId, TokenUsage,
+    Ending, Failure, FinishReason, Refusal, Request, Role, TapeRecord, TokenId, TokenUsage,
 };
 use cleave_node::{
     FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, WorkerNode,
@@ -21,6 +20,7 @@ use cleave_node::{
 use cleave_router::{RouterBrain, RouterInput, RouterLimits, RouterOutput};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_telemetry::TraceOptions;
+use cleave_testkit::build;
 use cleave_text::ModelFiles;
 use cleave_worker::WorkerOptions;
 use futures::StreamExt;
@@ -45,19 +45,7 @@ fn prompt(salt: u32, count: u32) -> Vec<TokenId> {
 }
 
 fn request(prompt: &[TokenId], max_tokens: u32) -> Request {
-    Request {
-        prompt: prompt.into(),
-        generated: [].into(),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens,
-            min_tokens: 0,
-            stop_tokens: [].into(),
-        },
-        priority: 0,
-        cache_salt: 0,
-        slo: RequestSlo::default(),
-    }
+    build::request(prompt.iter().copied(), max_tokens)
 }
 
 async fn collect(mut stream: FlightStream) -> (Vec<TokenId>, Ending, TokenUsage) {

@@ -2,7 +2,7 @@
 
 use cleave_domain::{
     Capacity, Fingerprint, Incarnation, LinkPrice, OnSloMiss, Prices, RequestSlo, Role, RowPrice,
-    SloClass, SloPolicy, Time, WorkerId, WorkerRef,
+    SloClass, SloPolicy, SplitMix64, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::{Engine, EngineDescription, MockEngine};
 use cleave_node::{FleetNode, RouterOptions, RunningFleet};
@@ -118,19 +118,6 @@ fn policy() -> SloPolicy {
     }
 }
 
-/// Numbers of a seed (splitmix64).
-struct DayRng(u64);
-
-impl DayRng {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
-}
-
 /// The targets of a day's requests that have any.
 #[derive(Clone, Copy)]
 pub(crate) struct DayTargets {
@@ -144,7 +131,7 @@ pub(crate) struct DayTargets {
 
 /// A day of so many arrivals, `gap_millis` apart in the mean.
 pub(crate) fn day(seed: u64, count: u64, gap_millis: u64, targets: DayTargets) -> Scenario {
-    let mut rng = DayRng(seed);
+    let mut rng = SplitMix64::new(seed);
     let mut at = Duration::from_secs(1);
     let arrival = |number: u64| {
         at += Duration::from_millis(1 + rng.below(2 * gap_millis));

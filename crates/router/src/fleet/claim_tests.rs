@@ -7,40 +7,27 @@ use crate::placement::candidates::{ChosenPlacement, MigrationCost};
 use crate::placement::forecast::PlacementForecast;
 use crate::placement::policy::{AttemptSize, LegChoice};
 use cleave_domain::{Capacity, DeviceId, Incarnation, PrefillBacklog, RequestStageTimes};
+use cleave_testkit::build;
 
 const MS: Duration = Duration::from_millis(1);
 
-fn worker_ref(number: u64) -> WorkerRef {
-    WorkerRef {
-        worker: WorkerId(number),
-        incarnation: Incarnation(1),
-    }
-}
-
 fn handoff(number: u64) -> HandoffId {
-    HandoffId {
-        flight: FlightId(number),
-        attempt: 0,
-    }
+    build::handoff(FlightId(number))
 }
 
 fn description(role: Role) -> WorkerDescription {
+    let capacity = Capacity {
+        block_tokens: 16,
+        block_bytes: 64,
+        blocks_count: 50,
+        slots_count: 4,
+        step_tokens_max: 64,
+        context_tokens_max: 500,
+        states: None,
+    };
     WorkerDescription {
-        role,
-        home: role,
-        model: String::new(),
-        fingerprint: Fingerprint::default(),
-        capacity: Capacity {
-            block_tokens: 16,
-            block_bytes: 64,
-            blocks_count: 50,
-            slots_count: 4,
-            step_tokens_max: 64,
-            context_tokens_max: 500,
-            states: None,
-        },
         queue_max: 1,
-        device: None,
+        ..build::description(role, capacity)
     }
 }
 
@@ -49,7 +36,7 @@ fn fleet() -> RouterFleet {
     let mut fleet = RouterFleet::default();
     let roles = [Role::Prefill, Role::Decode, Role::Both];
     for (number, role) in (1..).zip(roles) {
-        fleet.join(worker_ref(number), description(role));
+        fleet.join(build::worker(number), description(role));
     }
     fleet
 }
@@ -63,8 +50,8 @@ const ASK: AttemptSize = AttemptSize {
 fn placement(prefill: u64, decode: u64, forecast: Option<PlacementForecast>) -> ChosenPlacement {
     ChosenPlacement {
         choice: LegChoice {
-            prefill: worker_ref(prefill),
-            decode: worker_ref(decode),
+            prefill: build::worker(prefill),
+            decode: build::worker(decode),
             cached_tokens: 32,
             cost: 0,
             reason: PlacementReason::Split,
@@ -77,8 +64,8 @@ fn placement(prefill: u64, decode: u64, forecast: Option<PlacementForecast>) -> 
 
 fn forecast() -> PlacementForecast {
     let request = RequestForecast {
-        prefill: worker_ref(1),
-        decode: worker_ref(2),
+        prefill: build::worker(1),
+        decode: build::worker(2),
         cached_tokens: 0,
         ttft: MS,
         tpot: MS,
@@ -115,7 +102,7 @@ fn each_leg_claims_its_own_part() {
         urgency: 11,
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(worker_ref(1), handoff(1)), Some(&prompt));
+    assert_eq!(fleet.claim(build::worker(1), handoff(1)), Some(&prompt));
     let from = fleet.now + MS * 12;
     let stream = LegClaim {
         // 130 tokens in blocks of 16.
@@ -130,18 +117,18 @@ fn each_leg_claims_its_own_part() {
         },
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(worker_ref(2), handoff(1)), Some(&stream));
+    assert_eq!(fleet.claim(build::worker(2), handoff(1)), Some(&stream));
     fleet.check();
     assert_eq!(
         (fleet.legs_open(FlightId(1)), fleet.legs_open_in_all()),
         (2, 2)
     );
-    assert!(fleet.release(worker_ref(2), handoff(1)).is_some());
+    assert!(fleet.release(build::worker(2), handoff(1)).is_some());
     assert_eq!(
         (fleet.legs_open(FlightId(1)), fleet.legs_open(FlightId(2))),
         (1, 0)
     );
-    assert!(fleet.release(worker_ref(2), handoff(1)).is_none());
+    assert!(fleet.release(build::worker(2), handoff(1)).is_none());
     fleet.check();
 }
 
@@ -156,13 +143,16 @@ fn a_whole_request_is_one_claim() {
         tpot: Some(MS * 20),
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(worker_ref(3), handoff(1)), Some(&whole));
+    assert_eq!(fleet.claim(build::worker(3), handoff(1)), Some(&whole));
     fleet.claim_legs(handoff(2), &placement(1, 1, None), &ASK);
-    let is_guest = fleet.claim(worker_ref(1), handoff(2)).map(|p| p.guest);
+    let is_guest = fleet.claim(build::worker(1), handoff(2)).map(|p| p.guest);
     assert_eq!(is_guest, Some(true), "its role is to run prompts");
-    assert_eq!(fleet.sequences_to_move(worker_ref(1), MoveReason::Role), []);
     assert_eq!(
-        fleet.sequences_to_move(worker_ref(1), MoveReason::Drain),
+        fleet.sequences_to_move(build::worker(1), MoveReason::Role),
+        []
+    );
+    assert_eq!(
+        fleet.sequences_to_move(build::worker(1), MoveReason::Drain),
         [handoff(2)]
     );
     fleet.check();
@@ -175,15 +165,15 @@ fn a_move_claims_room_and_pace_at_its_target() {
         ask: ASK,
         tpot: Some(MS * 30),
     };
-    fleet.claim_move_target(handoff(1), worker_ref(2), &cost);
+    fleet.claim_move_target(handoff(1), build::worker(2), &cost);
     let moved = LegClaim {
         blocks: 9,
         ordered: true,
         tpot: Some(MS * 30),
         ..LegClaim::NEW
     };
-    assert_eq!(fleet.claim(worker_ref(2), handoff(1)), Some(&moved));
-    assert_eq!(fleet.sequences(worker_ref(2)), [handoff(1)]);
+    assert_eq!(fleet.claim(build::worker(2), handoff(1)), Some(&moved));
+    assert_eq!(fleet.sequences(build::worker(2)), [handoff(1)]);
     fleet.check();
 }
 
@@ -203,10 +193,10 @@ fn a_census_counts_roles_and_devices() {
             device,
             ..description(Role::Decode)
         };
-        fleet.join(worker_ref(number), shares);
+        fleet.join(build::worker(number), shares);
     }
     assert_eq!(fleet.census(), census(1, 3, 1, 4));
-    fleet.set_role(worker_ref(3), Role::Decode);
+    fleet.set_role(build::worker(3), Role::Decode);
     assert_eq!(fleet.census(), census(1, 4, 0, 4));
     let turns = fleet.version();
     assert_eq!(fleet.leave(WorkerId(5)), []);
@@ -219,13 +209,13 @@ fn a_census_counts_roles_and_devices() {
 fn a_new_worker_has_all_its_blocks_free() {
     let fleet = fleet();
     let load = fleet
-        .get(worker_ref(1))
+        .get(build::worker(1))
         .map(|worker| worker.load.blocks_free);
     assert_eq!(load, Some(50));
-    let mut earlier = worker_ref(1);
+    let mut earlier = build::worker(1);
     earlier.incarnation = Incarnation(0);
     assert!(fleet.get(earlier).is_none(), "it is another life");
-    let blocks = [16, 17, 0].map(|tokens| fleet.blocks(worker_ref(1), tokens));
+    let blocks = [16, 17, 0].map(|tokens| fleet.blocks(build::worker(1), tokens));
     assert_eq!(blocks, [Some(1), Some(2), Some(0)]);
     assert!(fleet.is_too_long(500) && !fleet.is_too_long(499));
     assert!(
@@ -233,10 +223,10 @@ fn a_new_worker_has_all_its_blocks_free() {
         "no worker is known"
     );
     let context =
-        [worker_ref(1), worker_ref(9)].map(|worker_ref| fleet.context_tokens_max(worker_ref));
+        [build::worker(1), build::worker(9)].map(|worker_ref| fleet.context_tokens_max(worker_ref));
     assert_eq!(context, [500, u32::MAX]);
     assert_eq!(
-        fleet.fingerprint(worker_ref(1)),
+        fleet.fingerprint(build::worker(1)),
         Some(&Fingerprint::default())
     );
 }
@@ -257,11 +247,11 @@ fn a_load_eases_where_anything_became_less() {
         },
         ..WorkerLoad::default()
     };
-    fleet.update_worker(worker_ref(2), &Report::Load(load));
+    fleet.update_worker(build::worker(2), &Report::Load(load));
     let eased = |change: fn(&mut WorkerLoad)| {
         let mut new = load;
         change(&mut new);
-        fleet.load_eased(worker_ref(2), &new)
+        fleet.load_eased(build::worker(2), &new)
     };
     assert!(!eased(|_| ()));
     assert!(eased(|new| new.queue_tokens -= 1) && !eased(|new| new.queue_tokens += 1));
@@ -280,7 +270,7 @@ fn a_load_eases_where_anything_became_less() {
     assert!(eased(|new| new.backlog.micros[2][8] = 4));
     assert!(!eased(|new| new.backlog.micros[2][8] = 6));
     assert!(
-        !fleet.load_eased(worker_ref(9), &load),
+        !fleet.load_eased(build::worker(9), &load),
         "it is not connected"
     );
 }
@@ -290,21 +280,21 @@ fn streams_leave_a_worker_that_changes_its_role() {
     let mut fleet = fleet();
     fleet.claim_legs(handoff(1), &placement(3, 3, None), &ASK);
     assert_eq!(fleet.workers_to_leave(), []);
-    fleet.set_role(worker_ref(3), Role::Prefill);
+    fleet.set_role(build::worker(3), Role::Prefill);
     assert_eq!(
         fleet.workers_to_leave(),
-        [(worker_ref(3), MoveReason::Role)]
+        [(build::worker(3), MoveReason::Role)]
     );
-    fleet.set_role(worker_ref(3), Role::Both);
+    fleet.set_role(build::worker(3), Role::Both);
     assert_eq!(fleet.workers_to_leave(), []);
-    fleet.drain(worker_ref(3));
+    fleet.drain(build::worker(3));
     assert_eq!(
         fleet.workers_to_leave(),
-        [(worker_ref(3), MoveReason::Drain)]
+        [(build::worker(3), MoveReason::Drain)]
     );
-    assert!(!fleet.has_drained(worker_ref(3)));
-    fleet.release(worker_ref(3), handoff(1));
-    assert!(fleet.has_drained(worker_ref(3)) && fleet.workers_to_leave().is_empty());
+    assert!(!fleet.has_drained(build::worker(3)));
+    fleet.release(build::worker(3), handoff(1));
+    assert!(fleet.has_drained(build::worker(3)) && fleet.workers_to_leave().is_empty());
     fleet.check();
 }
 
@@ -312,15 +302,15 @@ fn streams_leave_a_worker_that_changes_its_role() {
 fn progress_is_reported_when_it_changes() {
     let mut fleet = fleet();
     let turns = fleet.version();
-    assert!(!fleet.set_progress(worker_ref(1), StepProgress::Moving));
-    assert!(fleet.set_progress(worker_ref(1), StepProgress::Stuck));
-    assert!(!fleet.set_progress(worker_ref(1), StepProgress::Stuck));
+    assert!(!fleet.set_progress(build::worker(1), StepProgress::Moving));
+    assert!(fleet.set_progress(build::worker(1), StepProgress::Stuck));
+    assert!(!fleet.set_progress(build::worker(1), StepProgress::Stuck));
     assert_eq!(
         (fleet.version(), fleet.stuck()),
-        (turns + 1, vec![worker_ref(1)])
+        (turns + 1, vec![build::worker(1)])
     );
-    assert!(fleet.is_stuck(worker_ref(1)) && fleet.is_stuck_worker(WorkerId(1)));
-    assert!(fleet.set_progress(worker_ref(1), StepProgress::Moving));
+    assert!(fleet.is_stuck(build::worker(1)) && fleet.is_stuck_worker(WorkerId(1)));
+    assert!(fleet.set_progress(build::worker(1), StepProgress::Moving));
     assert_eq!(fleet.stuck(), []);
     assert!(!fleet.is_stuck_worker(WorkerId(1)));
     fleet.check();
@@ -330,17 +320,21 @@ fn progress_is_reported_when_it_changes() {
 fn an_order_numbers_its_claim() {
     let mut fleet = fleet();
     fleet.claim_legs(handoff(1), &placement(3, 3, None), &ASK);
-    fleet.count_order(worker_ref(3), None);
-    fleet.count_order(worker_ref(3), Some(handoff(1)));
-    let order = fleet.claim(worker_ref(3), handoff(1)).and_then(|p| p.order);
+    fleet.count_order(build::worker(3), None);
+    fleet.count_order(build::worker(3), Some(handoff(1)));
+    let order = fleet
+        .claim(build::worker(3), handoff(1))
+        .and_then(|p| p.order);
     assert_eq!(order, Some(2));
     let unreported_after = |fleet: &mut RouterFleet, orders_received| {
         let load = WorkerLoad {
             orders_received,
             ..WorkerLoad::default()
         };
-        fleet.update_worker(worker_ref(3), &Report::Load(load));
-        fleet.claim(worker_ref(3), handoff(1)).map(|p| p.unreported)
+        fleet.update_worker(build::worker(3), &Report::Load(load));
+        fleet
+            .claim(build::worker(3), handoff(1))
+            .map(|p| p.unreported)
     };
     assert_eq!(unreported_after(&mut fleet, 1), Some(true));
     assert_eq!(unreported_after(&mut fleet, 2), Some(false));

@@ -65,12 +65,12 @@ const TARGET: usize = 1;
 impl MoveFaultCase {
     fn world(self) -> PairWorld {
         let mut chaos = PairWorld {
-            rng: PairRng(7),
+            rng: PairRng::new(7),
             world: StageWorld::default(),
             router: RouterStub::default(),
             faults: false,
             slo_rng: None,
-            slow_disks: PairRng(0),
+            slow_disks: PairRng::new(0),
             absurd_orders: None,
             draft_rng: None,
             state_rng: None,

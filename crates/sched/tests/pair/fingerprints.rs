@@ -39,7 +39,7 @@ fn equal_fingerprints_mean_equal_behaviour_at_any_time() {
             .world
             .machines
             .iter()
-            .map(|machine| machine.brain.limits().clone())
+            .map(|machine| machine.cells.brain.limits().clone())
             .collect();
         // Restarts are covered by other tests.
         chaos.faults = false;

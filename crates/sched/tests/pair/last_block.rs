@@ -11,12 +11,12 @@ use std::time::Duration;
 /// load.
 fn world(seed: u64) -> PairWorld {
     let mut chaos = PairWorld {
-        rng: PairRng(seed),
+        rng: PairRng::new(seed),
         world: StageWorld::default(),
         router: RouterStub::default(),
         faults: false,
         slo_rng: None,
-        slow_disks: PairRng(seed),
+        slow_disks: PairRng::new(seed),
         absurd_orders: None,
         draft_rng: None,
         state_rng: None,
@@ -68,7 +68,7 @@ fn full_pools_make_progress() {
             }
             chaos.advance();
             for (at, machine) in chaos.world.machines.iter().enumerate() {
-                full[at] |= machine.brain.pool().blocks_available() == 0;
+                full[at] |= machine.cells.brain.pool().blocks_available() == 0;
             }
             let deadline = Duration::from_secs(60);
             let late = chaos.world.now.since(cleave_domain::Time::ZERO) > deadline;

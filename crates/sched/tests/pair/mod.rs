@@ -14,7 +14,7 @@ mod tiers;
 
 use crate::stage::script::guessing;
 use crate::stage::{ROUTER, StageEvent, StageEventOutcome, StageWorld, limits, states};
-use cleave_domain::{Order, Prices, Role, RowPrice, Time};
+use cleave_domain::{Order, Prices, Role, RowPrice, SplitMix64, Time};
 use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
@@ -22,15 +22,15 @@ use router_stub::RouterStub;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-struct PairRng(u64);
+struct PairRng(SplitMix64);
 
 impl PairRng {
+    fn new(seed: u64) -> Self {
+        Self(SplitMix64::new(seed))
+    }
+
     fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
+        self.0.below(sides)
     }
 
     fn between(&mut self, low: u32, high: u32) -> u32 {
@@ -78,12 +78,12 @@ fn prices() -> Prices {
 impl PairWorld {
     fn new(seed: u64) -> Self {
         let mut chaos = Self {
-            rng: PairRng(seed),
+            rng: PairRng::new(seed),
             world: StageWorld::default(),
             router: RouterStub::default(),
             faults: true,
             slo_rng: None,
-            slow_disks: PairRng(seed ^ 0x9fb2_1c65_1e98_df25),
+            slow_disks: PairRng::new(seed ^ 0x9fb2_1c65_1e98_df25),
             absurd_orders: None,
             draft_rng: None,
             state_rng: None,
@@ -101,24 +101,24 @@ impl PairWorld {
             PoolWriter::Receiver
         };
         // Drawn separately: in half of the worlds work has prices, and flights have targets.
-        let mut slo_rng = PairRng(seed ^ 0x5851_f42d_4c95_7f2d);
+        let mut slo_rng = PairRng::new(seed ^ 0x5851_f42d_4c95_7f2d);
         let priced = slo_rng.percent(50);
         chaos.slo_rng = priced.then_some(slo_rng);
-        let mut absurd_rng = PairRng(seed ^ 0x2545_f491_4f6c_dd1d);
+        let mut absurd_rng = PairRng::new(seed ^ 0x2545_f491_4f6c_dd1d);
         chaos.absurd_orders = absurd_rng.percent(25).then_some(absurd_rng);
         // Drawn separately too.
-        let steps_in_flight = PairRng(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
-        let mut guesses = PairRng(seed ^ 0x1b87_3593_cc9e_2d51);
+        let steps_in_flight = PairRng::new(seed ^ 0x6c62_272e_07bb_0142).between(1, 2);
+        let mut guesses = PairRng::new(seed ^ 0x1b87_3593_cc9e_2d51);
         chaos.draft_rng = guesses.percent(50).then_some(guesses);
         // The tiers too: half of the worlds have some.
-        let mut tier_rng = PairRng(seed ^ 0x1405_7b7e_f767_814f);
+        let mut tier_rng = PairRng::new(seed ^ 0x1405_7b7e_f767_814f);
         let below = if tier_rng.percent(50) {
             (tier_rng.between(1, 16), tier_rng.between(0, 20))
         } else {
             (0, 0)
         };
         // States too: a third of the worlds have them.
-        let mut state_rng = PairRng(seed ^ 0x7f4a_7c15_9e37_79b9);
+        let mut state_rng = PairRng::new(seed ^ 0x7f4a_7c15_9e37_79b9);
         chaos.state_rng = state_rng.percent(33).then_some(state_rng);
         for i in 0..count {
             let role = match (roles_draw, i % 2) {
@@ -158,8 +158,7 @@ impl PairWorld {
 
     /// Lets a disk take longer than any fetch deadline.
     fn hold_up_fetch(&mut self) {
-        let fetches = |event: &StageEvent| matches!(event, StageEvent::Fetch { .. });
-        let fetched = self.world.pending.values().any(fetches);
+        let fetched = self.world.pending.values().any(StageEvent::is_fetch);
         if self.faults && fetched && self.slow_disks.percent(10) {
             self.pass(Duration::from_millis(300));
         }
@@ -228,7 +227,7 @@ impl PairWorld {
             self.world.later(Duration::from_millis(3), event.clone());
         }
         let damaged = self.faults && self.rng.percent(2);
-        let fetched = matches!(event, StageEvent::Fetch { .. });
+        let fetched = event.is_fetch();
         let damaged = damaged || self.faults && fetched && self.slow_disks.percent(25);
         let damaged = damaged || self.fail_step_for_one(&event);
         let event_outcome = if damaged {
@@ -263,7 +262,7 @@ impl PairWorld {
     fn pass(&mut self, span: Duration) {
         self.world.now = self.world.now + span;
         for at in 0..self.world.machines.len() {
-            let due = self.world.machines[at].brain.deadline();
+            let due = self.world.machines[at].cells.brain.deadline();
             // An early wake-up is harmless.
             if due.is_some_and(|due| due <= self.world.now) || self.rng.percent(10) {
                 self.world.feed(at, WorkerInput::Woke);

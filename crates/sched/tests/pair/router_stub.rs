@@ -7,12 +7,13 @@
 use super::PairWorld;
 use crate::stage::script::handoff;
 use crate::stage::script::prompt;
-use crate::stage::{StageEvent, StageReport, engine};
+use crate::stage::{StageEvent, StageReport, draws};
 use cleave_domain::{
     BlockRef, Deadline, Emission, HandoffId, HandoffTarget, MigrateOrder, OnDeadlineMiss, Order,
     PrefillOrder, Report, Request, RequestSlo, ReserveOrder, Role, RunOrder, SamplingParams,
     StopRules, Time,
 };
+use cleave_testkit::build;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +121,7 @@ impl PairWorld {
 impl StubFlight {
     pub(crate) fn new(prompt: Vec<u32>, max_tokens: u32) -> Self {
         Self {
-            expected: engine::output(&prompt, max_tokens),
+            expected: draws::output(&prompt, max_tokens),
             prompt,
             stop: StopRules {
                 max_tokens,
@@ -159,19 +160,18 @@ impl PairWorld {
         let mut sampling = SamplingParams::greedy();
         sampling.prompt_logprobs = of.scores.then_some(0);
         Arc::new(Request {
-            prompt: of.prompt.clone().into(),
             generated: of.expected[..of.got].into(),
             sampling,
             stop: of.stop.clone(),
             priority: of.priority,
-            cache_salt: 0,
             slo: of.slo.clone(),
+            ..build::request(of.prompt.iter().copied(), 0)
         })
     }
 
     fn serving(&self, pick: fn(Role) -> bool) -> Vec<usize> {
         let all = 0..self.world.machines.len();
-        all.filter(|at| pick(self.world.machines[*at].brain.limits().role))
+        all.filter(|at| pick(self.world.machines[*at].cells.brain.limits().role))
             .collect()
     }
 
@@ -495,7 +495,7 @@ impl PairWorld {
         let of = &self.router.flights[flight];
         assert_eq!(of.got, output_tokens as usize, "{handoff}: count");
         let worker = of.decode.min(self.world.machines.len() - 1);
-        let context = |at: usize| self.world.machines[at].brain.limits().capacity;
+        let context = |at: usize| self.world.machines[at].cells.brain.limits().capacity;
         let full = [worker, of.prefill]
             .into_iter()
             .any(|at| of.prompt.len() + of.got >= context(at).context_tokens_max as usize);

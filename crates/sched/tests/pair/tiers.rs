@@ -8,12 +8,12 @@ use cleave_domain::Role;
 
 fn world(seed: u64) -> PairWorld {
     let mut chaos = PairWorld {
-        rng: PairRng(seed),
+        rng: PairRng::new(seed),
         world: StageWorld::default(),
         router: RouterStub::default(),
         faults: false,
         slo_rng: None,
-        slow_disks: PairRng(seed ^ 0x9fb2_1c65_1e98_df25),
+        slow_disks: PairRng::new(seed ^ 0x9fb2_1c65_1e98_df25),
         absurd_orders: None,
         draft_rng: None,
         state_rng: None,

@@ -1,30 +1,29 @@
-//! A world for a few workers' brains: a clock, links, and an engine that detects wrong KV.
+//! A world for a few workers of cells: a clock, links, and pending events.
 //!
-//! Owns: everything that a body would do, each action as a pending event that the test may perform
-//! in any order, late, twice or never. Never: decides for a worker.
-//! Invariant: an engine panics at KV that is not the sequence's own, a body at a frame that is not
-//! answered once, and every brain is checked after every fact.
+//! Owns: when something ends: each operation of a worker, each packet and order is a pending event,
+//! which the test may perform in any order, late, twice or never. Never: decides for a worker.
+//! Invariant: a violation that the kit finds is a panic, and so is a block that is written before
+//! an operation has read it; every brain is checked after every fact.
 #![allow(unreachable_pub, reason = "a test binary has no API")]
 
-pub mod engine;
-mod host;
+pub mod draws;
 pub mod line;
 pub mod script;
-mod tier;
 
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, HandoffId, Incarnation, KvPlane, KvUnit, Order,
-    Report, Role, RouterId, SlotIndex, StateCapacity, StepPlan, Time, WorkerId, WorkerRef,
+    BlockHash, Capacity, Emission, HandoffId, Order, Report, Role, RouterId, SlotIndex,
+    StateCapacity, Time, WorkerRef,
 };
-use cleave_kv::handoff::HandoffDigest;
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::Packet;
 use cleave_sched::{
-    BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, OffloadOutcome, PayloadCondition,
-    PoolWriter, SwapOutcome, TierLevel, WorkerBrain, WorkerInput, WorkerLimits, WorkerNote,
-    WorkerOutput,
+    BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, PayloadCondition, PoolWriter,
+    TierLevel, WorkerInput, WorkerLimits, WorkerNote,
 };
-use engine::CheckedEngine;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use cleave_testkit::{
+    AnswerTime, BlockFrames, CellHost, CellWorker, EngineOp, EngineOpResult, FrameCells, OpFault,
+    build, carry_out,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub const ROUTER: RouterId = RouterId(1);
@@ -36,77 +35,48 @@ pub const STEP: Duration = Duration::from_secs(5);
 
 pub struct StageWorker {
     pub name: char,
-    pub brain: WorkerBrain,
+    pub cells: CellWorker,
     pub pool: Option<WorkerNote>,
-    pub engine: CheckedEngine,
-    /// Steps emitted and not over, the oldest first. The second one is lost if the first breaks.
-    steps: VecDeque<(StepPlan, StageEventOutcome)>,
-    /// Swapped blocks in host memory, with their cells.
-    host: BTreeMap<HandoffId, Vec<Vec<u64>>>,
-    /// Contents of the tiers, with their cells.
-    pub in_tiers: BTreeMap<(BlockHash, TierLevel), Vec<u64>>,
 }
 
-/// An event that will happen. A step event stands for the oldest step.
+/// An event that will happen.
 #[derive(Clone, Debug)]
 pub enum StageEvent {
+    /// The oldest step ends. The one behind it is lost if it breaks.
     Step(usize),
-    Export {
+    /// Another operation of the engine ends.
+    Op {
         at: usize,
-        export: BlockExport,
-        /// Cells to be read; nothing may write to the block or state before.
-        content: Vec<u64>,
-    },
-    Import {
-        at: usize,
-        handoff: HandoffId,
-        part: BlockPart,
-        block: BlockRef,
-        payload: Vec<u64>,
-    },
-    SwapOut {
-        at: usize,
-        handoff: HandoffId,
-        units: Vec<(BlockPart, BlockIndex)>,
+        op: EngineOp,
         /// Cells to be read; nothing may write to them before.
-        content: Vec<Vec<u64>>,
-        dropped: bool,
-    },
-    SwapIn {
-        at: usize,
-        handoff: HandoffId,
-        units: Vec<(BlockPart, BlockIndex)>,
-        dropped: bool,
-    },
-    Offload {
-        at: usize,
-        content: BlockHash,
-        block: BlockIndex,
-        /// Cells to be read; nothing may write to the block before.
-        cells: Vec<u64>,
+        content: Vec<FrameCells>,
+        since: Time,
+        /// Its time where nothing goes ahead of it.
+        work: Duration,
     },
     Spill {
         at: usize,
         content: BlockHash,
     },
-    Fetch {
-        at: usize,
-        handoff: HandoffId,
-        blocks: Vec<(BlockHash, BlockIndex)>,
-        since: Time,
-        /// Its time where nothing goes ahead of it.
-        work: Duration,
-    },
     Packet {
         from: WorkerRef,
         to: WorkerRef,
         packet: Packet,
-        payload: Vec<u64>,
+        payload: FrameCells,
     },
     Order {
         to: usize,
         order: Order,
     },
+}
+
+impl StageEvent {
+    pub fn is_fetch(&self) -> bool {
+        let Self::Op { op, .. } = self else {
+            return false;
+        };
+        matches!(op, EngineOp::Fetch { .. })
+    }
 }
 
 /// The outcome of a pending event.
@@ -120,7 +90,7 @@ pub enum StageEventOutcome {
 #[derive(Clone, Debug)]
 pub enum StageReport {
     Reported(Report),
-    Emitted(HandoffId, cleave_domain::Emission),
+    Emitted(HandoffId, Emission),
     Repeated(HandoffId),
     Drained,
 }
@@ -137,21 +107,17 @@ pub struct StageWorld {
     pub tape: Option<Vec<(usize, Time, WorkerInput)>>,
     /// Slots for whose sequences alone the next failing step fails.
     pub fails_for: Vec<SlotIndex>,
-    /// Fetches that were ordered to stop and have not.
-    stopped: BTreeSet<(usize, HandoffId)>,
-    /// Contents that a fetch found unusable, by machine: they are dropped, also while others fetch
-    /// them.
-    unusable: BTreeSet<(usize, BlockHash)>,
+    /// Workers whose writes reach a machine no more: `(machine, writer)`.
+    fenced: BTreeSet<(usize, WorkerRef)>,
     made: u64,
 }
 
-/// All bytes of a block.
-fn whole(ordinal: u32) -> BlockPart {
-    BlockPart {
-        plane: KvPlane::Blocks,
-        ordinal,
-        offset: 0,
-        len: BLOCK_TOKENS * 8,
+/// Disks are slower, and some of their contents take very long to read.
+fn tier_takes(content: BlockHash, tier: TierLevel) -> Duration {
+    match tier {
+        TierLevel::Host => Duration::from_millis(1),
+        TierLevel::Disk if content.0[1].is_multiple_of(8) => Duration::from_millis(400),
+        TierLevel::Disk => Duration::from_millis(5),
     }
 }
 
@@ -162,49 +128,29 @@ pub fn states(count: u32) -> Option<StateCapacity> {
 }
 
 pub fn limits(worker: u64, role: Role) -> WorkerLimits {
+    let capacity = Capacity {
+        block_tokens: BLOCK_TOKENS,
+        block_bytes: BLOCK_TOKENS * 8,
+        blocks_count: 8,
+        slots_count: 4,
+        step_tokens_max: 8,
+        context_tokens_max: 64,
+        states: None,
+    };
     WorkerLimits {
-        me: WorkerRef {
-            worker: WorkerId(worker),
-            incarnation: Incarnation(1),
-        },
         role,
-        capacity: Capacity {
-            block_tokens: BLOCK_TOKENS,
-            block_bytes: BLOCK_TOKENS * 8,
-            blocks_count: 8,
-            slots_count: 4,
-            step_tokens_max: 8,
-            context_tokens_max: 64,
-            states: None,
-        },
-        vocab_size: u32::MAX,
         queue_max: 4,
         lease: LEASE,
         stall_max: STALL,
         step_max: STEP,
         prefix_cache: true,
-        swap_blocks: 0,
-        host_blocks: 0,
-        disk_blocks: 0,
-        writer: PoolWriter::Receiver,
-        prices: cleave_domain::Prices::default(),
-        steps_in_flight: 1,
-        speculation: None,
+        ..build::limits(build::worker(worker), capacity)
     }
 }
 
 impl StageWorld {
     pub fn add(&mut self, name: char, limits: WorkerLimits) -> usize {
-        let engine = CheckedEngine::new(limits.capacity);
-        self.machines.push(StageWorker {
-            name,
-            brain: WorkerBrain::new(limits),
-            pool: None,
-            engine,
-            steps: VecDeque::new(),
-            host: BTreeMap::new(),
-            in_tiers: BTreeMap::new(),
-        });
+        self.machines.push(StageWorker::new(name, limits));
         let machine = self.machines.len() - 1;
         self.feed(machine, WorkerInput::RouterJoined { router: ROUTER });
         machine
@@ -219,7 +165,7 @@ impl StageWorld {
     }
 
     pub fn me(&self, machine: usize) -> WorkerRef {
-        self.machines[machine].brain.limits().me
+        self.machines[machine].cells.worker
     }
 
     pub fn machine_of(&self, worker: WorkerRef) -> Option<usize> {
@@ -235,24 +181,29 @@ impl StageWorld {
         self.feed_frame(machine, input, None);
     }
 
-    fn feed_frame(&mut self, machine: usize, input: WorkerInput, mut payload: Option<Vec<u64>>) {
-        let framed = payload.is_some();
+    fn feed_frame(&mut self, machine: usize, input: WorkerInput, payload: Option<FrameCells>) {
         if let Some(tape) = &mut self.tape {
             tape.push((machine, self.now, input.clone()));
         }
         self.write(machine, '<', &line::input(&input));
-        self.machines[machine].brain.handle(self.now, input);
-        let mut answers = 0;
-        while let Some(output) = self.machines[machine].brain.poll() {
-            self.write(machine, '>', &line::output(&output));
-            answers += u32::from(matches!(
-                output,
-                WorkerOutput::Import { .. } | WorkerOutput::Discard { .. }
-            ));
-            self.perform_output(machine, output, &mut payload);
+        let cells = &mut self.machines[machine].cells;
+        if let (Some(payload), WorkerInput::Arrived { packet, .. }) = (payload, &input)
+            && let Packet::Frame { handoff, part, .. } = packet
+        {
+            cells.frame_arrives(*handoff, *part, payload);
         }
-        assert_eq!(answers, u32::from(framed), "one answer to each frame");
-        self.machines[machine].brain.check();
+        cells.handle_input(self.now, input);
+        while let Some(output) = self.machines[machine].cells.brain.poll() {
+            self.write(machine, '>', &line::output(&output));
+            let mut host = StageHost {
+                world: self,
+                at: machine,
+            };
+            holds(carry_out(&mut host, output));
+        }
+        let cells = &self.machines[machine].cells;
+        holds(cells.check_frame_answered());
+        cells.brain.check();
     }
 
     fn write(&mut self, machine: usize, direction: char, text: &str) {
@@ -269,131 +220,41 @@ impl StageWorld {
         self.pending.insert((self.now + wait, self.made), event);
     }
 
-    fn perform_output(&mut self, at: usize, output: WorkerOutput, payload: &mut Option<Vec<u64>>) {
-        match output {
-            WorkerOutput::Step(plan) => {
-                let machine = &mut self.machines[at];
-                let most = machine.brain.limits().steps_in_flight as usize;
-                assert!(machine.steps.len() < most, "too many steps at a time");
-                machine.steps.push_back((plan, StageEventOutcome::Well));
-                if machine.steps.len() == 1 {
+    /// Makes an event of the end of the operation that was queued last.
+    fn queued(&mut self, at: usize) {
+        let cells = &self.machines[at].cells;
+        let op = cells.last_queued().expect("just queued").clone();
+        let millis = match &op {
+            EngineOp::Step(_) => {
+                if cells.steps().count() == 1 {
                     self.later(STEP_TAKES, StageEvent::Step(at));
                 }
+                return;
             }
-            WorkerOutput::Report { report, .. } => {
-                self.reports.push((at, StageReport::Reported(report)))
-            }
-            WorkerOutput::Emit { handoff, emission } => {
-                self.reports
-                    .push((at, StageReport::Emitted(handoff, emission)));
-            }
-            WorkerOutput::Export(export) => self.export(at, export),
-            WorkerOutput::Send { to, packet } => self.send_packet(at, to, packet, Vec::new()),
-            WorkerOutput::Import {
-                handoff,
-                part,
-                block,
-            } => {
-                let payload = payload.take().expect("a frame has just arrived");
-                self.later(
-                    Duration::from_millis(1),
-                    StageEvent::Import {
-                        at,
-                        handoff,
-                        part,
-                        block,
-                        payload,
-                    },
-                );
-            }
-            WorkerOutput::SwapOut {
-                handoff,
-                blocks,
-                state,
-            } => {
-                let units = self.units(at, &blocks, state);
-                let content = self.read_units(at, &units);
-                let dropped = false;
-                self.later(
-                    Duration::from_millis(4),
-                    StageEvent::SwapOut {
-                        at,
-                        handoff,
-                        units,
-                        content,
-                        dropped,
-                    },
-                );
-            }
-            WorkerOutput::SwapIn {
-                handoff,
-                blocks,
-                state,
-            } => {
-                let units = self.units(at, &blocks, state);
-                let dropped = false;
-                self.later(
-                    Duration::from_millis(4),
-                    StageEvent::SwapIn {
-                        at,
-                        handoff,
-                        units,
-                        dropped,
-                    },
-                );
-            }
-            WorkerOutput::SwapDrop { handoff } => self.drop_swap(at, handoff),
-            WorkerOutput::Offload { content, block } => self.offload(at, content, block),
-            WorkerOutput::SpillToDisk { content } => {
-                self.later(Duration::from_millis(6), StageEvent::Spill { at, content });
-            }
-            WorkerOutput::Fetch { handoff, blocks } => self.fetch(at, handoff, blocks),
-            WorkerOutput::FetchStop { handoff } => self.stop_fetch(at, handoff),
-            WorkerOutput::TierDrop { content, place } => self.drop_from_tier(at, content, place),
-            WorkerOutput::Note(
-                pool @ WorkerNote::Pool {
-                    blocks_leaked,
-                    states_leaked,
-                    ..
-                },
-            ) => {
-                assert_eq!(blocks_leaked, 0, "the audit counts leaked blocks");
-                assert_eq!(states_leaked, 0, "the audit counts leaked state slots");
-                self.machines[at].pool = Some(pool);
-            }
-            WorkerOutput::Note(WorkerNote::Repeated { handoff }) => {
-                self.reports.push((at, StageReport::Repeated(handoff)));
-            }
-            WorkerOutput::Drained => self.reports.push((at, StageReport::Drained)),
-            WorkerOutput::Discard { .. } | WorkerOutput::Forget { .. } | WorkerOutput::Note(_) => {}
+            EngineOp::Export(_) | EngineOp::Import { .. } => 1,
+            EngineOp::SwapOut { .. } | EngineOp::SwapIn { .. } => 4,
+            EngineOp::Offload { .. } => 2,
+            EngineOp::Fetch { .. } => 0,
+        };
+        let mut work = Duration::from_millis(millis);
+        if let EngineOp::Fetch { blocks, .. } = &op {
+            let takes = blocks.iter().map(|(content, _)| {
+                let tier = cells.tier_of(*content).unwrap_or(TierLevel::Disk);
+                tier_takes(*content, tier)
+            });
+            work = takes.sum();
         }
+        let event = StageEvent::Op {
+            at,
+            content: cells.cells_read(&op),
+            op,
+            since: self.now,
+            work,
+        };
+        self.later(work, event);
     }
 
-    fn export(&mut self, at: usize, export: BlockExport) {
-        let whole = self.whole_unit(at, export.unit());
-        let content = self.machines[at].engine.read(export.from, whole);
-        self.later(
-            Duration::from_millis(1),
-            StageEvent::Export {
-                at,
-                export,
-                content,
-            },
-        );
-    }
-
-    /// All bytes of a block, or of a piece of a state.
-    fn whole_unit(&self, at: usize, unit: KvUnit) -> BlockPart {
-        let KvUnit { plane, ordinal } = unit;
-        BlockPart {
-            plane,
-            ordinal,
-            offset: 0,
-            len: self.machines[at].brain.limits().capacity.unit_bytes(unit),
-        }
-    }
-
-    fn send_packet(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: Vec<u64>) {
+    fn send_packet(&mut self, from: usize, to: WorkerRef, packet: Packet, payload: FrameCells) {
         let from = self.me(from);
         self.later(
             Duration::from_millis(2),
@@ -412,25 +273,15 @@ impl StageWorld {
         self.now = self.now.max(key.0);
         match event {
             StageEvent::Step(at) => self.perform_step(at, event_outcome),
-            StageEvent::Export { at, .. } => self.perform_export(at, &event, event_outcome),
-            StageEvent::Import {
-                at,
-                handoff,
-                part,
-                block,
-                payload,
-            } => {
-                let outcome = match event_outcome {
-                    StageEventOutcome::Well => {
-                        self.import(at, block, part, &payload);
-                        ImportOutcome::Written
-                    }
-                    StageEventOutcome::Damaged => ImportOutcome::Broken,
-                };
-                let input = WorkerInput::Imported {
-                    handoff,
-                    part,
-                    outcome,
+            StageEvent::Op { at, .. } => self.perform_op(at, &event, event_outcome),
+            StageEvent::Spill { at, content } => {
+                let fault =
+                    (event_outcome == StageEventOutcome::Damaged).then_some(OpFault::Device);
+                let outcome = self.machines[at].cells.disk_wrote(content, fault.as_ref());
+                let input = WorkerInput::SpilledToDisk {
+                    content,
+                    outcome: holds(outcome),
+                    took: tier_takes(content, TierLevel::Disk),
                 };
                 self.feed(at, input);
             }
@@ -455,11 +306,6 @@ impl StageWorld {
                 };
                 self.feed_frame(at, input, frame.then_some(payload));
             }
-            StageEvent::SwapOut { at, .. } => self.perform_swap_out(at, event, event_outcome),
-            StageEvent::SwapIn { at, .. } => self.perform_swap_in(at, event, event_outcome),
-            StageEvent::Offload { at, .. } => self.perform_offload(at, event, event_outcome),
-            StageEvent::Spill { at, content } => self.perform_spill(at, content, event_outcome),
-            StageEvent::Fetch { at, .. } => self.perform_fetch(at, event, event_outcome),
             StageEvent::Order { to, order } => {
                 let router = ROUTER;
                 self.feed(to, WorkerInput::Ordered { router, order });
@@ -468,110 +314,126 @@ impl StageWorld {
     }
 
     fn perform_step(&mut self, at: usize, event_outcome: StageEventOutcome) {
-        let machine = &mut self.machines[at];
-        let (plan, earlier_outcome) = machine.steps.pop_front().expect("a step is under way");
-        let took = STEP_TAKES;
-        let event_outcome = if earlier_outcome == StageEventOutcome::Damaged {
-            earlier_outcome
-        } else {
-            event_outcome
-        };
-        if let Some((_, next)) = machine.steps.front_mut() {
-            *next = event_outcome;
-        }
-        let input = match event_outcome {
-            StageEventOutcome::Well => {
-                let result = machine.engine.step(&plan);
-                WorkerInput::Stepped { result, took }
+        let cells = &mut self.machines[at].cells;
+        let plan = cells.steps().next().expect("a step is under way").clone();
+        let fails = event_outcome == StageEventOutcome::Damaged || cells.fails_with_last(&plan);
+        let fault = fails.then(|| {
+            cells.spoil(&plan, |_| 0);
+            OpFault::Step {
+                slots: std::mem::take(&mut self.fails_for),
+                reason: "on fire".into(),
             }
-            StageEventOutcome::Damaged => {
-                machine.engine.spoil(&plan);
-                WorkerInput::StepFailed {
-                    step: plan.step,
-                    slots: std::mem::take(&mut self.fails_for),
-                    reason: "on fire".into(),
-                }
-            }
-        };
-        if !self.machines[at].steps.is_empty() {
+        });
+        let op = EngineOp::Step(plan);
+        let input = self.end_op(at, &op, STEP_TAKES, fault);
+        if self.machines[at].cells.steps().next().is_some() {
             self.later(STEP_TAKES, StageEvent::Step(at));
         }
         self.feed(at, input);
     }
 
-    /// Writes a frame's payload, or checks that its sender has.
-    fn import(&mut self, at: usize, block: BlockRef, part: BlockPart, payload: &[u64]) {
-        let machine = &mut self.machines[at];
-        match machine.brain.limits().writer {
-            PoolWriter::Receiver => machine.engine.write(block.block, part, payload),
-            PoolWriter::Sender => {
-                let found = machine.engine.read(block.block, part);
-                assert_eq!(found, payload, "{} was overwritten", block.block);
-            }
+    /// Ends an operation that is answered at its end.
+    fn end_op(
+        &mut self,
+        at: usize,
+        op: &EngineOp,
+        took: Duration,
+        fault: Option<OpFault>,
+    ) -> WorkerInput {
+        let span = self.now - took..self.now;
+        let cells = &mut self.machines[at].cells;
+        match holds(cells.finish_queued(op, span, |_| 0, fault)) {
+            EngineOpResult::Answer(input) => input,
+            EngineOpResult::Send(export, _) => panic!("{export:?} is answered by the link"),
         }
     }
 
-    /// Sends two frames for each block or piece; it is read only now.
-    fn perform_export(&mut self, at: usize, event: &StageEvent, event_outcome: StageEventOutcome) {
-        let StageEvent::Export {
-            export,
-            ref content,
+    fn perform_op(&mut self, at: usize, event: &StageEvent, event_outcome: StageEventOutcome) {
+        let StageEvent::Op {
+            op,
+            content,
+            since,
+            work,
             ..
-        } = *event
+        } = event
         else {
-            panic!("an export")
+            panic!("an operation")
         };
-        let BlockExport {
-            handoff,
-            to,
-            from,
-            block,
-            ..
-        } = export;
-        let whole = self.whole_unit(at, export.unit());
-        let now = self.machines[at].engine.read(from, whole);
-        assert_eq!(
-            now, *content,
-            "{from} was given away while it was to be read"
-        );
-        // A sender with one-sided access is held back by nothing, not even a lost link.
-        if let Some(target) = self.machine_of(to) {
-            let target = &mut self.machines[target];
-            if target.brain.limits().writer == PoolWriter::Sender {
-                target.engine.write(block.block, whole, content);
+        let now = self.machines[at].cells.cells_read(op);
+        assert_eq!(now, *content, "written before it was read: {op:?}");
+        let damaged = event_outcome == StageEventOutcome::Damaged;
+        let mut took = *work;
+        let mut fault = damaged.then_some(OpFault::Device);
+        match op {
+            EngineOp::Export(export) => {
+                return self.perform_export(at, *export, &content[0], event_outcome);
+            }
+            EngineOp::Offload { content, .. } => took = tier_takes(*content, TierLevel::Host),
+            EngineOp::Fetch { blocks, .. } => {
+                took = self.now.since(*since);
+                let of = blocks[blocks.len() / 2].0;
+                fault = damaged.then_some(OpFault::Fetch(match of.0[0] % 4 {
+                    0 => FetchOutcome::Missing,
+                    1 => FetchOutcome::Corrupt,
+                    2 => FetchOutcome::Unreadable,
+                    _ => FetchOutcome::Broken,
+                }));
+            }
+            EngineOp::Step(_)
+            | EngineOp::Import { .. }
+            | EngineOp::SwapOut { .. }
+            | EngineOp::SwapIn { .. } => {}
+        }
+        let mut input = self.end_op(at, op, took, fault);
+        match &mut input {
+            WorkerInput::Imported { part, outcome, .. } => {
+                let written = *outcome == ImportOutcome::Written;
+                assert!(written || damaged, "{part:?} was overwritten");
+            }
+            // A fetch that was ordered to stop did nothing else until then; others may have waited
+            // for steps.
+            WorkerInput::Fetched {
+                outcome, worked, ..
+            } if *outcome != FetchOutcome::Stopped => *worked = (*worked).min(*work),
+            _ => {}
+        }
+        self.feed(at, input);
+    }
+
+    /// Sends two frames for each block or piece; it is read only now.
+    fn perform_export(
+        &mut self,
+        at: usize,
+        export: BlockExport,
+        payload: &FrameCells,
+        event_outcome: StageEventOutcome,
+    ) {
+        // A sender with one-sided access is held back by a fence alone, not even by a lost link.
+        let from = self.me(at);
+        let target = self.machine_of(export.to);
+        if let Some(target) = target.filter(|target| !self.fenced.contains(&(*target, from))) {
+            let target = &mut self.machines[target].cells;
+            if target.limits.writer == PoolWriter::Sender {
+                holds(target.written_into(&export, payload));
             }
         }
+        let op = EngineOp::Export(export);
         if event_outcome == StageEventOutcome::Damaged {
+            self.end_op(at, &op, Duration::ZERO, Some(OpFault::Device));
             let outcome = match export.ordinal % 2 {
                 0 => ExportOutcome::Dropped,
                 _ => ExportOutcome::Broken,
             };
             return self.feed(at, export.answer(outcome));
         }
-        let mut digest = HandoffDigest::default();
-        let cut = whole.len - 8;
-        for (offset, len) in [(0, cut), (cut, 8)] {
-            let part = BlockPart {
-                offset,
-                len,
-                ..whole
-            };
-            let payload = self.machines[at].engine.read(from, part);
-            let checksum = engine::fold(0, &payload);
-            digest.add_frame(part, checksum);
-            let packet = Packet::Frame {
-                handoff,
-                block,
-                part,
-                checksum,
-            };
-            self.send_packet(at, to, packet, payload);
+        let cells = &mut self.machines[at].cells;
+        holds(cells.finish_queued(&op, self.now..self.now, |_| 0, None));
+        cells.export_ends(export.handoff, export.unit());
+        let mut block = BlockFrames::of_cells(&export, payload, payload.len() - 1);
+        for (packet, cells) in std::mem::take(&mut block.frames) {
+            self.send_packet(at, export.to, packet, cells);
         }
-        let outcome = ExportOutcome::Sent {
-            digest: digest.value(),
-            bytes: u64::from(whole.len),
-        };
-        self.feed(at, export.answer(outcome));
+        self.feed(at, block.answer());
     }
 
     /// Breaks the link between two machines: everything on it is gone, and both ends are informed.
@@ -587,36 +449,29 @@ impl StageWorld {
         self.feed(b, WorkerInput::LinkLost { peer: one });
     }
 
+    /// Revokes a worker's access to a machine, which is informed.
+    pub fn fence(&mut self, at: usize, peer: WorkerRef) {
+        self.fenced.insert((at, peer));
+        self.feed(at, WorkerInput::Fenced { peer });
+    }
+
     /// Restarts a machine with nothing but the contents of its disk; the others are informed.
     pub fn restart(&mut self, at: usize) {
         let old = self.me(at);
-        let mut limits = self.machines[at].brain.limits().clone();
+        let mut limits = self.machines[at].cells.brain.limits().clone();
         limits.me.incarnation.0 += 1;
         self.pending.retain(|_, event| match event {
             StageEvent::Step(machine) => *machine != at,
-            StageEvent::Export { at: machine, .. }
-            | StageEvent::Import { at: machine, .. }
-            | StageEvent::SwapOut { at: machine, .. }
-            | StageEvent::SwapIn { at: machine, .. }
-            | StageEvent::Offload { at: machine, .. }
-            | StageEvent::Spill { at: machine, .. }
-            | StageEvent::Fetch { at: machine, .. } => *machine != at,
+            StageEvent::Op { at: machine, .. } | StageEvent::Spill { at: machine, .. } => {
+                *machine != at
+            }
             StageEvent::Packet { from, to, .. } => *from != old && *to != old,
             StageEvent::Order { to, .. } => *to != at,
         });
-        let on_disk = self.on_disk(at);
-        self.stopped.retain(|(machine, _)| *machine != at);
-        self.unusable.retain(|(machine, _)| *machine != at);
-        let contents: Vec<BlockHash> = on_disk.keys().map(|(content, _)| *content).collect();
-        self.machines[at] = StageWorker {
-            name: self.machines[at].name,
-            engine: CheckedEngine::new(limits.capacity),
-            brain: WorkerBrain::new(limits),
-            pool: None,
-            steps: VecDeque::new(),
-            host: BTreeMap::new(),
-            in_tiers: on_disk,
-        };
+        let machine = &mut self.machines[at];
+        let disk = machine.cells.take_disk();
+        *machine = StageWorker::new(machine.name, limits);
+        let contents = machine.cells.find_disk(disk);
         if !contents.is_empty() {
             self.feed(at, WorkerInput::FoundOnDisk { contents });
         }
@@ -629,14 +484,17 @@ impl StageWorld {
 
     /// The slots of the step that ends next.
     pub fn slots_of_step(&self, at: usize) -> Vec<SlotIndex> {
-        let step = self.machines[at].steps.front();
-        let segments = step.into_iter().flat_map(|(plan, _)| &plan.segments);
+        let step = self.machines[at].cells.steps().next();
+        let segments = step.into_iter().flat_map(|plan| &plan.segments);
         segments.map(|segment| segment.slot).collect()
     }
 
     /// The time of the next event: a pending one or a deadline.
     pub fn next_event(&self) -> Option<Time> {
-        let deadlines = self.machines.iter().filter_map(|m| m.brain.deadline());
+        let deadlines = self
+            .machines
+            .iter()
+            .filter_map(|m| m.cells.brain.deadline());
         let pending = self.pending.keys().next().map(|(at, _)| *at);
         deadlines.chain(pending).min()
     }
@@ -651,7 +509,7 @@ impl StageWorld {
             _ => {
                 self.now = self.now.max(next);
                 for machine in 0..self.machines.len() {
-                    let due = self.machines[machine].brain.deadline();
+                    let due = self.machines[machine].cells.brain.deadline();
                     if due.is_some_and(|due| due <= self.now) {
                         self.feed(machine, WorkerInput::Woke);
                     }
@@ -670,23 +528,90 @@ impl StageWorld {
 
     /// Asserts that nothing holds a block: nothing is leaked.
     pub fn check_empty(&self) {
-        for machine in &self.machines {
-            let (brain, name) = (&machine.brain, machine.name);
-            assert!(
-                brain.idle(),
-                "{name} still has {:?}",
-                brain.handoffs().collect::<Vec<_>>()
-            );
-            assert_eq!(brain.pool().blocks_held(), 0, "blocks leaked on {name}");
-            assert_eq!(
-                brain.pool().blocks_reserved(),
-                0,
-                "promises leaked on {name}"
-            );
-            assert_eq!(brain.deadline(), None, "a deadline for nothing on {name}");
-            let slots_held = brain.states().map_or(0, |states| states.blocks_held());
-            assert_eq!(slots_held, 0, "state slots leaked on {name}");
-            assert!(machine.host.is_empty(), "host memory leaked on {name}");
+        for StageWorker { cells, name, .. } in &self.machines {
+            holds(cells.check_empty());
+            let deadline = cells.brain.deadline();
+            assert_eq!(deadline, None, "a deadline for nothing on {name}");
         }
+    }
+}
+
+/// The result, or a panic at a violation.
+fn holds<T>(result: Result<T, String>) -> T {
+    result.unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+impl StageWorker {
+    fn new(name: char, limits: WorkerLimits) -> Self {
+        let cells = CellWorker::new(limits, draws::draw_of_slot, 0);
+        Self {
+            name,
+            cells: cells.answering(AnswerTime::AtItsEnd),
+            pool: None,
+        }
+    }
+}
+
+/// A worker of the stage, as its brain's outputs see it.
+struct StageHost<'a> {
+    world: &'a mut StageWorld,
+    at: usize,
+}
+
+impl StageHost<'_> {
+    fn record(&mut self, report: StageReport) -> Result<(), String> {
+        self.world.reports.push((self.at, report));
+        Ok(())
+    }
+}
+
+impl CellHost for StageHost<'_> {
+    fn cells(&mut self) -> &mut CellWorker {
+        &mut self.world.machines[self.at].cells
+    }
+
+    fn now(&self) -> Time {
+        self.world.now
+    }
+
+    fn report(&mut self, _: RouterId, report: Report) -> Result<(), String> {
+        self.record(StageReport::Reported(report))
+    }
+
+    fn emit(&mut self, handoff: HandoffId, emission: Emission) -> Result<(), String> {
+        self.record(StageReport::Emitted(handoff, emission))
+    }
+
+    fn send(&mut self, to: WorkerRef, packet: Packet) -> Result<(), String> {
+        self.world.send_packet(self.at, to, packet, Vec::new());
+        Ok(())
+    }
+
+    fn answer(&mut self, answer: WorkerInput) -> Result<(), String> {
+        Err(format!("{answer:?} comes before its operation ends"))
+    }
+
+    fn drained(&mut self) -> Result<(), String> {
+        self.record(StageReport::Drained)
+    }
+
+    fn note(&mut self, note: WorkerNote) -> Result<(), String> {
+        match note {
+            WorkerNote::Pool { .. } => self.world.machines[self.at].pool = Some(note),
+            WorkerNote::Repeated { handoff } => self.record(StageReport::Repeated(handoff))?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn queued(&mut self) {
+        self.world.queued(self.at);
+    }
+
+    fn spill(&mut self, content: BlockHash) -> Result<(), String> {
+        let at = self.at;
+        let event = StageEvent::Spill { at, content };
+        self.world.later(Duration::from_millis(6), event);
+        Ok(())
     }
 }

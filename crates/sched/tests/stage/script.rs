@@ -16,15 +16,15 @@
 //! W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
 
 use super::{
-    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, engine, limits, states,
+    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states,
 };
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
-    Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex,
-    StopRules,
+    Report, Request, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex, StopRules,
 };
 use cleave_kv::Packet;
 use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, WorkerInput};
+use cleave_testkit::{EngineOp, build};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,27 +107,10 @@ pub fn guessing(drafts_max: u32) -> Option<LookupLimits> {
     (drafts_max > 0).then_some(lookup)
 }
 
-/// A greedy request for twenty tokens.
-pub fn plain(prompt: Vec<u32>) -> Request {
-    Request {
-        generated: [].into(),
-        prompt: prompt.into(),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: 20,
-            min_tokens: 0,
-            stop_tokens: [].into(),
-        },
-        priority: 0,
-        cache_salt: 0,
-        slo: RequestSlo::default(),
-    }
-}
-
 fn request(words: &CommandWords, flight: u32) -> Request {
     let prompt = prompt(words.number("family", flight), words.number("prompt", 10));
     let stop = words.keyed.get("stop").map(|stop| *stop as usize);
-    let output = engine::output(&prompt, 40);
+    let output = draws::output(&prompt, 40);
     let mut sampling = SamplingParams::greedy();
     if words.plain.contains(&"scores") {
         sampling.prompt_logprobs = Some(0);
@@ -145,7 +128,7 @@ fn request(words: &CommandWords, flight: u32) -> Request {
         },
         cache_salt: u64::from(words.number("salt", 0)),
         priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
-        ..plain(prompt)
+        ..build::request(prompt, 20)
     }
 }
 
@@ -165,7 +148,7 @@ impl ScriptPlayer {
             ["severed", ..] => {
                 let peer = self.world.me(words.machine(&self.world, 2));
                 let at = words.machine(&self.world, 1);
-                self.world.feed(at, WorkerInput::Fenced { peer });
+                self.world.fence(at, peer);
             }
             ["copies" | "swaps", ..] => self.copies(words),
             ["cancel", ..] => {
@@ -195,9 +178,12 @@ impl ScriptPlayer {
                 let (word, of) = (words.plain[0], words.machine(&self.world, 1));
                 self.perform(
                     move |event| match event {
-                        StageEvent::Offload { at, .. } => word == "shelves" && *at == of,
+                        StageEvent::Op { at, op, .. } => match op {
+                            EngineOp::Offload { .. } => word == "shelves" && *at == of,
+                            EngineOp::Fetch { .. } => word == "fetches" && *at == of,
+                            _ => false,
+                        },
                         StageEvent::Spill { at, .. } => word == "writes" && *at == of,
-                        StageEvent::Fetch { at, .. } => word == "fetches" && *at == of,
                         _ => false,
                     },
                     words,
@@ -240,10 +226,16 @@ impl ScriptPlayer {
     /// Performs copies between blocks of a machine and its peers, or its host memory.
     fn copies(&mut self, words: &CommandWords) {
         let (swaps, of) = (words.plain[0] == "swaps", words.machine(&self.world, 1));
-        let is_meant = move |event: &StageEvent| match event {
-            StageEvent::SwapOut { at, .. } | StageEvent::SwapIn { at, .. } => swaps && *at == of,
-            StageEvent::Export { at, .. } | StageEvent::Import { at, .. } => !swaps && *at == of,
-            _ => false,
+        let is_meant = move |event: &StageEvent| {
+            let StageEvent::Op { at, op, .. } = event else {
+                return false;
+            };
+            let kind = match op {
+                EngineOp::SwapOut { .. } | EngineOp::SwapIn { .. } => swaps,
+                EngineOp::Export(_) | EngineOp::Import { .. } => !swaps,
+                _ => false,
+            };
+            kind && *at == of
         };
         self.perform(is_meant, words);
     }

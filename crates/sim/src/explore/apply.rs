@@ -11,10 +11,11 @@ use super::state::{PendingNotice, SmallWorldMessage, SmallWorldState};
 use super::transitions::{SealField, Transition, TransitionCost};
 use super::worlds::{FAILURES_MAX, ROUTER, SmallWorld};
 use crate::bit_flips::check_every_flip_is_detected;
-use crate::body::DeviceFaults;
 use crate::run::worker_index;
-use cleave_domain::{Ending, FlightId, Order, Report, WorkerRef};
+use cleave_domain::{Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, WorkerRef};
 use cleave_kv::Packet;
+use cleave_planner::scaling::ScalerDecision;
+use cleave_router::{RouterActions, RouterInput, RouterNote, RouterReadiness};
 use cleave_sched::{PayloadCondition, WorkerInput};
 use std::rc::Rc;
 
@@ -97,20 +98,17 @@ impl SmallWorldState {
             }
             Transition::Counted(index) => {
                 let (handoff, generated) = self.count_answers.remove(index);
-                self.feed_router(
-                    small,
-                    cleave_router::RouterInput::Counted { handoff, generated },
-                )
+                self.feed_router(small, RouterInput::Counted { handoff, generated })
             }
             Transition::Late(index) => self.land_late(index),
-            Transition::Engine(worker) => self.engine(small, worker, DeviceFaults::None),
-            Transition::EngineFault(worker) => self.engine(small, worker, DeviceFaults::Failing),
+            Transition::Engine(worker) => self.engine(small, worker, 0),
+            Transition::EngineFault(worker) => self.engine(small, worker, 1000),
             Transition::Exit(worker) => self.exit(worker),
             Transition::Command => {
                 let (worker, command) = small.commands[self.commanded];
                 self.commanded += 1;
                 let worker = crate::run::worker_ref(worker, 1).worker;
-                let input = cleave_router::RouterInput::Commanded { worker, command };
+                let input = RouterInput::Commanded { worker, command };
                 self.feed_router(small, input)
             }
             Transition::TimePasses | Transition::TimePassesEarly => self.tick(small),
@@ -203,10 +201,7 @@ impl SmallWorldState {
         self.submitted += 1;
         self.client_mut(index).submit();
         let (flight, request) = (small.flight(index), small.request(index));
-        self.feed_router(
-            small,
-            cleave_router::RouterInput::Submitted { flight, request },
-        )
+        self.feed_router(small, RouterInput::Submitted { flight, request })
     }
 
     pub(super) fn cancel(&mut self, small: &SmallWorld, index: usize) -> PropertyCheck {
@@ -215,7 +210,7 @@ impl SmallWorldState {
         let flight = reader.flight;
         self.feed_router(
             small,
-            cleave_router::RouterInput::Cancelled {
+            RouterInput::Cancelled {
                 flight,
                 why: cleave_router::CancelReason::Left,
             },
@@ -240,7 +235,7 @@ impl SmallWorldState {
             }
             SmallWorldMessage::Report(report) => {
                 let report = report.clone();
-                let input = cleave_router::RouterInput::WorkerReported {
+                let input = RouterInput::WorkerReported {
                     worker: from,
                     report,
                 };
@@ -259,14 +254,10 @@ impl SmallWorldState {
         }
     }
 
-    pub(super) fn feed_router(
-        &mut self,
-        small: &SmallWorld,
-        input: cleave_router::RouterInput,
-    ) -> PropertyCheck {
+    pub(super) fn feed_router(&mut self, small: &SmallWorld, input: RouterInput) -> PropertyCheck {
         let input = self.filter_router_input(small, input);
         let after = match &input {
-            cleave_router::RouterInput::WorkerReported { report, .. } => Some(report.clone()),
+            RouterInput::WorkerReported { report, .. } => Some(report.clone()),
             _ => None,
         };
         let now = self.now;
@@ -280,52 +271,12 @@ impl SmallWorldState {
         }
         router.brain.check();
         for output in outputs {
-            match output {
-                cleave_router::RouterOutput::Order { worker, order } => {
-                    if Self::filter_sent_order(small, after.as_ref(), &order)
-                        == MessageFate::Delivered
-                    {
-                        self.send_order(worker, order);
-                    }
-                }
-                cleave_router::RouterOutput::Fence { handoff } => {
-                    let flight = handoff.flight;
-                    let at = self.reader_of(flight)?;
-                    if small.missing_guard != Some(Guard::Fence) {
-                        self.client_mut(at).fence(handoff);
-                    }
-                    self.count_answers
-                        .push((handoff, self.clients[at].delivered()));
-                }
-                cleave_router::RouterOutput::Count { handoff } => {
-                    let at = self.reader_of(handoff.flight)?;
-                    self.count_answers
-                        .push((handoff, self.clients[at].delivered()));
-                }
-                cleave_router::RouterOutput::End {
-                    flight,
-                    ending,
-                    output_tokens,
-                    timing: _,
-                } => self.end(flight, ending, output_tokens)?,
-                cleave_router::RouterOutput::Note(cleave_router::RouterNote::Fleet {
-                    workers,
-                    ..
-                }) => {
-                    self.router_mut().workers = workers.total();
-                }
-                cleave_router::RouterOutput::Note(cleave_router::RouterNote::Retried {
-                    handoff,
-                    failure,
-                    ..
-                }) if self.faults == 0 => {
-                    return Err(format!("S8: {handoff} failed without a fault: {failure:?}"));
-                }
-                cleave_router::RouterOutput::Note(_)
-                | cleave_router::RouterOutput::Drained
-                | cleave_router::RouterOutput::Readiness(_)
-                | cleave_router::RouterOutput::WorkersWanted(_) => {}
-            }
+            let mut body = SmallWorldRouterBody {
+                state: self,
+                small,
+                after: after.as_ref(),
+            };
+            output.perform(&mut body)?;
         }
         Ok(())
     }
@@ -389,5 +340,77 @@ impl SmallWorldState {
         };
         let router = ROUTER;
         self.feed_worker(small, worker, WorkerInput::Ordered { router, order })
+    }
+}
+
+/// The body of the router of a small world.
+struct SmallWorldRouterBody<'a> {
+    state: &'a mut SmallWorldState,
+    small: &'a SmallWorld,
+    /// The report that the outputs follow from.
+    after: Option<&'a Report>,
+}
+
+impl RouterActions for SmallWorldRouterBody<'_> {
+    type Outcome = PropertyCheck;
+
+    fn order(&mut self, worker: WorkerRef, order: Order) -> PropertyCheck {
+        let sent = SmallWorldState::filter_sent_order(self.small, self.after, &order);
+        if sent == MessageFate::Delivered {
+            self.state.send_order(worker, order);
+        }
+        Ok(())
+    }
+
+    fn fence(&mut self, handoff: HandoffId) -> PropertyCheck {
+        let at = self.state.reader_of(handoff.flight)?;
+        if self.small.missing_guard != Some(Guard::Fence) {
+            self.state.client_mut(at).fence(handoff);
+        }
+        self.count(handoff)
+    }
+
+    fn count(&mut self, handoff: HandoffId) -> PropertyCheck {
+        let at = self.state.reader_of(handoff.flight)?;
+        let delivered = self.state.clients[at].delivered();
+        self.state.count_answers.push((handoff, delivered));
+        Ok(())
+    }
+
+    fn end(
+        &mut self,
+        flight: FlightId,
+        ending: Ending,
+        output_tokens: Option<u32>,
+        _: RequestStageTimes,
+    ) -> PropertyCheck {
+        self.state.end(flight, ending, output_tokens)
+    }
+
+    fn drained(&mut self) -> PropertyCheck {
+        Ok(())
+    }
+
+    fn readiness(&mut self, _: RouterReadiness) -> PropertyCheck {
+        Ok(())
+    }
+
+    fn workers_wanted(&mut self, _: ScalerDecision) -> PropertyCheck {
+        Ok(())
+    }
+
+    fn note(&mut self, note: RouterNote) -> PropertyCheck {
+        match note {
+            RouterNote::Fleet { workers, .. } => {
+                self.state.router_mut().workers = workers.total();
+                Ok(())
+            }
+            RouterNote::Retried {
+                handoff, failure, ..
+            } if self.state.faults == 0 => {
+                Err(format!("S8: {handoff} failed without a fault: {failure:?}"))
+            }
+            _ => Ok(()),
+        }
     }
 }

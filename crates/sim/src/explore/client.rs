@@ -9,9 +9,10 @@
 
 use super::hasher::StateHasher;
 use super::worlds::SmallWorld;
-use crate::model::{KvHash, draw_token};
+use crate::model::draw_token;
 use cleave_domain::{Emission, Ending, FinishReason, FlightId, HandoffId, Request, TokenId};
 use cleave_router::TokenStream;
+use cleave_testkit::KvHash;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 

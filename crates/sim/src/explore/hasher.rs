@@ -4,7 +4,7 @@
 //! in every run. Invariant: two of a few million states collide with a chance of about one in a
 //! million.
 
-use crate::rng::mix;
+use cleave_domain::SplitMix64;
 use std::fmt;
 use std::hash::Hasher;
 
@@ -46,7 +46,7 @@ impl Hasher for StateHasher {
     }
 
     fn write_u64(&mut self, word: u64) {
-        self.0 = mix(self.0.rotate_left(23) ^ word);
+        self.0 = SplitMix64::finalize(self.0.rotate_left(23) ^ word);
     }
 
     fn write_usize(&mut self, word: usize) {

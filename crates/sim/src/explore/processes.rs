@@ -8,11 +8,12 @@
 use super::apply::PropertyCheck;
 use super::state::{LateWrite, PendingNotice, SmallWorldPacket, SmallWorldState};
 use super::worlds::{ROUTER, SmallWorld};
-use crate::body::{SimWorker, TapeMode};
+use crate::model::draw_of_slot;
 use crate::run::worker_index;
 use cleave_domain::{Time, WorkerRef};
 use cleave_kv::PoolWriter;
 use cleave_sched::WorkerInput;
+use cleave_testkit::CellWorker;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -74,9 +75,8 @@ impl SmallWorldState {
         process.incarnation += 1;
         let limits = small.worker_limits(worker, process.incarnation);
         let me = limits.me;
-        let mut body = SimWorker::new(limits, small.description(worker), TapeMode::Off);
-        body.set_draw_salt((worker as u64 + 1) << 32);
-        process.body = Some(body);
+        let draw_salt = (worker as u64 + 1) << 32;
+        process.body = Some(CellWorker::new(limits, draw_of_slot, draw_salt));
         self.connect(small, me)
     }
 

@@ -7,12 +7,12 @@
 use super::client::SmallWorldClient;
 use super::hasher::StateHasher;
 use super::worlds::SmallWorld;
-use crate::body::{FrameCells, SimWorker};
 use cleave_domain::{
     BlockRef, Emission, HandoffId, KvPlane, KvUnit, Order, Report, Time, TokenId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_sched::{BlockExport, PayloadCondition};
+use cleave_testkit::{CellWorker, FrameCells};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -66,7 +66,7 @@ pub(super) struct SmallWorldRouter {
 #[derive(Clone, Debug)]
 pub(super) struct SmallWorldWorker {
     pub(super) incarnation: u64,
-    pub(super) body: Option<SimWorker>,
+    pub(super) body: Option<CellWorker>,
     pub(super) skew: Duration,
     pub(super) last_input_at: Time,
     /// The life that the router is connected to.
@@ -191,7 +191,7 @@ impl SmallWorldState {
     }
 
     /// The worker in exactly this life, if it runs.
-    pub(super) fn body(&self, worker: WorkerRef) -> Option<&SimWorker> {
+    pub(super) fn body(&self, worker: WorkerRef) -> Option<&CellWorker> {
         let body = self.workers[crate::run::worker_index(worker)]
             .body
             .as_ref()?;

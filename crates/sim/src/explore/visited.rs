@@ -79,19 +79,31 @@ impl VisitedStates {
 #[cfg(test)]
 mod tests {
     use super::{VisitOutcome, VisitedStates};
-    use crate::rng::mix;
+    use cleave_domain::SplitMix64;
 
     #[test]
     fn a_state_is_revisited_only_with_more_surprises_left() {
         let mut visited = VisitedStates::new();
         for n in 0..200_000 {
-            assert_eq!(visited.record(mix(n), 1), VisitOutcome::New);
+            assert_eq!(
+                visited.record(SplitMix64::finalize(n), 1),
+                VisitOutcome::New
+            );
         }
         assert_eq!(visited.count, 200_000);
         for n in 0..200_000 {
-            assert_eq!(visited.record(mix(n), 1), VisitOutcome::Known);
-            assert_eq!(visited.record(mix(n), 2), VisitOutcome::Revisit);
-            assert_eq!(visited.record(mix(n), 1), VisitOutcome::Known);
+            assert_eq!(
+                visited.record(SplitMix64::finalize(n), 1),
+                VisitOutcome::Known
+            );
+            assert_eq!(
+                visited.record(SplitMix64::finalize(n), 2),
+                VisitOutcome::Revisit
+            );
+            assert_eq!(
+                visited.record(SplitMix64::finalize(n), 1),
+                VisitOutcome::Known
+            );
         }
         assert_eq!(visited.count, 200_000);
     }

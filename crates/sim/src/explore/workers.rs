@@ -9,16 +9,12 @@ use super::guard::MessageFate;
 use super::state::{PendingNotice, SmallWorldMessage, SmallWorldPacket, SmallWorldState};
 use super::transitions::PacketFault;
 use super::worlds::SmallWorld;
-use crate::body::{DeviceFaults, EngineOp, EngineOpResult, FrameCells};
-use crate::engine::EngineCosts;
-use crate::rng::SimRng;
 use crate::run::worker_index;
-use crate::worker_effects::checksum;
-use cleave_domain::{KvPlane, WorkerRef};
-use cleave_kv::handoff::HandoffDigest;
-use cleave_kv::{BlockPart, Packet, PoolWriter};
-use cleave_sched::{
-    BlockExport, ExportOutcome, PayloadCondition, WorkerInput, WorkerNote, WorkerOutput,
+use cleave_domain::{Emission, HandoffId, KvPlane, Report, RouterId, SplitMix64, Time, WorkerRef};
+use cleave_kv::{Packet, PoolWriter};
+use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput, WorkerNote};
+use cleave_testkit::{
+    BlockFrames, CellHost, CellWorker, EngineCosts, EngineOp, EngineOpResult, FrameCells, carry_out,
 };
 
 /// Engine operations take no time; the world's `step` advances the clocks.
@@ -50,114 +46,36 @@ impl SmallWorldState {
         };
         body.handle_input(at, input);
         let mut outputs = Vec::new();
-        while let Some(output) = body.poll_output() {
+        while let Some(output) = body.brain.poll() {
             outputs.push(output);
         }
         body.brain.check();
         let mut answers = Vec::new();
         for output in outputs {
             answers.extend(self.forged_answer(small, &output));
-            answers.extend(self.perform_worker_output(worker, output)?);
+            if self.workers[worker].body.is_none() {
+                continue;
+            }
+            let mut host = SmallWorldHost {
+                state: self,
+                worker,
+                answers: &mut answers,
+            };
+            carry_out(&mut host, output)?;
         }
-        if let Some(body) = &self.workers[worker].body
-            && let Some((handoff, part, _)) = &body.arriving
-        {
-            return Err(format!(
-                "{} neither imports nor discards {handoff} {part:?}",
-                body.worker
-            ));
+        if let Some(body) = &self.workers[worker].body {
+            body.check_frame_answered()?;
         }
         answers
             .into_iter()
             .try_for_each(|answer| self.feed_worker(small, worker, answer))
     }
 
-    /// Performs an output; gives the answers that the brain is owed at once.
-    pub(super) fn perform_worker_output(
-        &mut self,
-        worker: usize,
-        output: WorkerOutput,
-    ) -> Result<Vec<WorkerInput>, String> {
-        let process = self.worker_mut(worker);
-        let Some(body) = &mut process.body else {
-            return Ok(Vec::new());
-        };
-        let me = body.worker;
-        match output {
-            WorkerOutput::Step(plan) => body.step(plan)?,
-            WorkerOutput::Report { router: _, report } => {
-                body.witness(&report)
-                    .map_err(|problem| format!("S1: {problem}"))?;
-                self.send_to_router(worker, SmallWorldMessage::Report(report));
-            }
-            WorkerOutput::Emit { handoff, emission } => {
-                self.send_to_router(worker, SmallWorldMessage::Token(handoff, emission));
-            }
-            WorkerOutput::Export(export) => body.export(export)?,
-            WorkerOutput::Send { to, packet } => {
-                if let Packet::Seal(seal) = &packet {
-                    body.sealed.insert(seal.handoff, to);
-                }
-                self.send(me, to, packet);
-            }
-            WorkerOutput::Import {
-                handoff,
-                part,
-                block,
-            } => body
-                .import(handoff, part, block)
-                .map_err(|problem| format!("S2: {problem}"))?,
-            WorkerOutput::Discard { handoff, part } => {
-                body.take_arrived_frame(handoff, part)?;
-            }
-            WorkerOutput::SwapOut {
-                handoff,
-                blocks,
-                state,
-            } => {
-                let units = body.limits.capacity.units(&blocks, state).collect();
-                body.swap(EngineOp::SwapOut { handoff, units })?
-            }
-            WorkerOutput::SwapIn {
-                handoff,
-                blocks,
-                state,
-            } => {
-                let units = body.limits.capacity.units(&blocks, state).collect();
-                body.swap(EngineOp::SwapIn { handoff, units })?
-            }
-            WorkerOutput::SwapDrop { handoff } => return Ok(body.swap_drop(handoff)),
-            WorkerOutput::Forget { handoff } => {
-                body.sealed.remove(&handoff);
-                return Ok(body.forget(handoff));
-            }
-            WorkerOutput::Offload { .. }
-            | WorkerOutput::SpillToDisk { .. }
-            | WorkerOutput::Fetch { .. }
-            | WorkerOutput::FetchStop { .. }
-            | WorkerOutput::TierDrop { .. } => {
-                return Err("a small world has no tiers below its pool".to_owned());
-            }
-            WorkerOutput::Drained => body.exiting = true,
-            WorkerOutput::Note(WorkerNote::Pool {
-                blocks_leaked,
-                states_leaked,
-                ..
-            }) if blocks_leaked + states_leaked > 0 => {
-                return Err(format!(
-                    "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
-                ));
-            }
-            WorkerOutput::Note(_) => {}
-        }
-        Ok(Vec::new())
-    }
-
     pub(super) fn engine(
         &mut self,
         small: &SmallWorld,
         worker: usize,
-        device_faults: DeviceFaults,
+        broken_permille: u32,
     ) -> PropertyCheck {
         let now = self.now;
         let Some(body) = &mut self.worker_mut(worker).body else {
@@ -171,14 +89,10 @@ impl SmallWorldState {
             // The one-sided write is in flight; it lands by a later transition.
             return Ok(());
         }
-        let rng = &mut SimRng::new(0);
-        let broken = match device_faults {
-            DeviceFaults::None => 0,
-            DeviceFaults::Failing => 1000,
-        };
+        let rng = &mut SplitMix64::new(0);
         let stepped = matches!(body.busy, Some((EngineOp::Step(_), _)));
         let done = body
-            .finish_op(now, |_| 0, rng, broken)
+            .finish_op(now, |_| 0, rng, broken_permille)
             .map_err(|problem| format!("S4: {problem}"))?;
         if stepped {
             self.now = self.now + small.step;
@@ -187,10 +101,10 @@ impl SmallWorldState {
             EngineOpResult::Answer(input) => self.feed_worker(small, worker, input)?,
             EngineOpResult::Send(export, payload) if one_sided => {
                 self.land(&export, &payload)?;
-                self.send_block(small, me, &export, payload)?;
+                self.send_block(small, me, &export, &payload)?;
             }
             EngineOpResult::Send(export, payload) => {
-                self.send_block(small, me, &export, payload)?
+                self.send_block(small, me, &export, &payload)?
             }
         }
         self.wake_due(small)
@@ -203,20 +117,11 @@ impl SmallWorldState {
         small: &SmallWorld,
         me: WorkerRef,
         export: &BlockExport,
-        payload: FrameCells,
+        payload: &FrameCells,
     ) -> PropertyCheck {
-        let part = BlockPart {
-            plane: export.plane,
-            ordinal: export.ordinal,
-            offset: 0,
-            len: payload.len() as u32 * 8,
-        };
-        let checksum = checksum(&payload);
-        let packet = Packet::Frame {
-            handoff: export.handoff,
-            block: export.block,
-            part,
-            checksum,
+        let mut block = BlockFrames::of_cells(export, payload, payload.len());
+        let Some((packet, payload)) = block.frames.pop() else {
+            return Err(format!("{export:?} has no cell"));
         };
         let envelope = SmallWorldPacket {
             to: export.to,
@@ -233,17 +138,12 @@ impl SmallWorldState {
         let Some(body) = &mut self.worker_mut(worker_index(me)).body else {
             return Ok(());
         };
-        body.exporting.remove(&(export.handoff, export.unit()));
-        let mut digest = HandoffDigest::default();
-        digest.add_frame(part, checksum);
-        let answer = export.answer(if nowhere {
-            ExportOutcome::Dropped
+        body.export_ends(export.handoff, export.unit());
+        let answer = if nowhere {
+            export.answer(ExportOutcome::Dropped)
         } else {
-            ExportOutcome::Sent {
-                digest: digest.value(),
-                bytes: u64::from(part.len),
-            }
-        });
+            block.answer()
+        };
         self.feed_worker(small, worker_index(me), answer)
     }
 
@@ -310,7 +210,7 @@ impl SmallWorldState {
             return Ok(());
         };
         if let Packet::Frame { handoff, part, .. } = &envelope.packet {
-            body.arriving = Some((*handoff, *part, envelope.payload.clone()));
+            body.frame_arrives(*handoff, *part, envelope.payload.clone());
         }
         let input = WorkerInput::Arrived {
             from: envelope.from,
@@ -368,6 +268,57 @@ impl SmallWorldState {
             envelope.written_for = Some((envelope.from, part.plane, *block));
         }
         self.add_packet(envelope);
+    }
+}
+
+/// A worker of a small world, as its brain's outputs see it.
+struct SmallWorldHost<'a> {
+    state: &'a mut SmallWorldState,
+    worker: usize,
+    /// Answers that the brain is owed at once.
+    answers: &'a mut Vec<WorkerInput>,
+}
+
+impl CellHost for SmallWorldHost<'_> {
+    fn cells(&mut self) -> &mut CellWorker {
+        let body = self.state.worker_mut(self.worker).body.as_mut();
+        body.expect("only a running worker has outputs")
+    }
+
+    fn now(&self) -> Time {
+        self.state.now
+    }
+
+    fn report(&mut self, _: RouterId, report: Report) -> PropertyCheck {
+        let message = SmallWorldMessage::Report(report);
+        self.state.send_to_router(self.worker, message);
+        Ok(())
+    }
+
+    fn emit(&mut self, handoff: HandoffId, emission: Emission) -> PropertyCheck {
+        let message = SmallWorldMessage::Token(handoff, emission);
+        self.state.send_to_router(self.worker, message);
+        Ok(())
+    }
+
+    fn send(&mut self, to: WorkerRef, packet: Packet) -> PropertyCheck {
+        let me = self.cells().worker;
+        self.state.send(me, to, packet);
+        Ok(())
+    }
+
+    fn answer(&mut self, answer: WorkerInput) -> PropertyCheck {
+        self.answers.push(answer);
+        Ok(())
+    }
+
+    fn drained(&mut self) -> PropertyCheck {
+        self.cells().exiting = true;
+        Ok(())
+    }
+
+    fn note(&mut self, _: WorkerNote) -> PropertyCheck {
+        Ok(())
     }
 }
 

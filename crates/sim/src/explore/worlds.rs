@@ -5,11 +5,12 @@
 
 use super::guard::Guard;
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, Prices, Request, RequestSlo, Role, RouterId, RowPrice,
-    SamplingParams, StateCapacity, StopRules, WorkerDescription,
+    Capacity, FlightId, Prices, Request, RequestSlo, Role, RouterId, RowPrice, SamplingParams,
+    StateCapacity, WorkerDescription,
 };
 use cleave_router::OperatorRequest;
 use cleave_sched::PoolWriter;
+use cleave_testkit::build;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -287,23 +288,18 @@ impl SmallWorld {
         worker: usize,
         incarnation: u64,
     ) -> cleave_sched::WorkerLimits {
+        let me = crate::run::worker_ref(worker, incarnation);
         cleave_sched::WorkerLimits {
-            me: crate::run::worker_ref(worker, incarnation),
             role: self.roles[worker],
-            capacity: self.capacity(),
             vocab_size: crate::model::VOCAB_SIZE as u32,
             queue_max: 2,
             lease: Duration::from_secs(2),
             stall_max: Duration::from_secs(1) + 25 * self.step,
             step_max: Duration::from_secs(10),
-            prefix_cache: false,
-            swap_blocks: 0,
-            host_blocks: 0,
-            disk_blocks: 0,
             writer: self.writer,
             prices: self.prices(),
             steps_in_flight: self.steps_in_flight,
-            speculation: None,
+            ..build::limits(me, self.capacity())
         }
     }
 
@@ -331,13 +327,8 @@ impl SmallWorld {
 
     pub(super) fn description(&self, worker: usize) -> WorkerDescription {
         WorkerDescription {
-            role: self.roles[worker],
-            home: self.roles[worker],
-            model: String::new(),
-            fingerprint: Fingerprint::default(),
-            capacity: self.capacity(),
             queue_max: 2,
-            device: None,
+            ..build::description(self.roles[worker], self.capacity())
         }
     }
 
@@ -369,21 +360,13 @@ impl SmallWorld {
         let mut sampling = SamplingParams::greedy();
         sampling.seed = index as u64;
         Arc::new(Request {
-            prompt: (first..first + prompt).collect(),
-            generated: Arc::new([]),
             sampling,
-            stop: StopRules {
-                max_tokens,
-                min_tokens: 0,
-                stop_tokens: Arc::new([]),
-            },
-            priority: 0,
-            cache_salt: 0,
             slo: RequestSlo {
                 ttft: self.slo_target,
                 tpot: self.slo_target,
                 ..RequestSlo::default()
             },
+            ..build::request(first..first + prompt, max_tokens)
         })
     }
 }

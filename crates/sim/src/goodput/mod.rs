@@ -8,7 +8,6 @@
 
 mod check;
 mod compare;
-mod event_queue;
 mod fleet;
 mod links;
 mod orchestrator;

@@ -8,8 +8,7 @@
 use super::run::{GoodputEvent, GoodputWorld, WorkerPhase};
 use super::worker::GoodputWorker;
 use super::{FleetSpec, WorkerDevice, WorkerProfile};
-use crate::rng::{SimRng, mix};
-use cleave_domain::{PoolCounts, Role, Time};
+use cleave_domain::{PoolCounts, Role, SplitMix64, Time};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_sched::WorkerInput;
 use serde::Serialize;
@@ -112,7 +111,7 @@ pub(crate) struct OrchestratorState {
     target: PoolCounts,
     history: FleetHistory,
     counted_until: Time,
-    rng: SimRng,
+    rng: SplitMix64,
 }
 
 impl OrchestratorState {
@@ -124,7 +123,7 @@ impl OrchestratorState {
                 ..FleetHistory::default()
             },
             counted_until: Time::ZERO,
-            rng: SimRng::new(mix(seed)),
+            rng: SplitMix64::new(SplitMix64::finalize(seed)),
         }
     }
 

@@ -6,19 +6,21 @@
 
 mod workers;
 
-use super::event_queue::EventQueue;
 use super::links::WorkerLinks;
 use super::orchestrator::OrchestratorState;
 use super::score::{ClientResults, GoodputOutcome};
+use super::worker::GoodputWorker;
 pub(crate) use super::worker::WorkerPhase;
-use super::worker::{self, GoodputWorker};
 use super::{Orchestrator, RouterBrainTimer, Scenario, WorkerDevice};
 use cleave_domain::{
-    FlightId, HandoffId, Order, Report, RouterId, StepResult, Time, WorkerId, WorkerRef,
+    Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, RouterId, StepResult, Time,
+    WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
-use cleave_router::RouterNote;
+use cleave_planner::scaling::ScalerDecision;
+use cleave_router::{RouterActions, RouterInput, RouterNote, RouterReadiness};
 use cleave_sched::{BlockExport, WorkerInput};
+use cleave_testkit::{BlockFrames, EventQueue, WakeTimer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +99,7 @@ pub(crate) enum SwapCopy {
 pub(crate) struct GoodputRouter {
     pub(crate) brain: cleave_router::RouterBrain,
     id: RouterId,
-    wake: Option<Time>,
+    wake: WakeTimer,
 }
 
 pub(crate) struct GoodputWorld<'a> {
@@ -134,7 +136,7 @@ impl<'a> GoodputWorld<'a> {
                 ..scenario.router.clone()
             }),
             id: RouterId(u64::from(number) + 1),
-            wake: None,
+            wake: WakeTimer::default(),
         };
         Self {
             scenario,
@@ -229,7 +231,7 @@ impl<'a> GoodputWorld<'a> {
 
     pub(crate) fn connect(&mut self, router: usize, place: usize) {
         let device = &self.devices[place];
-        let joined = cleave_router::RouterInput::WorkerJoined {
+        let joined = RouterInput::WorkerJoined {
             worker: device.worker_ref(),
             description: device.description(),
         };
@@ -245,10 +247,7 @@ impl<'a> GoodputWorld<'a> {
                 router,
                 from: worker,
                 report,
-            } => self.handle_router_input(
-                router,
-                cleave_router::RouterInput::WorkerReported { worker, report },
-            ),
+            } => self.handle_router_input(router, RouterInput::WorkerReported { worker, report }),
             GoodputEvent::ToWorker {
                 router,
                 worker,
@@ -259,10 +258,7 @@ impl<'a> GoodputWorld<'a> {
             }
             GoodputEvent::Counted { router, handoff } => {
                 let generated = self.clients.tokens(handoff.flight).into();
-                self.handle_router_input(
-                    router,
-                    cleave_router::RouterInput::Counted { handoff, generated },
-                );
+                self.handle_router_input(router, RouterInput::Counted { handoff, generated });
             }
             GoodputEvent::Stepped {
                 worker,
@@ -272,7 +268,8 @@ impl<'a> GoodputWorld<'a> {
             GoodputEvent::BlocksSent { worker, exports } => {
                 let bytes = self.block_bytes(worker);
                 for export in exports.iter() {
-                    self.handle_worker_input(worker, worker::export_answer(export, bytes));
+                    let block = BlockFrames::blank(export, bytes);
+                    self.handle_worker_input(worker, block.answer());
                 }
             }
             GoodputEvent::Frames {
@@ -325,15 +322,12 @@ impl<'a> GoodputWorld<'a> {
         {
             observer.half_arrived(&self.routers[router].brain);
         }
-        self.handle_router_input(
-            router,
-            cleave_router::RouterInput::Submitted { flight, request },
-        );
+        self.handle_router_input(router, RouterInput::Submitted { flight, request });
     }
 
     // === routers ===
 
-    pub(crate) fn handle_router_input(&mut self, router: usize, input: cleave_router::RouterInput) {
+    pub(crate) fn handle_router_input(&mut self, router: usize, input: RouterInput) {
         if let Some(observer) = &mut self.observer {
             observer.input_begins(&input);
         }
@@ -342,51 +336,15 @@ impl<'a> GoodputWorld<'a> {
         if let Some(observer) = &mut self.observer {
             observer.input_ends();
         }
-        let wake = process.brain.deadline();
-        if let Some(wake) = wake.filter(|wake| process.wake.is_none_or(|planned| *wake < planned)) {
-            process.wake = Some(wake);
+        if let Some(wake) = process.wake.plan(process.brain.deadline()) {
             let at = self.scenario.timer_time(wake.max(self.now));
             self.event_queue.push(at, GoodputEvent::WakeRouter(router));
         }
         while let Some(output) = self.routers[router].brain.poll() {
-            self.perform_router_output(router, output);
-        }
-    }
-
-    fn perform_router_output(&mut self, router: usize, output: cleave_router::RouterOutput) {
-        match output {
-            cleave_router::RouterOutput::Order { worker, order } => {
-                if matches!(order, Order::Serve { .. })
-                    && let Some(orchestrator) = &mut self.orchestrator
-                {
-                    orchestrator.count_role_change();
-                }
-                let worker = self.worker_index[&worker.worker];
-                let event = GoodputEvent::ToWorker {
-                    router,
-                    worker,
-                    order,
-                };
-                let at = self.now + self.scenario.message_time;
-                self.event_queue.push_in_order(at, event);
-            }
-            cleave_router::RouterOutput::Fence { handoff } => {
-                self.clients.fence(handoff);
-                self.event_queue
-                    .push(self.now, GoodputEvent::Counted { router, handoff });
-            }
-            cleave_router::RouterOutput::Count { handoff } => {
-                self.event_queue
-                    .push(self.now, GoodputEvent::Counted { router, handoff });
-            }
-            cleave_router::RouterOutput::End { flight, ending, .. } => {
-                self.clients.end(flight, &ending);
-            }
-            cleave_router::RouterOutput::Note(note) => self.handle_note(note),
-            cleave_router::RouterOutput::Drained | cleave_router::RouterOutput::Readiness(_) => {}
-            cleave_router::RouterOutput::WorkersWanted(decision) => {
-                self.record_decision(router, decision)
-            }
+            output.perform(&mut GoodputRouterBody {
+                world: self,
+                router,
+            });
         }
     }
 
@@ -400,9 +358,61 @@ impl<'a> GoodputWorld<'a> {
     }
 
     fn wake_router(&mut self, router: usize) {
-        let process = &mut self.routers[router];
-        if process.wake.take_if(|at| *at <= self.now).is_some() {
-            self.handle_router_input(router, cleave_router::RouterInput::Woke);
+        if self.routers[router].wake.take_due(self.now) {
+            self.handle_router_input(router, RouterInput::Woke);
         }
+    }
+}
+
+/// The body of a router.
+struct GoodputRouterBody<'g, 'a> {
+    world: &'g mut GoodputWorld<'a>,
+    router: usize,
+}
+
+impl RouterActions for GoodputRouterBody<'_, '_> {
+    type Outcome = ();
+
+    fn order(&mut self, worker: WorkerRef, order: Order) {
+        let world = &mut *self.world;
+        if matches!(order, Order::Serve { .. })
+            && let Some(orchestrator) = &mut world.orchestrator
+        {
+            orchestrator.count_role_change();
+        }
+        let event = GoodputEvent::ToWorker {
+            router: self.router,
+            worker: world.worker_index[&worker.worker],
+            order,
+        };
+        let at = world.now + world.scenario.message_time;
+        world.event_queue.push_in_order(at, event);
+    }
+
+    fn fence(&mut self, handoff: HandoffId) {
+        self.world.clients.fence(handoff);
+        self.count(handoff);
+    }
+
+    fn count(&mut self, handoff: HandoffId) {
+        let router = self.router;
+        let event = GoodputEvent::Counted { router, handoff };
+        self.world.event_queue.push(self.world.now, event);
+    }
+
+    fn end(&mut self, flight: FlightId, ending: Ending, _: Option<u32>, _: RequestStageTimes) {
+        self.world.clients.end(flight, &ending);
+    }
+
+    fn drained(&mut self) {}
+
+    fn readiness(&mut self, _: RouterReadiness) {}
+
+    fn workers_wanted(&mut self, decision: ScalerDecision) {
+        self.world.record_decision(self.router, decision);
+    }
+
+    fn note(&mut self, note: RouterNote) {
+        self.world.handle_note(note);
     }
 }

@@ -5,10 +5,9 @@
 
 use super::Orchestrator;
 use super::links::whole_grains;
-use crate::rng::mix;
 use cleave_domain::{
-    Fingerprint, LinkPrice, Prices, Request, RequestSlo, SamplingParams, SloPolicy, StopRules,
-    Time, TokenId, WorkerDescription, WorkerRef,
+    Fingerprint, LinkPrice, Prices, Request, RequestSlo, SamplingParams, SloPolicy, SplitMix64,
+    StopRules, Time, TokenId, WorkerDescription, WorkerRef,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -101,8 +100,10 @@ impl PromptRecipe {
     /// The token ids of the prompt.
     pub fn token_ids(&self) -> Arc<[TokenId]> {
         let write = |part: &RecipePart| {
-            let key = mix(part.name);
-            let token = move |place: u32| mix(key ^ u64::from(place)) % u64::from(VOCAB_SIZE);
+            let key = SplitMix64::finalize(part.name);
+            let token = move |place: u32| {
+                SplitMix64::finalize(key ^ u64::from(place)) % u64::from(VOCAB_SIZE)
+            };
             (0..part.tokens).map(move |place| token(place) as TokenId)
         };
         self.parts.iter().flat_map(write).collect()

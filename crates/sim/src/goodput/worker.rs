@@ -7,12 +7,12 @@
 use super::WorkerDevice;
 use super::links::whole_grains;
 use super::scenario::VOCAB_SIZE;
-use crate::rng::{SimRng, mix};
-use cleave_domain::{HandoffId, SampledToken, StepPlan, StepResult, StepWork, Time, TokenId};
-use cleave_kv::BlockPart;
-use cleave_kv::handoff::HandoffDigest;
+use cleave_domain::{
+    HandoffId, SampledToken, SplitMix64, StepPlan, StepResult, StepWork, Time, TokenId,
+};
 use cleave_planner::Predict;
-use cleave_sched::{BlockExport, ExportOutcome, WorkerBrain, WorkerInput};
+use cleave_sched::{BlockExport, WorkerBrain, WorkerInput};
+use cleave_testkit::WakeTimer;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) struct GoodputWorker {
     /// The brain reported that it has drained.
     pub(crate) has_drained: bool,
     /// The time of its next wake-up.
-    pub(crate) wake: Option<Time>,
+    pub(crate) wake: WakeTimer,
     /// Answers that the brain gets before any other input.
     pub(crate) answers_due: VecDeque<WorkerInput>,
     /// Blocks exported since the last input.
@@ -41,7 +41,7 @@ pub(crate) struct GoodputWorker {
     pub(crate) free_at: Time,
     /// Sampling seeds of the slots' sequences.
     seeds: Vec<u64>,
-    rng: SimRng,
+    rng: SplitMix64,
 }
 
 /// The phase of a worker's life.
@@ -75,13 +75,13 @@ impl GoodputWorker {
             brain: WorkerBrain::new(device.limits.clone()),
             phase: WorkerPhase::Up,
             has_drained: false,
-            wake: None,
+            wake: WakeTimer::default(),
             answers_due: VecDeque::new(),
             exports_pending: Vec::new(),
             dropped_swaps: BTreeSet::new(),
             free_at: Time::ZERO,
             seeds: vec![0; device.limits.capacity.slots_count as usize],
-            rng: SimRng::new(mix(seed ^ device.worker_ref().worker.0)),
+            rng: SplitMix64::new(SplitMix64::finalize(seed ^ device.worker_ref().worker.0)),
         }
     }
 
@@ -119,30 +119,6 @@ impl GoodputWorker {
 
 /// The token that a request draws at a position.
 pub(crate) fn draw_token(seed: u64, position: u32) -> TokenId {
-    (mix(mix(seed) ^ u64::from(position)) % u64::from(VOCAB_SIZE)) as TokenId
-}
-
-/// The single frame of a block.
-pub(crate) fn block_frame(export: &BlockExport, block_bytes: u32) -> BlockPart {
-    BlockPart {
-        plane: export.plane,
-        ordinal: export.ordinal,
-        offset: 0,
-        len: block_bytes,
-    }
-}
-
-/// Stands for the checksum of a payload that does not exist; both ends compute the same one.
-pub(crate) fn checksum(export: &BlockExport) -> u64 {
-    mix(export.handoff.flight.0 ^ u64::from(export.ordinal) << 40)
-}
-
-/// The answer to an export whose block has left.
-pub(crate) fn export_answer(export: &BlockExport, block_bytes: u32) -> WorkerInput {
-    let mut digest = HandoffDigest::default();
-    digest.add_frame(block_frame(export, block_bytes), checksum(export));
-    export.answer(ExportOutcome::Sent {
-        digest: digest.value(),
-        bytes: u64::from(block_bytes),
-    })
+    (SplitMix64::finalize(SplitMix64::finalize(seed) ^ u64::from(position)) % u64::from(VOCAB_SIZE))
+        as TokenId
 }

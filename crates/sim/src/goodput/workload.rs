@@ -6,8 +6,7 @@
 //! 754.
 
 use super::{PromptRecipe, RecipePart, RequestArrival};
-use crate::rng::{SimRng, mix};
-use cleave_domain::{RequestSlo, SloPolicy, Time};
+use cleave_domain::{RequestSlo, SloPolicy, SplitMix64, Time};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,7 +138,7 @@ pub struct SyntheticWorkload {
 impl SyntheticWorkload {
     /// The arrivals. Each has one of the policy's classes, drawn evenly.
     pub fn arrivals(&self, policy: &SloPolicy) -> Vec<RequestArrival> {
-        let mut rng = SimRng::new(mix(self.seed));
+        let mut rng = SplitMix64::new(SplitMix64::finalize(self.seed));
         let mut gaps = ArrivalGaps::new(self.rate_milli, self.cv_permille);
         let mut at = Time::ZERO;
         let mut all = Vec::new();
@@ -165,8 +164,8 @@ impl SyntheticWorkload {
         }
     }
 
-    fn prompt(&self, tokens: u32, rng: &mut SimRng) -> PromptRecipe {
-        let own = rng.next();
+    fn prompt(&self, tokens: u32, rng: &mut SplitMix64) -> PromptRecipe {
+        let own = rng.draw();
         if self.shared_tokens == 0 {
             return PromptRecipe::unshared(own, tokens);
         }
@@ -185,7 +184,7 @@ pub fn thinned_by_curve(
     curve: &[(u64, u32)],
     seed: u64,
 ) -> Vec<RequestArrival> {
-    let mut rng = SimRng::new(mix(seed));
+    let mut rng = SplitMix64::new(SplitMix64::finalize(seed));
     let share = |second: u64| {
         let above = curve.partition_point(|(at, _)| *at <= second);
         let left = curve[above.saturating_sub(1)];
@@ -218,7 +217,7 @@ fn shape_named(name: &str) -> Option<&'static RequestShape> {
     SHAPES.iter().find(|shape| shape.name == name)
 }
 
-fn draw_length(lengths: LengthQuantiles, rng: &mut SimRng) -> u32 {
+fn draw_length(lengths: LengthQuantiles, rng: &mut SplitMix64) -> u32 {
     let throw = rng.range(0, 999_999);
     let above = lengths.partition_point(|(permille, _)| u64::from(*permille) * 1000 <= throw);
     let (left, right) = (lengths[above - 1], lengths[above]);
@@ -248,9 +247,9 @@ impl ArrivalGaps {
         }
     }
 
-    fn draw(&mut self, rng: &mut SimRng) -> Duration {
+    fn draw(&mut self, rng: &mut SplitMix64) -> Duration {
         let mean = self.means[usize::from(rng.range(0, 999_999) >= self.short_ppm)];
-        let uniform = ((rng.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        let uniform = ((rng.draw() >> 11) + 1) as f64 / (1u64 << 53) as f64;
         Duration::from_nanos((-ln(uniform) * mean) as u64)
     }
 }

@@ -1,13 +1,12 @@
 //! Packets and blocks from worker to worker, with the faults of the links.
 
 use crate::bit_flips::{self, MessageArrival};
-use crate::body::FrameCells;
 use crate::log_text;
 use crate::run::{ChaosEvent, ChaosRun, OneSidedWrite, PacketInFlight, worker_index};
 use cleave_domain::{KvUnit, WorkerRef};
-use cleave_kv::handoff::HandoffDigest;
-use cleave_kv::{BlockPart, Packet};
+use cleave_kv::Packet;
 use cleave_sched::{BlockExport, ExportOutcome, PayloadCondition, WorkerInput};
+use cleave_testkit::{BlockFrames, FrameCells};
 use std::time::Duration;
 
 /// Whether the link took a block.
@@ -26,29 +25,22 @@ impl ChaosRun<'_> {
         export: &BlockExport,
         payload: &FrameCells,
     ) -> BlockSend {
-        let frames = self.frames(export, payload);
-        let mut digest = HandoffDigest::default();
-        let mut bytes = 0;
+        // One frame or two.
+        let count = payload.len() as u32;
+        let cut = if count > 1 && self.rng.chance(300) {
+            self.rng.count(1, count - 1)
+        } else {
+            count
+        };
+        let mut block = BlockFrames::of_cells(export, payload, cut as usize);
         let mut sent = None;
-        for (part, cells) in frames {
-            let checksum = checksum(&cells);
-            digest.add_frame(part, checksum);
-            bytes += u64::from(part.len);
-            let packet = Packet::Frame {
-                handoff: export.handoff,
-                block: export.block,
-                part,
-                checksum,
-            };
+        for (packet, cells) in std::mem::take(&mut block.frames) {
             sent = self.send(me, export.to, packet, cells);
         }
         let Some(sent) = sent else {
             return BlockSend::NoLink;
         };
-        let exported = Box::new(export.answer(ExportOutcome::Sent {
-            digest: digest.value(),
-            bytes,
-        }));
+        let exported = Box::new(block.answer());
         self.schedule(sent, ChaosEvent::BlockSent { side: me, exported });
         BlockSend::Sent
     }
@@ -103,35 +95,6 @@ impl ChaosRun<'_> {
         Ok(Some(words))
     }
 
-    /// Splits a block into one frame or two.
-    pub(super) fn frames(
-        &mut self,
-        export: &BlockExport,
-        payload: &FrameCells,
-    ) -> Vec<(BlockPart, FrameCells)> {
-        let capacity = &self.world.workers[0].capacity;
-        let size = capacity.block_bytes / capacity.block_tokens;
-        let count = payload.len() as u32;
-        let cut = if count > 1 && self.rng.chance(300) {
-            self.rng.count(1, count - 1)
-        } else {
-            count
-        };
-        [(0, cut), (cut, count)]
-            .into_iter()
-            .filter(|(from, to)| from < to)
-            .map(|(from, to)| {
-                let part = BlockPart {
-                    plane: export.plane,
-                    ordinal: export.ordinal,
-                    offset: from * size,
-                    len: (to - from) * size,
-                };
-                (part, payload[from as usize..to as usize].to_vec())
-            })
-            .collect()
-    }
-
     pub(crate) fn shipped(
         &mut self,
         side: WorkerRef,
@@ -146,11 +109,11 @@ impl ChaosRun<'_> {
         else {
             return Ok(None);
         };
-        let key = (handoff, KvUnit { plane, ordinal });
+        let unit = KvUnit { plane, ordinal };
         let process = &mut self.workers[worker_index(side)];
         let body = process.body.as_mut().filter(|body| body.worker == side);
         // The loss of the link answered this export already.
-        if body.and_then(|body| body.exporting.remove(&key)).is_none() {
+        if !body.is_some_and(|body| body.export_ends(handoff, unit)) {
             return Ok(None);
         }
         self.worker_input_if_alive(side, "shipped", exported)
@@ -286,7 +249,7 @@ impl ChaosRun<'_> {
             return Ok(None);
         };
         if let Packet::Frame { handoff, part, .. } = &envelope.packet {
-            body.arriving = Some((*handoff, *part, envelope.payload));
+            body.frame_arrives(*handoff, *part, envelope.payload);
         }
         let packet = envelope.packet;
         let words = format!(
@@ -303,12 +266,4 @@ impl ChaosRun<'_> {
         self.feed_worker(worker_index(to), input)?;
         Ok(Some(words))
     }
-}
-
-/// The checksum of cells: FNV-1a over their content.
-pub(crate) fn checksum(cells: &FrameCells) -> u64 {
-    cells.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, cell| {
-        let word = cell.map_or(0, |cell| cell.kv.0 ^ cell.salt);
-        (hash ^ word).wrapping_mul(0x0100_0000_01b3)
-    })
 }

@@ -384,7 +384,8 @@ mod tests {
     use super::*;
     use crate::MetricRegistry;
     use cleave_api::TraceParent;
-    use cleave_domain::{FlightId, Refusal, RequestSlo, RunOrder, SamplingParams, StopRules};
+    use cleave_domain::{FlightId, Refusal, RunOrder};
+    use cleave_testkit::build;
     use opentelemetry_sdk::trace::InMemorySpanExporter;
 
     const HANDOFF: HandoffId = HandoffId {
@@ -393,19 +394,7 @@ mod tests {
     };
 
     fn run() -> Order {
-        let request = Request {
-            prompt: [1, 2, 3].into(),
-            generated: [].into(),
-            sampling: SamplingParams::greedy(),
-            stop: StopRules {
-                max_tokens: 9,
-                min_tokens: 0,
-                stop_tokens: [].into(),
-            },
-            priority: 0,
-            cache_salt: 0,
-            slo: RequestSlo::default(),
-        };
+        let request = build::request([1, 2, 3], 9);
         Order::Run(RunOrder {
             handoff: HANDOFF,
             request: Arc::new(request),

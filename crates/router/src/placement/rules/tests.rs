@@ -3,9 +3,9 @@
 use super::*;
 use crate::placement::forecast::PlacementPriority;
 use cleave_domain::{
-    Capacity, Fingerprint, Prices, Report, RequestSlo, Role, RowPrice, SamplingParams, StopRules,
-    WorkerDescription, WorkerRef,
+    Capacity, Fingerprint, Prices, Report, RequestSlo, Role, RowPrice, WorkerDescription, WorkerRef,
 };
+use cleave_testkit::build;
 
 fn class(name: &str, ttft: Option<u64>, tpot: Option<u64>) -> SloClass {
     SloClass {
@@ -81,22 +81,13 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (RulesFixture, FlightR
     fleet.join(worker, description);
     fleet.update_worker(worker, &Report::Prices(prices));
     let request = Request {
-        prompt: [1, 2, 3].into(),
-        generated: [].into(),
-        sampling: SamplingParams::greedy(),
-        stop: StopRules {
-            max_tokens: 300,
-            min_tokens: 0,
-            stop_tokens: [].into(),
-        },
-        priority: 0,
-        cache_salt: 0,
         slo: RequestSlo {
             class: class.name.clone(),
             ttft: class.ttft,
             tpot: class.tpot,
             ..RequestSlo::default()
         },
+        ..build::request([1, 2, 3], 300)
     };
     let fixture = RulesFixture {
         now: Time::from_nanos(7_000_000),

@@ -2,12 +2,16 @@
 
 use super::{GoodputEvent, GoodputWorld, SwapCopy};
 use crate::goodput::links::{latency, link_price};
-use crate::goodput::worker::{self, StepImprecision};
-use cleave_domain::{HandoffId, LinkPrice, WorkerRef};
-use cleave_kv::Packet;
-use cleave_sched::{
-    BlockExport, ImportOutcome, PayloadCondition, SwapOutcome, WorkerInput, WorkerOutput,
+use crate::goodput::worker::StepImprecision;
+use cleave_domain::{
+    BlockIndex, BlockRef, Emission, HandoffId, LinkPrice, Report, RouterId, StepPlan, WorkerRef,
 };
+use cleave_kv::{BlockPart, Packet};
+use cleave_sched::{
+    BlockExport, ImportOutcome, PayloadCondition, SwapOutcome, WorkerActions, WorkerInput,
+    WorkerNote,
+};
+use cleave_testkit::BlockFrames;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +25,7 @@ impl GoodputWorld<'_> {
         while let Some(input) = next {
             self.workers[place].brain.handle(self.now, input);
             while let Some(output) = self.workers[place].brain.poll() {
-                self.perform_worker_output(place, output);
+                output.perform(&mut GoodputBody { world: self, place });
             }
             next = self.workers[place].answers_due.pop_front();
         }
@@ -32,97 +36,23 @@ impl GoodputWorld<'_> {
             self.send_blocks(place);
         }
         let worker = &mut self.workers[place];
-        let wake = worker.brain.deadline();
-        if let Some(wake) = wake.filter(|wake| worker.wake.is_none_or(|planned| *wake < planned)) {
-            worker.wake = Some(wake);
+        if let Some(wake) = worker.wake.plan(worker.brain.deadline()) {
             let at = self.scenario.timer_time(wake.max(self.now));
             self.event_queue.push(at, GoodputEvent::WakeWorker(place));
         }
     }
 
-    fn perform_worker_output(&mut self, place: usize, output: WorkerOutput) {
-        let device = &self.devices[place];
-        match output {
-            WorkerOutput::Step(plan) => {
-                let flaws = StepImprecision {
-                    noise_permille: self.scenario.noise_permille,
-                    grain: self.scenario.grain,
-                };
-                let worker = &mut self.workers[place];
-                let (result, took) = worker.step(&plan, device, flaws);
-                // A step in flight behind another begins when that one ends.
-                worker.free_at = worker.free_at.max(self.now) + took;
-                let at = worker.free_at;
-                let event = GoodputEvent::Stepped {
-                    worker: place,
-                    result,
-                    took,
-                };
-                self.event_queue.push(at, event);
-            }
-            WorkerOutput::Report { router, report } => {
-                let event = GoodputEvent::ToRouter {
-                    router: router.0 as usize - 1,
-                    from: device.worker_ref(),
-                    report,
-                };
-                let at = self.now + self.scenario.message_time;
-                self.event_queue.push_in_order(at, event);
-            }
-            WorkerOutput::Emit { handoff, emission } => {
-                let at = self.now + self.scenario.message_time;
-                self.clients.receive_token(handoff, emission.index, at);
-            }
-            WorkerOutput::Export(export) => self.workers[place].exports_pending.push(export),
-            WorkerOutput::Send { to, packet } => self.send_packet(place, to, packet),
-            WorkerOutput::Import { handoff, part, .. } => {
-                self.workers[place]
-                    .answers_due
-                    .push_back(WorkerInput::Imported {
-                        handoff,
-                        part,
-                        outcome: ImportOutcome::Written,
-                    });
-            }
-            WorkerOutput::SwapOut {
-                handoff, blocks, ..
-            } => {
-                self.begin_swap_copy(place, SwapCopy::Out, handoff, blocks.len());
-            }
-            WorkerOutput::SwapIn {
-                handoff, blocks, ..
-            } => {
-                self.begin_swap_copy(place, SwapCopy::In, handoff, blocks.len());
-            }
-            WorkerOutput::SwapDrop { handoff } => {
-                self.workers[place].dropped_swaps.insert(handoff);
-            }
-            WorkerOutput::Offload { .. }
-            | WorkerOutput::SpillToDisk { .. }
-            | WorkerOutput::Fetch { .. }
-            | WorkerOutput::FetchStop { .. }
-            | WorkerOutput::TierDrop { .. } => unreachable!("these pools have no tiers"),
-            // A frame without a payload leaves nothing to discard; copies in progress are answered
-            // when they end.
-            WorkerOutput::Discard { .. } | WorkerOutput::Forget { .. } => {}
-            WorkerOutput::Drained => self.workers[place].has_drained = true,
-            WorkerOutput::Note(note) => self.clients.worker_note(&note),
-        }
-    }
-
     pub(super) fn wake_worker(&mut self, place: usize) {
         let worker = &mut self.workers[place];
-        if worker.wake.take_if(|at| *at <= self.now).is_none() || !worker.phase.is_running() {
+        if !worker.wake.take_due(self.now) || !worker.phase.is_running() {
             return;
         }
         // Many deadlines have moved later by the time of their wake-up.
-        match worker.brain.deadline() {
-            Some(at) if at > self.now => {
-                worker.wake = Some(at);
-                self.event_queue.push(at, GoodputEvent::WakeWorker(place));
-            }
-            Some(_) => self.handle_worker_input(place, WorkerInput::Woke),
-            None => {}
+        let deadline = worker.brain.deadline();
+        if deadline.is_some_and(|at| at <= self.now) {
+            self.handle_worker_input(place, WorkerInput::Woke);
+        } else if let Some(at) = worker.wake.plan(deadline) {
+            self.event_queue.push(at, GoodputEvent::WakeWorker(place));
         }
     }
 
@@ -165,13 +95,9 @@ impl GoodputWorld<'_> {
         }
         let bytes = self.block_bytes(place);
         for export in exports {
-            let packet = Packet::Frame {
-                handoff: export.handoff,
-                block: export.block,
-                part: worker::block_frame(export, bytes),
-                checksum: worker::checksum(export),
-            };
-            self.packet_arrives(place, from, packet);
+            for (packet, _) in BlockFrames::blank(export, bytes).frames {
+                self.packet_arrives(place, from, packet);
+            }
         }
     }
 
@@ -240,5 +166,97 @@ impl GoodputWorld<'_> {
             },
         };
         self.handle_worker_input(place, input);
+    }
+}
+
+/// The body of a worker. Its pool has no tiers, and a frame no payload.
+struct GoodputBody<'g, 'a> {
+    world: &'g mut GoodputWorld<'a>,
+    place: usize,
+}
+
+impl WorkerActions for GoodputBody<'_, '_> {
+    type Outcome = ();
+
+    fn step(&mut self, plan: StepPlan) {
+        let world = &mut *self.world;
+        let flaws = StepImprecision {
+            noise_permille: world.scenario.noise_permille,
+            grain: world.scenario.grain,
+        };
+        let worker = &mut world.workers[self.place];
+        let (result, took) = worker.step(&plan, &world.devices[self.place], flaws);
+        // A step in flight behind another begins when that one ends.
+        worker.free_at = worker.free_at.max(world.now) + took;
+        let event = GoodputEvent::Stepped {
+            worker: self.place,
+            result,
+            took,
+        };
+        world.event_queue.push(worker.free_at, event);
+    }
+
+    fn report(&mut self, router: RouterId, report: Report) {
+        let event = GoodputEvent::ToRouter {
+            router: router.0 as usize - 1,
+            from: self.world.devices[self.place].worker_ref(),
+            report,
+        };
+        let at = self.world.now + self.world.scenario.message_time;
+        self.world.event_queue.push_in_order(at, event);
+    }
+
+    fn emit(&mut self, handoff: HandoffId, emission: Emission) {
+        let at = self.world.now + self.world.scenario.message_time;
+        self.world
+            .clients
+            .receive_token(handoff, emission.index, at);
+    }
+
+    /// Copies in progress are answered when they end.
+    fn forget(&mut self, _: HandoffId) {}
+
+    fn drained(&mut self) {
+        self.world.workers[self.place].has_drained = true;
+    }
+
+    fn note(&mut self, note: WorkerNote) {
+        self.world.clients.worker_note(&note);
+    }
+
+    fn export(&mut self, export: BlockExport) {
+        let worker = &mut self.world.workers[self.place];
+        worker.exports_pending.push(export);
+    }
+
+    fn send(&mut self, to: WorkerRef, packet: Packet) {
+        self.world.send_packet(self.place, to, packet);
+    }
+
+    fn import(&mut self, handoff: HandoffId, part: BlockPart, _: BlockRef) {
+        let worker = &mut self.world.workers[self.place];
+        worker.answers_due.push_back(WorkerInput::Imported {
+            handoff,
+            part,
+            outcome: ImportOutcome::Written,
+        });
+    }
+
+    fn discard(&mut self, _: HandoffId, _: BlockPart) {}
+
+    fn swap_out(&mut self, handoff: HandoffId, blocks: Vec<BlockIndex>, _: Option<BlockIndex>) {
+        let count = blocks.len();
+        self.world
+            .begin_swap_copy(self.place, SwapCopy::Out, handoff, count);
+    }
+
+    fn swap_in(&mut self, handoff: HandoffId, blocks: Vec<BlockIndex>, _: Option<BlockIndex>) {
+        let count = blocks.len();
+        self.world
+            .begin_swap_copy(self.place, SwapCopy::In, handoff, count);
+    }
+
+    fn drop_swapped(&mut self, handoff: HandoffId) {
+        self.world.workers[self.place].dropped_swaps.insert(handoff);
     }
 }

@@ -4,43 +4,46 @@
 //! than the world gives it; gives content that the brain has dropped. Invariant: every copy that
 //! the brain asks for is answered once.
 
-use super::{DeviceFaults, EngineOp, FrameCells, SimWorker};
+use super::{AnswerTime, CellWorker, EngineOp, FrameCells, OpFault};
 use cleave_domain::{BlockHash, BlockIndex, HandoffId, KvPlane, Time};
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 /// The content of the tiers, and the fetches in progress.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TierContents {
-    pub(super) host: BTreeMap<BlockHash, FrameCells>,
-    pub(crate) disk: BTreeMap<BlockHash, FrameCells>,
+pub(super) struct TierContents {
+    host: BTreeMap<BlockHash, FrameCells>,
+    disk: BTreeMap<BlockHash, FrameCells>,
     /// Fetches that wait for the disk.
     waiting_for_disk: BTreeMap<HandoffId, Vec<(BlockHash, BlockIndex)>>,
     /// When each fetch was requested.
     requested_at: BTreeMap<HandoffId, Time>,
     /// How long the disk took for each fetch.
     disk_time: BTreeMap<HandoffId, Duration>,
-    /// Fetches that the brain stopped while the engine was copying them.
+    /// Fetches that the brain stopped and that end later.
     stop_requested: BTreeSet<HandoffId>,
+    /// Contents that a fetch found unusable; the brain drops them, also while others fetch them.
+    unusable: BTreeSet<BlockHash>,
 }
 
 /// The slowest tier that a fetch reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FetchSource {
+pub enum FetchSource {
     Host,
     Disk,
 }
 
-impl SimWorker {
-    pub(crate) fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
+impl CellWorker {
+    pub(super) fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
         self.check_no_step_writes(std::iter::once((KvPlane::Blocks, block)))?;
         self.ops.push_back(EngineOp::Offload { content, block });
         Ok(())
     }
 
-    /// Begins a fetch; a fetch from disk waits for [`SimWorker::disk_read`].
-    pub(crate) fn fetch(
+    /// Begins a fetch; a fetch from disk waits for [`CellWorker::disk_read`].
+    pub(super) fn fetch(
         &mut self,
         now: Time,
         handoff: HandoffId,
@@ -50,7 +53,7 @@ impl SimWorker {
         self.check_no_step_writes(targets)?;
         self.tiers.requested_at.insert(handoff, now);
         let in_host = |(content, _): &(BlockHash, _)| self.tiers.host.contains_key(content);
-        if blocks.iter().all(in_host) {
+        if self.answers == AnswerTime::AtItsEnd || blocks.iter().all(in_host) {
             self.ops.push_back(EngineOp::Fetch { handoff, blocks });
             return Ok(FetchSource::Host);
         }
@@ -59,7 +62,7 @@ impl SimWorker {
     }
 
     /// The disk has read the content of a fetch; the engine's copy comes next.
-    pub(crate) fn disk_read(&mut self, now: Time, handoff: HandoffId) {
+    pub fn disk_read(&mut self, now: Time, handoff: HandoffId) {
         if let Some(blocks) = self.tiers.waiting_for_disk.remove(&handoff) {
             let since = self.tiers.requested_at.get(&handoff).copied();
             let read = now.since(since.unwrap_or(now));
@@ -69,10 +72,12 @@ impl SimWorker {
     }
 
     /// Stops a fetch; gives the brain's answer, unless the engine is copying it already.
-    pub(crate) fn stop_fetch(&mut self, now: Time, handoff: HandoffId) -> Option<WorkerInput> {
+    pub(super) fn stop_fetch(&mut self, now: Time, handoff: HandoffId) -> Option<WorkerInput> {
         let is_it =
             |op: &EngineOp| matches!(op, EngineOp::Fetch { handoff: h, .. } if *h == handoff);
-        if self.busy.as_ref().is_some_and(|(op, _)| is_it(op)) {
+        if self.answers == AnswerTime::AtItsEnd
+            || self.busy.as_ref().is_some_and(|(op, _)| is_it(op))
+        {
             self.tiers.stop_requested.insert(handoff);
             return None;
         }
@@ -106,7 +111,7 @@ impl SimWorker {
         }
     }
 
-    pub(crate) fn drop_from_tier(
+    pub(super) fn drop_from_tier(
         &mut self,
         content: BlockHash,
         place: TierLevel,
@@ -125,76 +130,104 @@ impl SimWorker {
     }
 
     /// Ends a disk write: the content is on disk, or the device failed.
-    pub(crate) fn disk_wrote(
+    ///
+    /// # Errors
+    /// If the disk has more blocks than its limit.
+    pub fn disk_wrote(
         &mut self,
         content: BlockHash,
-        device_faults: DeviceFaults,
-    ) -> OffloadOutcome {
-        let in_host = self
-            .tiers
-            .host
-            .get(&content)
-            .filter(|_| device_faults == DeviceFaults::None);
-        let Some(cells) = in_host.cloned() else {
-            return OffloadOutcome::Broken;
+        fault: Option<&OpFault>,
+    ) -> Result<OffloadOutcome, String> {
+        let in_host = self.tiers.host.get(&content);
+        let Some(cells) = in_host.filter(|_| fault.is_none()).cloned() else {
+            return Ok(OffloadOutcome::Broken);
         };
         self.tiers.disk.insert(content, cells);
-        OffloadOutcome::Copied
+        self.check_below()?;
+        Ok(OffloadOutcome::Copied)
+    }
+
+    /// The slowest tier that has a content, if any has it.
+    pub fn tier_of(&self, content: BlockHash) -> Option<TierLevel> {
+        if self.tiers.host.contains_key(&content) {
+            Some(TierLevel::Host)
+        } else {
+            let on_disk = self.tiers.disk.contains_key(&content);
+            on_disk.then_some(TierLevel::Disk)
+        }
+    }
+
+    /// Ends this life; gives the content of its disk, which outlives it.
+    pub fn take_disk(&mut self) -> BTreeMap<BlockHash, FrameCells> {
+        std::mem::take(&mut self.tiers.disk)
+    }
+
+    /// Begins with the disk of an earlier life; gives its contents.
+    pub fn find_disk(&mut self, disk: BTreeMap<BlockHash, FrameCells>) -> Vec<BlockHash> {
+        self.tiers.disk = disk;
+        self.tiers.disk.keys().copied().collect()
     }
 
     pub(super) fn offloaded(
         &mut self,
         content: BlockHash,
         block: BlockIndex,
-        device_faults: DeviceFaults,
+        fault: Option<&OpFault>,
     ) -> Result<OffloadOutcome, String> {
-        if device_faults == DeviceFaults::Failing {
+        if fault.is_some() {
             return Ok(OffloadOutcome::Broken);
         }
         let cells = self.engine.read(block).to_vec();
-        self.tiers.host.insert(content, cells);
+        if self.tiers.host.insert(content, cells).is_some() {
+            return Err(format!("{} keeps {content} twice", self.worker));
+        }
+        self.tiers.unusable.remove(&content);
         self.check_below()?;
         Ok(OffloadOutcome::Copied)
     }
 
-    /// Ends a fetch that the engine began to copy at `begun`.
+    /// Ends a fetch, which the engine copied in this span.
     pub(super) fn finish_fetch(
         &mut self,
-        begun: Time,
-        now: Time,
+        span: &Range<Time>,
         handoff: HandoffId,
         blocks: &[(BlockHash, BlockIndex)],
-        device_faults: DeviceFaults,
+        fault: Option<&OpFault>,
     ) -> Result<WorkerInput, String> {
         let half = blocks.len() / 2;
-        let (blocks_fetched, outcome) =
-            match (self.tiers.stop_requested.remove(&handoff), device_faults) {
-                (true, _) => (half, FetchOutcome::Stopped),
-                (false, DeviceFaults::None) => (blocks.len(), FetchOutcome::Copied),
-                (false, DeviceFaults::Failing) => {
-                    let outcomes = [
-                        FetchOutcome::Missing,
-                        FetchOutcome::Corrupt,
-                        FetchOutcome::Unreadable,
-                        FetchOutcome::Broken,
-                    ];
-                    (half, outcomes[blocks.len() % outcomes.len()])
-                }
-            };
-        for (content, block) in &blocks[..blocks_fetched] {
-            let below = &self.tiers;
-            let cells = below.host.get(content).or_else(|| below.disk.get(content));
+        let (end, outcome) = match (self.tiers.stop_requested.remove(&handoff), fault) {
+            (true, _) => (half, FetchOutcome::Stopped),
+            (false, None) => (blocks.len(), FetchOutcome::Copied),
+            (false, Some(OpFault::Fetch(outcome))) => (half, *outcome),
+            (false, Some(other)) => return Err(format!("{other:?} is no fault of a fetch")),
+        };
+        // Another fetch may have found a content unusable meanwhile.
+        let is_unusable = |(content, _): &(BlockHash, BlockIndex)| {
+            self.tier_of(*content).is_none() && self.tiers.unusable.contains(content)
+        };
+        let (end, outcome) = match (blocks[..end].iter().position(is_unusable), outcome) {
+            (Some(gone), FetchOutcome::Stopped) => (gone, FetchOutcome::Stopped),
+            (Some(gone), _) => (gone, FetchOutcome::Missing),
+            (None, outcome) => (end, outcome),
+        };
+        use FetchOutcome::{Corrupt, Missing, Unreadable};
+        if let (Some((content, _)), Missing | Corrupt | Unreadable) = (blocks.get(end), outcome) {
+            self.tiers.unusable.insert(*content);
+        }
+        for (content, block) in &blocks[..end] {
+            let tiers = &self.tiers;
+            let cells = tiers.host.get(content).or_else(|| tiers.disk.get(content));
             let cells = cells.cloned();
             let cells = cells
                 .ok_or_else(|| format!("{} has dropped {content} of {handoff}", self.worker))?;
             self.engine.write(*block, 0, &cells);
         }
-        let blocks_fetched = u32::try_from(blocks_fetched).map_err(|error| error.to_string())?;
-        Ok(self.fetched(begun, now, handoff, blocks_fetched, outcome))
+        let blocks_fetched = u32::try_from(end).map_err(|error| error.to_string())?;
+        Ok(self.fetched(span.start, span.end, handoff, blocks_fetched, outcome))
     }
 
     /// Checks that no tier holds more blocks than its limit.
-    pub(crate) fn check_below(&self) -> Result<(), String> {
+    fn check_below(&self) -> Result<(), String> {
         let blocks_count = (self.tiers.host.len(), self.tiers.disk.len());
         let most = (self.limits.host_blocks, self.limits.disk_blocks);
         if blocks_count.0 > most.0 as usize || blocks_count.1 > most.1 as usize {

@@ -4,11 +4,10 @@
 //! Invariant: a step reads exactly the cells that its sequence's tokens would have written; any
 //! other cell is a violation.
 
-use crate::model::{KvHash, draw_token};
-use crate::rng::{SimRng, mix};
+use crate::KvHash;
 use cleave_domain::{
     BlockIndex, Capacity, KvPlane, KvUnit, LogitsWanted, OpenSlot, SampledToken, Segment,
-    SegmentState, SlotIndex, StateCapacity, StepPlan, StepResult, TokenId, TokenScores,
+    SegmentState, SlotIndex, SplitMix64, StateCapacity, StepPlan, StepResult, TokenId, TokenScores,
 };
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -16,21 +15,23 @@ use std::time::Duration;
 
 /// The KV of one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KvCell {
-    pub(crate) kv: KvHash,
+pub struct KvCell {
+    pub kv: KvHash,
     /// The cache salt of the content's owner; content is shared only within a salt.
-    pub(crate) salt: u64,
+    pub salt: u64,
 }
 
 /// Bytes that a cell stands for.
-const CELL_BYTES: u32 = 8;
+pub(crate) const CELL_BYTES: u32 = 8;
 /// The running hash of a state before the first token; cells of tokens begin with another one.
 const STATE_START: KvHash = KvHash(0x1405_7b7e_f767_814f);
 
 /// The cells of a state: a different one in each place, which no token's cell gives away.
 fn state_cells(state: KvHash, salt: u64, count: usize) -> Vec<Option<KvCell>> {
     let cell = |place: usize| {
-        let kv = KvHash(mix(state.0 ^ mix(place as u64)));
+        let kv = KvHash(SplitMix64::finalize(
+            state.0 ^ SplitMix64::finalize(place as u64),
+        ));
         Some(KvCell { kv, salt })
     };
     (0..count).map(cell).collect()
@@ -41,48 +42,66 @@ fn slots_written(place: SegmentState) -> impl Iterator<Item = BlockIndex> {
     std::iter::once(place.slot).chain(place.snapshot)
 }
 
+/// Draws the next token of a slot.
+pub type DrawToken = fn(&TokenDraw<'_>) -> TokenId;
+
+/// A draw of a token.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenDraw<'a> {
+    /// The slot's sequence, with all tokens before this one.
+    pub open: &'a OpenSlot,
+    /// Position of the token in the sequence.
+    pub position: u32,
+    /// The cell of the token before it.
+    pub last: KvHash,
+    /// Salt of the engine: engines with equal salts draw equal tokens.
+    pub salt: u64,
+}
+
 /// Times of engine operations, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EngineCosts {
+pub struct EngineCosts {
     /// Fixed time of a step.
-    pub(crate) step: u64,
+    pub step: u64,
     /// Time of each prompt token.
-    pub(crate) prefill_token: u64,
+    pub prefill_token: u64,
     /// Time of each sequence that generates.
-    pub(crate) decode_sequence: u64,
+    pub decode_sequence: u64,
     /// Time of each token attended to.
-    pub(crate) context_token: u64,
+    pub context_token: u64,
     /// Time of each block copied in or out.
-    pub(crate) copy: u64,
+    pub copy: u64,
     /// Bytes, not nanoseconds: writes wait for a step after about this many since the last one.
-    pub(crate) write_bytes: u64,
+    pub write_bytes: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct SimEngine {
+pub struct CellEngine {
     block_tokens: usize,
     cells: Vec<Option<KvCell>>,
     /// The cells of each state slot.
     states: Vec<Vec<Option<KvCell>>>,
     /// Cells of a block, and of a piece of a state that is not the last.
     unit_cells: usize,
+    draw_token: DrawToken,
     /// Mixed into every draw: engines with equal salts draw equal tokens.
-    pub(crate) draw_salt: u64,
-    slots: BTreeMap<SlotIndex, SimEngineSlot>,
+    draw_salt: u64,
+    slots: BTreeMap<SlotIndex, CellEngineSlot>,
 }
 
 #[derive(Clone, Debug)]
-struct SimEngineSlot {
+struct CellEngineSlot {
     open: OpenSlot,
     salt: u64,
 }
 
-impl SimEngine {
-    pub(crate) fn new(capacity: &Capacity, draw_salt: u64) -> Self {
+impl CellEngine {
+    pub fn new(capacity: &Capacity, draw_token: DrawToken, draw_salt: u64) -> Self {
         let block_tokens = capacity.block_tokens as usize;
         let slot = |states: StateCapacity| vec![None; states.bytes.div_ceil(CELL_BYTES) as usize];
         let slots_count = capacity.states.map_or(0, |states| states.count) as usize;
         Self {
+            draw_token,
             draw_salt,
             block_tokens,
             cells: vec![None; capacity.blocks_count as usize * block_tokens],
@@ -94,16 +113,12 @@ impl SimEngine {
 
     /// Runs a step. Cache salts are looked up by sampling seed, which no two requests of a world
     /// share.
-    pub(crate) fn step(
+    pub fn step(
         &mut self,
         plan: &StepPlan,
         salt_of: impl Fn(u64) -> u64,
     ) -> Result<StepResult, String> {
-        for open in &plan.opens {
-            let salt = salt_of(open.sampling.seed);
-            let open = open.clone();
-            self.slots.insert(open.slot, SimEngineSlot { open, salt });
-        }
+        self.open(plan, salt_of);
         let mut result = StepResult {
             step: plan.step,
             ..StepResult::default()
@@ -117,6 +132,15 @@ impl SimEngine {
             self.run(segment, &mut result)?;
         }
         Ok(result)
+    }
+
+    /// Opens the slots that a step opens. A failed step has opened them too.
+    pub fn open(&mut self, plan: &StepPlan, salt_of: impl Fn(u64) -> u64) {
+        for open in &plan.opens {
+            let salt = salt_of(open.sampling.seed);
+            let open = open.clone();
+            self.slots.insert(open.slot, CellEngineSlot { open, salt });
+        }
     }
 
     fn run(&mut self, segment: &Segment, result: &mut StepResult) -> Result<(), String> {
@@ -238,14 +262,13 @@ impl SimEngine {
 
     fn sample(&mut self, slot: SlotIndex, position: u32, last: KvHash) -> Result<TokenId, String> {
         let engine_slot = self.slots.get_mut(&slot).ok_or("no such slot")?;
-        let open = &mut engine_slot.open;
-        let banned: &[TokenId] = if (open.output.len() as u32) < open.min_tokens {
-            &open.stop_tokens
-        } else {
-            &[]
-        };
-        let token = draw_token(open.sampling.seed ^ self.draw_salt, position, last, banned);
-        open.output.push(token);
+        let token = (self.draw_token)(&TokenDraw {
+            open: &engine_slot.open,
+            position,
+            last,
+            salt: self.draw_salt,
+        });
+        engine_slot.open.output.push(token);
         Ok(token)
     }
 
@@ -261,7 +284,7 @@ impl SimEngine {
     }
 
     /// The blocks and state slots that a step writes to.
-    pub(crate) fn blocks_written(&self, plan: &StepPlan) -> Vec<(KvPlane, BlockIndex)> {
+    pub fn blocks_written(&self, plan: &StepPlan) -> Vec<(KvPlane, BlockIndex)> {
         let size = self.block_tokens as u32;
         let mut blocks = Vec::new();
         for segment in &plan.segments {
@@ -278,7 +301,7 @@ impl SimEngine {
     }
 
     /// Hashes the state of this engine.
-    pub(crate) fn hash_into(&self, print: &mut impl Hasher) {
+    pub fn hash_into(&self, print: &mut impl Hasher) {
         self.cells.hash(print);
         self.states.hash(print);
         for (slot, engine_slot) in &self.slots {
@@ -288,19 +311,19 @@ impl SimEngine {
         }
     }
 
-    pub(crate) fn read(&self, block: BlockIndex) -> &[Option<KvCell>] {
+    pub fn read(&self, block: BlockIndex) -> &[Option<KvCell>] {
         let first = block.0 as usize * self.block_tokens;
         &self.cells[first..first + self.block_tokens]
     }
 
     /// Writes cells into a block from token `offset` on.
-    pub(crate) fn write(&mut self, block: BlockIndex, offset: usize, cells: &[Option<KvCell>]) {
+    pub fn write(&mut self, block: BlockIndex, offset: usize, cells: &[Option<KvCell>]) {
         let first = block.0 as usize * self.block_tokens + offset;
         self.cells[first..first + cells.len()].copy_from_slice(cells);
     }
 
     /// The cells of a block, or of a piece of the state in slot `block`.
-    pub(crate) fn read_unit(&self, unit: KvUnit, block: BlockIndex) -> &[Option<KvCell>] {
+    pub fn read_unit(&self, unit: KvUnit, block: BlockIndex) -> &[Option<KvCell>] {
         match unit.plane {
             KvPlane::Blocks => self.read(block),
             KvPlane::State => {
@@ -313,7 +336,7 @@ impl SimEngine {
 
     /// Writes cells into a block, or into a piece of the state in slot `block`, from cell `offset`
     /// on.
-    pub(crate) fn write_unit(
+    pub fn write_unit(
         &mut self,
         unit: KvUnit,
         block: BlockIndex,
@@ -331,12 +354,12 @@ impl SimEngine {
     }
 
     /// Writes garbage where the step was to write: a failed step leaves undefined KV.
-    pub(crate) fn write_garbage(&mut self, plan: &StepPlan, rng: &mut SimRng) {
+    pub fn write_garbage(&mut self, plan: &StepPlan, mut garbage: impl FnMut() -> u64) {
         let size = self.block_tokens as u32;
         for segment in &plan.segments {
             for position in segment.position..segment.position + segment.len {
                 let cell = KvCell {
-                    kv: KvHash(rng.next()),
+                    kv: KvHash(garbage()),
                     salt: 0,
                 };
                 if let Some(block) = segment.blocks.get((position / size) as usize) {
@@ -344,14 +367,14 @@ impl SimEngine {
                 }
             }
             for slot in segment.state.into_iter().flat_map(slots_written) {
-                let kv = KvHash(rng.next());
+                let kv = KvHash(garbage());
                 self.states[slot.0 as usize].fill(Some(KvCell { kv, salt: 0 }));
             }
         }
     }
 }
 
-impl SimEngineSlot {
+impl CellEngineSlot {
     fn history(&self) -> Vec<TokenId> {
         let prompt = self.open.prompt.iter();
         prompt.chain(&self.open.output).copied().collect()
@@ -359,7 +382,7 @@ impl SimEngineSlot {
 }
 
 impl EngineCosts {
-    pub(crate) fn step_time(&self, plan: &StepPlan) -> Duration {
+    pub fn step_time(&self, plan: &StepPlan) -> Duration {
         let mut nanos = self.step;
         for segment in &plan.segments {
             nanos += self.context_token * u64::from(segment.position + segment.len);

@@ -4,15 +4,15 @@
 //! checked. Never: asks the brain. Invariant: a block is in the record from `Reserved` until
 //! `Landed` or `Released` of its hand-off, for one hand-off.
 
-use super::{EngineOp, FrameCells, SimWorker};
+use super::{CellWorker, EngineOp, FrameCells};
 use cleave_domain::{
     BlockIndex, BlockRef, Generation, HandoffId, KvPlane, KvUnit, Report, WorkerRef,
 };
 use cleave_sched::BlockExport;
 use std::hash::{Hash, Hasher};
 
-impl SimWorker {
-    pub(crate) fn witness(&mut self, report: &Report) -> Result<(), String> {
+impl CellWorker {
+    pub(super) fn witness(&mut self, report: &Report) -> Result<(), String> {
         match report {
             Report::Reserved {
                 handoff,
@@ -59,7 +59,7 @@ impl SimWorker {
     }
 
     /// The hand-off that a block or slot is reserved for.
-    pub(crate) fn reserved_for(
+    pub fn reserved_for(
         &self,
         plane: KvPlane,
         block: BlockIndex,
@@ -68,23 +68,23 @@ impl SimWorker {
     }
 
     /// The worker that may write a hand-off's reserved blocks.
-    pub(crate) fn sender_of(&self, handoff: HandoffId) -> Option<WorkerRef> {
+    pub fn sender_of(&self, handoff: HandoffId) -> Option<WorkerRef> {
         self.senders.get(&handoff).copied()
     }
 
     /// The block or slot reserved for this block or piece of a hand-off.
-    pub(crate) fn reserved_at(&self, handoff: HandoffId, unit: KvUnit) -> Option<BlockRef> {
+    pub fn reserved_at(&self, handoff: HandoffId, unit: KvUnit) -> Option<BlockRef> {
         self.reserved_blocks.get(&(handoff, unit)).copied()
     }
 
     /// Imports of frames that are queued and have not begun.
-    pub(crate) fn imports(&self) -> usize {
+    pub fn imports(&self) -> usize {
         let is_import = |op: &&EngineOp| matches!(op, EngineOp::Import { .. });
         self.ops.iter().filter(is_import).count()
     }
 
     /// The export in progress, with the cells that it reads.
-    pub(crate) fn writing(&self) -> Option<(BlockExport, FrameCells)> {
+    pub fn writing(&self) -> Option<(BlockExport, FrameCells)> {
         match &self.busy {
             Some((EngineOp::Export(export), _)) => {
                 let cells = self.engine.read_unit(export.unit(), export.from);
@@ -95,11 +95,7 @@ impl SimWorker {
     }
 
     /// Another worker writes into this pool, one-sided, without this worker's engine.
-    pub(crate) fn written_into(
-        &mut self,
-        export: &BlockExport,
-        cells: &FrameCells,
-    ) -> Result<(), String> {
+    pub fn written_into(&mut self, export: &BlockExport, cells: &FrameCells) -> Result<(), String> {
         let BlockExport {
             handoff,
             plane,
@@ -117,13 +113,8 @@ impl SimWorker {
         Ok(())
     }
 
-    /// Sets the salt of the engine's draws, so that its tokens differ from other workers'.
-    pub(crate) fn set_draw_salt(&mut self, salt: u64) {
-        self.engine.draw_salt = salt;
-    }
-
     /// Hashes the state of this worker without its brain.
-    pub(crate) fn feed(&self, print: &mut impl Hasher) {
+    pub fn feed(&self, print: &mut impl Hasher) {
         self.worker.hash(print);
         (self.draining, self.exiting).hash(print);
         self.engine.hash_into(print);
@@ -139,7 +130,7 @@ impl SimWorker {
     }
 
     /// Checks that no hand-off holds anything on this worker.
-    pub(crate) fn check_empty(&self) -> Result<(), String> {
+    pub fn check_empty(&self) -> Result<(), String> {
         let me = self.worker;
         let pool = self.brain.pool();
         if !self.brain.idle() {

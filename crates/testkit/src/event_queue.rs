@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 /// Events wait in a slab, so that the heap moves three words each. Messages, most of all events,
 /// take one fixed span, so they are inserted in order and need no heap.
 #[derive(Debug)]
-pub(crate) struct EventQueue<E> {
+pub struct EventQueue<E> {
     heap: BinaryHeap<Reverse<(Time, u64, usize)>>,
     slab: Vec<Option<E>>,
     free: Vec<usize>,
@@ -32,7 +32,7 @@ impl<E> Default for EventQueue<E> {
 
 impl<E> EventQueue<E> {
     /// Schedules an event at any later time.
-    pub(crate) fn push(&mut self, at: Time, event: E) {
+    pub fn push(&mut self, at: Time, event: E) {
         self.inserted_count += 1;
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -47,7 +47,7 @@ impl<E> EventQueue<E> {
 
     /// Schedules an event that is no earlier than all others scheduled this way; falls back to
     /// [`Self::plan`] otherwise.
-    pub(crate) fn push_in_order(&mut self, at: Time, event: E) {
+    pub fn push_in_order(&mut self, at: Time, event: E) {
         if self.in_order.back().is_some_and(|(last, _, _)| *last > at) {
             return self.push(at, event);
         }
@@ -55,7 +55,14 @@ impl<E> EventQueue<E> {
         self.in_order.push_back((at, self.inserted_count, event));
     }
 
-    pub(crate) fn pop(&mut self) -> Option<(Time, E)> {
+    /// The time of the event that comes next.
+    pub fn next_at(&self) -> Option<Time> {
+        let front = self.in_order.front().map(|(at, _, _)| *at);
+        let in_heap = self.heap.peek().map(|Reverse((at, _, _))| *at);
+        front.into_iter().chain(in_heap).min()
+    }
+
+    pub fn pop(&mut self) -> Option<(Time, E)> {
         let front = self.in_order.front().map(|(at, order, _)| (*at, *order));
         let in_heap = self
             .heap

@@ -1,37 +1,39 @@
-//! A worker of the simulated world: the production brain over a priced engine that does one
-//! operation at a time.
+//! A worker of cells: the production brain over an engine of cells.
 //!
-//! Owns: one life of a worker: its brain, its pool, and the operations queued for its engine.
-//! Never: knows the network; the run sends the packets. Invariant: the engine reads and writes the
-//! pool in the order in which the brain asked for it, except that a step goes ahead of writes once
-//! enough bytes were written since the last step, as in the real worker.
+//! Owns: one life of a worker: its brain, its pool, what it keeps in host memory and on disk, and
+//! the operations that its brain has asked of its engine. Never: knows a clock or the network: its
+//! world says when an operation ends and where a packet goes. Invariant: a block is neither read
+//! nor written by two operations at once, or while it is reserved for a hand-off, but for it.
 
+mod actions;
 mod engine_ops;
 mod reservations;
 mod swap;
 mod tier;
 
-pub(crate) use tier::{FetchSource, TierContents};
+pub use actions::{CellHost, carry_out};
+pub use engine_ops::OpFault;
+pub use tier::FetchSource;
 
-use crate::engine::{KvCell, SimEngine};
-use crate::tape::{self, AnyTapeLine};
+use crate::engine::{CellEngine, DrawToken, KvCell};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Generation, HandoffId, KvPlane, KvUnit, Order, StepId,
-    StepPlan, Tape, TapeRecord, Time, WorkerDescription, WorkerRef,
+    StepPlan, Time, WorkerRef,
 };
 use cleave_kv::BlockPart;
 use cleave_sched::{
-    BlockExport, ExportOutcome, ImportOutcome, PoolWriter, WorkerInput, WorkerLimits, WorkerOutput,
+    BlockExport, ExportOutcome, ImportOutcome, PoolWriter, WorkerBrain, WorkerInput, WorkerLimits,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
+use tier::TierContents;
 
 /// The cells of one frame.
-pub(crate) type FrameCells = Vec<Option<KvCell>>;
+pub type FrameCells = Vec<Option<KvCell>>;
 
 /// An operation that the brain asks of the engine.
-#[derive(Clone, Debug)]
-pub(crate) enum EngineOp {
+#[derive(Clone, Debug, PartialEq)]
+pub enum EngineOp {
     Step(StepPlan),
     Export(BlockExport),
     Import {
@@ -90,51 +92,47 @@ impl EngineOp {
     }
 }
 
-/// Whether the tape of a life is kept.
+/// When the brain gets the answer to a queued operation that it gave up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TapeMode {
-    Off,
-    On,
+pub enum AnswerTime {
+    /// At once; the operation is gone.
+    AtOnce,
+    /// When the operation would have ended.
+    AtItsEnd,
 }
 
-/// Whether the device fails the operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceFaults {
-    None,
-    Failing,
-}
-
-/// The result of an engine operation.
+/// The result of an operation.
 #[derive(Debug)]
-pub(crate) enum EngineOpResult {
+pub enum EngineOpResult {
     /// The brain is given this input.
     Answer(WorkerInput),
-    /// The run sends these cells of a block; the brain is answered when the link has taken them.
+    /// The world sends these cells of a block; the brain is answered when the link has taken them.
     Send(BlockExport, FrameCells),
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct SimWorker {
-    pub(crate) worker: WorkerRef,
-    pub(crate) brain: cleave_sched::WorkerBrain,
-    pub(crate) limits: WorkerLimits,
-    pub(crate) description: WorkerDescription,
-    pub(crate) draining: bool,
+pub struct CellWorker {
+    pub worker: WorkerRef,
+    pub brain: WorkerBrain,
+    pub limits: WorkerLimits,
+    /// Its process was asked to drain.
+    pub draining: bool,
     /// The brain has drained; the process ends once its last messages are out.
-    pub(crate) exiting: bool,
-    /// Blocks in quarantine, from the brain's last note.
-    pub(crate) quarantined: u32,
-    engine: SimEngine,
+    pub exiting: bool,
+    engine: CellEngine,
+    answers: AnswerTime,
+    /// Operations that have not begun, in the order in which the brain asked for them.
     ops: VecDeque<EngineOp>,
     /// Bytes written into the pool since the last step.
     written_bytes: u64,
-    pub(crate) busy: Option<(EngineOp, Time)>,
+    /// The operation in progress, and its beginning, where the engine does one at a time.
+    pub busy: Option<(EngineOp, Time)>,
     /// A step in flight that continues tokens of a failed step, so it fails too.
     failing_step: Option<StepId>,
     /// The frame that arrived and is not yet imported or discarded.
-    pub(crate) arriving: Option<(HandoffId, BlockPart, FrameCells)>,
+    arriving: Option<(HandoffId, BlockPart, FrameCells)>,
     /// Exports that the brain has no answer to yet, with their receivers.
-    pub(crate) exporting: BTreeMap<(HandoffId, KvUnit), WorkerRef>,
+    exporting: BTreeMap<(HandoffId, KvUnit), WorkerRef>,
     /// Reserved blocks that wait for their content, by this worker's own reports.
     block_owners: BTreeMap<(KvPlane, BlockIndex), (HandoffId, Generation)>,
     /// The sender of each reservation, from the `Reserve` order.
@@ -142,28 +140,26 @@ pub(crate) struct SimWorker {
     /// The block or slot that is reserved for each block and piece of a hand-off.
     reserved_blocks: BTreeMap<(HandoffId, KvUnit), BlockRef>,
     /// The receivers of seals.
-    pub(crate) sealed: BTreeMap<HandoffId, WorkerRef>,
+    pub sealed: BTreeMap<HandoffId, WorkerRef>,
     /// Hand-offs that were dropped while their blocks were being copied to host memory.
     dropped_swaps: BTreeSet<HandoffId>,
     /// Content swapped to host memory.
     swapped_blocks: BTreeMap<HandoffId, Vec<FrameCells>>,
     /// Content of the memory and disk tiers.
-    pub(crate) tiers: TierContents,
-    pub(crate) wakeup_at: Option<Time>,
-    tape: Option<Vec<String>>,
+    tiers: TierContents,
 }
 
-impl SimWorker {
-    pub(crate) fn new(limits: WorkerLimits, about: WorkerDescription, taping: TapeMode) -> Self {
-        let mut body = Self {
+impl CellWorker {
+    /// A new life. Engines with equal salts draw equal tokens.
+    pub fn new(limits: WorkerLimits, draw_token: DrawToken, draw_salt: u64) -> Self {
+        Self {
             worker: limits.me,
-            brain: cleave_sched::WorkerBrain::new(limits.clone()),
-            engine: SimEngine::new(&limits.capacity, 0),
-            limits: limits.clone(),
-            description: about,
+            brain: WorkerBrain::new(limits.clone()),
+            engine: CellEngine::new(&limits.capacity, draw_token, draw_salt),
+            limits,
             draining: false,
             exiting: false,
-            quarantined: 0,
+            answers: AnswerTime::AtOnce,
             ops: VecDeque::new(),
             written_bytes: 0,
             busy: None,
@@ -177,20 +173,16 @@ impl SimWorker {
             swapped_blocks: BTreeMap::new(),
             dropped_swaps: BTreeSet::new(),
             tiers: TierContents::default(),
-            wakeup_at: None,
-            tape: (taping == TapeMode::On).then(Vec::new),
-        };
-        body.record(|| Tape::Worker(TapeRecord::Started { limits }));
-        body
-    }
-
-    fn record(&mut self, line: impl FnOnce() -> AnyTapeLine) {
-        if let Some(tape) = &mut self.tape {
-            tape.push(tape::write(&line()));
         }
     }
 
-    pub(crate) fn handle_input(&mut self, at: Time, input: WorkerInput) {
+    /// The same, with another time of answers to operations that the brain gave up.
+    pub fn answering(self, answers: AnswerTime) -> Self {
+        Self { answers, ..self }
+    }
+
+    /// Gives the brain an input; its outputs are to be polled and carried out.
+    pub fn handle_input(&mut self, at: Time, input: WorkerInput) {
         if let WorkerInput::Ordered {
             order: Order::Reserve(reserve),
             ..
@@ -198,24 +190,11 @@ impl SimWorker {
         {
             self.senders.insert(reserve.handoff, reserve.sender);
         }
-        if self.tape.is_some() {
-            let input = input.clone();
-            self.record(|| Tape::Worker(TapeRecord::Received { at, input }));
-        }
         self.brain.handle(at, input);
     }
 
-    pub(crate) fn poll_output(&mut self) -> Option<WorkerOutput> {
-        let output = self.brain.poll()?;
-        if self.tape.is_some() {
-            let output = output.clone();
-            self.record(|| Tape::Worker(TapeRecord::Emitted { output }));
-        }
-        Some(output)
-    }
-
-    /// One letter for the log; [`crate::LEGEND`] explains it.
-    pub(crate) fn state_symbol(&self) -> char {
+    /// One letter for a log: `s` runs a step, `c` copies, `-` drains, `.` is idle.
+    pub fn state_symbol(&self) -> char {
         match &self.busy {
             Some((EngineOp::Step(_), _)) => 's',
             Some(_) => 'c',
@@ -224,13 +203,9 @@ impl SimWorker {
         }
     }
 
-    pub(crate) fn take_tape(&mut self) -> Option<Vec<String>> {
-        self.tape.take()
-    }
-
     // === what the brain asks of the engine ===
 
-    pub(crate) fn step(&mut self, plan: StepPlan) -> Result<(), String> {
+    fn step(&mut self, plan: StepPlan) -> Result<(), String> {
         let (steps_max, under_way) = (self.limits.steps_in_flight, self.steps().count());
         if under_way >= steps_max as usize {
             return Err(format!(
@@ -251,8 +226,13 @@ impl SimWorker {
         Ok(())
     }
 
+    /// The operation that the brain asked for last, if it has not begun.
+    pub fn last_queued(&self) -> Option<&EngineOp> {
+        self.ops.back()
+    }
+
     /// Steps in flight, the oldest first.
-    fn steps(&self) -> impl Iterator<Item = &StepPlan> {
+    pub fn steps(&self) -> impl Iterator<Item = &StepPlan> {
         let ops = self.busy.iter().map(|(op, _)| op).chain(&self.ops);
         ops.filter_map(|op| match op {
             EngineOp::Step(plan) => Some(plan),
@@ -279,7 +259,7 @@ impl SimWorker {
         Ok(())
     }
 
-    pub(crate) fn export(&mut self, export: BlockExport) -> Result<(), String> {
+    fn export(&mut self, export: BlockExport) -> Result<(), String> {
         let key = (export.handoff, export.unit());
         if self.exporting.insert(key, export.to).is_some() {
             return Err(format!("{} exports {key:?} twice at once", self.worker));
@@ -289,7 +269,7 @@ impl SimWorker {
         Ok(())
     }
 
-    pub(crate) fn import(
+    fn import(
         &mut self,
         handoff: HandoffId,
         part: BlockPart,
@@ -313,7 +293,23 @@ impl SimWorker {
         Ok(())
     }
 
-    pub(crate) fn take_arrived_frame(
+    /// The frame that the brain's next input is about.
+    pub fn frame_arrives(&mut self, handoff: HandoffId, part: BlockPart, cells: FrameCells) {
+        self.arriving = Some((handoff, part, cells));
+    }
+
+    /// Checks that the brain has imported or discarded the frame that arrived.
+    pub fn check_frame_answered(&self) -> Result<(), String> {
+        let Some((handoff, part, _)) = &self.arriving else {
+            return Ok(());
+        };
+        Err(format!(
+            "{} neither imports nor discards {handoff} {part:?}",
+            self.worker
+        ))
+    }
+
+    pub(super) fn take_arrived_frame(
         &mut self,
         handoff: HandoffId,
         part: BlockPart,
@@ -329,8 +325,12 @@ impl SimWorker {
     }
 
     /// Drops a hand-off's operations that have not begun; gives the answers that the brain is owed.
-    pub(crate) fn forget(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
+    fn forget(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
+        self.sealed.remove(&handoff);
         let mut answers = Vec::new();
+        if self.answers == AnswerTime::AtItsEnd {
+            return answers;
+        }
         let mut remaining = VecDeque::new();
         for op in self.ops.drain(..) {
             match op {
@@ -352,9 +352,14 @@ impl SimWorker {
         answers
     }
 
+    /// The export is answered; false if it was answered before.
+    pub fn export_ends(&mut self, handoff: HandoffId, unit: KvUnit) -> bool {
+        self.exporting.remove(&(handoff, unit)).is_some()
+    }
+
     /// The link to one life of a worker is lost: exports to it end as dropped, whether they were
     /// read or not.
-    pub(crate) fn drop_exports(&mut self, peer: WorkerRef) -> Vec<WorkerInput> {
+    pub fn drop_exports(&mut self, peer: WorkerRef) -> Vec<WorkerInput> {
         let begun = match &self.busy {
             Some((EngineOp::Export(e), _)) => Some((e.handoff, e.unit())),
             _ => None,
@@ -390,7 +395,7 @@ impl SimWorker {
     }
 
     /// Whether the engine has no operation in progress, queued, or waiting for the disk.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.busy.is_none() && self.disk_is_idle()
     }
 }

@@ -3,13 +3,13 @@
 //! Owns: swapping blocks out and in, and their content meanwhile. Never: keeps more blocks than the
 //! world gives it. Invariant: every copy that the brain asks for is answered once.
 
-use super::{DeviceFaults, EngineOp, SimWorker};
+use super::{AnswerTime, CellWorker, EngineOp, OpFault};
 use cleave_domain::{BlockIndex, HandoffId, KvUnit};
 use cleave_sched::{SwapOutcome, WorkerInput};
 use std::time::Duration;
 
-impl SimWorker {
-    pub(crate) fn swap(&mut self, op: EngineOp) -> Result<(), String> {
+impl CellWorker {
+    pub(super) fn swap(&mut self, op: EngineOp) -> Result<(), String> {
         if let EngineOp::SwapOut { units, .. } | EngineOp::SwapIn { units, .. } = &op {
             let copied = units.iter().map(|(unit, block)| (unit.plane, *block));
             self.check_no_step_writes(copied)?;
@@ -20,7 +20,16 @@ impl SimWorker {
 
     /// Drops a hand-off's content in host memory and its queued swaps; gives the answers that the
     /// brain is owed.
-    pub(crate) fn swap_drop(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
+    pub(super) fn drop_swapped(&mut self, handoff: HandoffId) -> Vec<WorkerInput> {
+        let is_copy_out =
+            |op: &EngineOp| matches!(op, EngineOp::SwapOut { handoff: h, .. } if *h == handoff);
+        if self.answers == AnswerTime::AtItsEnd {
+            self.swapped_blocks.remove(&handoff);
+            if self.ops.iter().any(is_copy_out) {
+                self.dropped_swaps.insert(handoff);
+            }
+            return Vec::new();
+        }
         let dropped = |op: &EngineOp| match op {
             EngineOp::SwapOut { handoff: h, .. } if *h == handoff => {
                 Some(WorkerInput::SwappedOut {
@@ -39,7 +48,7 @@ impl SimWorker {
         let answers = self.ops.iter().filter_map(dropped).collect();
         self.ops.retain(|op| dropped(op).is_none());
         self.swapped_blocks.remove(&handoff);
-        if matches!(&self.busy, Some((EngineOp::SwapOut { handoff: h, .. }, _)) if *h == handoff) {
+        if self.busy.as_ref().is_some_and(|(op, _)| is_copy_out(op)) {
             self.dropped_swaps.insert(handoff);
         }
         answers
@@ -49,15 +58,13 @@ impl SimWorker {
         &mut self,
         handoff: HandoffId,
         units: &[(KvUnit, BlockIndex)],
-        device_faults: DeviceFaults,
+        fault: Option<&OpFault>,
     ) -> SwapOutcome {
         if self.dropped_swaps.remove(&handoff) {
             return SwapOutcome::Dropped;
         }
         let swapped: usize = self.swapped_blocks.values().map(Vec::len).sum();
-        if device_faults == DeviceFaults::Failing
-            || swapped + units.len() > self.limits.swap_blocks as usize
-        {
+        if fault.is_some() || swapped + units.len() > self.limits.swap_blocks as usize {
             return SwapOutcome::Broken;
         }
         let read =
@@ -71,13 +78,13 @@ impl SimWorker {
         &mut self,
         handoff: HandoffId,
         units: &[(KvUnit, BlockIndex)],
-        device_faults: DeviceFaults,
+        fault: Option<&OpFault>,
     ) -> Result<SwapOutcome, String> {
         let Some(content) = self.swapped_blocks.remove(&handoff) else {
             // The brain dropped the content while the copy was in progress.
             return Ok(SwapOutcome::Dropped);
         };
-        if device_faults == DeviceFaults::Failing {
+        if fault.is_some() {
             return Ok(SwapOutcome::Broken);
         }
         if content.len() != units.len() {

@@ -1,0 +1,199 @@
+//! The outputs of a brain, carried out on a worker of cells.
+//!
+//! Owns: operations of the engine, host memory and tiers, and the checks of reports and imports.
+//! Never: sends; its world does. Invariant: an output that breaks a property is an error, which
+//! begins with the name of the property where it has one.
+
+use super::{CellWorker, EngineOp, FetchSource};
+use cleave_domain::{
+    BlockHash, BlockIndex, BlockRef, Emission, HandoffId, Report, RouterId, StepPlan, Time,
+    WorkerRef,
+};
+use cleave_kv::{BlockPart, Packet};
+use cleave_sched::{BlockExport, TierLevel, WorkerActions, WorkerInput, WorkerNote, WorkerOutput};
+
+/// The world around a worker of cells: what the worker's outputs reach beside its own engine.
+/// `Err` is a violation.
+pub trait CellHost {
+    fn cells(&mut self) -> &mut CellWorker;
+    fn now(&self) -> Time;
+
+    /// Sends a report, which agrees with the reports before it.
+    fn report(&mut self, router: RouterId, report: Report) -> Result<(), String>;
+    fn emit(&mut self, handoff: HandoffId, emission: Emission) -> Result<(), String>;
+    fn send(&mut self, to: WorkerRef, packet: Packet) -> Result<(), String>;
+    /// Gives the brain an answer that it is owed at once.
+    fn answer(&mut self, answer: WorkerInput) -> Result<(), String>;
+    fn drained(&mut self) -> Result<(), String>;
+    fn note(&mut self, note: WorkerNote) -> Result<(), String>;
+
+    /// An operation was queued for the engine: [`CellWorker::last_queued`].
+    fn queued(&mut self) {}
+
+    /// A content is to be written to disk, which ends with [`CellWorker::disk_wrote`].
+    fn spill(&mut self, content: BlockHash) -> Result<(), String> {
+        Err(format!("{content} is to be written to a disk that is none"))
+    }
+
+    /// The disk is to read the blocks of a fetch, which ends with [`CellWorker::disk_read`].
+    fn read_disk(&mut self, handoff: HandoffId, first: Option<BlockHash>) -> Result<(), String> {
+        Err(format!(
+            "{handoff} is to read {first:?} from a disk that is none"
+        ))
+    }
+}
+
+/// Carries out one output of the worker's brain.
+///
+/// # Errors
+/// The violated property.
+pub fn carry_out(host: &mut impl CellHost, output: WorkerOutput) -> Result<(), String> {
+    output.perform(&mut CellActions(host))
+}
+
+struct CellActions<'a, H>(&'a mut H);
+
+impl<H: CellHost> CellActions<'_, H> {
+    /// Tells the world of the operation that was queued last, if the worker took it.
+    fn queued(&mut self, taken: Result<(), String>) -> Result<(), String> {
+        taken?;
+        self.0.queued();
+        Ok(())
+    }
+
+    fn answer_all(&mut self, answers: Vec<WorkerInput>) -> Result<(), String> {
+        let mut answers = answers.into_iter();
+        answers.try_for_each(|answer| self.0.answer(answer))
+    }
+}
+
+impl<H: CellHost> WorkerActions for CellActions<'_, H> {
+    type Outcome = Result<(), String>;
+
+    fn step(&mut self, plan: StepPlan) -> Result<(), String> {
+        let taken = self.0.cells().step(plan);
+        self.queued(taken)
+    }
+
+    fn report(&mut self, router: RouterId, report: Report) -> Result<(), String> {
+        let witnessed = self.0.cells().witness(&report);
+        witnessed.map_err(|problem| format!("S1: {problem}"))?;
+        self.0.report(router, report)
+    }
+
+    fn emit(&mut self, handoff: HandoffId, emission: Emission) -> Result<(), String> {
+        self.0.emit(handoff, emission)
+    }
+
+    fn forget(&mut self, handoff: HandoffId) -> Result<(), String> {
+        let answers = self.0.cells().forget(handoff);
+        self.answer_all(answers)
+    }
+
+    fn drained(&mut self) -> Result<(), String> {
+        self.0.drained()
+    }
+
+    fn note(&mut self, note: WorkerNote) -> Result<(), String> {
+        if let WorkerNote::Pool {
+            blocks_leaked,
+            states_leaked,
+            ..
+        } = note
+            && blocks_leaked + states_leaked > 0
+        {
+            let me = self.0.cells().worker;
+            return Err(format!(
+                "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
+            ));
+        }
+        self.0.note(note)
+    }
+
+    fn export(&mut self, export: BlockExport) -> Result<(), String> {
+        let taken = self.0.cells().export(export);
+        self.queued(taken)
+    }
+
+    fn send(&mut self, to: WorkerRef, packet: Packet) -> Result<(), String> {
+        if let Packet::Seal(seal) = &packet {
+            self.0.cells().sealed.insert(seal.handoff, to);
+        }
+        self.0.send(to, packet)
+    }
+
+    fn import(
+        &mut self,
+        handoff: HandoffId,
+        part: BlockPart,
+        block: BlockRef,
+    ) -> Result<(), String> {
+        let taken = self.0.cells().import(handoff, part, block);
+        self.queued(taken.map_err(|problem| format!("S2: {problem}")))
+    }
+
+    fn discard(&mut self, handoff: HandoffId, part: BlockPart) -> Result<(), String> {
+        self.0.cells().take_arrived_frame(handoff, part).map(drop)
+    }
+
+    fn swap_out(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        state: Option<BlockIndex>,
+    ) -> Result<(), String> {
+        let cells = self.0.cells();
+        let units = cells.limits.capacity.units(&blocks, state).collect();
+        let taken = cells.swap(EngineOp::SwapOut { handoff, units });
+        self.queued(taken)
+    }
+
+    fn swap_in(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        state: Option<BlockIndex>,
+    ) -> Result<(), String> {
+        let cells = self.0.cells();
+        let units = cells.limits.capacity.units(&blocks, state).collect();
+        let taken = cells.swap(EngineOp::SwapIn { handoff, units });
+        self.queued(taken)
+    }
+
+    fn drop_swapped(&mut self, handoff: HandoffId) -> Result<(), String> {
+        let answers = self.0.cells().drop_swapped(handoff);
+        self.answer_all(answers)
+    }
+
+    fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
+        let taken = self.0.cells().offload(content, block);
+        self.queued(taken)
+    }
+
+    fn spill_to_disk(&mut self, content: BlockHash) -> Result<(), String> {
+        self.0.spill(content)
+    }
+
+    fn fetch(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<(BlockHash, BlockIndex)>,
+    ) -> Result<(), String> {
+        let now = self.0.now();
+        let first = blocks.first().map(|(content, _)| *content);
+        match self.0.cells().fetch(now, handoff, blocks)? {
+            FetchSource::Host => self.queued(Ok(())),
+            FetchSource::Disk => self.0.read_disk(handoff, first),
+        }
+    }
+
+    fn stop_fetch(&mut self, handoff: HandoffId) -> Result<(), String> {
+        let now = self.0.now();
+        let answer = self.0.cells().stop_fetch(now, handoff);
+        self.answer_all(answer.into_iter().collect())
+    }
+
+    fn drop_from_tier(&mut self, content: BlockHash, tier: TierLevel) -> Result<(), String> {
+        self.0.cells().drop_from_tier(content, tier)
+    }
+}
