@@ -51,6 +51,21 @@ pub fn snapshot_hash(prefix: BlockHash) -> BlockHash {
     hash
 }
 
+/// The content of a piece of a snapshot, where it is stored apart: that of the first piece is the
+/// snapshot's own.
+pub fn snapshot_piece_hash(snapshot: BlockHash, ordinal: u32) -> BlockHash {
+    if ordinal == 0 {
+        return snapshot;
+    }
+    let mut bytes = [0; 20];
+    bytes[..16].copy_from_slice(&snapshot.0);
+    bytes[16..].copy_from_slice(&ordinal.to_le_bytes());
+    let digest = blake3::keyed_hash(SNAPSHOT_KEY, &bytes);
+    let mut hash = BlockHash::default();
+    hash.0.copy_from_slice(&digest.as_bytes()[..16]);
+    hash
+}
+
 /// The hashes of every full block of `tokens`, in order: `[tokens.len() / block_tokens]`.
 pub fn block_hashes(salt: u64, tokens: &[TokenId], block_tokens: u32) -> Vec<BlockHash> {
     let mut hashes = Vec::new();

@@ -18,7 +18,7 @@ mod tier;
 
 pub use checksum::{Checksum, checksum};
 pub use handoff::PoolWriter;
-pub use hash::{block_hash, block_hashes, extend_hashes, snapshot_hash};
+pub use hash::{block_hash, block_hashes, extend_hashes, snapshot_hash, snapshot_piece_hash};
 pub use packet::{BlockPart, Packet, PayloadCondition, Seal};
 pub use pool::{BlockReservation, PlanePool, PrefixChanges, PrefixHits, ReadPin};
 pub use pools::{KvPools, PrefixNeed, SecuredKv, SecuredState};

@@ -7,7 +7,7 @@
 
 use crate::hash::snapshot_hash;
 use crate::pool::{BlockReservation, PlanePool, PrefixChanges};
-use cleave_domain::{BlockHash, BlockRef, Capacity};
+use cleave_domain::{BlockHash, BlockRef, Capacity, KvPlane};
 use std::hash::Hasher;
 
 /// The pools of a worker's planes.
@@ -164,6 +164,28 @@ impl KvPools {
             changes.evicted.extend(evicted);
         }
         changes
+    }
+
+    /// Whether a content can be found, of a block or of a snapshot.
+    pub fn contains(&self, hash: BlockHash) -> bool {
+        let states = self.states.as_ref();
+        self.blocks.contains(hash) || states.is_some_and(|states| states.contains(hash))
+    }
+
+    /// The pool of a plane; `None` if the model has no states.
+    pub fn plane(&self, plane: KvPlane) -> Option<&PlanePool> {
+        match plane {
+            KvPlane::Blocks => Some(&self.blocks),
+            KvPlane::State => self.states.as_ref(),
+        }
+    }
+
+    /// The pool of a plane, as [`KvPools::plane`].
+    pub fn plane_mut(&mut self, plane: KvPlane) -> Option<&mut PlanePool> {
+        match plane {
+            KvPlane::Blocks => Some(&mut self.blocks),
+            KvPlane::State => self.states.as_mut(),
+        }
     }
 
     /// All contents that can be found, of blocks and of snapshots.

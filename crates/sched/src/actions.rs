@@ -4,7 +4,7 @@
 //! bodies do. Invariant: an output that is added here fails to compile until every body performs
 //! it.
 
-use crate::{BlockExport, WorkerNote, WorkerOutput};
+use crate::{BlockExport, SnapshotPiece, StateFetch, WorkerNote, WorkerOutput};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Emission, HandoffId, Report, RouterId, StepPlan, WorkerRef,
 };
@@ -70,16 +70,26 @@ pub trait WorkerActions {
 
     // === tiers for the prefix cache ===
 
-    fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Self::Outcome {
-        absent(&(content, block))
+    fn offload(
+        &mut self,
+        content: BlockHash,
+        block: BlockIndex,
+        pieces: Vec<SnapshotPiece>,
+    ) -> Self::Outcome {
+        absent(&(content, block, pieces))
     }
 
     fn spill_to_disk(&mut self, content: BlockHash) -> Self::Outcome {
         absent(&content)
     }
 
-    fn fetch(&mut self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) -> Self::Outcome {
-        absent(&(handoff, blocks))
+    fn fetch(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<(BlockHash, BlockIndex)>,
+        state: Option<StateFetch>,
+    ) -> Self::Outcome {
+        absent(&(handoff, blocks, state))
     }
 
     fn stop_fetch(&mut self, handoff: HandoffId) -> Self::Outcome {
@@ -121,9 +131,17 @@ impl WorkerOutput {
                 state,
             } => body.swap_in(handoff, blocks, state),
             Self::SwapDrop { handoff } => body.drop_swapped(handoff),
-            Self::Offload { content, block } => body.offload(content, block),
+            Self::Offload {
+                content,
+                block,
+                pieces,
+            } => body.offload(content, block, pieces),
             Self::SpillToDisk { content } => body.spill_to_disk(content),
-            Self::Fetch { handoff, blocks } => body.fetch(handoff, blocks),
+            Self::Fetch {
+                handoff,
+                blocks,
+                state,
+            } => body.fetch(handoff, blocks, state),
             Self::FetchStop { handoff } => body.stop_fetch(handoff),
             Self::TierDrop { content, place } => body.drop_from_tier(content, place),
             Self::Forget { handoff } => body.forget(handoff),

@@ -42,7 +42,7 @@ pub struct WorkerLimits {
     /// A piece of a state counts as a block.
     pub swap_blocks: u32,
     /// Blocks of host memory for prefix-cache blocks that would be evicted; 0 for none, and then
-    /// none on disk either. None if the model has states.
+    /// none on disk either. A piece of a snapshot of a state counts as a block.
     #[serde(default)]
     pub host_blocks: u32,
     /// Blocks on disk for the same purpose.
@@ -63,14 +63,12 @@ pub struct WorkerLimits {
 
 impl WorkerLimits {
     /// The limits without what a model with states cannot have: a wrong draft cannot be taken back
-    /// from a state, and a block kept below the pool is of no use without the state after it.
+    /// from a state.
     pub(crate) fn possible(self) -> Self {
         if self.capacity.states.is_none() {
             return self;
         }
         Self {
-            host_blocks: 0,
-            disk_blocks: 0,
             speculation: None,
             ..self
         }
@@ -96,6 +94,24 @@ impl WorkerInput {
                 }
         )
     }
+}
+
+/// A piece of a snapshot, as long as a block, but for the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SnapshotPiece {
+    /// Its number, from 0.
+    pub ordinal: u32,
+    /// Its content, by which it is stored.
+    pub content: BlockHash,
+}
+
+/// A state that is copied back from the tiers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StateFetch {
+    /// The contents of all pieces, in order.
+    pub pieces: Vec<BlockHash>,
+    /// The slot that they go to.
+    pub slot: BlockIndex,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -155,7 +171,8 @@ pub enum WorkerInput {
     /// Answers `Fetch`, once: none of its blocks is written any more.
     Fetched {
         handoff: HandoffId,
-        /// Number of leading blocks that are in the pool, each verified.
+        /// Number of leading blocks that are in the pool, each verified; after the last one, the
+        /// pieces of the state count.
         came: u32,
         outcome: FetchOutcome,
         /// Time since it was requested.
@@ -265,22 +282,29 @@ pub enum WorkerOutput {
     },
     /// Drop what `SwapOut` stored or is storing; `SwapOut` and `SwapIn` are answered all the same.
     SwapDrop { handoff: HandoffId },
-    /// Copy a block of the prefix cache to host memory, under its content hash; answered by
-    /// `Offloaded`. The block does not change until then.
+    /// Copy a block of the prefix cache to host memory, under its content hash, or pieces of a
+    /// snapshot, each under its own; answered by `Offloaded`. The block does not change until then.
     #[serde(rename = "Shelve")]
     Offload {
         content: BlockHash,
+        /// The block, or the slot of the snapshot.
         block: BlockIndex,
+        /// The pieces of a snapshot that are to be copied; empty for a block.
+        #[serde(default)]
+        pieces: Vec<SnapshotPiece>,
     },
     /// Write a content from host memory to disk, and keep both copies; answered by `SpilledToDisk`.
     #[serde(rename = "WriteOn")]
     SpillToDisk { content: BlockHash },
-    /// Copy stored contents into these blocks, each verified; answered by `Fetched`. They stay
-    /// stored. Where one fails, the blocks before it remain valid.
+    /// Copy stored contents into these blocks, and then the pieces of a state, each verified;
+    /// answered by `Fetched`. They stay stored. Where one fails, those before it remain valid.
     Fetch {
         handoff: HandoffId,
         /// Contents and their destinations, in the sequence's order.
         blocks: Vec<(BlockHash, BlockIndex)>,
+        /// The state after them, where the model has states.
+        #[serde(default)]
+        state: Option<StateFetch>,
     },
     /// Stop the fetch early; `Fetch` is still answered, soon.
     FetchStop { handoff: HandoffId },

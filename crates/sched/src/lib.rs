@@ -37,8 +37,8 @@ pub use actions::WorkerActions;
 pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};
 pub use event::{
-    BlockExport, DraftOutcome, ExportOutcome, ImportOutcome, WorkerInput, WorkerLimits, WorkerNote,
-    WorkerOutput,
+    BlockExport, DraftOutcome, ExportOutcome, ImportOutcome, SnapshotPiece, StateFetch,
+    WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
 };
 pub use outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
 pub use speculate::LookupLimits;

@@ -374,3 +374,115 @@ fn a_state_counts_as_its_pieces_in_host_memory() {
     assert!(!log.contains("swap out"), "{log}");
     assert!(log.contains("note preempted"), "{log}");
 }
+
+/// The second prompt takes the pool's blocks and slots from the first, whose KV the tiers keep.
+const BACK_FROM_TIERS: &str = "worker b both blocks=14 context=64 states=2 host=40
+    start 1 on b prompt=33 max=2 family=1
+    run 900
+    renew 1 on b
+    run 900
+    start 2 on b prompt=50 max=2 family=2
+    run 900
+    renew 2 on b
+    run 900";
+
+#[test]
+fn a_prompt_fetches_its_blocks_and_the_state_after_them() {
+    let log = play(&format!(
+        "{BACK_FROM_TIERS}
+        start 3 on b prompt=33 max=2 family=1
+        run 900
+        empty"
+    ));
+    let third = log.split("start 3 on b").nth(1).expect("a third prompt");
+    assert!(third.contains(" pieces"), "{log}");
+    assert!(third.contains("cached 32"), "{log}");
+}
+
+/// The pool keeps the blocks, and slots for one other snapshot alone.
+const SNAPSHOT_IN_TIERS: &str = "worker b both blocks=40 context=64 states=2 host=40
+    start 1 on b prompt=33 max=2 family=1
+    run 900
+    renew 1 on b
+    run 900
+    start 2 on b prompt=13 max=2 family=2
+    run 900
+    renew 2 on b
+    run 900";
+
+#[test]
+fn a_prompt_with_blocks_in_the_pool_fetches_the_state_alone() {
+    let log = play(&format!(
+        "{SNAPSHOT_IN_TIERS}
+        start 3 on b prompt=41 max=2 family=1
+        run 900
+        empty"
+    ));
+    let third = log.split("start 3 on b").nth(1).expect("a third prompt");
+    assert!(third.contains("> fetch #3.0 [] state"), "{log}");
+    assert!(third.contains("cached 32"), "{log}");
+    // With one slot left for new sequences, no snapshot is copied out of it.
+    let second = log.split("start 2 on b").nth(1).expect("a second prompt");
+    let running = second.split("tell finished").next().expect("it ran");
+    assert!(!running.contains(" s0 s1 s2"), "{log}");
+    assert!(second.contains(" s0 s1 s2"), "{log}");
+}
+
+/// The pool has a snapshot after 16 tokens, and blocks for the 16 after them.
+const LONGER_IN_TIERS: &str = "worker b both blocks=40 context=64 states=2 host=40
+    start 1 on b prompt=33 max=2 family=1
+    run 900
+    renew 1 on b
+    run 900
+    start 2 on b prompt=17 max=2 family=1
+    run 900
+    renew 2 on b
+    run 900";
+
+#[test]
+fn a_prompt_whose_state_is_not_fetched_is_computed() {
+    // The family decides the way in which the fetch fails.
+    for family in 1..9 {
+        for before in [BACK_FROM_TIERS, SNAPSHOT_IN_TIERS, LONGER_IN_TIERS] {
+            let before = before.replace("family=1", &format!("family={family}"));
+            let before = before.replace("prompt=50 max=2 family=2", "prompt=50 max=2 family=9");
+            let before = before.replace("prompt=13 max=2 family=2", "prompt=13 max=2 family=9");
+            let log = play(&format!(
+                "{before}
+                start 3 on b prompt=33 max=2 family={family}
+                fetches b fail
+                run 900
+                empty"
+            ));
+            let third = log.split("start 3 on b").nth(1).expect("a third prompt");
+            assert_eq!(third.matches("> fetch #3.0").count(), 1, "{log}");
+            assert!(third.contains("EMIT #3.0 0 "), "{log}");
+        }
+    }
+}
+
+/// The tiers have the blocks of both snapshots of a prompt.
+#[test]
+fn a_prompt_fetches_the_latest_state() {
+    let log = play(
+        "worker b both blocks=14 context=64 states=3 host=60
+        start 1 on b prompt=17 max=2 family=1
+        run 900
+        renew 1 on b
+        run 900
+        start 2 on b prompt=33 max=2 family=1
+        run 900
+        renew 2 on b
+        run 900
+        start 3 on b prompt=50 max=2 family=2
+        run 900
+        renew 3 on b
+        run 900
+        start 4 on b prompt=33 max=2 family=1
+        run 900
+        empty",
+    );
+    let last = log.split("start 4 on b").nth(1).expect("a last prompt");
+    assert!(last.contains(" pieces"), "{log}");
+    assert!(last.contains("cached 32"), "{log}");
+}

@@ -103,7 +103,14 @@ fn seeded_worlds_with_states_break_no_property() {
         ..ChaosOptions::default()
     };
     let sums = run_worlds(from..from + count, &options);
-    for corner in ["moved", "preempted", "one-sided writes", "seals changed"] {
+    for corner in [
+        "moved",
+        "preempted",
+        "one-sided writes",
+        "seals changed",
+        "fetched",
+        "fetches failed",
+    ] {
         let reached = sums.get(corner).is_some_and(|times| *times > 0);
         assert!(reached || count < 200, "no world had {corner:?}");
     }

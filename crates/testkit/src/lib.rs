@@ -18,8 +18,8 @@ mod kv_hash;
 mod wake;
 
 pub use cells::{
-    AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FetchSource, FrameCells, OpFault,
-    carry_out,
+    AnswerTime, CellHost, CellWorker, EngineOp, EngineOpResult, FetchPart, FetchSource, FrameCells,
+    OpFault, carry_out,
 };
 pub use engine::{CellEngine, DrawToken, EngineCosts, KvCell, TokenDraw};
 pub use event_queue::EventQueue;

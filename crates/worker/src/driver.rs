@@ -17,13 +17,15 @@ use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, BlockIndex, Capacity, Emission, HandoffId, Order, Report, ReserveOrder, Role,
-    RouterId, TapeRecord, WorkerLoad,
+    BlockHash, BlockIndex, Capacity, Emission, HandoffId, KvPlane, KvUnit, Order, Report,
+    ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
-use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput};
+use cleave_sched::{
+    SnapshotPiece, StateFetch, WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
+};
 use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans, log_ids};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
@@ -392,16 +394,17 @@ impl WorkerDriver {
                 self.pending
                     .extend(self.effects.engine.drop_swapped(handoff));
             }
-            WorkerOutput::Offload { content, block } => {
-                let bytes = self.capacity.block_bytes;
-                self.effects.engine.push(EngineWork::Offload(OffloadJob {
-                    content,
-                    block,
-                    bytes,
-                }));
-            }
+            WorkerOutput::Offload {
+                content,
+                block,
+                pieces,
+            } => self.offload(content, block, &pieces),
             WorkerOutput::SpillToDisk { content } => self.effects.engine.spill_to_disk(content),
-            WorkerOutput::Fetch { handoff, blocks } => self.effects.engine.fetch(handoff, blocks),
+            WorkerOutput::Fetch {
+                handoff,
+                blocks,
+                state,
+            } => self.fetch(handoff, blocks, state),
             WorkerOutput::FetchStop { handoff } => self.effects.engine.stop_fetch(handoff),
             WorkerOutput::TierDrop { content, place } => {
                 self.effects.engine.drop_tier_block(content, place)
@@ -451,6 +454,39 @@ impl WorkerDriver {
         let spans = capacity.units(blocks, state).map(span).collect();
         let swap = SwapJob::new(handoff, spans, direction);
         self.effects.engine.push(EngineWork::Swap(swap));
+    }
+
+    /// Copies a block, or pieces of the state in a slot, to host memory.
+    fn offload(&self, content: BlockHash, block: BlockIndex, pieces: &[SnapshotPiece]) {
+        let plane = KvPlane::State;
+        let piece = |piece: &SnapshotPiece| {
+            let ordinal = piece.ordinal;
+            let span = unit_span(&self.capacity, block, KvUnit { plane, ordinal });
+            (piece.content, span)
+        };
+        let parts = if pieces.is_empty() {
+            vec![(content, unit_span(&self.capacity, block, KvUnit::block(0)))]
+        } else {
+            pieces.iter().map(piece).collect()
+        };
+        let offload = OffloadJob::new(content, parts);
+        self.effects.engine.push(EngineWork::Offload(offload));
+    }
+
+    /// Copies blocks, and the state after them, back from the tiers.
+    fn fetch(
+        &self,
+        handoff: HandoffId,
+        blocks: Vec<(BlockHash, BlockIndex)>,
+        state: Option<StateFetch>,
+    ) {
+        let (contents, blocks): (Vec<BlockHash>, Vec<BlockIndex>) = blocks.into_iter().unzip();
+        let slot = state.as_ref().map(|state| state.slot);
+        let pieces = state.into_iter().flat_map(|state| state.pieces);
+        let span = |(unit, block)| unit_span(&self.capacity, block, unit);
+        let spans = self.capacity.units(&blocks, slot).map(span);
+        let parts = contents.into_iter().chain(pieces).zip(spans).collect();
+        self.effects.engine.fetch(handoff, parts);
     }
 
     /// Sends a message after the tokens that were emitted before it.

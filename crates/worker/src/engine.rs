@@ -360,7 +360,7 @@ impl EngineThread {
                 drop(self.swap_pool.take(handoff));
                 None
             }
-            EngineWork::Offload(offload) => Some(self.offload_block(offload)),
+            EngineWork::Offload(offload) => self.offload_part(offload, queue),
             EngineWork::Fetch(incoming) => {
                 if let Some(pending_loads) = &mut self.pending_loads {
                     pending_loads.begin(incoming);

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tracing::{info, warn};
+use tracing::info;
 
 /// Orders that wait for the driver; connections wait when it is full.
 const INBOX_MAX: usize = 4096;
@@ -120,13 +120,7 @@ impl WorkerBody {
             &description.fingerprint,
             description.capacity.block_bytes,
         )?;
-        // A block is of no use to a model with states without the state after it, which no tier
-        // keeps.
-        let has_states = description.capacity.states.is_some();
-        if has_states && tier.is_some() {
-            warn!("no KV blocks are kept in host memory or on disk: the model has a state besides");
-        }
-        let tier = tier.filter(|_| options.prefix_cache && !has_states);
+        let tier = tier.filter(|_| options.prefix_cache);
         let below = tier
             .as_ref()
             .map(|tier| (tier.host_blocks, tier.disk_blocks));

@@ -6,6 +6,7 @@
 
 use super::engine::EngineWork;
 use super::swap::SwapJob;
+use super::tier::OffloadJob;
 use cleave_domain::HandoffId;
 use cleave_sched::{SwapOutcome, WorkerInput};
 use parking_lot::{Mutex, MutexGuard};
@@ -59,6 +60,11 @@ impl EngineQueue {
         None
     }
 
+    /// Queues the rest of an offload.
+    pub(super) fn requeue_offload(&self, job: OffloadJob) {
+        self.lock().work.push_back(EngineWork::Offload(job));
+    }
+
     /// Has nothing more of a fetch written, and the fetch answered.
     pub(super) fn stop_fetch(&self, handoff: HandoffId) {
         let mut state = self.lock();
@@ -110,7 +116,7 @@ impl EngineQueueState {
             EngineWork::Swap(_) => {
                 self.written_bytes = self.written_bytes.saturating_add(write_bytes_max)
             }
-            EngineWork::Offload(offload) => self.written_bytes += u64::from(offload.bytes),
+            EngineWork::Offload(offload) => self.written_bytes += offload.next_bytes(),
             EngineWork::Load(loaded) => self.written_bytes += loaded.bytes(),
             EngineWork::Read(..)
             | EngineWork::SwapDrop(_)

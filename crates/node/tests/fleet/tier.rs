@@ -1,6 +1,8 @@
 //! Blocks evicted from a pool are kept in a tier, and return unchanged.
 
-use super::hash_chain::{BLOCK_BYTES, BLOCK_TOKENS, HashChainEngine, StepGate, expected};
+use super::hash_chain::{
+    BLOCK_BYTES, BLOCK_TOKENS, HashChainEngine, StepGate, expected, expected_with_state,
+};
 use super::{DONE, TEST_WAIT_MAX, collect, files, metric, prompt, request, until};
 use cleave_api::Frontend;
 use cleave_domain::{Role, TokenId};
@@ -74,6 +76,14 @@ async fn cached(frontend: &Arc<dyn Frontend>, prompt: &[TokenId], tenant: u64) -
     let (tokens, ending, usage) = collect(frontend.submit(request)).await;
     assert_eq!(ending, DONE);
     assert_eq!(tokens, expected(prompt, 3));
+    usage.cached_tokens
+}
+
+/// The same for an engine with states, as one tenant.
+async fn cached_with_state(frontend: &Arc<dyn Frontend>, prompt: &[TokenId]) -> u32 {
+    let (tokens, ending, usage) = collect(frontend.submit(request(prompt, 3))).await;
+    assert_eq!(ending, DONE);
+    assert_eq!(tokens, expected_with_state(prompt, 3));
     usage.cached_tokens
 }
 
@@ -196,6 +206,42 @@ async fn a_restarted_worker_finds_its_blocks_on_disk() {
     let running = serve_with(options(100, Some((&folder.0, 300))), another).await;
     let frontend = running.frontend();
     assert_eq!(cached(&frontend, &prompt, 0).await, 0);
+    running.drain(TEST_WAIT_MAX).await;
+}
+
+/// A state is kept in pieces of a block: two whole ones and a half.
+#[tokio::test]
+async fn an_evicted_prefix_returns_with_its_state() {
+    let folder = TierFolder::new("states");
+    let tier = || options(200, Some((&folder.0, 300)));
+    // A slot for the running sequence and one for a snapshot.
+    let engine = || HashChainEngine::new(&StepGate::new()).with_states(2);
+    let prompt = prompt(1, TOKENS + 2);
+    let running = serve_with(tier(), engine()).await;
+    let frontend = running.frontend();
+    assert_eq!(cached_with_state(&frontend, &prompt).await, 0);
+    wait_for_copies(&frontend, "host", 21).await;
+    for other in 0..2_usize {
+        let salt = u32::try_from(50 + other).unwrap();
+        cached_with_state(&frontend, &super::prompt(salt, TOKENS)).await;
+        // The last block of such a prompt is full, and its snapshot lies before that.
+        wait_for_copies(&frontend, "host", 42 + 21 * other).await;
+    }
+    assert_eq!(cached_with_state(&frontend, &prompt).await, TOKENS);
+    let fetched_count = fetched(&frontend);
+    assert!(
+        fetched_count >= 11.0,
+        "{fetched_count} came: eight blocks at least, and three pieces of a state"
+    );
+    wait_for_copies(&frontend, "disk", 63 + 6).await;
+    running.drain(TEST_WAIT_MAX).await;
+    drop(frontend);
+    unlocked(&folder).await;
+
+    let running = serve_with(tier(), engine()).await;
+    let frontend = running.frontend();
+    assert_eq!(cached_with_state(&frontend, &prompt).await, TOKENS);
+    assert_eq!(fetched(&frontend), 23.0);
     running.drain(TEST_WAIT_MAX).await;
 }
 

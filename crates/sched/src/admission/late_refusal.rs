@@ -36,7 +36,7 @@ impl LoadSnapshot<'_> {
         let in_pool = self.memory.prefix_blocks(sequence);
         let in_tiers = self.memory.tier_match(sequence, in_pool, self.forecast);
         let in_tiers = in_tiers.if_cheaper();
-        let cached = (in_pool + in_tiers.blocks) * size;
+        let cached = (in_pool + in_tiers.adopted + in_tiers.blocks) * size;
         let (rest, rank) = (sequence.len() - cached, sequence.rank());
         // Beside running streams a prompt takes longer than alone.
         let slowed = self.slowed_permille();

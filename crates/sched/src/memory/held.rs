@@ -29,6 +29,8 @@ pub(crate) struct SequenceKv {
     pub(super) swap: Option<SwapState>,
     /// Set while leading blocks are being copied back from a tier.
     pub(super) fetch: Option<TierFetch>,
+    /// Whether a fetch of a state failed: the sequence computes everything from then on.
+    pub(super) state_fetch_failed: bool,
 }
 
 impl SequenceKv {
@@ -86,8 +88,9 @@ impl SequenceKv {
             published: _,
             swap: _,
             fetch: _,
+            state_fetch_failed,
         } = self;
-        (computed, table, reservation, state).hash(hasher);
+        (computed, table, reservation, state, state_fetch_failed).hash(hasher);
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) use tiers::TierFetch;
 use crate::WorkerLimits;
 use crate::policy::SwapPrices;
 use crate::sequences::WorkerSequence;
+use cleave_domain::KvPlane;
 use cleave_kv::{KvPools, PlanePool, PrefixNeed, SecuredKv};
 use std::hash::Hasher;
 use tiers::OffloadTiers;
@@ -52,8 +53,11 @@ impl KvMemory {
         Self {
             pools: KvPools::new(&limits.capacity),
             tiers: match limits.host_blocks {
-                0 => OffloadTiers::new(0, 0),
-                blocks => OffloadTiers::new(blocks, limits.disk_blocks),
+                0 => OffloadTiers::new(0, 0, 0),
+                blocks => {
+                    let pieces = limits.capacity.state_pieces();
+                    OffloadTiers::new(blocks, limits.disk_blocks, pieces)
+                }
             },
             swap_prices: SwapPrices::default(),
             block_tokens: limits.capacity.block_tokens,
@@ -152,13 +156,20 @@ impl KvMemory {
         let size = self.block_tokens;
         // A block alone does not bring the state after it.
         let able = self.prefix_cache && sequence.kv.state.is_none();
-        if !able || sequence.kv.computed != sequence.kv.published * size {
-            return;
+        if able && sequence.kv.computed == sequence.kv.published * size {
+            self.adopt_blocks(sequence, u32::MAX);
         }
+    }
+
+    /// Replaces at most `blocks_max` blocks after the published ones by those of the pool, up to
+    /// the first that the pool lacks.
+    fn adopt_blocks(&mut self, sequence: &mut WorkerSequence, blocks_max: u32) {
+        let size = self.block_tokens;
         let pool = &mut self.pools.blocks;
         let published = sequence.kv.published as usize;
         let hashes = sequence.reusable(size).to_vec();
-        for (i, hash) in hashes.into_iter().enumerate().skip(published) {
+        let hashes = hashes.into_iter().enumerate().skip(published);
+        for (i, hash) in hashes.take(blocks_max as usize) {
             if pool.prefix_hits(&[hash]).blocks == 0 {
                 return;
             }
@@ -243,17 +254,19 @@ impl KvMemory {
     /// copied to a tier.
     pub(crate) fn check<'a>(&self, sequences: impl Iterator<Item = &'a WorkerSequence> + Clone) {
         let tables = sequences.clone().flat_map(|s| s.kv.table.iter().copied());
-        let tables = tables.chain(self.tiers.offloading().map(|pin| pin.held));
+        let offloading = |plane| self.tiers.offloading(plane).map(|pin| pin.held);
+        let tables = tables.chain(offloading(KvPlane::Blocks));
         let reserved = sequences.clone().map(|s| s.kv.reservation.count()).sum();
         self.pools.blocks.check(tables, reserved);
         let slots = sequences.clone().filter_map(|s| s.kv.state);
         let slots = slots.flat_map(|state| state.held());
+        let slots = slots.chain(offloading(KvPlane::State));
         match &self.pools.states {
             Some(states) => states.check(slots, 0),
             None => assert_eq!(slots.count(), 0, "a state without a plane"),
         }
         let named: u64 = sequences.clone().map(|s| s.kv.table.len() as u64).sum();
-        let named = named + self.tiers.offloading().len() as u64;
+        let named = named + offloading(KvPlane::Blocks).count() as u64;
         assert_eq!(self.pools.blocks.holders_total(), named, "blocks leaked");
         for sequence in sequences.clone() {
             // No sequence has blocks and waits for a slot, or the reverse.

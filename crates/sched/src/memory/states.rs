@@ -118,11 +118,11 @@ impl WorkerSequence {
         }
     }
 
-    /// Whether no step can go on from the state that it has: a step failed after it had changed it.
+    /// Whether no step can go on from the state that it has, and none is on its way: a step failed
+    /// after it had changed it, or a fetch failed.
     pub(crate) fn lacks_state(&self) -> bool {
-        self.kv
-            .state
-            .is_some_and(|state| !state.is_ready(self.kv.computed))
+        let lacks = |state: SequenceState| !state.is_ready(self.kv.computed);
+        self.kv.fetch.is_none() && self.kv.state.is_some_and(lacks)
     }
 
     /// Whether its state, if it has one, is in its slot: it can be copied from there.
@@ -150,6 +150,14 @@ impl KvMemory {
             let prefix = sequence.kv.hashes[(sequence.kv.computed / size) as usize - 1];
             states.set_content(slot, snapshot_hash(prefix));
             states.release(slot);
+        }
+    }
+
+    /// Takes the snapshot from which a sequence would begin, because it begins later.
+    pub(super) fn drop_restore(&mut self, sequence: &mut WorkerSequence) {
+        if let (Some(state), Some(states)) = (&mut sequence.kv.state, &mut self.pools.states) {
+            let restored = state.restore.take();
+            restored.into_iter().for_each(|slot| states.release(slot));
         }
     }
 

@@ -6,6 +6,9 @@
 //! content that cannot be fetched is computed. Invariant: a block that is being copied out is held
 //! by the pool under [`OffloadTiers::offloading`] until the answer; a sequence with a [`TierFetch`]
 //! is active and in no step, and the contents that it fetches stay in their tier until the answer.
+//!
+//! A snapshot of a state is kept in pieces as long as a block, each a content of its own, so that
+//! one index and one store serve both planes.
 
 mod fetch;
 
@@ -16,9 +19,9 @@ use crate::batch::StepPipeline;
 use crate::context::WorkerContext;
 use crate::deadline::Deadlines;
 use crate::sequences::{SequenceStage, WorkerSequence};
-use crate::{OffloadOutcome, WorkerNote, WorkerOutput};
-use cleave_domain::{BlockHash, HandoffId, Time};
-use cleave_kv::{EvictableContents, ReadPin, TierIndex, TierLevel};
+use crate::{OffloadOutcome, SnapshotPiece, WorkerNote, WorkerOutput};
+use cleave_domain::{BlockHash, HandoffId, KvPlane, Time};
+use cleave_kv::{EvictableContents, ReadPin, TierIndex, TierLevel, snapshot_piece_hash};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
@@ -50,8 +53,10 @@ const PRICE_DECAY_PARTS: [u32; 2] = [16, 1024];
 pub(super) struct OffloadTiers {
     index: TierIndex,
     host_blocks_max: u32,
-    /// Blocks being copied to host memory, by content.
-    offloading: BTreeMap<BlockHash, ReadPin>,
+    /// Blocks and snapshots being copied to host memory, by content.
+    offloading: BTreeMap<BlockHash, OffloadUnderWay>,
+    /// Pieces of a snapshot; 0 without states.
+    state_pieces: u32,
     /// Contents being written to disk.
     writing: u32,
     /// When a write last began or ended.
@@ -65,12 +70,22 @@ pub(super) struct OffloadTiers {
     last_noted: (u32, u32),
 }
 
+/// A copy to host memory.
+#[derive(Clone, Debug)]
+struct OffloadUnderWay {
+    plane: KvPlane,
+    pin: ReadPin,
+    /// The contents that it stores: that of the block, or those of pieces of the snapshot.
+    contents: Vec<BlockHash>,
+}
+
 impl OffloadTiers {
-    pub(crate) fn new(host_blocks_max: u32, disk_blocks_max: u32) -> Self {
+    pub(crate) fn new(host_blocks_max: u32, disk_blocks_max: u32, state_pieces: u32) -> Self {
         Self {
             index: TierIndex::new(host_blocks_max, disk_blocks_max),
             host_blocks_max,
             offloading: BTreeMap::new(),
+            state_pieces,
             writing: 0,
             last_write_at: Time::ZERO,
             from_host: None,
@@ -85,13 +100,38 @@ impl OffloadTiers {
         self.host_blocks_max == 0
     }
 
-    /// Blocks being copied out, each held once.
-    pub(super) fn offloading(&self) -> impl ExactSizeIterator<Item = ReadPin> + '_ {
-        self.offloading.values().copied()
+    /// Blocks or slots being copied out, each held once.
+    pub(super) fn offloading(&self, plane: KvPlane) -> impl Iterator<Item = ReadPin> + '_ {
+        let copies = self.offloading.values();
+        copies
+            .filter(move |copy| copy.plane == plane)
+            .map(|copy| copy.pin)
     }
 
-    fn offloading_count(&self) -> u32 {
-        u32::try_from(self.offloading.len()).expect("no more than there are blocks")
+    fn offloading_count(&self, plane: KvPlane) -> u32 {
+        u32::try_from(self.offloading(plane).count()).expect("no more than there are blocks")
+    }
+
+    /// The pieces of a content of the pool, as the tiers keep them: a block is one piece.
+    fn pieces(
+        &self,
+        plane: KvPlane,
+        content: BlockHash,
+    ) -> impl Iterator<Item = SnapshotPiece> + use<> {
+        let count = match plane {
+            KvPlane::Blocks => 1,
+            KvPlane::State => self.state_pieces,
+        };
+        (0..count).map(move |ordinal| SnapshotPiece {
+            ordinal,
+            content: snapshot_piece_hash(content, ordinal),
+        })
+    }
+
+    /// Whether every piece of a content is in a tier, or being copied to one.
+    fn contains(&self, plane: KvPlane, content: BlockHash) -> bool {
+        let mut pieces = self.pieces(plane, content);
+        pieces.all(|piece| self.index.contains(piece.content))
     }
 
     /// Lowers the prices by one part in `parts`, after fetching was dearer than computing.
@@ -106,12 +146,17 @@ impl OffloadTiers {
     pub(crate) fn fingerprint(
         &self,
         now: Time,
-        older: impl Fn(u64) -> usize,
+        older: impl Fn(KvPlane, u64) -> usize,
         hasher: &mut impl Hasher,
     ) {
         self.index.fingerprint(hasher);
-        for (content, pin) in &self.offloading {
-            (content, pin.held, older(pin.touched)).hash(hasher);
+        for (content, copy) in &self.offloading {
+            let OffloadUnderWay {
+                plane,
+                pin,
+                contents,
+            } = copy;
+            (content, pin.held, older(*plane, pin.touched), contents).hash(hasher);
         }
         let wrote = (self.writing > 0).then(|| now.since(self.last_write_at).min(WRITE_MAX));
         (self.writing, wrote, self.from_host, self.from_disk).hash(hasher);
@@ -121,37 +166,52 @@ impl OffloadTiers {
 impl KvMemory {
     // === out ===
 
-    /// Copies the blocks that will be evicted next to host memory, some at a time.
+    /// Copies the blocks and snapshots that will be evicted next to host memory, some at a time.
     pub(crate) fn offload(&mut self, context: &mut WorkerContext, steps: &StepPipeline) {
-        let limits = context.limits();
-        let (host_blocks, disk_blocks) = (limits.host_blocks, limits.disk_blocks);
-        if host_blocks == 0 {
+        if context.limits().host_blocks == 0 {
             return;
         }
-        let water =
-            limits.capacity.blocks_count / FREE_TARGET_PARTS + self.pools.blocks.blocks_reserved();
         // An idle engine copies the whole cache; a busy one only as deep as eviction may soon
         // reach.
-        let depth = if steps.is_empty() {
+        let is_idle = steps.is_empty();
+        self.offload_plane(context, KvPlane::Blocks, is_idle);
+        if self.pools.states.is_some() {
+            self.offload_plane(context, KvPlane::State, is_idle);
+        }
+    }
+
+    fn offload_plane(&mut self, context: &mut WorkerContext, plane: KvPlane, is_idle: bool) {
+        let Some(pool) = self.pools.plane(plane) else {
+            return;
+        };
+        let water = pool.blocks_count() / FREE_TARGET_PARTS + pool.blocks_reserved();
+        let depth = if is_idle {
             u32::MAX
         } else {
-            water.saturating_sub(self.pools.blocks.blocks_free())
+            water.saturating_sub(pool.blocks_free())
         };
-        let tier_blocks = host_blocks.saturating_add(disk_blocks);
+        let limits = context.limits();
+        let tier_blocks = limits.host_blocks.saturating_add(limits.disk_blocks);
         let depth = depth.min(tier_blocks.div_ceil(DUPLICATE_PARTS));
-        let offloading = self.tiers.offloading_count();
+        let offloading = self.tiers.offloading_count(plane);
         // A block being copied out cannot be taken, so only a part of the available blocks leaves
         // at a time.
-        let most = (self.pools.blocks.blocks_available() + offloading) / OFFLOADING_PARTS;
+        let available = pool.blocks_available() + offloading;
+        let most = available / OFFLOADING_PARTS;
+        let most = match plane {
+            KvPlane::Blocks => most,
+            // There are few slots; one stays for a new sequence.
+            KvPlane::State => most.max(u32::from(available > 1)),
+        };
         let offloads_max = most.min(OFFLOADING_MAX).saturating_sub(offloading);
         if offloads_max == 0 {
             return;
         }
-        let next = self.pools.blocks.next_to_evict(depth);
+        let next = pool.next_to_evict(depth);
         // Blocks that a tier has already cost no copy and do not count towards the limit.
         let mut unknown = 0;
         let next: Vec<_> = next
-            .map(|(touched, content)| (touched, content, self.tiers.index.contains(content)))
+            .map(|(touched, content)| (touched, content, self.tiers.contains(plane, content)))
             .take_while(|(.., in_tier)| {
                 unknown += u32::from(!in_tier);
                 unknown <= offloads_max
@@ -159,15 +219,22 @@ impl KvMemory {
             .collect();
         for (touched, content, in_tier) in next {
             // Where the tiers are full, the block is considered again later.
-            if !in_tier && self.worth_keeping() && !self.offload_one(context, content) {
+            if !in_tier && self.worth_keeping(plane) && !self.offload_one(context, plane, content) {
                 return;
             }
-            self.pools.blocks.mark_inspected(touched);
+            if let Some(pool) = self.pools.plane_mut(plane) {
+                pool.mark_inspected(touched);
+            }
         }
     }
 
     /// False if no more can be stored.
-    fn offload_one(&mut self, context: &mut WorkerContext, content: BlockHash) -> bool {
+    fn offload_one(
+        &mut self,
+        context: &mut WorkerContext,
+        plane: KvPlane,
+        content: BlockHash,
+    ) -> bool {
         // While the disk keeps up, host memory drops only blocks that are also on disk.
         let writes = self.tiers.writing > 0 && context.now() < self.tiers.last_write_at + WRITE_MAX;
         let evictable = if writes {
@@ -175,29 +242,52 @@ impl KvMemory {
         } else {
             EvictableContents::Any
         };
-        let Ok(dropped) = self
-            .tiers
-            .index
-            .begin_copy(content, TierLevel::Host, evictable)
-        else {
-            return false;
-        };
-        if let Some(content) = dropped {
-            let place = TierLevel::Host;
-            context.emit(WorkerOutput::TierDrop { content, place });
+        let place = TierLevel::Host;
+        let missing = |piece: &SnapshotPiece| !self.tiers.index.contains(piece.content);
+        let pieces: Vec<SnapshotPiece> =
+            self.tiers.pieces(plane, content).filter(missing).collect();
+        let mut contents = Vec::with_capacity(pieces.len());
+        for piece in &pieces {
+            let Ok(dropped) = self.tiers.index.begin_copy(piece.content, place, evictable) else {
+                break;
+            };
+            contents.push(piece.content);
+            if let Some(content) = dropped {
+                context.emit(WorkerOutput::TierDrop { content, place });
+            }
         }
-        let Some(pin) = self.pools.blocks.pin_for_read(content) else {
-            self.tiers.index.abort_copy(content, TierLevel::Host);
+        let is_room = contents.len() == pieces.len();
+        let pool = self.pools.plane_mut(plane).filter(|_| is_room);
+        let Some(pin) = pool.and_then(|pool| pool.pin_for_read(content)) else {
+            for content in contents {
+                self.tiers.index.abort_copy(content, place);
+            }
             return false;
         };
-        self.tiers.offloading.insert(content, pin);
         let block = pin.held.block;
-        context.emit(WorkerOutput::Offload { content, block });
+        let copy = OffloadUnderWay {
+            plane,
+            pin,
+            contents,
+        };
+        self.tiers.offloading.insert(content, copy);
+        context.emit(WorkerOutput::Offload {
+            content,
+            block,
+            pieces: match plane {
+                KvPlane::Blocks => Vec::new(),
+                KvPlane::State => pieces,
+            },
+        });
         true
     }
 
-    /// Whether fetching a block from host memory costs less than computing it.
-    fn worth_keeping(&mut self) -> bool {
+    /// Whether fetching a block from host memory costs less than computing it. A snapshot stands
+    /// for its whole prefix, and is kept always.
+    fn worth_keeping(&mut self, plane: KvPlane) -> bool {
+        if plane == KvPlane::State {
+            return true;
+        }
         let (Some(back), Some(token)) = (self.tiers.from_host, self.swap_prices.recompute_token())
         else {
             return true;
@@ -216,15 +306,18 @@ impl KvMemory {
         outcome: OffloadOutcome,
         took: Duration,
     ) {
-        let Some(pin) = self.tiers.offloading.remove(&content) else {
+        let Some(copy) = self.tiers.offloading.remove(&content) else {
             return;
         };
-        self.pools.blocks.unpin(pin);
-        match outcome {
-            OffloadOutcome::Copied => self.tiers.index.finish_copy(content, TierLevel::Host),
-            OffloadOutcome::Broken => self.tiers.index.abort_copy(content, TierLevel::Host),
-        }
+        let pool = self.pools.plane_mut(copy.plane);
+        pool.expect("the plane of the copy").unpin(copy.pin);
         let place = TierLevel::Host;
+        for content in copy.contents {
+            match outcome {
+                OffloadOutcome::Copied => self.tiers.index.finish_copy(content, place),
+                OffloadOutcome::Broken => self.tiers.index.abort_copy(content, place),
+            }
+        }
         context.note(WorkerNote::Offloaded {
             place,
             outcome,
@@ -300,7 +393,7 @@ impl KvMemory {
         } = self.pools.take_changes();
         let (gained, lost) = self.tiers.index.take_changes();
         evicted.retain(|hash| self.tiers.index.level_of(*hash).is_none());
-        let not_in_pool = |hash: &BlockHash| !self.pools.blocks.contains(*hash);
+        let not_in_pool = |hash: &BlockHash| !self.pools.contains(*hash);
         evicted.extend(lost.into_iter().filter(not_in_pool));
         stored.extend(gained.into_iter().filter(not_in_pool));
         (stored, evicted)
@@ -309,7 +402,7 @@ impl KvMemory {
     /// All contents that can be reused.
     pub(crate) fn cache_contents(&self) -> Vec<BlockHash> {
         let below = self.tiers.index.contents();
-        let below = below.filter(|hash| !self.pools.blocks.contains(*hash));
+        let below = below.filter(|hash| !self.pools.contains(*hash));
         self.pools.contents().chain(below).collect()
     }
 
@@ -330,9 +423,9 @@ impl KvMemory {
         !self.tiers.offloading.is_empty()
     }
 
-    /// Blocks being copied to a tier.
-    pub(crate) fn offloading_count(&self) -> u32 {
-        self.tiers.offloading_count()
+    /// Blocks or slots being copied to a tier.
+    pub(crate) fn offloading_count(&self, plane: KvPlane) -> u32 {
+        self.tiers.offloading_count(plane)
     }
 
     /// The earliest time at which a fetch is stopped.
@@ -348,14 +441,17 @@ impl KvMemory {
 
     /// Hashes the state of the tiers that decides the future.
     pub(crate) fn hash_tiers(&self, now: Time, hasher: &mut impl Hasher) {
-        let older = |touched| self.pools.blocks.count_older(touched);
+        let older = |plane, touched| {
+            let pool = self.pools.plane(plane);
+            pool.map_or(0, |pool| pool.count_older(touched))
+        };
         self.tiers.fingerprint(now, older, hasher);
     }
 
     /// Blocks that only a copy to a tier holds, and that will be cached once it ends.
     pub(super) fn blocks_pinned(&self) -> u64 {
         let alone = |pin: &ReadPin| self.pools.blocks.has_one_holder(pin.held);
-        self.tiers.offloading().filter(alone).count() as u64
+        self.tiers.offloading(KvPlane::Blocks).filter(alone).count() as u64
     }
 
     /// Asserts this module's invariant.
@@ -364,7 +460,7 @@ impl KvMemory {
         sequences: impl Iterator<Item = &'a WorkerSequence> + Clone,
     ) {
         let fetches = sequences.clone().filter_map(|s| s.kv.fetch);
-        let readers = fetches.map(|fetch| u64::from(fetch.blocks)).sum();
+        let readers = fetches.map(|fetch| u64::from(fetch.units())).sum();
         self.tiers.index.check(readers);
         let waits = |s: &WorkerSequence| s.kv.fetch.is_some_and(|fetch| !fetch.stopped);
         let waiting = sequences.clone().filter(|s| waits(s));
@@ -392,5 +488,27 @@ impl KvMemory {
                 "a fetch exceeds the sequence's blocks: {sequence:?}"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_in_a_tier_once_all_its_pieces_are() {
+        let snapshot = BlockHash([7; 16]);
+        let mut tiers = OffloadTiers::new(8, 8, 3);
+        let pieces: Vec<SnapshotPiece> = tiers.pieces(KvPlane::State, snapshot).collect();
+        assert_eq!(pieces[0].content, snapshot);
+        for (number, piece) in pieces.iter().enumerate() {
+            assert_eq!(piece.ordinal as usize, number);
+            assert!(!tiers.contains(KvPlane::State, snapshot));
+            let any = EvictableContents::Any;
+            let begun = tiers.index.begin_copy(piece.content, TierLevel::Host, any);
+            assert_eq!(begun, Ok(None));
+        }
+        assert!(tiers.contains(KvPlane::State, snapshot));
+        assert!(!tiers.contains(KvPlane::State, BlockHash([8; 16])));
     }
 }

@@ -8,15 +8,16 @@
 use crate::WorkerNote;
 use crate::sequences::SequenceStage;
 use crate::snapshot::LoadSnapshot;
-use cleave_domain::WorkerLoad;
+use cleave_domain::{KvPlane, WorkerLoad};
 use cleave_kv::PlanePool;
 
 impl LoadSnapshot<'_> {
     /// The use of the pool, while the load is this one.
     pub(crate) fn audit(&self, load: WorkerLoad) -> WorkerNote {
         let (mut reserved, mut leased, mut quarantined) = (0, 0, 0);
-        let mut slots_named = 0;
-        let mut named = u64::from(self.memory.offloading_count());
+        let offloading = |plane| u64::from(self.memory.offloading_count(plane));
+        let mut slots_named = offloading(KvPlane::State);
+        let mut named = offloading(KvPlane::Blocks);
         for sequence in self.sequences.iter() {
             let blocks = sequence.kv.table().len() as u64;
             named += blocks;

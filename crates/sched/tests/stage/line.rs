@@ -7,7 +7,9 @@ use cleave_domain::{
     StepProgress, StepResult, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{BlockExport, PayloadCondition, WorkerInput, WorkerNote, WorkerOutput};
+use cleave_sched::{
+    BlockExport, PayloadCondition, SnapshotPiece, WorkerInput, WorkerNote, WorkerOutput,
+};
 use std::fmt::Write;
 
 fn id(handoff: HandoffId) -> String {
@@ -269,12 +271,27 @@ pub fn output(output: &WorkerOutput) -> String {
             format!("swap in {} [{}]{slot}", id(*handoff), indices(blocks))
         }
         WorkerOutput::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
-        WorkerOutput::Offload { content, block } => format!("shelve {} {block}", short(*content)),
+        WorkerOutput::Offload {
+            content,
+            block,
+            pieces,
+        } => {
+            let word = |piece: &SnapshotPiece| format!(" s{}", piece.ordinal);
+            let pieces: String = pieces.iter().map(word).collect();
+            format!("shelve {} {block}{pieces}", short(*content))
+        }
         WorkerOutput::SpillToDisk { content } => format!("write on {}", short(*content)),
-        WorkerOutput::Fetch { handoff, blocks } => {
+        WorkerOutput::Fetch {
+            handoff,
+            blocks,
+            state,
+        } => {
             let word = |(content, block): &(_, BlockIndex)| format!("{} {block}", short(*content));
             let words: Vec<_> = blocks.iter().map(word).collect();
-            format!("fetch {} [{}]", id(*handoff), words.join(", "))
+            let state = state.as_ref().map_or(String::new(), |state| {
+                format!(" state {} of {} pieces", state.slot, state.pieces.len())
+            });
+            format!("fetch {} [{}]{state}", id(*handoff), words.join(", "))
         }
         WorkerOutput::FetchStop { handoff } => format!("fetch stop {}", id(*handoff)),
         WorkerOutput::TierDrop { content, place } => format!("drop {} {place:?}", short(*content)),

@@ -237,10 +237,10 @@ impl StageWorld {
             EngineOp::Fetch { .. } => 0,
         };
         let mut work = Duration::from_millis(millis);
-        if let EngineOp::Fetch { blocks, .. } = &op {
-            let takes = blocks.iter().map(|(content, _)| {
-                let tier = cells.tier_of(*content).unwrap_or(TierLevel::Disk);
-                tier_takes(*content, tier)
+        if let EngineOp::Fetch { parts, .. } = &op {
+            let takes = parts.iter().map(|part| {
+                let tier = cells.tier_of(part.content).unwrap_or(TierLevel::Disk);
+                tier_takes(part.content, tier)
             });
             work = takes.sum();
         }
@@ -369,9 +369,9 @@ impl StageWorld {
                 return self.perform_export(at, *export, &content[0], event_outcome);
             }
             EngineOp::Offload { content, .. } => took = tier_takes(*content, TierLevel::Host),
-            EngineOp::Fetch { blocks, .. } => {
+            EngineOp::Fetch { parts, .. } => {
                 took = self.now.since(*since);
-                let of = blocks[blocks.len() / 2].0;
+                let of = parts[parts.len() / 2].content;
                 fault = damaged.then_some(OpFault::Fetch(match of.0[0] % 4 {
                     0 => FetchOutcome::Missing,
                     1 => FetchOutcome::Corrupt,

@@ -4,13 +4,16 @@
 //! Never: sends; its world does. Invariant: an output that breaks a property is an error, which
 //! begins with the name of the property where it has one.
 
-use super::{CellWorker, EngineOp, FetchSource};
+use super::{CellWorker, EngineOp, FetchPart, FetchSource};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Emission, HandoffId, Report, RouterId, StepPlan, Time,
     WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{BlockExport, TierLevel, WorkerActions, WorkerInput, WorkerNote, WorkerOutput};
+use cleave_sched::{
+    BlockExport, SnapshotPiece, StateFetch, TierLevel, WorkerActions, WorkerInput, WorkerNote,
+    WorkerOutput,
+};
 
 /// The world around a worker of cells: what the worker's outputs reach beside its own engine.
 /// `Err` is a violation.
@@ -165,8 +168,13 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
         self.answer_all(answers)
     }
 
-    fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
-        let taken = self.0.cells().offload(content, block);
+    fn offload(
+        &mut self,
+        content: BlockHash,
+        block: BlockIndex,
+        pieces: Vec<SnapshotPiece>,
+    ) -> Result<(), String> {
+        let taken = self.0.cells().offload(content, block, &pieces);
         self.queued(taken)
     }
 
@@ -178,10 +186,22 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
+        state: Option<StateFetch>,
     ) -> Result<(), String> {
         let now = self.0.now();
-        let first = blocks.first().map(|(content, _)| *content);
-        match self.0.cells().fetch(now, handoff, blocks)? {
+        let (contents, blocks): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
+        let slot = state.as_ref().map(|state| state.slot);
+        let pieces = state.into_iter().flat_map(|state| state.pieces);
+        let units = self.0.cells().limits.capacity.units(&blocks, slot);
+        let parts = contents.into_iter().chain(pieces).zip(units);
+        let parts = parts.map(|(content, (unit, block))| FetchPart {
+            content,
+            unit,
+            block,
+        });
+        let parts: Vec<FetchPart> = parts.collect();
+        let first = parts.first().map(|part| part.content);
+        match self.0.cells().fetch(now, handoff, parts)? {
             FetchSource::Host => self.queued(Ok(())),
             FetchSource::Disk => self.0.read_disk(handoff, first),
         }

@@ -31,12 +31,11 @@ impl CellWorker {
         let op = self.take_next_op(price.write_bytes)?;
         let takes = match &op {
             EngineOp::Step(plan) => price.step_time(plan),
-            EngineOp::Export(_) | EngineOp::Import { .. } | EngineOp::Offload { .. } => {
-                Duration::from_nanos(price.copy)
+            EngineOp::Export(_) | EngineOp::Import { .. } => Duration::from_nanos(price.copy),
+            EngineOp::Offload { parts, .. } => {
+                Duration::from_nanos(price.copy * parts.len() as u64)
             }
-            EngineOp::Fetch { blocks, .. } => {
-                Duration::from_nanos(price.copy * blocks.len() as u64)
-            }
+            EngineOp::Fetch { parts, .. } => Duration::from_nanos(price.copy * parts.len() as u64),
             EngineOp::SwapOut { units, .. } | EngineOp::SwapIn { units, .. } => {
                 Duration::from_nanos(price.copy * units.len() as u64)
             }
@@ -65,12 +64,13 @@ impl CellWorker {
         match &op {
             EngineOp::Step(_) => self.written_bytes = 0,
             EngineOp::Import { part, .. } => self.written_bytes += u64::from(part.len),
-            EngineOp::Offload { .. } => {
-                self.written_bytes += u64::from(self.limits.capacity.block_bytes)
-            }
-            EngineOp::Fetch { blocks, .. } => {
+            EngineOp::Offload { parts, .. } => {
                 let bytes = u64::from(self.limits.capacity.block_bytes);
-                self.written_bytes += bytes * blocks.len() as u64;
+                self.written_bytes += bytes * parts.len() as u64;
+            }
+            EngineOp::Fetch { parts, .. } => {
+                let bytes = u64::from(self.limits.capacity.block_bytes);
+                self.written_bytes += bytes * parts.len() as u64;
             }
             EngineOp::Export(_) | EngineOp::SwapOut { .. } | EngineOp::SwapIn { .. } => {}
         }
@@ -99,14 +99,14 @@ impl CellWorker {
             EngineOp::Step(plan) if breaks || self.fails_with_last(plan) => {
                 Some(self.draw_step_fault(plan, rng))
             }
-            EngineOp::Fetch { blocks, .. } if breaks => {
+            EngineOp::Fetch { parts, .. } if breaks => {
                 let outcomes = [
                     FetchOutcome::Missing,
                     FetchOutcome::Corrupt,
                     FetchOutcome::Unreadable,
                     FetchOutcome::Broken,
                 ];
-                Some(OpFault::Fetch(outcomes[blocks.len() % outcomes.len()]))
+                Some(OpFault::Fetch(outcomes[parts.len() % outcomes.len()]))
             }
             _ if breaks => Some(OpFault::Device),
             _ => None,
@@ -183,16 +183,23 @@ impl CellWorker {
                     outcome,
                 }
             }
-            (EngineOp::Offload { content, block }, fault) => {
-                let outcome = self.offloaded(content, block, fault.as_ref())?;
+            (
+                EngineOp::Offload {
+                    content,
+                    parts,
+                    block,
+                },
+                fault,
+            ) => {
+                let outcome = self.offloaded(&parts, block, fault.as_ref())?;
                 WorkerInput::Offloaded {
                     content,
                     outcome,
                     took,
                 }
             }
-            (EngineOp::Fetch { handoff, blocks }, fault) => {
-                self.finish_fetch(&span, handoff, &blocks, fault.as_ref())?
+            (EngineOp::Fetch { handoff, parts }, fault) => {
+                self.finish_fetch(&span, handoff, &parts, fault.as_ref())?
             }
             (EngineOp::SwapOut { handoff, units }, fault) => {
                 let outcome = self.swap_out(handoff, &units, fault.as_ref());
@@ -227,7 +234,10 @@ impl CellWorker {
                 let read = |(unit, block): &(KvUnit, BlockIndex)| read(*unit, *block);
                 units.iter().map(read).collect()
             }
-            EngineOp::Offload { block, .. } => vec![read(KvUnit::block(0), *block)],
+            EngineOp::Offload { parts, block, .. } => {
+                let units = parts.iter().map(|(_, unit)| *unit);
+                units.map(|unit| read(unit, *block)).collect()
+            }
             EngineOp::Step(_)
             | EngineOp::Import { .. }
             | EngineOp::SwapIn { .. }

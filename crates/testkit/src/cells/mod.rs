@@ -52,12 +52,22 @@ pub enum EngineOp {
     },
     Offload {
         content: BlockHash,
+        /// Parts of the block or slot that are copied out, each under a content of its own.
+        parts: Vec<(BlockHash, KvUnit)>,
         block: BlockIndex,
     },
     Fetch {
         handoff: HandoffId,
-        blocks: Vec<(BlockHash, BlockIndex)>,
+        parts: Vec<FetchPart>,
     },
+}
+
+/// A content, and the place in the pool that it is copied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FetchPart {
+    pub content: BlockHash,
+    pub unit: KvUnit,
+    pub block: BlockIndex,
 }
 
 impl EngineOp {
@@ -86,8 +96,12 @@ impl EngineOp {
             } => (handoff, part, block, payload).hash(print),
             Self::SwapOut { handoff, units } => ("out", handoff, units).hash(print),
             Self::SwapIn { handoff, units } => ("in", handoff, units).hash(print),
-            Self::Offload { content, block } => ("shelve", content, block).hash(print),
-            Self::Fetch { handoff, blocks } => ("fetch", handoff, blocks).hash(print),
+            Self::Offload {
+                content,
+                parts,
+                block,
+            } => ("shelve", content, parts, block).hash(print),
+            Self::Fetch { handoff, parts } => ("fetch", handoff, parts).hash(print),
         }
     }
 }

@@ -4,9 +4,9 @@
 //! than the world gives it; gives content that the brain has dropped. Invariant: every copy that
 //! the brain asks for is answered once.
 
-use super::{AnswerTime, CellWorker, EngineOp, FrameCells, OpFault};
-use cleave_domain::{BlockHash, BlockIndex, HandoffId, KvPlane, Time};
-use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
+use super::{AnswerTime, CellWorker, EngineOp, FetchPart, FrameCells, OpFault};
+use cleave_domain::{BlockHash, BlockIndex, HandoffId, KvPlane, KvUnit, Time};
+use cleave_sched::{FetchOutcome, OffloadOutcome, SnapshotPiece, TierLevel, WorkerInput};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) struct TierContents {
     host: BTreeMap<BlockHash, FrameCells>,
     disk: BTreeMap<BlockHash, FrameCells>,
     /// Fetches that wait for the disk.
-    waiting_for_disk: BTreeMap<HandoffId, Vec<(BlockHash, BlockIndex)>>,
+    waiting_for_disk: BTreeMap<HandoffId, Vec<FetchPart>>,
     /// When each fetch was requested.
     requested_at: BTreeMap<HandoffId, Time>,
     /// How long the disk took for each fetch.
@@ -36,9 +36,29 @@ pub enum FetchSource {
 }
 
 impl CellWorker {
-    pub(super) fn offload(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
-        self.check_no_step_writes(std::iter::once((KvPlane::Blocks, block)))?;
-        self.ops.push_back(EngineOp::Offload { content, block });
+    pub(super) fn offload(
+        &mut self,
+        content: BlockHash,
+        block: BlockIndex,
+        pieces: &[SnapshotPiece],
+    ) -> Result<(), String> {
+        let plane = KvPlane::State;
+        let piece = |piece: &SnapshotPiece| {
+            let ordinal = piece.ordinal;
+            (piece.content, KvUnit { plane, ordinal })
+        };
+        let parts = if pieces.is_empty() {
+            vec![(content, KvUnit::block(0))]
+        } else {
+            pieces.iter().map(piece).collect()
+        };
+        let planes = parts.iter().map(|(_, unit)| (unit.plane, block));
+        self.check_no_step_writes(planes)?;
+        self.ops.push_back(EngineOp::Offload {
+            content,
+            parts,
+            block,
+        });
         Ok(())
     }
 
@@ -47,27 +67,27 @@ impl CellWorker {
         &mut self,
         now: Time,
         handoff: HandoffId,
-        blocks: Vec<(BlockHash, BlockIndex)>,
+        parts: Vec<FetchPart>,
     ) -> Result<FetchSource, String> {
-        let targets = blocks.iter().map(|(_, block)| (KvPlane::Blocks, *block));
+        let targets = parts.iter().map(|part| (part.unit.plane, part.block));
         self.check_no_step_writes(targets)?;
         self.tiers.requested_at.insert(handoff, now);
-        let in_host = |(content, _): &(BlockHash, _)| self.tiers.host.contains_key(content);
-        if self.answers == AnswerTime::AtItsEnd || blocks.iter().all(in_host) {
-            self.ops.push_back(EngineOp::Fetch { handoff, blocks });
+        let in_host = |part: &FetchPart| self.tiers.host.contains_key(&part.content);
+        if self.answers == AnswerTime::AtItsEnd || parts.iter().all(in_host) {
+            self.ops.push_back(EngineOp::Fetch { handoff, parts });
             return Ok(FetchSource::Host);
         }
-        self.tiers.waiting_for_disk.insert(handoff, blocks);
+        self.tiers.waiting_for_disk.insert(handoff, parts);
         Ok(FetchSource::Disk)
     }
 
     /// The disk has read the content of a fetch; the engine's copy comes next.
     pub fn disk_read(&mut self, now: Time, handoff: HandoffId) {
-        if let Some(blocks) = self.tiers.waiting_for_disk.remove(&handoff) {
+        if let Some(parts) = self.tiers.waiting_for_disk.remove(&handoff) {
             let since = self.tiers.requested_at.get(&handoff).copied();
             let read = now.since(since.unwrap_or(now));
             self.tiers.disk_time.insert(handoff, read);
-            self.ops.push_back(EngineOp::Fetch { handoff, blocks });
+            self.ops.push_back(EngineOp::Fetch { handoff, parts });
         }
     }
 
@@ -170,18 +190,20 @@ impl CellWorker {
 
     pub(super) fn offloaded(
         &mut self,
-        content: BlockHash,
+        parts: &[(BlockHash, KvUnit)],
         block: BlockIndex,
         fault: Option<&OpFault>,
     ) -> Result<OffloadOutcome, String> {
         if fault.is_some() {
             return Ok(OffloadOutcome::Broken);
         }
-        let cells = self.engine.read(block).to_vec();
-        if self.tiers.host.insert(content, cells).is_some() {
-            return Err(format!("{} keeps {content} twice", self.worker));
+        for (content, unit) in parts {
+            let cells = self.engine.read_unit(*unit, block).to_vec();
+            if self.tiers.host.insert(*content, cells).is_some() {
+                return Err(format!("{} keeps {content} twice", self.worker));
+            }
+            self.tiers.unusable.remove(content);
         }
-        self.tiers.unusable.remove(&content);
         self.check_below()?;
         Ok(OffloadOutcome::Copied)
     }
@@ -191,36 +213,42 @@ impl CellWorker {
         &mut self,
         span: &Range<Time>,
         handoff: HandoffId,
-        blocks: &[(BlockHash, BlockIndex)],
+        parts: &[FetchPart],
         fault: Option<&OpFault>,
     ) -> Result<WorkerInput, String> {
-        let half = blocks.len() / 2;
+        let half = parts.len() / 2;
         let (end, outcome) = match (self.tiers.stop_requested.remove(&handoff), fault) {
             (true, _) => (half, FetchOutcome::Stopped),
-            (false, None) => (blocks.len(), FetchOutcome::Copied),
+            (false, None) => (parts.len(), FetchOutcome::Copied),
             (false, Some(OpFault::Fetch(outcome))) => (half, *outcome),
             (false, Some(other)) => return Err(format!("{other:?} is no fault of a fetch")),
         };
         // Another fetch may have found a content unusable meanwhile.
-        let is_unusable = |(content, _): &(BlockHash, BlockIndex)| {
+        let is_unusable = |part: &FetchPart| {
+            let content = &part.content;
             self.tier_of(*content).is_none() && self.tiers.unusable.contains(content)
         };
-        let (end, outcome) = match (blocks[..end].iter().position(is_unusable), outcome) {
+        let (end, outcome) = match (parts[..end].iter().position(is_unusable), outcome) {
             (Some(gone), FetchOutcome::Stopped) => (gone, FetchOutcome::Stopped),
             (Some(gone), _) => (gone, FetchOutcome::Missing),
             (None, outcome) => (end, outcome),
         };
         use FetchOutcome::{Corrupt, Missing, Unreadable};
-        if let (Some((content, _)), Missing | Corrupt | Unreadable) = (blocks.get(end), outcome) {
-            self.tiers.unusable.insert(*content);
+        if let (Some(part), Missing | Corrupt | Unreadable) = (parts.get(end), outcome) {
+            self.tiers.unusable.insert(part.content);
         }
-        for (content, block) in &blocks[..end] {
+        for FetchPart {
+            content,
+            unit,
+            block,
+        } in &parts[..end]
+        {
             let tiers = &self.tiers;
             let cells = tiers.host.get(content).or_else(|| tiers.disk.get(content));
             let cells = cells.cloned();
             let cells = cells
                 .ok_or_else(|| format!("{} has dropped {content} of {handoff}", self.worker))?;
-            self.engine.write(*block, 0, &cells);
+            self.engine.write_unit(*unit, *block, 0, &cells);
         }
         let blocks_fetched = u32::try_from(end).map_err(|error| error.to_string())?;
         Ok(self.fetched(span.start, span.end, handoff, blocks_fetched, outcome))

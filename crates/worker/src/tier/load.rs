@@ -6,7 +6,8 @@
 
 use super::{FetchedBlock, TierStore};
 use crate::engine::{EngineHost, EngineThread, EngineWork};
-use cleave_domain::{BlockHash, BlockIndex, HandoffId};
+use crate::queue::EngineQueue;
+use cleave_domain::{BlockHash, HandoffId};
 use cleave_engine::BlockSpan;
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
 use std::collections::BTreeMap;
@@ -14,12 +15,32 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::error;
 
-/// A block to be copied to host memory.
-#[derive(Clone, Copy, Debug)]
+/// A block, or pieces of a snapshot, to be copied to host memory.
+#[derive(Clone, Debug)]
 pub(crate) struct OffloadJob {
-    pub(crate) content: BlockHash,
-    pub(crate) block: BlockIndex,
-    pub(crate) bytes: u32,
+    /// The block's or snapshot's content, under which the copy is answered.
+    content: BlockHash,
+    /// The parts left to copy, each under a content of its own; the next one last.
+    parts: Vec<(BlockHash, BlockSpan)>,
+    /// Time spent on copies so far.
+    took: Duration,
+}
+
+impl OffloadJob {
+    /// An offload of these parts, in order.
+    pub(crate) fn new(content: BlockHash, mut parts: Vec<(BlockHash, BlockSpan)>) -> Self {
+        parts.reverse();
+        Self {
+            content,
+            parts,
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Bytes of the next copy.
+    pub(crate) fn next_bytes(&self) -> u64 {
+        self.parts.last().map_or(0, |(_, span)| span.len as u64)
+    }
 }
 
 /// Identifies a fetch: a sequence that loses its blocks fetches again, and late blocks of the
@@ -36,7 +57,8 @@ pub(crate) struct LoadedBlock {
     pub(super) fetch: FetchId,
     /// The index of the block within the fetch.
     pub(super) ordinal: u32,
-    pub(super) block: BlockIndex,
+    /// Where it goes to.
+    pub(super) span: BlockSpan,
     pub(super) content: FetchedBlock,
     /// The time it took to find and verify the block.
     pub(super) took: Duration,
@@ -113,17 +135,17 @@ impl PendingLoads {
 
 impl EngineHost {
     /// Fetches the kept blocks of a sequence's beginning.
-    pub(crate) fn fetch(&self, handoff: HandoffId, blocks: Vec<(BlockHash, BlockIndex)>) {
+    pub(crate) fn fetch(&self, handoff: HandoffId, parts: Vec<(BlockHash, BlockSpan)>) {
         let Some(tier_io) = &self.tier_io else {
             return;
         };
         let fetch = tier_io.register_fetch(handoff);
         self.push(EngineWork::Fetch(PendingLoad {
             fetch,
-            blocks: u32::try_from(blocks.len()).expect("blocks of a sequence are few"),
+            blocks: u32::try_from(parts.len()).expect("blocks of a sequence are few"),
             since: Instant::now(),
         }));
-        tier_io.fetch(fetch, blocks);
+        tier_io.fetch(fetch, parts);
     }
 
     /// Stops waiting for blocks that have not come yet.
@@ -151,26 +173,36 @@ impl EngineHost {
 }
 
 impl EngineThread {
-    /// Copies a block of the pool to host memory.
-    pub(crate) fn offload_block(&mut self, job: OffloadJob) -> WorkerInput {
+    /// Copies the next part of an offload to host memory, and queues the rest; gives the answer
+    /// after the last part.
+    pub(crate) fn offload_part(
+        &mut self,
+        mut job: OffloadJob,
+        queue: &EngineQueue,
+    ) -> Option<WorkerInput> {
         let began = Instant::now();
-        let OffloadJob { content, block, .. } = job;
-        let outcome = match self.copy_to_host(content, block) {
-            Ok(()) => OffloadOutcome::Copied,
-            Err(reason) => {
-                error!(%block, %reason, "cannot copy a block to host memory");
-                OffloadOutcome::Broken
-            }
+        let copied = match job.parts.pop() {
+            Some((content, span)) => self.copy_to_host(content, span).map_err(|reason| {
+                error!(block = %span.block, %reason, "cannot copy a block to host memory");
+            }),
+            None => Ok(()),
         };
-        let took = began.elapsed();
-        WorkerInput::Offloaded {
-            content,
-            outcome,
-            took,
+        job.took += began.elapsed();
+        if copied.is_ok() && !job.parts.is_empty() {
+            queue.requeue_offload(job);
+            return None;
         }
+        Some(WorkerInput::Offloaded {
+            content: job.content,
+            outcome: match copied {
+                Ok(()) => OffloadOutcome::Copied,
+                Err(()) => OffloadOutcome::Broken,
+            },
+            took: job.took,
+        })
     }
 
-    fn copy_to_host(&mut self, content: BlockHash, block: BlockIndex) -> Result<(), String> {
+    fn copy_to_host(&mut self, content: BlockHash, span: BlockSpan) -> Result<(), String> {
         let tier_store = Arc::clone(
             &self
                 .pending_loads
@@ -181,7 +213,10 @@ impl EngineThread {
         let mut bytes = tier_store
             .block_buffer()
             .ok_or("there is no host memory left")?;
-        self.read_span(BlockSpan::of_block(block, 0, bytes.len()), &mut bytes)?;
+        // The last piece of a snapshot may be shorter than a block.
+        let (used, rest) = bytes.split_at_mut(span.len);
+        self.read_span(span, used)?;
+        rest.fill(0);
         tier_store.keep(content, bytes);
         Ok(())
     }
@@ -191,7 +226,7 @@ impl EngineThread {
         let LoadedBlock {
             fetch,
             ordinal,
-            block,
+            span,
             content,
             took,
         } = loaded;
@@ -203,12 +238,10 @@ impl EngineThread {
         assert_eq!(progress.blocks_loaded, ordinal, "blocks come in order");
         let began = Instant::now();
         let outcome = match content {
-            Ok((copy, _permit)) => match self
-                .write_span(BlockSpan::of_block(block, 0, copy.bytes.len()), &copy.bytes)
-            {
+            Ok((copy, _permit)) => match self.write_span(span, &copy.bytes[..span.len]) {
                 Ok(()) => FetchOutcome::Copied,
                 Err(reason) => {
-                    error!(%block, %reason, "cannot write a fetched block into the pool");
+                    error!(block = %span.block, %reason, "cannot write a fetched block into the pool");
                     FetchOutcome::Broken
                 }
             },

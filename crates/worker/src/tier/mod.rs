@@ -7,10 +7,10 @@
 //! every copy asked for is answered once.
 //!
 //! Copies out of the pool and into it are made on the engine's thread, in its queue's order, one
-//! block each, so that a step can go ahead of them (see `engine`). A block on its way back was
-//! fetched and verified by a reader thread first: one thread serves sequences whose blocks are all
-//! in memory, another one those with blocks on disk. Blocks from disk wait for the engine in a
-//! bounded number of buffers.
+//! block or piece of a state each, so that a step can go ahead of them (see `engine`). A block on
+//! its way back was fetched and verified by a reader thread first: one thread serves sequences
+//! whose blocks are all in memory, another one those with blocks on disk. Blocks from disk wait for
+//! the engine in a bounded number of buffers.
 
 mod load;
 mod slab;
@@ -21,7 +21,8 @@ use slab::{Slab, SlabFormat};
 
 use super::engine::EngineWork;
 use super::queue::EngineQueue;
-use cleave_domain::{BlockHash, BlockIndex, Fingerprint, HandoffId};
+use cleave_domain::{BlockHash, Fingerprint, HandoffId};
+use cleave_engine::BlockSpan;
 use cleave_sched::{FetchOutcome, OffloadOutcome, TierLevel, WorkerInput};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -135,11 +136,11 @@ impl Drop for StagingPermit {
     }
 }
 
-/// A sequence's blocks to load.
+/// A sequence's blocks and pieces of its state to load, each with its place in the pool.
 #[derive(Debug)]
 struct FetchJob {
     id: FetchId,
-    blocks: Vec<(BlockHash, BlockIndex)>,
+    parts: Vec<(BlockHash, BlockSpan)>,
 }
 
 /// The driver's side. Its threads end with it.
@@ -300,16 +301,16 @@ impl TierIo {
     }
 
     /// Loads the blocks of a fetch; the engine's thread answers.
-    pub(super) fn fetch(&self, id: FetchId, blocks: Vec<(BlockHash, BlockIndex)>) {
+    pub(super) fn fetch(&self, id: FetchId, parts: Vec<(BlockHash, BlockSpan)>) {
         let state = self.store.lock();
         let in_host = |(content, _): &(BlockHash, _)| state.host.contains_key(content);
-        let reader = if blocks.iter().all(in_host) {
+        let reader = if parts.iter().all(in_host) {
             &self.from_host
         } else {
             &self.from_disk
         };
         // A reader ends only with this value.
-        let _ = reader.send(FetchJob { id, blocks });
+        let _ = reader.send(FetchJob { id, parts });
     }
 
     /// Loads no more blocks for this hand-off.
@@ -448,13 +449,13 @@ impl TierStore {
     }
 
     fn load_until_error(self: &Arc<Self>, fetch: &FetchJob, engine: &EngineQueueHandle) {
-        for (ordinal, (content, block)) in (0..).zip(&fetch.blocks) {
+        for (ordinal, (content, span)) in (0..).zip(&fetch.parts) {
             let (content, took) = self.load_block(*content, fetch.id, engine);
             let amiss = content.is_err();
             let pushed = engine.push(EngineWork::Load(LoadedBlock {
                 fetch: fetch.id,
                 ordinal,
-                block: *block,
+                span: *span,
                 content,
                 took,
             }));

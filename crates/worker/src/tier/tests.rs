@@ -5,7 +5,7 @@ use super::*;
 use crate::StepTime;
 use crate::engine::{EngineHost, EngineHostLimits};
 use crate::kv_copier::tests::capacity;
-use cleave_domain::{FlightId, KvPlane, StepPlan, StepResult};
+use cleave_domain::{BlockIndex, FlightId, KvPlane, StepPlan, StepResult};
 use cleave_engine::{BlockSpan, Engine, EngineDescription, EngineError};
 use cleave_fleet::HealthMonitor;
 use tokio::sync::MutexGuard;
@@ -29,12 +29,13 @@ impl Engine for MemoryOnlyEngine {
 
     fn read_block(&self, at: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
         let found = self.0.get(at.block.0 as usize);
-        out.copy_from_slice(found.ok_or(EngineError::Plan("no such block".into()))?);
+        let block = found.ok_or(EngineError::Plan("no such block".into()))?;
+        out.copy_from_slice(&block[at.offset..at.offset + at.len]);
         Ok(())
     }
 
     fn write_block(&mut self, at: BlockSpan, b: &[u8]) -> Result<(), EngineError> {
-        self.0[at.block.0 as usize].copy_from_slice(b);
+        self.0[at.block.0 as usize][at.offset..at.offset + at.len].copy_from_slice(b);
         Ok(())
     }
 
@@ -99,11 +100,9 @@ impl TierFixture {
     }
 
     async fn keep(&mut self, of: u8) {
-        self.engine.push(EngineWork::Offload(OffloadJob {
-            content: hash(of),
-            block: BlockIndex(u32::from(of)),
-            bytes: BLOCK as u32,
-        }));
+        let span = whole(u32::from(of));
+        let offload = OffloadJob::new(hash(of), vec![(hash(of), span)]);
+        self.engine.push(EngineWork::Offload(offload));
         let WorkerInput::Offloaded { outcome, .. } = self.answer().await else {
             panic!("another answer")
         };
@@ -120,7 +119,7 @@ impl TierFixture {
     }
 
     async fn fetch(&mut self, blocks: &[(u8, u32)]) -> (u32, FetchOutcome) {
-        let block = |(of, to): &(u8, u32)| (hash(*of), BlockIndex(*to));
+        let block = |(of, to): &(u8, u32)| (hash(*of), whole(*to));
         let blocks = blocks.iter().map(block).collect();
         self.engine.fetch(handoff(), blocks);
         self.fetched().await
@@ -136,13 +135,8 @@ impl TierFixture {
     /// The content of a block of the pool.
     async fn content(&mut self, block: u32) -> Vec<u8> {
         let content = BlockHash([100; 16]);
-        let block = BlockIndex(block);
-        let bytes = BLOCK as u32;
-        self.engine.push(EngineWork::Offload(OffloadJob {
-            content,
-            block,
-            bytes,
-        }));
+        let offload = OffloadJob::new(content, vec![(content, whole(block))]);
+        self.engine.push(EngineWork::Offload(offload));
         self.answer().await;
         self.store.lock().host[&content].bytes.clone()
     }
@@ -151,6 +145,11 @@ impl TierFixture {
         self.engine.push(EngineWork::Step(StepPlan::default()));
         assert!(matches!(self.answer().await, WorkerInput::Stepped { .. }));
     }
+}
+
+/// The range of a whole block.
+fn whole(block: u32) -> BlockSpan {
+    BlockSpan::of_block(BlockIndex(block), 0, BLOCK)
 }
 
 /// Pauses reads and writes on disk for as long as the guard is held.
@@ -358,14 +357,14 @@ async fn a_hung_disk_holds_up_neither_steps_nor_memory() {
     let mut host = TierFixture::keeping(&folder, &[1], &[2]).await;
     let tier_store = Arc::clone(&host.store);
     let disk_pause = pause_disk(&tier_store).await;
-    host.engine.fetch(handoff(), vec![(hash(2), BlockIndex(7))]);
+    host.engine.fetch(handoff(), vec![(hash(2), whole(7))]);
     host.step().await;
     host.step().await;
     let other = HandoffId {
         attempt: 1,
         ..handoff()
     };
-    host.engine.fetch(other, vec![(hash(1), BlockIndex(6))]);
+    host.engine.fetch(other, vec![(hash(1), whole(6))]);
     assert_eq!(host.fetched().await, (1, FetchOutcome::Copied));
     // The sequence that waited for the disk goes on without it, and that is answered at once.
     host.engine.stop_fetch(handoff());
@@ -390,7 +389,7 @@ async fn waiting_behind_another_fetch_counts_as_no_work() {
         ..handoff()
     };
     for of in [handoff(), behind] {
-        host.engine.fetch(of, vec![(hash(1), BlockIndex(7))]);
+        host.engine.fetch(of, vec![(hash(1), whole(7))]);
     }
     while !is_reading(&tier_store) {
         tokio::task::yield_now().await;
@@ -411,7 +410,7 @@ async fn late_blocks_of_a_stopped_fetch_are_ignored() {
     let mut host = TierFixture::keeping(&folder, &[1], &[2]).await;
     let tier_store = Arc::clone(&host.store);
     let disk_pause = pause_disk(&tier_store).await;
-    let (first, slow) = ((hash(1), BlockIndex(5)), (hash(2), BlockIndex(6)));
+    let (first, slow) = ((hash(1), whole(5)), (hash(2), whole(6)));
     host.engine.fetch(handoff(), vec![first, slow]);
     // Its first block came, its second is being read.
     while host.content(5).await != [1; BLOCK] || !is_reading(&tier_store) {
@@ -420,9 +419,9 @@ async fn late_blocks_of_a_stopped_fetch_are_ignored() {
     host.engine.stop_fetch(handoff());
     assert_eq!(host.fetched().await, (1, FetchOutcome::Stopped));
     // The same sequence, which has other blocks now, while the reader still is at the old one.
-    host.engine.fetch(handoff(), vec![(hash(1), BlockIndex(3))]);
+    host.engine.fetch(handoff(), vec![(hash(1), whole(3))]);
     assert_eq!(host.fetched().await, (1, FetchOutcome::Copied));
-    let again = vec![(hash(1), BlockIndex(4)), (hash(2), BlockIndex(7))];
+    let again = vec![(hash(1), whole(4)), (hash(2), whole(7))];
     host.engine.fetch(handoff(), again);
     drop(disk_pause);
     assert_eq!(host.fetched().await, (2, FetchOutcome::Copied));
@@ -441,9 +440,7 @@ async fn a_fetch_is_answered_once_whenever_it_is_stopped() {
     for of in 0..8 {
         host.keep(of).await;
     }
-    let blocks: Vec<_> = (0..8)
-        .map(|of| (hash(of), BlockIndex(u32::from(of))))
-        .collect();
+    let blocks: Vec<_> = (0..8).map(|of| (hash(of), whole(u32::from(of)))).collect();
     for attempt in 0..50 {
         // One that lost its blocks asks again, while blocks of the fetch that was stopped may come
         // late.
@@ -465,4 +462,52 @@ async fn a_fetch_is_answered_once_whenever_it_is_stopped() {
     while !done() {
         tokio::task::yield_now().await;
     }
+}
+
+/// The last piece of a state is shorter than a block; it is kept in a block's room.
+#[tokio::test]
+async fn pieces_of_a_state_are_kept_and_fetched_with_blocks() {
+    let folder = SlabFolder::new("pieces");
+    let mut host = TierFixture::new(Some(&folder));
+    let piece = |of: u8, block: u32, offset: usize, len: usize| {
+        let plane = KvPlane::State;
+        let block = BlockIndex(block);
+        let span = BlockSpan {
+            plane,
+            block,
+            offset,
+            len,
+        };
+        (hash(of), span)
+    };
+    // A buffer that held a block before must not lend its bytes to the piece.
+    host.keep(1).await;
+    host.engine.drop_tier_block(hash(1), TierLevel::Host);
+    let pieces = vec![piece(8, 3, 0, 600), piece(9, 3, 600, 40)];
+    let offload = OffloadJob::new(hash(8), pieces);
+    host.engine.push(EngineWork::Offload(offload));
+    let WorkerInput::Offloaded {
+        content, outcome, ..
+    } = host.answer().await
+    else {
+        panic!("another answer")
+    };
+    assert_eq!((content, outcome), (hash(8), OffloadOutcome::Copied));
+    let short = host.store.lock().host[&hash(9)].bytes.clone();
+    assert_eq!((&short[..40], &short[40..]), (&[3; 40][..], &[0; 960][..]));
+    host.keep(2).await;
+    host.spill_to_disk(9).await;
+    let parts = vec![
+        (hash(2), whole(6)),
+        piece(8, 7, 0, 600),
+        piece(9, 7, 600, 40),
+    ];
+    host.engine.fetch(handoff(), parts);
+    assert_eq!(host.fetched().await, (3, FetchOutcome::Copied));
+    assert_eq!(host.content(6).await, [2; BLOCK]);
+    let state = host.content(7).await;
+    assert_eq!(
+        (&state[..640], &state[640..]),
+        (&[3; 640][..], &[7; 360][..])
+    );
 }

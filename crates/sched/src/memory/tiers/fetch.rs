@@ -1,6 +1,8 @@
 //! Contents of the tiers that are fetched into the pool instead of being computed.
 //!
 //! Owns: the fetches of the sequences, their deadlines and their measured prices.
+//! Never: begins a fetch that leaves a sequence with blocks but without the state after them, where
+//! the model has states. If such a fetch fails, the sequence computes its tokens.
 
 use super::{OffloadTiers, PRICE_DECAY_PARTS};
 use crate::batch::StepPipeline;
@@ -8,9 +10,9 @@ use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
 use crate::memory::KvMemory;
 use crate::sequences::{SequenceTable, WorkerSequence};
-use crate::{FetchOutcome, WorkerNote, WorkerOutput};
-use cleave_domain::BlockHash;
-use cleave_kv::TierLevel;
+use crate::{FetchOutcome, StateFetch, WorkerNote, WorkerOutput};
+use cleave_domain::{BlockHash, KvPlane};
+use cleave_kv::{TierLevel, snapshot_hash};
 use std::time::Duration;
 
 /// Shortest time allowed for a fetch, otherwise limited by the time to compute the same tokens: a
@@ -22,7 +24,9 @@ const FETCH_LEAST: Duration = Duration::from_millis(250);
 pub(crate) struct TierFetch {
     /// Number of blocks, from the first unpublished one on.
     pub(crate) blocks: u32,
-    /// Number of those on disk.
+    /// Number of pieces of the state after them; 0 without states.
+    pieces: u32,
+    /// Number of blocks and pieces on disk.
     on_disk: u32,
     /// A `FetchStop` was emitted for it.
     pub(super) stopped: bool,
@@ -31,11 +35,22 @@ pub(crate) struct TierFetch {
     counts_step: bool,
 }
 
+impl TierFetch {
+    /// Blocks and pieces together.
+    pub(super) fn units(&self) -> u32 {
+        self.blocks + self.pieces
+    }
+}
+
 /// Leading blocks that the tiers have, and the predicted time to fetch them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TierMatch {
+    /// Blocks in the pool that are of use only with a state from the tiers; before the others.
+    pub(crate) adopted: u32,
     /// Blocks that follow those in the pool.
     pub(crate) blocks: u32,
+    /// Pieces of the state after all of them.
+    pieces: u32,
     on_disk: u32,
     /// Zero before anything was measured.
     pub(crate) takes: Duration,
@@ -62,29 +77,41 @@ impl TierMatch {
 }
 
 impl OffloadTiers {
-    /// Predicted time to fetch so many blocks, if it was ever measured.
-    fn price(&self, blocks: u32, on_disk: u32) -> Option<Duration> {
+    /// Predicted time to fetch so many blocks and pieces, if it was ever measured.
+    fn price(&self, units: u32, on_disk: u32) -> Option<Duration> {
         let of = |each: Option<Duration>, count: u32| match count {
             0 => Some(Duration::ZERO),
             _ => Some(each?.saturating_mul(count)),
         };
-        Some(of(self.from_host, blocks - on_disk)? + of(self.from_disk, on_disk)?)
+        Some(of(self.from_host, units - on_disk)? + of(self.from_disk, on_disk)?)
     }
 
-    /// Learns the price of a fetch of which `blocks_fetched` blocks arrived, from the time worked
+    /// The number of pieces of a snapshot on disk alone; `None` unless the tiers have all pieces.
+    fn pieces_on_disk(&self, snapshot: BlockHash) -> Option<u32> {
+        let pieces = self.pieces(KvPlane::State, snapshot);
+        pieces
+            .map(|piece| {
+                Some(u32::from(
+                    self.index.level_of(piece.content)? == TierLevel::Disk,
+                ))
+            })
+            .sum()
+    }
+
+    /// Learns the price of a fetch of which `units_fetched` units arrived, from the time worked
     /// on it. Time spent waiting for steps and for other fetches does not count: otherwise a busy
     /// engine would make tiers look too dear to use.
-    fn measure(&mut self, blocks_fetched: u32, fetch: TierFetch, worked: Duration) {
-        if blocks_fetched == 0 && worked.is_zero() {
+    fn measure(&mut self, units_fetched: u32, fetch: TierFetch, worked: Duration) {
+        if units_fetched == 0 && worked.is_zero() {
             return;
         }
         // A fetch without result still took the time of one block at least.
-        let (from_host, count) = (fetch.blocks - fetch.on_disk, blocks_fetched.max(1));
+        let (from_host, count) = (fetch.units() - fetch.on_disk, units_fetched.max(1));
         if fetch.on_disk == 0 {
             return mean(&mut self.from_host, worked / count);
         }
-        let host = self.from_host.unwrap_or_default() * from_host.min(blocks_fetched);
-        let count = blocks_fetched.saturating_sub(from_host).max(1);
+        let host = self.from_host.unwrap_or_default() * from_host.min(units_fetched);
+        let count = units_fetched.saturating_sub(from_host).max(1);
         mean(&mut self.from_disk, worked.saturating_sub(host) / count);
     }
 }
@@ -98,11 +125,30 @@ impl KvMemory {
         forecast: &WorkForecast,
     ) -> TierMatch {
         let size = self.block_tokens;
-        let mut found = TierMatch::default();
         if self.tiers.is_empty() || !self.prefix_cache {
-            return found;
+            return TierMatch::default();
         }
-        for hash in sequence.reusable(size).iter().skip(blocks_known as usize) {
+        let able = !sequence.kv.state_fetch_failed;
+        let hashes = sequence.reusable(size);
+        let hashes = &hashes[hashes.len().min(blocks_known as usize)..];
+        let mut found = if self.pools.states.is_none() {
+            self.blocks_in_tiers(hashes)
+        } else if able {
+            self.prefix_with_state(hashes)
+        } else {
+            TierMatch::default()
+        };
+        let takes = self.tiers.price(found.blocks + found.pieces, found.on_disk);
+        found.takes = takes.unwrap_or_default();
+        let tokens = (found.adopted + found.blocks) * size;
+        found.recompute = self.compute_price(blocks_known * size, tokens, forecast);
+        found
+    }
+
+    /// The leading contents that the tiers have and the pool has not.
+    fn blocks_in_tiers(&self, hashes: &[BlockHash]) -> TierMatch {
+        let mut found = TierMatch::default();
+        for hash in hashes {
             let place = self.tiers.index.level_of(*hash);
             let Some(place) = place.filter(|_| !self.pools.blocks.contains(*hash)) else {
                 break;
@@ -110,10 +156,31 @@ impl KvMemory {
             found.blocks += 1;
             found.on_disk += u32::from(place == TierLevel::Disk);
         }
-        let takes = self.tiers.price(found.blocks, found.on_disk);
-        found.takes = takes.unwrap_or_default();
-        found.recompute = self.compute_price(blocks_known * size, found.blocks * size, forecast);
         found
+    }
+
+    /// The longest beginning of contents whose first blocks are in the pool, the others in the
+    /// tiers, and the state after them in the tiers.
+    fn prefix_with_state(&self, hashes: &[BlockHash]) -> TierMatch {
+        let in_pool = self.pools.blocks.prefix_hits(hashes).blocks;
+        let (pooled, others) = hashes.split_at(in_pool as usize);
+        let in_tiers = self.blocks_in_tiers(others).blocks as usize;
+        let ends = pooled.len() + in_tiers;
+        let snapshot = |end: &usize| self.tiers.pieces_on_disk(snapshot_hash(hashes[end - 1]));
+        let longest = (1..=ends)
+            .rev()
+            .find_map(|end| Some((end, snapshot(&end)?)));
+        let Some((end, pieces_on_disk)) = longest else {
+            return TierMatch::default();
+        };
+        let adopted = end.min(pooled.len());
+        let fetched = self.blocks_in_tiers(&hashes[adopted..end]);
+        TierMatch {
+            adopted: u32::try_from(adopted).expect("blocks of a sequence are few"),
+            pieces: self.tiers.state_pieces,
+            on_disk: fetched.on_disk + pieces_on_disk,
+            ..fetched
+        }
     }
 
     /// Time to compute so many tokens after the first `tokens_known`; `None` before anything was
@@ -149,7 +216,7 @@ impl KvMemory {
         };
         if !found.is_cheaper() {
             self.tiers.lower_prices(PRICE_DECAY_PARTS[0]);
-        } else if found.blocks > 0 {
+        } else if found.blocks + found.pieces > 0 {
             let wait_max = found.recompute.unwrap_or(context.limits().step_max);
             let wait_max = wait_max.max(FETCH_LEAST);
             let until = context.now() + steps.left(context.now()) + wait_max;
@@ -183,23 +250,46 @@ impl KvMemory {
         sequence: &mut WorkerSequence,
         found: TierMatch,
     ) {
+        if found.adopted > 0 {
+            self.adopt_blocks(sequence, found.adopted);
+            // The state comes from the tiers, for more tokens than that of the snapshot.
+            self.drop_restore(sequence);
+        }
         let (from, to) = (sequence.kv.published, sequence.kv.published + found.blocks);
         self.take_reserved(sequence, to);
         let range = from as usize..to as usize;
         let hashes = sequence.kv.hashes[range.clone()].iter().copied();
         let table = sequence.kv.table[range].iter().map(|held| held.block);
         let blocks: Vec<_> = hashes.zip(table).collect();
-        for (content, _) in &blocks {
+        let state = self.state_fetch(sequence, to).filter(|_| found.pieces > 0);
+        let pieces = state.iter().flat_map(|state| &state.pieces);
+        for content in blocks.iter().map(|(content, _)| content).chain(pieces) {
             self.tiers.index.begin_read(*content);
         }
         sequence.kv.fetch = Some(TierFetch {
             blocks: found.blocks,
+            pieces: found.pieces,
             on_disk: found.on_disk,
             stopped: false,
             counts_step: false,
         });
         let handoff = sequence.handoff();
-        context.emit(WorkerOutput::Fetch { handoff, blocks });
+        context.emit(WorkerOutput::Fetch {
+            handoff,
+            blocks,
+            state,
+        });
+    }
+
+    /// The pieces of the state after a sequence's first `blocks` blocks, and its live slot.
+    fn state_fetch(&self, sequence: &WorkerSequence, blocks: u32) -> Option<StateFetch> {
+        let state = sequence.kv.state?;
+        let prefix = sequence.kv.hashes[(blocks as usize).checked_sub(1)?];
+        let pieces = self.tiers.pieces(KvPlane::State, snapshot_hash(prefix));
+        Some(StateFetch {
+            pieces: pieces.map(|piece| piece.content).collect(),
+            slot: state.live.block,
+        })
     }
 
     /// Stops a fetch: the blocks that are not here yet are computed instead.
@@ -231,13 +321,13 @@ impl KvMemory {
         }
     }
 
-    /// Handles the end of a fetch: its first `blocks` blocks are in the pool; the rest is computed.
-    /// The caller releases the sequence if it is over.
+    /// Handles the end of a fetch: its first `units` blocks and pieces of the state are in the
+    /// pool; the rest is computed. The caller releases the sequence if it is over.
     pub(crate) fn fetched(
         &mut self,
         context: &mut WorkerContext,
         sequence: &mut WorkerSequence,
-        blocks: u32,
+        units: u32,
         outcome: FetchOutcome,
         took: Duration,
         worked: Duration,
@@ -246,28 +336,51 @@ impl KvMemory {
             return;
         };
         let handoff = sequence.handoff();
-        let blocks_fetched = blocks.min(fetch.blocks);
+        let units_fetched = units.min(fetch.units());
         let from = sequence.kv.published as usize;
-        let contents = sequence.kv.hashes[from..from + fetch.blocks as usize].to_vec();
+        let mut contents = sequence.kv.hashes[from..from + fetch.blocks as usize].to_vec();
+        if fetch.pieces > 0 {
+            let state = self.state_fetch(sequence, sequence.kv.published + fetch.blocks);
+            contents.extend(state.into_iter().flat_map(|state| state.pieces));
+        }
         let closing = sequence.closing();
         if !closing {
-            sequence.kv.computed += blocks_fetched * self.block_tokens;
+            self.reached_by_fetch(sequence, fetch, units_fetched);
         }
         self.tiers.fetch_deadlines.remove(handoff);
-        self.forget_spoiled(context, contents.get(blocks_fetched as usize), outcome);
+        self.forget_spoiled(context, contents.get(units_fetched as usize), outcome);
         for content in contents {
             self.tiers.index.end_read(content);
         }
         context.note(WorkerNote::Fetched {
             handoff,
-            asked: fetch.blocks,
-            came: blocks_fetched,
+            asked: fetch.units(),
+            came: units_fetched,
             outcome,
             took,
         });
         if !closing {
-            self.tiers.measure(blocks_fetched, fetch, worked);
+            self.tiers.measure(units_fetched, fetch, worked);
             self.publish(sequence);
+        }
+    }
+
+    /// Counts the tokens that a fetch brought. Blocks without the state after them bring none: the
+    /// sequence goes on from where it was, or, if it took blocks of the pool for the fetch, begins
+    /// again, see [`WorkerSequence::lacks_state`].
+    fn reached_by_fetch(
+        &mut self,
+        sequence: &mut WorkerSequence,
+        fetch: TierFetch,
+        units_fetched: u32,
+    ) {
+        if fetch.pieces == 0 {
+            sequence.kv.computed += units_fetched * self.block_tokens;
+        } else if units_fetched == fetch.units() {
+            sequence.kv.computed += fetch.blocks * self.block_tokens;
+            self.state_reached(sequence);
+        } else {
+            sequence.kv.state_fetch_failed = true;
         }
     }
 
