@@ -6,6 +6,7 @@
 
 use crate::admin::Operator;
 use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
+use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
@@ -323,19 +324,6 @@ impl App {
     }
 }
 
-/// The kind of work that a body causes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BodyWork {
-    /// Parsing: time in proportion to the length of the body.
-    ParseOnly,
-    /// Rendering: time that depends on the chat template.
-    RenderTemplate,
-    /// Tokenization of a text or of a rendered conversation, whose tokens are the answer.
-    ListTokens,
-    /// Turns tokens of a body back into text.
-    JoinTokens,
-}
-
 /// A request that waits for the first worker. The frontend is notified of the number of these.
 struct FirstWorkerWait<'a>(&'a App);
 
@@ -344,7 +332,7 @@ impl<'a> FirstWorkerWait<'a> {
     fn begin(app: &'a App) -> Result<Self, ApiError> {
         let mut outside = app.first_worker_waits();
         if *outside >= FIRST_WORKER_WAITS_MAX {
-            let retry_after = crate::RETRY_AFTER;
+            let retry_after = crate::error::RETRY_AFTER;
             return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
         }
         *outside += 1;

@@ -12,6 +12,7 @@
 //! memory is refused. A long body that waits keeps the 64 KiB that have arrived, outside the limit,
 //! like the buffers of its connection.
 
+use crate::body_work::SHORT_BYTES;
 use crate::error::ApiError;
 use crate::memory_budget::{SharedMemoryBudget, units};
 use axum::body::Body;
@@ -27,8 +28,6 @@ use tokio::time::Instant;
 /// it until only tokens are left. tests/bodies.rs measures it. The output of a chat template is
 /// separate, with its own limits: see `template` of the crate `text`.
 pub(crate) const BYTES_PER_BYTE: usize = 4;
-/// Limit of a short body, in bytes.
-pub(crate) const SHORT_BYTES: usize = 64 * 1024;
 /// First step in which a short body reserves, in bytes of the body; each further step is four times
 /// as large.
 const STEP_BYTES: usize = 4 * 1024;

@@ -7,6 +7,7 @@
 mod admin;
 mod app;
 mod body;
+mod body_work;
 mod caller;
 mod choice;
 mod error;

@@ -3,8 +3,7 @@
 //! Owns: the reservations, the waiting requests, and the limit of their wait. Never: knows a body
 //! or a template. Invariant: reservations never exceed the pool, and each ends with its permit.
 
-use crate::app::BodyWork;
-use crate::body::SHORT_BYTES;
+use crate::body_work::{BodyWork, SHORT_BYTES};
 use crate::error::ApiError;
 use cleave_text::{ModelText, rendering_bytes_max};
 use std::sync::Arc;

@@ -192,7 +192,7 @@ impl QuotaPermit {
             }
             if state.streams + sequences_count > u64::from(limit) {
                 let limit = QuotaLimit::Streams(limit);
-                return Err(ApiError::over_limit(limit, crate::RETRY_AFTER));
+                return Err(ApiError::over_limit(limit, crate::error::RETRY_AFTER));
             }
         }
         if let Some(limit) = self.quota.tokens_per_minute {

@@ -1,8 +1,9 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::app::{App, BodyWork, PromptLog, ServedModel};
+use crate::app::{App, PromptLog, ServedModel};
 use crate::body::drain_refused_body;
+use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness, StreamCounts};

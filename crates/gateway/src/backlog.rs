@@ -11,7 +11,7 @@
 //! A client that does not read fills its socket first; the HTTP server takes an event from here
 //! only when the socket has room for it. So the events that wait here come on top of a full socket.
 
-use super::driver::RouterEvent;
+use super::event::RouterEvent;
 use cleave_api::FlightEvent;
 use cleave_domain::FlightId;
 use parking_lot::Mutex;

@@ -8,20 +8,19 @@ mod workers;
 
 use self::workers::ConnectedWorker;
 use super::dashboard::Dashboard;
+use super::event::RouterEvent;
 use super::flights::{FlightEnd, FlightTable};
 use super::grants::GrantRelay;
 use super::readiness::readiness_text;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
 use cleave_domain::{
-    FlightId, HandoffId, Report, Request, Role, ScalingMode, SloPolicy, TapeRecord, TokenId,
-    WorkerId, WorkerRef,
+    HandoffId, Report, Role, ScalingMode, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef,
 };
 use cleave_fleet::{BrainClock, ScalingStatus, WorkerConnectionEvent, deadline_reached};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
-    CancelReason, OperatorRequest, OutsideQueue, RouterBrain, RouterInput, RouterLimits,
-    RouterNote, RouterOutput, RouterReadiness,
+    RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput, RouterReadiness,
 };
 use cleave_telemetry::{
     NoteContext, RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder,
@@ -31,35 +30,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 use tracing::{Level, info};
-
-/// Events from clients, operators and the process that a router's driver receives.
-#[derive(Debug)]
-pub(crate) enum RouterEvent {
-    /// A client submits a sequence.
-    Submitted {
-        flight: FlightId,
-        request: Arc<Request>,
-    },
-    /// A client left before the last token.
-    Cancelled { flight: FlightId, why: CancelReason },
-    /// A client does not read its events.
-    Stalled { flight: FlightId },
-    /// The client reads again.
-    Flowing { flight: FlightId },
-    /// An operator's command for a worker.
-    Commanded {
-        worker: WorkerId,
-        command: OperatorRequest,
-    },
-    /// A new SLO policy holds from now on.
-    PolicyChanged { policy: Arc<SloPolicy> },
-    /// The number of requests that wait for a worker without being flights here.
-    WaitingOutside { place: OutsideQueue, count: u32 },
-    /// The process was asked to end.
-    Drain,
-    /// Stop at once; what is left of flights is ended.
-    Stop,
-}
 
 /// The things that outputs act on.
 pub(crate) struct RouterEffects {

@@ -7,7 +7,7 @@
 use super::backlog::{self, ClientReceiver};
 use super::dashboard::dashboard_scaling;
 use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
-use super::driver::RouterEvent;
+use super::event::RouterEvent;
 use super::flights::FlightTable;
 use super::roster::WorkerRoster;
 use cleave_api::{

@@ -7,6 +7,7 @@
 mod backlog;
 mod dashboard;
 mod driver;
+mod event;
 mod flights;
 mod frontend;
 mod grants;
@@ -32,7 +33,8 @@ use cleave_telemetry::{
     PolicySeries, RouterMeters, SloMeters, TapeRecorder, Telemetry, TelemetryError, Traces,
 };
 use dashboard::Dashboard;
-use driver::{RouterDriver, RouterEffects, RouterEvent, RouterInbox};
+use driver::{RouterDriver, RouterEffects, RouterInbox};
+use event::RouterEvent;
 use flights::FlightTable;
 use frontend::RouterFrontend;
 use parking_lot::Mutex;

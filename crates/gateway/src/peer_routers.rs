@@ -7,7 +7,7 @@
 //! is no such path, and a request that waits at one router would be unknown to the router that an
 //! autoscaler asks.
 
-use super::RouterEvent;
+use super::event::RouterEvent;
 use cleave_fleet::{local_address, watch_names};
 use cleave_router::OutsideQueue;
 use cleave_server::PeerRouterClient;

@@ -5,7 +5,7 @@
 //!
 //! Source: proc_pid_stat(5), proc_pid_status(5).
 
-use super::FloatGauge;
+use super::buckets::FloatGauge;
 use cleave_api::MetricRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -3,7 +3,7 @@
 //! Owns: each name with its help, and what a note adds to it. Never: notes anything itself.
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
-use super::{HistogramFamily, histograms, seconds, submillisecond_seconds};
+use super::buckets::{HistogramFamily, histograms, seconds, submillisecond_seconds};
 use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{HandoffLoss, failure_name, refusal_name};
 use crate::overhead::RouterOverhead;

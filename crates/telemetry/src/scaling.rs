@@ -3,7 +3,7 @@
 //! Owns: these series. Never: decides. Invariant: each pool has exactly one reason; without
 //! `scaling` in the policy there is no series at all.
 
-use super::FloatGauge;
+use super::buckets::FloatGauge;
 use cleave_api::MetricRegistry;
 use cleave_domain::Role;
 use cleave_planner::scaling::ScalerDecision;

@@ -5,7 +5,7 @@
 //! sequence counts once, refused and failed ones too (lesson 25), and a class that no policy names
 //! creates no series.
 
-use super::{
+use super::buckets::{
     FloatGauge, HistogramFamily, first_token_seconds, gap_seconds, histograms, ratio_histograms,
 };
 use crate::observer::{NoteContext, RouterObserver};

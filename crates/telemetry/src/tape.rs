@@ -6,7 +6,7 @@
 //! the tape of a crashed process ends with the input that crashed it. That costs a system call per
 //! input: tapes are for investigations.
 
-use crate::TelemetryError;
+use crate::error::TelemetryError;
 use cleave_domain::{Tape, TapeRecord};
 use serde::Serialize;
 use std::fs::File;

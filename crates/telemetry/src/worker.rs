@@ -11,8 +11,8 @@ mod utilisation;
 pub use series::WorkerSeries;
 pub use utilisation::DeviceCeilings;
 
+use crate::buckets::{FloatGauge, HistogramFamily};
 use crate::observer::WorkerObserver;
-use crate::{FloatGauge, HistogramFamily};
 use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
 use cleave_sched::{DraftOutcome, WorkerNote};
 use cleave_transfer::{LinkSpeed, Transport};

@@ -11,7 +11,7 @@ mod openai_chat;
 mod openai_completions;
 pub(crate) mod tokenize;
 
-use crate::app::BodyWork;
+use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;

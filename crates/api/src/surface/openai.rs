@@ -8,7 +8,7 @@
 //! client takes half an answer for a whole one (lesson 16).
 
 use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, Surface};
-use crate::app::BodyWork;
+use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;

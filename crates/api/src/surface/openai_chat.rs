@@ -8,7 +8,7 @@
 mod message;
 
 use super::openai::{OpenAiSurface, token_text, write_json};
-use crate::app::BodyWork;
+use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FieldGroup, FieldSpec, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys,

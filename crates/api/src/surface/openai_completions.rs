@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 
 use super::openai::{OpenAiSurface, token_text, write_json};
-use crate::app::BodyWork;
+use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, ObjectSpec, RefusedField,

@@ -22,7 +22,7 @@ pub use sampler::{TraceSampler, TraceSamplerError};
 pub(crate) use span_queue::TraceSeries;
 pub use worker_spans::WorkerSpans;
 
-use crate::TelemetryError;
+use crate::error::TelemetryError;
 use cleave_api::{RequestSpan, TraceParent};
 use opentelemetry::trace::{
     Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,

@@ -4,7 +4,7 @@
 //! counted once: exported, dropped (the queue was full) or lost (the collector did not take it).
 
 use super::{OtlpScheme, TraceOptions};
-use crate::TelemetryError;
+use crate::error::TelemetryError;
 use cleave_api::MetricRegistry;
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig, WithTonicConfig};

@@ -6,7 +6,7 @@ use super::{
     CacheConfigLabels, FloatGauge, PeerTransportLabels, WorkerKindLabels, WorkerLabels,
     WorkerModelLabels, WorkerPeerLabels,
 };
-use crate::{HistogramFamily, histograms, ratio_histograms};
+use crate::buckets::{HistogramFamily, histograms, ratio_histograms};
 use cleave_api::MetricRegistry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -1,0 +1,37 @@
+//! Events that reach a router's driver from its own process.
+//!
+//! Owns: the list, which is closed. Never: handles one.
+//! Invariant: what a worker or a connection sends is not here; it has a channel of its own.
+
+use cleave_domain::{FlightId, Request, SloPolicy, WorkerId};
+use cleave_router::{CancelReason, OperatorRequest, OutsideQueue};
+use std::sync::Arc;
+
+/// Events from clients, operators and the process that a router's driver receives.
+#[derive(Debug)]
+pub(crate) enum RouterEvent {
+    /// A client submits a sequence.
+    Submitted {
+        flight: FlightId,
+        request: Arc<Request>,
+    },
+    /// A client left before the last token.
+    Cancelled { flight: FlightId, why: CancelReason },
+    /// A client does not read its events.
+    Stalled { flight: FlightId },
+    /// The client reads again.
+    Flowing { flight: FlightId },
+    /// An operator's command for a worker.
+    Commanded {
+        worker: WorkerId,
+        command: OperatorRequest,
+    },
+    /// A new SLO policy holds from now on.
+    PolicyChanged { policy: Arc<SloPolicy> },
+    /// The number of requests that wait for a worker without being flights here.
+    WaitingOutside { place: OutsideQueue, count: u32 },
+    /// The process was asked to end.
+    Drain,
+    /// Stop at once; what is left of flights is ended.
+    Stop,
+}
