@@ -7,6 +7,7 @@
 
 #![warn(missing_docs)]
 
+mod constraint;
 mod fleet;
 mod id;
 mod kv;
@@ -21,6 +22,7 @@ mod tape;
 mod time;
 mod timing;
 
+pub use constraint::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar};
 pub use fleet::{
     Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StateCapacity, StepProgress,
     WorkerDescription, WorkerLoad,

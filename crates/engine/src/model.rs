@@ -9,17 +9,18 @@ mod in_flight;
 mod states;
 
 use crate::blocks::{BlockSpan, DeviceBlocks};
+use crate::constraint::{ConstraintSource, SlotConstraint};
 use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
 use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane};
 use crate::plan::PlanCheck;
-use crate::sampling::{NotFinite, SamplingSlot, TokenSampler};
+use crate::sampling::{DrawError, SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, KvPlane, KvSpec, LogitsWanted, SampledToken, Segment, SlotIndex,
-    StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, KvPlane, KvSpec, LogitsWanted, OpenSlot, SampledToken, Segment,
+    SlotIndex, StepPlan, StepResult, TokenId,
 };
 use fingerprint::fingerprint;
 use in_flight::UncollectedStep;
@@ -67,6 +68,8 @@ pub struct ModelEngine<O: Ops> {
     /// Lists of collected steps, reused so that a step allocates nothing.
     spare_draws: Vec<Vec<(SlotIndex, u64)>>,
     sampler: TokenSampler,
+    /// Gives the matchers of slots with a constraint.
+    constraints: Option<Arc<dyn ConstraintSource>>,
     /// The step's rows, reused so that a step allocates nothing.
     batch: Batch,
     /// Rows of the batch whose logits are needed, with their purposes; rows that the device draws
@@ -211,6 +214,7 @@ impl<O: Ops> ModelEngine<O> {
             begun_count: 0,
             spare_draws: Vec::new(),
             sampler: TokenSampler::default(),
+            constraints: None,
             batch: Batch::default(),
             logit_rows: LogitRows::default(),
             host_rows: LogitRows::default(),
@@ -227,11 +231,28 @@ impl<O: Ops> ModelEngine<O> {
 
     fn open_slots(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         self.check.check(&self.description, &self.slots, plan)?;
-        for open in &plan.opens {
-            self.slots[open.slot.0 as usize] = Some(SamplingSlot::open(open));
+        let matchers = plan.opens.iter().map(|open| self.matcher_of(open));
+        // A refused plan opens no slot.
+        let matchers = matchers.collect::<Result<Vec<_>, EngineError>>()?;
+        for (open, matcher) in plan.opens.iter().zip(matchers) {
+            self.slots[open.slot.0 as usize] = Some(SamplingSlot::open(open, matcher));
             self.opens_counts[open.slot.0 as usize] += 1;
         }
         Ok(())
+    }
+
+    /// The matcher of a sequence's constraint, if it has one, after its output.
+    fn matcher_of(&self, open: &OpenSlot) -> Result<Option<SlotConstraint>, EngineError> {
+        let Some(constraint) = &open.sampling.constraint else {
+            return Ok(None);
+        };
+        let refused = |reason: String| EngineError::Slot(open.slot, reason);
+        let Some(source) = &self.constraints else {
+            return Err(refused("this engine enforces no constraint".to_owned()));
+        };
+        let matcher = source.open(constraint, &open.output);
+        let matcher = matcher.map_err(|error| refused(format!("its constraint: {error}")))?;
+        Ok(Some(SlotConstraint(matcher)))
     }
 
     /// Slot of a plan that was checked.
@@ -258,15 +279,22 @@ impl<O: Ops> ModelEngine<O> {
         logit_rows.clear();
         on_host.clear();
         for segment in &plan.segments {
-            let (first, len) = (batch.tokens.len(), segment.len as usize);
-            let (position, table) = (segment.position as usize, batch.blocks.len());
-            let end = position + len;
-            let slot = slots[segment.slot.0 as usize].as_ref();
+            let slot = slots[segment.slot.0 as usize].as_mut();
             let slot = slot.expect("the plan was checked: every slot is open");
+            // A draft that the constraint does not allow is never drawn, nor is any after it.
+            let drafts = match &mut slot.constraint {
+                Some(constraint) if !segment.drafts.is_empty() => {
+                    &segment.drafts[..constraint.0.valid_prefix(&segment.drafts)]
+                }
+                Some(_) | None => &segment.drafts[..],
+            };
+            let len = segment.len as usize - (segment.drafts.len() - drafts.len());
+            let (first, position) = (batch.tokens.len(), segment.position as usize);
+            let (table, end) = (batch.blocks.len(), position + len);
             let history = &slot.history;
             // The device may feed the last token of the history itself: it was drawn by the step in
             // flight, and the host does not know it yet.
-            let drafted = end - segment.drafts.len();
+            let drafted = end - drafts.len();
             let history_end = drafted.min(history.len());
             batch
                 .tokens
@@ -279,7 +307,7 @@ impl<O: Ops> ModelEngine<O> {
                 });
                 batch.tokens.push(0);
             }
-            batch.tokens.extend(&segment.drafts);
+            batch.tokens.extend(drafts);
             batch.positions.extend(segment.position..end as u32);
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
@@ -289,7 +317,7 @@ impl<O: Ops> ModelEngine<O> {
                 blocks: table..batch.blocks.len(),
                 state: segment.state.map(|state| state.slot),
             });
-            for (row, purpose) in logit_purposes(segment, history.len()) {
+            for (row, purpose) in logit_purposes(segment, drafts, history.len()) {
                 let is_sample = matches!(purpose, LogitPurpose::Sample(..));
                 if device_draws && is_sample && slot.device_can_draw() {
                     logit_rows.push(first + row, purpose)
@@ -369,6 +397,7 @@ impl<O: Ops> ModelEngine<O> {
             self.spare_draws.push(draws);
         }
         self.draw_on_host(&mut result)?;
+        self.propose_forced(&mut result);
         // The device's draws were appended before the host's; restore the plan's order.
         if (1..self.logit_rows.rows.len()).contains(&self.device_rows_count) {
             let plan_index = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
@@ -383,7 +412,7 @@ impl<O: Ops> ModelEngine<O> {
         let vocab = self.weights.spec().vocab_size;
         // All slots at once, each listed once: if only the first were reported, the step would fail
         // again for the next.
-        let mut not_finite: Vec<SlotIndex> = Vec::new();
+        let (mut not_finite, mut unconstrained) = (Vec::new(), Vec::new());
         let mut first = self.device_rows_count;
         while first < self.logit_rows.rows.len() {
             let rows = self.logit_rows.rows.len() - first;
@@ -398,19 +427,48 @@ impl<O: Ops> ModelEngine<O> {
             for row in 0..rows {
                 let purpose = self.logit_rows.purposes[first + row];
                 let slot = purpose.slot();
-                if not_finite.last() == Some(&slot) {
+                if [&not_finite, &unconstrained]
+                    .map(|failed| failed.last())
+                    .contains(&Some(&slot))
+                {
                     continue;
                 }
-                if self.draw_or_score_row(purpose, row, result).is_err() {
-                    not_finite.push(slot);
+                match self.draw_or_score_row(purpose, row, result) {
+                    Ok(()) => {}
+                    Err(DrawError::NotFinite) => not_finite.push(slot),
+                    Err(DrawError::Constraint) => unconstrained.push(slot),
                 }
             }
             first += rows;
         }
-        if not_finite.is_empty() {
-            return Ok(());
+        match (not_finite.is_empty(), unconstrained.is_empty()) {
+            (true, true) => Ok(()),
+            (true, false) => Err(EngineError::Constraint(unconstrained)),
+            // The others fail when the step runs again.
+            (false, _) => Err(EngineError::NotFinite(not_finite)),
         }
-        Err(EngineError::NotFinite(not_finite))
+    }
+
+    /// Adds the tokens that constraints force after the tokens that a step drew, for an engine that
+    /// can verify them as drafts.
+    fn propose_forced(&mut self, result: &mut StepResult) {
+        if self.drafts_max() == 0 {
+            return;
+        }
+        let StepResult {
+            sampled, forced, ..
+        } = result;
+        for (index, (slot, _)) in sampled.iter().enumerate() {
+            let is_last = sampled.get(index + 1).is_none_or(|(next, _)| next != slot);
+            let state = slot_of(&mut self.slots, *slot);
+            let Some(constraint) = state.constraint.as_mut().filter(|_| is_last) else {
+                continue;
+            };
+            let tokens = constraint.0.forced();
+            if !tokens.is_empty() {
+                forced.push((*slot, tokens));
+            }
+        }
     }
 
     fn draw_or_score_row(
@@ -418,7 +476,7 @@ impl<O: Ops> ModelEngine<O> {
         purpose: LogitPurpose,
         row: usize,
         result: &mut StepResult,
-    ) -> Result<(), NotFinite> {
+    ) -> Result<(), DrawError> {
         let vocab = self.weights.spec().vocab_size;
         let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
         let slot = purpose.slot();
@@ -464,12 +522,14 @@ fn slot_of(slots: &mut [Option<SamplingSlot>], slot: SlotIndex) -> &mut Sampling
     state.expect("the plan was checked: every slot is open")
 }
 
-/// Rows of a segment whose logits are needed, in order, with their purposes.
-fn logit_purposes(
-    segment: &Segment,
+/// Rows of a segment with these of its drafts whose logits are needed, in order, with their purposes.
+fn logit_purposes<'a>(
+    segment: &'a Segment,
+    drafts: &'a [TokenId],
     tokens_count: usize,
-) -> impl Iterator<Item = (usize, LogitPurpose)> + '_ {
-    let (slot, len) = (segment.slot, segment.len as usize);
+) -> impl Iterator<Item = (usize, LogitPurpose)> + 'a {
+    let slot = segment.slot;
+    let len = segment.history_len() as usize + drafts.len();
     let position = segment.position as usize;
     let (scored, samples) = match segment.logits {
         LogitsWanted::No => (0, false),
@@ -479,9 +539,9 @@ fn logit_purposes(
         LogitsWanted::ScoreAndSample => (len - 1, true),
     };
     let scores = (0..scored).map(move |row| (row, LogitPurpose::Score(slot, position + row + 1)));
-    let drafted = len - segment.drafts.len();
+    let drafted = len - drafts.len();
     let sample = samples.then_some((drafted - 1, LogitPurpose::Sample(slot, position + drafted)));
-    let drafts = (drafted..).zip(&segment.drafts);
+    let drafts = (drafted..).zip(drafts);
     let verified = drafts.map(move |(row, draft)| {
         let purpose = LogitPurpose::Verify(slot, position + row + 1, *draft);
         (row, purpose)
@@ -513,6 +573,10 @@ fn outside_pool(shape: &KvPoolShape, span: &BlockSpan) -> String {
 impl<O: Ops> Engine for ModelEngine<O> {
     fn describe(&self) -> &EngineDescription {
         &self.description
+    }
+
+    fn enforce(&mut self, constraints: Arc<dyn ConstraintSource>) {
+        self.constraints = Some(constraints);
     }
 
     fn drafts_max(&self) -> u32 {

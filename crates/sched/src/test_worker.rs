@@ -237,7 +237,7 @@ impl TestWorker {
         let result = StepResult {
             step: plan.step,
             sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
-            prompt_scores: Vec::new(),
+            ..StepResult::default()
         };
         self.handle(WorkerInput::Stepped { result, took });
     }

@@ -229,7 +229,7 @@ impl PricedWorkerHarness {
         let result = StepResult {
             step: plan.step,
             sampled: sampled.map(|s| (s.slot, token.clone())).collect(),
-            prompt_scores: Vec::new(),
+            ..StepResult::default()
         };
         self.handle(WorkerInput::Stepped { result, took });
     }

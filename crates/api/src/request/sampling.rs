@@ -161,6 +161,7 @@ pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<Samplin
         seed: seed.map_or_else(rand::random, |seed| seed as u64),
         logprobs: None,
         prompt_logprobs: None,
+        constraint: None,
     })
 }
 

@@ -9,8 +9,9 @@
 use super::philox::draw_bits;
 use super::select::{TokenLogit, order, top};
 use super::sigma::{distance, greatest_distance};
-use super::slot::SamplingSlot;
+use super::slot::{SamplingSlot, StopBan};
 use super::softmax;
+use crate::constraint::TokenMask;
 use cleave_domain::{SamplingParams, TokenId, TokenScores};
 
 /// Scratch space for drawing, shared by all slots.
@@ -20,11 +21,18 @@ pub(crate) struct TokenSampler {
     candidates: Vec<TokenLogit>,
     /// `exp((logit − max) / temperature)` of every token, 0 if a rule excludes it, `(vocab)`.
     weights: Vec<f32>,
+    /// Tokens that a constraint allows.
+    mask: TokenMask,
 }
 
-/// Error: a logit is not a finite number.
+/// A token cannot be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotFinite;
+pub(crate) enum DrawError {
+    /// A logit is not a finite number.
+    NotFinite,
+    /// The slot's constraint fails, or allows no token.
+    Constraint,
+}
 
 impl TokenSampler {
     /// Draws a slot's next token and appends it to the slot's history. `logits` `(vocab)` are
@@ -33,15 +41,16 @@ impl TokenSampler {
         &mut self,
         slot: &mut SamplingSlot,
         logits: &mut [f32],
-    ) -> Result<(TokenId, Option<TokenScores>), NotFinite> {
+    ) -> Result<(TokenId, Option<TokenScores>), DrawError> {
         if !softmax::all_finite(logits) {
-            return Err(NotFinite);
+            return Err(DrawError::NotFinite);
         }
         let mut scores = slot
             .sampling
             .logprobs
             .map(|count| self.scores_of(logits, count));
-        slot.apply_edits(logits, &mut self.logits_before);
+        let stop_ban = self.apply_constraint(slot, logits)?;
+        slot.apply_edits(logits, &mut self.logits_before, stop_ban);
         let token = if slot.is_greedy() {
             softmax::argmax(logits) as TokenId
         } else {
@@ -60,15 +69,38 @@ impl TokenSampler {
         Ok((token, scores))
     }
 
+    /// Sets the logits of the tokens that the slot's constraint does not allow to −∞. Scores are
+    /// taken before: they are the model's.
+    fn apply_constraint(
+        &mut self,
+        slot: &mut SamplingSlot,
+        logits: &mut [f32],
+    ) -> Result<StopBan, DrawError> {
+        let Some(constraint) = &mut slot.constraint else {
+            return Ok(StopBan::InForce);
+        };
+        self.mask.clear(logits.len());
+        let allowed = constraint.0.allow(&mut self.mask);
+        if allowed.is_err() || !self.mask.apply(logits) {
+            return Err(DrawError::Constraint);
+        }
+        let vocab_size = u32::try_from(logits.len()).unwrap_or(u32::MAX);
+        Ok(if self.mask.is_within(slot.stop_tokens(), vocab_size) {
+            StopBan::Lifted
+        } else {
+            StopBan::InForce
+        })
+    }
+
     /// Scores of a token that is already known.
     pub(crate) fn score(
         &mut self,
         logits: &[f32],
         token: TokenId,
         top_count: u32,
-    ) -> Result<TokenScores, NotFinite> {
+    ) -> Result<TokenScores, DrawError> {
         if !softmax::all_finite(logits) {
-            return Err(NotFinite);
+            return Err(DrawError::NotFinite);
         }
         let mut scores = self.scores_of(logits, top_count);
         scores.chosen = logits[token as usize];
