@@ -52,6 +52,12 @@ pub struct TokenMask {
 }
 
 impl TokenMask {
+    /// A set of none of a vocabulary's tokens.
+    pub fn none_of(vocab_size: usize) -> Self {
+        let words = vec![0; vocab_size.div_ceil(32)];
+        Self { words }
+    }
+
     /// Empties the set, for a vocabulary of this size.
     pub(crate) fn clear(&mut self, vocab_size: usize) {
         self.words.clear();
@@ -116,8 +122,7 @@ mod tests {
     use super::*;
 
     fn mask(vocab_size: usize, tokens: &[TokenId]) -> TokenMask {
-        let mut mask = TokenMask::default();
-        mask.clear(vocab_size);
+        let mut mask = TokenMask::none_of(vocab_size);
         for token in tokens {
             mask.words_mut()[*token as usize / 32] |= 1 << (token % 32);
         }

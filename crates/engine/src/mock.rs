@@ -294,8 +294,7 @@ impl MockSlot {
         let token = match &mut self.constraint {
             None => token(&self.open, position, vocab_size),
             Some(constraint) => {
-                let mut mask = TokenMask::default();
-                mask.clear(vocab_size as usize);
+                let mut mask = TokenMask::none_of(vocab_size as usize);
                 constraint.0.allow(&mut mask).ok()?;
                 let token = allowed_token(&self.open, &mask, position, vocab_size)?;
                 constraint.0.push(token);
