@@ -9,6 +9,7 @@ mod app;
 mod body;
 mod caller;
 mod choice;
+mod constraint_check;
 mod error;
 mod field;
 mod flights;
