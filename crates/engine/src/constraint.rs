@@ -108,9 +108,51 @@ impl TokenMask {
     }
 }
 
-/// A matcher in a slot; its state is not shown.
-pub(crate) struct SlotConstraint(pub(crate) Box<dyn TokenMatcher>);
+/// The constraint of a slot's output, with the tokens that it allows next once these are known.
+pub(crate) struct SlotConstraint {
+    matcher: Box<dyn TokenMatcher>,
+    /// Reused, so that a draw allocates nothing.
+    mask: TokenMask,
+    /// Whether `mask` is that of the output so far.
+    is_mask_known: bool,
+}
 
+impl SlotConstraint {
+    pub(crate) fn new(matcher: Box<dyn TokenMatcher>) -> Self {
+        Self {
+            matcher,
+            mask: TokenMask::default(),
+            is_mask_known: false,
+        }
+    }
+
+    /// The tokens that are allowed next. They are found once for each place, so that whoever has
+    /// time before the draw may ask first.
+    pub(crate) fn mask(&mut self, vocab_size: usize) -> Result<&TokenMask, ConstraintError> {
+        if !self.is_mask_known {
+            self.mask.clear(vocab_size);
+            self.matcher.allow(&mut self.mask)?;
+            self.is_mask_known = true;
+        }
+        Ok(&self.mask)
+    }
+
+    /// Appends a token that was allowed.
+    pub(crate) fn push(&mut self, token: TokenId) {
+        self.is_mask_known = false;
+        self.matcher.push(token);
+    }
+
+    pub(crate) fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
+        self.matcher.valid_prefix(tokens)
+    }
+
+    pub(crate) fn forced(&mut self) -> Vec<TokenId> {
+        self.matcher.forced()
+    }
+}
+
+/// The matcher's state is not shown.
 impl fmt::Debug for SlotConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SlotConstraint")

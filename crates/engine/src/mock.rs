@@ -95,7 +95,7 @@ impl MockEngine {
             (Some(constraint), Some(source)) => {
                 let matcher = source.open(constraint, &open.output);
                 let refused = |error: crate::ConstraintError| slot_error(open.slot, &error.0);
-                Some(SlotConstraint(matcher.map_err(refused)?))
+                Some(SlotConstraint::new(matcher.map_err(refused)?))
             }
         };
         let entry = self.slots.get_mut(open.slot.0 as usize);
@@ -294,10 +294,9 @@ impl MockSlot {
         let token = match &mut self.constraint {
             None => token(&self.open, position, vocab_size),
             Some(constraint) => {
-                let mut mask = TokenMask::none_of(vocab_size as usize);
-                constraint.0.allow(&mut mask).ok()?;
-                let token = allowed_token(&self.open, &mask, position, vocab_size)?;
-                constraint.0.push(token);
+                let mask = constraint.mask(vocab_size as usize).ok()?;
+                let token = allowed_token(&self.open, mask, position, vocab_size)?;
+                constraint.push(token);
                 token
             }
         };

@@ -252,7 +252,7 @@ impl<O: Ops> ModelEngine<O> {
         };
         let matcher = source.open(constraint, &open.output);
         let matcher = matcher.map_err(|error| refused(format!("its constraint: {error}")))?;
-        Ok(Some(SlotConstraint(matcher)))
+        Ok(Some(SlotConstraint::new(matcher)))
     }
 
     /// Slot of a plan that was checked.
@@ -284,7 +284,7 @@ impl<O: Ops> ModelEngine<O> {
             // A draft that the constraint does not allow is never drawn, nor is any after it.
             let drafts = match &mut slot.constraint {
                 Some(constraint) if !segment.drafts.is_empty() => {
-                    &segment.drafts[..constraint.0.valid_prefix(&segment.drafts)]
+                    &segment.drafts[..constraint.valid_prefix(&segment.drafts)]
                 }
                 Some(_) | None => &segment.drafts[..],
             };
@@ -390,6 +390,7 @@ impl<O: Ops> ModelEngine<O> {
             return Ok(result);
         }
         self.queue_pass(plan)?;
+        self.prepare_masks();
         if self.ops.can_draw() {
             let draws = self.draws_on_device();
             self.fetch(&draws)?;
@@ -406,6 +407,16 @@ impl<O: Ops> ModelEngine<O> {
                 .sort_by_cached_key(|(slot, _)| plan_index(*slot));
         }
         Ok(result)
+    }
+
+    /// Finds the tokens that constraints allow, while a device runs the pass.
+    fn prepare_masks(&mut self) {
+        let vocab_size = self.weights.spec().vocab_size;
+        for purpose in &self.logit_rows.purposes[self.device_rows_count..] {
+            if let LogitPurpose::Sample(slot, _) = *purpose {
+                slot_of(&mut self.slots, slot).prepare_mask(vocab_size);
+            }
+        }
     }
 
     fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
@@ -464,7 +475,7 @@ impl<O: Ops> ModelEngine<O> {
             let Some(constraint) = state.constraint.as_mut().filter(|_| is_last) else {
                 continue;
             };
-            let tokens = constraint.0.forced();
+            let tokens = constraint.forced();
             if !tokens.is_empty() {
                 forced.push((*slot, tokens));
             }

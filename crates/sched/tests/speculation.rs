@@ -4,7 +4,9 @@
 use crate::stage::engine::CheckedEngine;
 use crate::stage::script::{guessing, handoff, plain, play, prompt};
 use crate::stage::{ROUTER, limits};
-use cleave_domain::{Order, Report, Role, RunOrder, SampledToken, StepPlan, Time, TokenId};
+use cleave_domain::{
+    Order, Report, Role, RunOrder, SampledToken, StepPlan, StepResult, Time, TokenId,
+};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerOutput};
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,6 +173,22 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
     }
 }
 
+// Invariant: I48.
+/// Tokens that a constraint forces are drafted before those of earlier places, and only once.
+#[test]
+fn forced_tokens_become_the_next_drafts() {
+    let (mut harness, plan) = SpeculationHarness::at_first_draft();
+    let mut result = harness.engine.step(&plan);
+    let slot = plan.segments[0].slot;
+    let forced = vec![11, 12, 13];
+    result.forced = vec![(slot, forced.clone())];
+    let plan = harness.stepped(result);
+    assert_eq!(plan.segments[0].drafts, forced);
+    let result = harness.engine.step(&plan);
+    let plan = harness.stepped(result);
+    assert_ne!(plan.segments[0].drafts, forced, "none were forced again");
+}
+
 type SpoilTokens = fn(&mut Vec<TokenId>);
 
 /// A brain and its engine.
@@ -209,6 +227,17 @@ impl SpeculationHarness {
             let (result, took) = (harness.engine.step(&plan), Duration::from_millis(1));
             outputs = harness.handle(WorkerInput::Stepped { result, took });
         }
+    }
+
+    /// Gives the brain a result; returns the next plan.
+    fn stepped(&mut self, result: StepResult) -> StepPlan {
+        let took = Duration::from_millis(1);
+        let outputs = self.handle(WorkerInput::Stepped { result, took });
+        let plans = outputs.into_iter().find_map(|output| match output {
+            WorkerOutput::Step(plan) => Some(plan),
+            _ => None,
+        });
+        plans.expect("the sequence goes on")
     }
 
     fn order(&mut self, order: Order) -> Vec<WorkerOutput> {

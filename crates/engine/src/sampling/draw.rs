@@ -9,9 +9,8 @@
 use super::philox::draw_bits;
 use super::select::{TokenLogit, order, top};
 use super::sigma::{distance, greatest_distance};
-use super::slot::{SamplingSlot, StopBan};
+use super::slot::SamplingSlot;
 use super::softmax;
-use crate::constraint::TokenMask;
 use cleave_domain::{SamplingParams, TokenId, TokenScores};
 
 /// Scratch space for drawing, shared by all slots.
@@ -21,8 +20,6 @@ pub(crate) struct TokenSampler {
     candidates: Vec<TokenLogit>,
     /// `exp((logit − max) / temperature)` of every token, 0 if a rule excludes it, `(vocab)`.
     weights: Vec<f32>,
-    /// Tokens that a constraint allows.
-    mask: TokenMask,
 }
 
 /// A token cannot be drawn.
@@ -49,7 +46,8 @@ impl TokenSampler {
             .sampling
             .logprobs
             .map(|count| self.scores_of(logits, count));
-        let stop_ban = self.apply_constraint(slot, logits)?;
+        // Scores are taken before: they are the model's.
+        let stop_ban = slot.apply_constraint(logits)?;
         slot.apply_edits(logits, &mut self.logits_before, stop_ban);
         let token = if slot.is_greedy() {
             softmax::argmax(logits) as TokenId
@@ -67,29 +65,6 @@ impl TokenSampler {
         }
         slot.push(token);
         Ok((token, scores))
-    }
-
-    /// Sets the logits of the tokens that the slot's constraint does not allow to −∞. Scores are
-    /// taken before: they are the model's.
-    fn apply_constraint(
-        &mut self,
-        slot: &mut SamplingSlot,
-        logits: &mut [f32],
-    ) -> Result<StopBan, DrawError> {
-        let Some(constraint) = &mut slot.constraint else {
-            return Ok(StopBan::InForce);
-        };
-        self.mask.clear(logits.len());
-        let allowed = constraint.0.allow(&mut self.mask);
-        if allowed.is_err() || !self.mask.apply(logits) {
-            return Err(DrawError::Constraint);
-        }
-        let vocab_size = u32::try_from(logits.len()).unwrap_or(u32::MAX);
-        Ok(if self.mask.is_within(slot.stop_tokens(), vocab_size) {
-            StopBan::Lifted
-        } else {
-            StopBan::InForce
-        })
     }
 
     /// Scores of a token that is already known.

@@ -4,7 +4,7 @@
 //! Never: draws.
 //! Invariant: a slot that grew token by token equals one opened with the whole history.
 
-use super::draw::top_p_threshold;
+use super::draw::{DrawError, top_p_threshold};
 use super::philox::draw_bits;
 use crate::constraint::SlotConstraint;
 use crate::ops::{DrawRule, LogitChange, LogitEdit};
@@ -95,7 +95,7 @@ impl SamplingSlot {
             *counts.entry(token).or_insert(0) += 1;
         }
         if let Some(constraint) = &mut self.constraint {
-            constraint.0.push(token);
+            constraint.push(token);
         }
     }
 
@@ -155,9 +155,29 @@ impl SamplingSlot {
         self.sampling.logprobs.is_none() && self.constraint.is_none()
     }
 
-    /// Tokens that end the output.
-    pub(super) fn stop_tokens(&self) -> &[TokenId] {
-        &self.stop_tokens
+    /// Finds the tokens that the constraint allows next. Errors are those of the draw, later.
+    pub(crate) fn prepare_mask(&mut self, vocab_size: usize) {
+        if let Some(constraint) = &mut self.constraint {
+            let _ = constraint.mask(vocab_size);
+        }
+    }
+
+    /// Sets the logits of the tokens that the constraint does not allow to −∞.
+    pub(super) fn apply_constraint(&mut self, logits: &mut [f32]) -> Result<StopBan, DrawError> {
+        let Some(constraint) = &mut self.constraint else {
+            return Ok(StopBan::InForce);
+        };
+        let mask = constraint.mask(logits.len());
+        let mask = mask.map_err(|_| DrawError::Constraint)?;
+        if !mask.apply(logits) {
+            return Err(DrawError::Constraint);
+        }
+        let vocab_size = u32::try_from(logits.len()).unwrap_or(u32::MAX);
+        Ok(if mask.is_within(&self.stop_tokens, vocab_size) {
+            StopBan::Lifted
+        } else {
+            StopBan::InForce
+        })
     }
 
     /// Rule by which a device draws the token after `tokens_count` ones. The last of them may still

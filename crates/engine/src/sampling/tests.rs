@@ -359,7 +359,7 @@ impl TokenMatcher for AllowList {
 
 fn allowing(open: &OpenSlot, tokens: &[TokenId]) -> SamplingSlot {
     let matcher = Box::new(AllowList(tokens.to_vec()));
-    SamplingSlot::open(open, Some(SlotConstraint(matcher)))
+    SamplingSlot::open(open, Some(SlotConstraint::new(matcher)))
 }
 
 /// The other parameters would all choose token 3.
