@@ -6,13 +6,14 @@
 use crate::matcher::GrammarMatcher;
 use crate::vocabulary::Vocabulary;
 use cleave_domain::{Constraint, Grammar, TokenId};
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Logger, Matcher, ParserFactory};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
+use std::thread::{self, Builder, ScopedJoinHandle};
 
 /// Between two parts of a JSON text at most this much whitespace is allowed, room for an indented
 /// line. Without a limit small models write it until their last token.
@@ -20,6 +21,9 @@ const JSON_WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
 /// Options of the library in a schema, which would lift the limit of whitespace or let keywords
 /// pass without effect.
 const LIBRARY_OPTIONS: &str = "x-guidance";
+/// Stack of a compilation. The longest chain of rules in a grammar of the longest text needs a part
+/// of it; pages that are not touched take no memory.
+const STACK_BYTES: usize = 256 << 20;
 /// Limit of an error's text.
 const REASON_CHARS_MAX: usize = 300;
 
@@ -71,25 +75,46 @@ impl GrammarCompiler {
         let mut factory = ParserFactory::new(&environment, capabilities, &slices)
             .map_err(|_| GrammarError::Failed)?;
         factory.quiet();
-        *factory.limits_mut() = limits();
         Ok(Self {
             factory,
             end_tokens,
         })
     }
 
-    /// Compiles a constraint: milliseconds for most, a part of a second for the largest.
+    /// Compiles a constraint: milliseconds for most, a second for the largest.
     ///
     /// # Errors
     /// `Refused` with the part that cannot be enforced, `TooComplex`, or `Failed`.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
+        // The library recurses along chains of rules, and an overflow of the stack would end the
+        // process.
+        let builder = Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(STACK_BYTES);
+        let compiled = thread::scope(|scope| {
+            let thread = builder.spawn_scoped(scope, || self.compile_here(constraint));
+            thread.map(ScopedJoinHandle::join)
+        });
+        match compiled {
+            Ok(Ok(compiled)) => compiled,
+            // The thread did not start, or it panicked.
+            Ok(Err(_)) | Err(_) => Err(GrammarError::Failed),
+        }
+    }
+
+    fn compile_here(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
         let grammar = match &constraint.grammar {
             Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema)?),
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Choice(texts) => TopLevelGrammar::from_lark(alternatives(texts)),
             Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.to_string()),
         };
-        let parser = self.factory.create_parser(grammar);
+        let init = GrammarInit::Serialized(grammar);
+        let (logger, capabilities) = (Logger::new(0, 0), InferenceCapabilities::default());
+        let limits = limits(&constraint.grammar);
+        let parser = self
+            .factory
+            .create_parser_from_init_ext(init, logger, capabilities, limits);
         let parser = parser.map_err(|error| reason(&format!("{error:#}")))?;
         let mut matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
@@ -133,9 +158,15 @@ impl CompiledGrammar {
 
 /// Below the library's own: a request holds a thread for a fraction of a second at most, and a step
 /// some milliseconds. They are counts and no times, so that workers agree.
-fn limits() -> ParserLimits {
+fn limits(grammar: &Grammar) -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 500,
+        max_items_in_row: match grammar {
+            // As many as a schema of hundreds of optional properties has.
+            Grammar::JsonSchema(_) | Grammar::Choice(_) => 2000,
+            // A client's own grammar may be ambiguous: each token then costs as much as the square of
+            // this, some ten milliseconds.
+            Grammar::Regex(_) | Grammar::Lark(_) => 500,
+        },
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 100_000,
         step_max_items: 25_000,

@@ -1,7 +1,7 @@
 //! Grammars over the 256 bytes and an end token.
 
 use crate::{GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes, Vocabulary};
-use cleave_domain::{Constraint, ConstraintEnd, Grammar, TokenId};
+use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar, TokenId};
 use std::sync::LazyLock;
 
 const END: TokenId = 256;
@@ -209,4 +209,96 @@ fn long_tokens_are_never_allowed_and_break_nothing() {
     matcher.consume(1).unwrap();
     matcher.allow(&mut words).unwrap();
     assert_eq!(words, [0b0110]);
+}
+
+/// A chain of so many parts, each of which names the next.
+fn chain(count: usize, part: impl Fn(usize, usize) -> String) -> String {
+    (0..count).map(|index| part(index, index + 1)).collect()
+}
+
+/// The library recurses for each rule of a chain: an overflow of its stack would end the process.
+#[test]
+fn long_chains_and_deep_nesting_end_no_process() {
+    let start = |grammar: Grammar| {
+        assert!(grammar.bytes() <= GRAMMAR_BYTES_MAX, "{grammar:?}");
+        start(grammar, ConstraintEnd::Allowed)
+    };
+    let rules = chain(9000, |rule, next| format!("r{rule}: r{next}\n"));
+    let rules = format!("start: r0\n{rules}r9000: \"ab\"");
+    let matcher = start(Grammar::Lark(rules.into())).unwrap();
+    assert!(matches(&matcher, "ab"));
+    let terminals = chain(9000, |rule, next| format!("R{rule}: R{next}\n"));
+    let terminals = format!("start: R0\n{terminals}R9000: \"ab\"");
+    assert!(start(Grammar::Lark(terminals.into())).is_ok());
+    let nested = chain(4000, |rule, next| format!("r{rule}: \"b\" r{next} \"c\"\n"));
+    let nested = format!("start: r0\n{nested}r4000: \"ab\"");
+    assert!(start(Grammar::Lark(nested.into())).is_ok());
+    let definitions = chain(3000, |index, next| {
+        format!(r##""d{index}":{{"$ref":"#/$defs/d{next}"}},"##)
+    });
+    let definitions =
+        format!(r##"{{"$ref":"#/$defs/d0","$defs":{{{definitions}"d3000":{{"const":1}}}}}}"##);
+    let matcher = start(Grammar::JsonSchema(definitions.into())).unwrap();
+    assert!(matches(&matcher, "1") && !matches(&matcher, "2"));
+    let nest = |open: &str, inside: &str, close: &str| {
+        format!("{}{inside}{}", open.repeat(10_000), close.repeat(10_000))
+    };
+    for grammar in [
+        Grammar::Regex(nest("(", "a", ")").into()),
+        Grammar::Regex(nest("(?:b", "a", ")?").into()),
+        Grammar::Lark(format!("start: {}", nest("(", "\"a\"", ")")).into()),
+        Grammar::Lark(format!("start: {}", nest("[", "\"a\"", "]")).into()),
+        Grammar::JsonSchema(nest("{\"items\":", "{}", "}").into()),
+    ] {
+        assert!(start(grammar.clone()).is_err(), "{grammar:?}");
+    }
+}
+
+#[test]
+fn schemas_with_hundreds_of_optional_properties_are_enforced() {
+    let properties = (0..300).map(|index| format!(r#""p{index}":{{"type":"integer"}},"#));
+    let properties: String = properties.collect();
+    let object = schema(&format!(
+        r#"{{"type":"object","properties":{{{properties}"z":{{}}}},"additionalProperties":false}}"#
+    ));
+    let object = object.unwrap();
+    assert!(matches(&object, r#"{"p3":1,"p200":2,"p299":3}"#));
+    assert!(!matches(&object, r#"{"p300":1}"#));
+}
+
+/// Whatever a client sends compiles, or is an error.
+#[test]
+fn damaged_grammars_are_errors_or_grammars() {
+    let samples: Vec<Vec<u8>> = [
+        r##"J{"type":"object","properties":{"a":{"enum":[1,null,"x"]},"b":{"$ref":"#/$defs/c"}},"$defs":{"c":{"type":"array","items":{"anyOf":[{"type":"number","multipleOf":0.5},{"format":"date-time"}]},"minItems":1}},"required":["b"]}"##,
+        r"R(foo|[^b-z]{2,5}\d+)*?\.\p{Lu}|(?i:x)&",
+        "Lstart: a (\",\" a)* /[0-9]+/i\na: \"x\" | T{2,3} | <|end|> | %json {\"type\": \"null\"}\nT: /[a-z]/ & /[^q]/\n%ignore /[ \\t]+/\n%llguidance {\"no_forcing\": true}",
+    ]
+    .map(|sample| sample.as_bytes().to_vec())
+    .into();
+    cleave_fuzz::check_samples("grammar", &samples, 600, |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        let mut letters = text.chars();
+        let grammar = match letters.next() {
+            Some('J') => Grammar::JsonSchema(letters.as_str().into()),
+            Some('R') => Grammar::Regex(letters.as_str().into()),
+            _ => Grammar::Lark(letters.as_str().into()),
+        };
+        let Ok(mut matcher) = start(grammar, ConstraintEnd::Allowed) else {
+            return;
+        };
+        let mut words = vec![0; COMPILER.mask_words()];
+        for step in 0..40 {
+            if matcher.allow(&mut words).is_err() {
+                return;
+            }
+            let allowed =
+                (0..=END).filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1);
+            let allowed: Vec<TokenId> = allowed.collect();
+            let token = allowed[step * 7 % allowed.len()];
+            if token == END || matcher.consume(token).is_err() {
+                return;
+            }
+        }
+    });
 }

@@ -97,9 +97,15 @@ impl ConstraintGate {
 
     /// Gives the orders that waited for a constraint, which is known now.
     pub(crate) fn take_known(&mut self, constraint: &Constraint) -> Vec<RouterOrder> {
-        let waited = |held: &HeldOrders| *held.constraint == *constraint;
-        let waited = self.held.extract_if(.., |_, held| waited(held));
-        waited.flat_map(|(_, held)| held.orders).collect()
+        let waited = self
+            .held
+            .iter()
+            .filter(|(_, held)| *held.constraint == *constraint);
+        let waited: Vec<HandoffId> = waited.map(|(handoff, _)| *handoff).collect();
+        let held = waited
+            .iter()
+            .filter_map(|handoff| self.held.remove(handoff));
+        held.flat_map(|held| held.orders).collect()
     }
 
     /// Ends the holds of hand-offs that have ended.
@@ -115,10 +121,13 @@ impl ConstraintGate {
     pub(crate) fn router_lost(&mut self, router: RouterId) {
         self.held
             .retain(|handoff, _| handoff.flight.router() != router);
-        let gone = self
-            .pinned
-            .extract_if(.., |handoff, _| handoff.flight.router() == router);
-        gone.for_each(|(_, constraint)| self.constraints.unpin(&constraint));
+        self.pinned.retain(|handoff, constraint| {
+            let stays = handoff.flight.router() != router;
+            if !stays {
+                self.constraints.unpin(constraint);
+            }
+            stays
+        });
     }
 }
 
