@@ -86,7 +86,8 @@ fn constrained() -> Vec<(Value, IsMatch)> {
     ]
 }
 
-// Invariant: I11.
+// Invariant: I11, I54.
+// Lesson: 35.
 #[test]
 fn constrained_answers_match_and_are_alike_everywhere() {
     let off = ["--calibrate", "0", "--speculative-config", "off"];
@@ -127,7 +128,8 @@ fn long_streams() -> Vec<Value> {
     (0..8).map(body).collect()
 }
 
-// Invariant: I11.
+// Invariant: I11, I54.
+// Lesson: 35.
 /// A decode worker dies, or drains, in the middle of constrained and other streams.
 #[test]
 fn constrained_streams_survive_resumes_and_migrations() {
@@ -157,6 +159,8 @@ fn constrained_streams_survive_resumes_and_migrations() {
     }
 }
 
+// Invariant: I54.
+// Lesson: 36.
 #[test]
 fn a_grammar_that_grows_too_complex_fails_its_request_alone() {
     let (_process, client): (CleaveProcess, HttpClient) = serve(&["--calibrate", "0"]);

@@ -1,11 +1,11 @@
-//! What the text of an output must match.
+//! Constraints on the text of an output.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// A constraint on the output of a sequence. It is part of the sampling parameters: only tokens that
-/// keep to it are drawn. It has no state: whoever continues the sequence replays its output.
+/// A constraint on the output of a sequence. It is part of the sampling parameters: only tokens
+/// that keep to it are drawn. It has no state: whoever continues the sequence replays its output.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Constraint {
     /// The texts that are allowed.

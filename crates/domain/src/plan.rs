@@ -28,8 +28,8 @@ pub struct OpenSlot {
     /// The output so far, `[tokens]`; prompt and output together are the history of the slot, and
     /// every token drawn in the slot is appended to it.
     pub output: Vec<TokenId>,
-    /// Tokens that may not be drawn until `min_tokens` output tokens exist, unless a constraint allows
-    /// nothing else.
+    /// Tokens that may not be drawn until `min_tokens` output tokens exist, unless a constraint
+    /// allows nothing else.
     pub stop_tokens: Arc<[TokenId]>,
     /// Output tokens before `stop_tokens` may be drawn.
     pub min_tokens: u32,
@@ -112,8 +112,8 @@ pub struct StepResult {
     /// For each segment with scores: for each of its positions the scores of the token at `position
     /// + i + 1` of the history (also past the end of the segment), where there is one.
     pub prompt_scores: Vec<(SlotIndex, Vec<SampledToken>)>,
-    /// For slots whose constraint leaves one text only: the tokens that will probably be drawn next.
-    /// They are proposals for drafts, and change no token.
+    /// For slots whose constraint leaves one text only: the tokens that will probably be drawn
+    /// next. They are proposals for drafts, and change no token.
     #[serde(default)]
     pub forced: Vec<(SlotIndex, Vec<TokenId>)>,
 }

@@ -206,7 +206,7 @@ pub enum SamplingError {
     },
     /// A constraint whose grammar is longer than [`GRAMMAR_BYTES_MAX`].
     LongGrammar {
-        /// Its length.
+        /// Length of the description.
         bytes: usize,
     },
 }
@@ -249,8 +249,8 @@ impl Error for SamplingError {}
 pub struct StopRules {
     /// Limit of output tokens ([`Request::generated`] included); at least 1.
     pub max_tokens: u32,
-    /// None of [`Self::stop_tokens`] may be drawn before this many output tokens, unless a constraint
-    /// allows nothing else.
+    /// None of [`Self::stop_tokens`] may be drawn before this many output tokens, unless a
+    /// constraint allows nothing else.
     pub min_tokens: u32,
     /// Drawing one of these ends the sequence; the token itself is reported.
     /// Empty when the client asked to ignore the end token.

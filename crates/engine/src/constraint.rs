@@ -137,6 +137,12 @@ impl SlotConstraint {
         Ok(&self.mask)
     }
 
+    /// The mask, if it was found for this place.
+    #[cfg(test)]
+    pub(crate) fn known_mask(&self) -> Option<&TokenMask> {
+        self.is_mask_known.then_some(&self.mask)
+    }
+
     /// Appends a token that was allowed.
     pub(crate) fn push(&mut self, token: TokenId) {
         self.is_mask_known = false;

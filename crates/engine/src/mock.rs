@@ -3,9 +3,9 @@
 //! Owns: slots' histories, the invented tokens, and a pool of blocks whose bytes can be sent.
 //! Never: takes time: its caller decides the time of a step. Never: reads or writes a block or a
 //! state, so that their contents change no token.
-//! Invariant: a token is a function of the sequence's seed, the token's position, and the tokens that
-//! a constraint allows there, so that every path through a fleet gives the same tokens; all tokens
-//! are equally likely, and have that score.
+//! Invariant: a token is a function of the sequence's seed, the token's position, and the tokens
+//! that a constraint allows there, so that every path through a fleet gives the same tokens; all
+//! tokens are equally likely, and have that score.
 
 use crate::constraint::{ConstraintSource, SlotConstraint, TokenMask};
 use crate::ops::PoolPlane;
@@ -35,7 +35,7 @@ pub struct MockEngine {
     uncollected: Option<VecDeque<StepResult>>,
 }
 
-/// A sequence's slot.
+/// An opened slot with its output so far.
 #[derive(Debug)]
 struct MockSlot {
     open: OpenSlot,

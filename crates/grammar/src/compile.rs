@@ -54,7 +54,7 @@ pub enum GrammarError {
     /// The model has no end token, so that no constrained output could end.
     #[error("the model has no end token")]
     NoEndToken,
-    /// The library failed.
+    /// The library panicked, or no thread could be started for it.
     #[error("it cannot be evaluated")]
     Failed,
 }
@@ -163,8 +163,8 @@ fn limits(grammar: &Grammar) -> ParserLimits {
         max_items_in_row: match grammar {
             // As many as a schema of hundreds of optional properties has.
             Grammar::JsonSchema(_) | Grammar::Choice(_) => 2000,
-            // A client's own grammar may be ambiguous: each token then costs as much as the square of
-            // this, some ten milliseconds.
+            // A client's own grammar may be ambiguous: each token then costs as much as the square
+            // of this, some ten milliseconds.
             Grammar::Regex(_) | Grammar::Lark(_) => 500,
         },
         initial_lexer_fuel: 1_000_000,

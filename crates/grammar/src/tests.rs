@@ -80,6 +80,7 @@ fn each_kind_of_grammar_matches_its_texts_alone() {
     assert!(matches(&lark, "((()))") && !matches(&lark, "(()"));
 }
 
+// Lesson: 37.
 #[test]
 fn whitespace_in_json_has_a_limit() {
     let object = schema(r#"{"type": "object"}"#).unwrap();
@@ -185,6 +186,7 @@ fn a_vocabulary_without_end_token_compiles_nothing() {
     assert_eq!(error, Some(GrammarError::NoEndToken));
 }
 
+// Lesson: 38.
 /// The library's trie cannot have deeper nodes.
 #[test]
 fn long_tokens_are_never_allowed_and_break_nothing() {
@@ -216,6 +218,7 @@ fn chain(count: usize, part: impl Fn(usize, usize) -> String) -> String {
     (0..count).map(|index| part(index, index + 1)).collect()
 }
 
+// Lesson: 38.
 /// The library recurses for each rule of a chain: an overflow of its stack would end the process.
 #[test]
 fn long_chains_and_deep_nesting_end_no_process() {
@@ -266,6 +269,7 @@ fn schemas_with_hundreds_of_optional_properties_are_enforced() {
     assert!(!matches(&object, r#"{"p300":1}"#));
 }
 
+// Lesson: 38.
 /// Whatever a client sends compiles, or is an error.
 #[test]
 fn damaged_grammars_are_errors_or_grammars() {

@@ -1,7 +1,8 @@
 //! Grammars over the tokens of a model's tokenizer.
 //!
-//! Owns: the vocabulary that grammars see, and the tokens of forced bytes. Never: compiles a grammar
-//! itself (see `cleave_grammar`). Invariant: the bytes of a text's tokens, joined, are the text.
+//! Owns: the vocabulary that grammars see, and the tokens of forced bytes. Never: compiles a
+//! grammar itself (see `cleave_grammar`). Invariant: the bytes of a text's tokens, joined, are the
+//! text.
 
 use crate::model_text::ModelText;
 use crate::tokenizer::SpecialTokens;

@@ -1,7 +1,7 @@
 //! Orders that wait until their constraints are compiled.
 //!
-//! Owns: the orders held back, and which hand-offs have which constraint. Never: holds up an order of
-//! another hand-off, or changes the order of two of one.
+//! Owns: the orders held back, and which hand-offs have which constraint. Never: holds up an order
+//! of another hand-off, or changes the order of two of one.
 //! Invariant: an order that passes has a constraint that is known, if it has one.
 
 use super::constraints::{CompileState, WorkerConstraints};

@@ -2,8 +2,8 @@
 //!
 //! Owns: the compiled grammars, by content, and the matchers that the engine gets of them. Never:
 //! logs a grammar, or an error that has its text.
-//! Invariant: a grammar that a hand-off has pinned stays compiled, so that the engine's thread finds
-//! it ready.
+//! Invariant: a grammar that a hand-off has pinned stays compiled, so that the engine's thread
+//! finds it ready.
 
 use cleave_domain::{Constraint, TokenId};
 use cleave_engine::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher};

@@ -1,7 +1,8 @@
 //! The worker's body.
 //!
 //! Owns: the driver around the brain, the engine's host, the worker's links, the constraints of its
-//! requests, and the measurement of its engine before it joins. Never decides, or knows what carries a connection to a router.
+//! requests, and the measurement of its engine before it joins. Never decides, or knows what
+//! carries a connection to a router.
 //! Invariant: the driver waits for no engine, link or router.
 
 mod admin;

@@ -147,7 +147,7 @@ pub(crate) struct FieldConstraint {
     pub(crate) constraint: Arc<Constraint>,
 }
 
-/// Reads the constraint.
+/// Reads whichever field constrains the output; two are an error.
 pub(crate) fn constraint(fields: &JsonFields) -> Result<Option<FieldConstraint>, ApiError> {
     let mut found = Vec::new();
     found.extend(response_format(fields)?);

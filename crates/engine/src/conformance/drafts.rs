@@ -31,10 +31,10 @@ enum GuessQuality {
 }
 
 /// Runs sequences with and without drafts, greedy and seeded, with penalties, scores, constraints
-/// and banned tokens: alone; in one batch with chunked prompts; and moved to another engine half-way.
+/// and banned tokens: alone; in one batch with chunked prompts; and moved to another engine
+/// half-way.
 ///
-/// # Errors
-/// The first difference; or if no draft, or every draft, was drawn.
+/// # Errors The first difference; or if no draft, or every draft, was drawn.
 pub fn drafts(dir: &Path, build: BuildEngine<'_>, seed: u64) -> Result<(), String> {
     let at = |problem: String| format!("{}, seed {seed}: {problem}", dir.display());
     let mut engine = build_enforcing(build, dir, LIMITS)?;

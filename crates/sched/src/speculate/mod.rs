@@ -7,8 +7,8 @@
 //! Invariant: `computed` counts tokens that were drawn, never a draft. So the KV of a rejected
 //! draft is beyond all that is hashed, sent, swapped or moved, and later steps overwrite it.
 //!
-//! The source of drafts is behind [`DraftSource`]: here a sequence's own tokens ([`lookup`]). Tokens
-//! that a constraint forces, which the engine reports, are better drafts and come first.
+//! The source of drafts is behind [`DraftSource`]: here a sequence's own tokens ([`lookup`]).
+//! Tokens that a constraint forces, which the engine reports, are better drafts and come first.
 //! Everything else treats drafts as tokens, and would accept a draft model's.
 
 mod acceptance;

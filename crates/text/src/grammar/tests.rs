@@ -97,6 +97,7 @@ fn bytes_of_a_texts_tokens_are_the_text() {
     }
 }
 
+// Invariant: I54.
 #[test]
 fn any_walk_through_a_schema_is_a_value_that_it_accepts() {
     for model in MODELS.iter() {
@@ -114,6 +115,8 @@ fn any_walk_through_a_schema_is_a_value_that_it_accepts() {
     }
 }
 
+// Invariant: I54.
+// Lesson: 35.
 #[test]
 fn a_replayed_matcher_allows_what_a_lived_one_does() {
     for model in MODELS.iter() {
