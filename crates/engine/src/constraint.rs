@@ -75,9 +75,15 @@ impl TokenMask {
         word.is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// The tokens below `vocab_size` in the set, ascending.
+    /// The tokens below `vocab_size` in the set, ascending. Most words of a small set are 0.
     pub(crate) fn tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenId> {
-        (0..vocab_size).filter(|token| self.allows(*token))
+        let words = (0..vocab_size).step_by(32).zip(&self.words);
+        let tokens = words
+            .filter(|(_, word)| **word != 0)
+            .flat_map(|(first, word)| {
+                (first..first + 32).filter(move |at| word >> (at % 32) & 1 == 1)
+            });
+        tokens.filter(move |token| *token < vocab_size)
     }
 
     /// Whether all of the set's tokens below `vocab_size` are among these.
