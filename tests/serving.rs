@@ -4,7 +4,7 @@ use crate::harness::{self, CleaveProcess, HttpClient, run, wait_for};
 use serde_json::{Value, json};
 
 /// One process with a prefill and a decode worker, on the bundled checkpoint.
-fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {
+pub(crate) fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {
     let mut arguments = Vec::new();
     if !more.contains(&"--both") {
         arguments.extend(["--prefill", "1", "--decode", "1"]);
@@ -16,19 +16,19 @@ fn serve(more: &[&str]) -> (CleaveProcess, HttpClient) {
 }
 
 /// A router, two prefill and two decode workers, each a process.
-struct ServingFleet {
-    router: CleaveProcess,
-    prefill: Vec<CleaveProcess>,
-    decode: Vec<CleaveProcess>,
-    client: HttpClient,
+pub(crate) struct ServingFleet {
+    pub(crate) router: CleaveProcess,
+    pub(crate) prefill: Vec<CleaveProcess>,
+    pub(crate) decode: Vec<CleaveProcess>,
+    pub(crate) client: HttpClient,
 }
 
-fn fleet() -> ServingFleet {
+pub(crate) fn fleet() -> ServingFleet {
     fleet_of(&[])
 }
 
 /// A fleet whose workers get additional flags.
-fn fleet_of(more: &[&str]) -> ServingFleet {
+pub(crate) fn fleet_of(more: &[&str]) -> ServingFleet {
     // Split placement makes every request a hand-off.
     let mut router =
         CleaveProcess::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
@@ -80,7 +80,7 @@ fn requests() -> Vec<Value> {
 }
 
 /// The text of a streamed answer.
-fn streamed(client: &HttpClient, body: &Value) -> String {
+pub(crate) fn streamed(client: &HttpClient, body: &Value) -> String {
     let mut body = body.clone();
     body["stream"] = json!(true);
     let mut text = String::new();
@@ -128,7 +128,7 @@ fn check_same_answers(more: &[&str]) {
 
 /// Drafts of up to six tokens wherever one is likely to be accepted. Nothing is measured, so the
 /// result does not depend on the machine's load.
-const GUESSES: [&str; 4] = [
+pub(crate) const GUESSES: [&str; 4] = [
     "--calibrate",
     "0",
     "--speculative-config",
@@ -150,7 +150,7 @@ fn repetitive() -> Vec<Value> {
 }
 
 /// Text and scores, without ids and times, which differ between equal answers.
-fn choices(client: &HttpClient, body: &Value) -> Value {
+pub(crate) fn choices(client: &HttpClient, body: &Value) -> Value {
     let (status, answer) = client.post("/v1/completions", body);
     assert_eq!(status, 200, "{answer}");
     json!([answer["choices"], answer["usage"]["completion_tokens"]])
@@ -188,7 +188,7 @@ fn speculation_changes_no_answer() {
 }
 
 /// A client for a worker's metrics.
-fn metrics_client(worker: &CleaveProcess) -> HttpClient {
+pub(crate) fn metrics_client(worker: &CleaveProcess) -> HttpClient {
     HttpClient::new(&wait_for("metrics' address", || {
         let logs = worker.logs();
         let rest = logs.split("metrics at http://").nth(1)?;

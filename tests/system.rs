@@ -8,6 +8,7 @@
 mod autoscale;
 mod bench;
 mod chaos;
+mod constrained;
 mod cuda;
 mod generate;
 mod harness;

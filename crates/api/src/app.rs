@@ -7,6 +7,7 @@
 use crate::admin::Operator;
 use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::body_work::BodyWork;
+use crate::constraint_check::ConstraintChecks;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
@@ -105,6 +106,7 @@ struct AppState {
     long_body_turns: Arc<Semaphore>,
     short_rendering_turns: Arc<Semaphore>,
     quotas: Quotas,
+    constraint_checks: ConstraintChecks,
     is_draining: AtomicBool,
     /// Number of requests that wait for the first worker.
     first_worker_waits: Mutex<u32>,
@@ -132,6 +134,7 @@ impl App {
             long_body_turns: Arc::new(Semaphore::new(cores)),
             short_rendering_turns: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
+            constraint_checks: ConstraintChecks::new(cores),
             is_draining: AtomicBool::new(false),
             first_worker_waits: Mutex::new(0),
         };
@@ -184,6 +187,10 @@ impl App {
 
     pub(crate) fn quotas(&self) -> &Quotas {
         &self.shared.quotas
+    }
+
+    pub(crate) fn constraint_checks(&self) -> &ConstraintChecks {
+        &self.shared.constraint_checks
     }
 
     pub(crate) fn served(&self) -> Option<ServedModel> {

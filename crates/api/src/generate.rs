@@ -139,6 +139,10 @@ async fn prepare(
         tenant,
         ..
     } = caller;
+    if let Some(asked) = &ask.constraint {
+        let checks = app.constraint_checks();
+        checks.check(tenant, asked, &model).await?;
+    }
     let slos = request::resolve_slos(policy, origin, &ask, &model)?;
     request::apply_tenant_limits(policy, tenant, &mut ask);
     Ok((ask, model, slos, timing))

@@ -10,6 +10,7 @@ mod body;
 mod body_work;
 mod caller;
 mod choice;
+mod constraint_check;
 mod error;
 mod field;
 mod flights;

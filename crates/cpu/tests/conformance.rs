@@ -79,6 +79,7 @@ fn bf16_results_are_path_independent() {
 }
 
 // Invariant: I48.
+// Lesson: 36.
 #[test]
 fn drafts_change_no_token_on_the_cpu() {
     for (seed, name) in (1..).zip(["llama3", "mistral", "qwen3", "olmo2"]) {

@@ -8,6 +8,7 @@
 
 #![warn(missing_docs)]
 
+mod constraint;
 mod fleet;
 mod id;
 mod kv;
@@ -23,6 +24,7 @@ mod tape;
 mod time;
 mod timing;
 
+pub use constraint::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar};
 pub use fleet::{
     Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StateCapacity, StepProgress,
     WorkerDescription, WorkerLoad,

@@ -28,7 +28,8 @@ pub struct OpenSlot {
     /// The output so far, `[tokens]`; prompt and output together are the history of the slot, and
     /// every token drawn in the slot is appended to it.
     pub output: Vec<TokenId>,
-    /// Tokens that may not be drawn until `min_tokens` output tokens exist.
+    /// Tokens that may not be drawn until `min_tokens` output tokens exist, unless a constraint
+    /// allows nothing else.
     pub stop_tokens: Arc<[TokenId]>,
     /// Output tokens before `stop_tokens` may be drawn.
     pub min_tokens: u32,
@@ -51,7 +52,7 @@ pub struct Segment {
     /// Draft tokens after the history, fewer than `len`, only with [`LogitsWanted::Sample`]; they
     /// end the segment. The token after the history is drawn; if it equals the first draft the next
     /// one is drawn too, and so on. The KV of rejected drafts is invalid, and later steps overwrite
-    /// it.
+    /// it. An engine leaves out drafts that the sequence's constraint does not allow.
     #[serde(default)]
     pub drafts: Vec<TokenId>,
     /// The sequence's state, where the model has one.
@@ -111,6 +112,10 @@ pub struct StepResult {
     /// For each segment with scores: for each of its positions the scores of the token at `position
     /// + i + 1` of the history (also past the end of the segment), where there is one.
     pub prompt_scores: Vec<(SlotIndex, Vec<SampledToken>)>,
+    /// For slots whose constraint leaves one text only: the tokens that will probably be drawn
+    /// next. They are proposals for drafts, and change no token.
+    #[serde(default)]
+    pub forced: Vec<(SlotIndex, Vec<TokenId>)>,
 }
 
 /// A token that the engine drew.

@@ -1,6 +1,6 @@
 //! A validated request of a client: tokens and numbers, no text.
 
-use crate::{FinishReason, RequestSlo, TokenId};
+use crate::{Constraint, FinishReason, GRAMMAR_BYTES_MAX, RequestSlo, TokenId};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fmt;
@@ -42,7 +42,9 @@ impl Request {
             min_tokens,
             stop_tokens,
         } = &self.stop;
-        if output.len() >= *min_tokens as usize && stop_tokens.contains(last) {
+        // Under a constraint a stop token is drawn early only if nothing else is allowed.
+        let may_stop = output.len() >= *min_tokens as usize || self.sampling.constraint.is_some();
+        if may_stop && stop_tokens.contains(last) {
             return Some(FinishReason::Stop);
         }
         let full = self.is_at_limit(output.len(), context_tokens_max);
@@ -57,8 +59,8 @@ impl Request {
     }
 }
 
-/// The sampling parameters, applied to the logits in this order: bias, penalties, top-n-sigma,
-/// temperature, top-k, top-p, min-p, then one draw keyed by (`seed`, position).
+/// The sampling parameters, applied to the logits in this order: constraint, bias, penalties,
+/// top-n-sigma, temperature, top-k, top-p, min-p, then one draw keyed by (`seed`, position).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// 0 means greedy; otherwise the logits are divided by it.
@@ -88,6 +90,9 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// As `logprobs`, for each prompt position (the first has none).
     pub prompt_logprobs: Option<u32>,
+    /// The texts that the output may be: tokens that lead out of them are not drawn, whatever the
+    /// other parameters are.
+    pub constraint: Option<Arc<Constraint>>,
 }
 
 impl SamplingParams {
@@ -121,14 +126,16 @@ impl SamplingParams {
             seed: 0,
             logprobs: None,
             prompt_logprobs: None,
+            constraint: None,
         }
     }
 
-    /// Whether a token can be drawn before the host knows the tokens before it: no penalty reads
-    /// them, and no log-probabilities are requested.
+    /// Whether a token can be drawn before the host knows the tokens before it: no penalty and no
+    /// constraint reads them, and no log-probabilities are requested.
     pub fn can_draw_ahead(&self) -> bool {
         let penalties = [self.presence_penalty, self.frequency_penalty];
-        self.logprobs.is_none() && self.repetition_penalty == 1.0 && penalties == [0.0; 2]
+        let reads_tokens = self.repetition_penalty != 1.0 || penalties != [0.0; 2];
+        self.logprobs.is_none() && self.constraint.is_none() && !reads_tokens
     }
 
     /// Checks that every parameter is in its range and every biased token is in a vocabulary of
@@ -151,6 +158,7 @@ impl SamplingParams {
             seed: _,
             logprobs: _,
             prompt_logprobs: _,
+            constraint,
         } = self;
         in_range("temperature", *temperature, &Self::TEMPERATURE)?;
         in_range("top_p", *top_p, &Self::TOP_P)?;
@@ -167,7 +175,13 @@ impl SamplingParams {
             }
             in_range("logit_bias", *bias, &Self::LOGIT_BIAS)?;
         }
-        Ok(())
+        match constraint
+            .as_ref()
+            .map(|constraint| constraint.grammar.bytes())
+        {
+            Some(bytes) if bytes > GRAMMAR_BYTES_MAX => Err(SamplingError::LongGrammar { bytes }),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -189,6 +203,11 @@ pub enum SamplingError {
         token: TokenId,
         /// The size of the vocabulary.
         vocab_size: u32,
+    },
+    /// A constraint whose grammar is longer than [`GRAMMAR_BYTES_MAX`].
+    LongGrammar {
+        /// Length of the description.
+        bytes: usize,
     },
 }
 
@@ -215,6 +234,9 @@ impl fmt::Display for SamplingError {
             Self::UnknownToken { token, vocab_size } => {
                 write!(f, "logit_bias of token {token} in {vocab_size}")
             }
+            Self::LongGrammar { bytes } => {
+                write!(f, "a grammar of {bytes} bytes, at most {GRAMMAR_BYTES_MAX}")
+            }
         }
     }
 }
@@ -227,7 +249,8 @@ impl Error for SamplingError {}
 pub struct StopRules {
     /// Limit of output tokens ([`Request::generated`] included); at least 1.
     pub max_tokens: u32,
-    /// None of [`Self::stop_tokens`] may be drawn before this many output tokens.
+    /// None of [`Self::stop_tokens`] may be drawn before this many output tokens, unless a
+    /// constraint allows nothing else.
     pub min_tokens: u32,
     /// Drawing one of these ends the sequence; the token itself is reported.
     /// Empty when the client asked to ignore the end token.
@@ -237,6 +260,7 @@ pub struct StopRules {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ConstraintEnd, Grammar};
 
     fn request(stop: StopRules) -> Request {
         Request {
@@ -268,9 +292,36 @@ mod tests {
     }
 
     #[test]
+    fn a_constrained_request_ends_at_an_early_stop_token() {
+        let mut request = request(StopRules {
+            max_tokens: 4,
+            min_tokens: 2,
+            stop_tokens: Arc::new([9]),
+        });
+        request.sampling.constraint = Some(Arc::new(constraint("[0-9]+")));
+        assert_eq!(request.finish_reason(&[9], 100), Some(FinishReason::Stop));
+        assert_eq!(request.finish_reason(&[5], 100), None);
+    }
+
+    #[test]
+    fn a_constrained_draw_waits_for_the_token_before_it() {
+        let mut sampling = SamplingParams::greedy();
+        assert!(sampling.can_draw_ahead());
+        sampling.constraint = Some(Arc::new(constraint("[0-9]+")));
+        assert!(!sampling.can_draw_ahead());
+    }
+
+    fn constraint(regex: &str) -> Constraint {
+        Constraint {
+            grammar: Grammar::Regex(regex.into()),
+            end: ConstraintEnd::Allowed,
+        }
+    }
+
+    #[test]
     fn sampling_values_out_of_range_are_refused() {
         type InvalidateSampling = fn(&mut SamplingParams);
-        let spoils: [(&str, InvalidateSampling); 9] = [
+        let spoils: [(&str, InvalidateSampling); 10] = [
             ("temperature -1 is not in 0.0..=10000.0", |s| {
                 s.temperature = -1.0;
             }),
@@ -285,6 +336,10 @@ mod tests {
             ("frequency_penalty 20000 ", |s| s.frequency_penalty = 2e4),
             ("logit_bias of token 10 in 10", |s| {
                 s.logit_bias.push((10, 0.0));
+            }),
+            ("a grammar of 131073 bytes", |s| {
+                let long = "a".repeat(GRAMMAR_BYTES_MAX + 1);
+                s.constraint = Some(Arc::new(constraint(&long)));
             }),
         ];
         assert_eq!(SamplingParams::greedy().check(10), Ok(()));

@@ -1,6 +1,7 @@
 //! The interface between a worker and a model, on any device.
 
 use crate::blocks::{BlockSpan, DeviceBlocks};
+use crate::constraint::ConstraintSource;
 use cleave_domain::{
     BlockIndex, Capacity, DeviceId, Fingerprint, KvPlane, SlotIndex, StepPlan, StepResult,
 };
@@ -37,9 +38,16 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// `Plan` or `Slot` if the plan contradicts the engine's limits or itself; nothing has changed
-    /// then. `Device`, `NotFinite` or `Lost` if the device failed; the contents of the blocks and
-    /// state slots that the plan writes are then undefined, those of other sequences' states too.
+    /// then. `Device`, `NotFinite` or `Lost` if the device failed, `Constraint` if a constraint
+    /// allows no token that can be found; the contents of the blocks and state slots that the plan
+    /// writes are then undefined, those of other sequences' states too.
     fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError>;
+
+    /// Gives the engine the matchers of constraints. Without them it refuses every slot that has a
+    /// constraint.
+    fn enforce(&mut self, constraints: Arc<dyn ConstraintSource>) {
+        let _ = constraints;
+    }
 
     /// Limit of a segment's drafts ([`cleave_domain::Segment::drafts`]); 0 if the engine cannot
     /// verify drafts, as with states, which cannot forget a rejected draft.
@@ -151,6 +159,9 @@ pub enum EngineError {
     /// The device computed logits that are not finite; the model itself may do so with this input.
     #[error("the logits of {} are not finite", slot_list(.0))]
     NotFinite(Vec<SlotIndex>),
+    /// The constraints of these slots could not be continued: a grammar was too complex here.
+    #[error("the constraints of {} cannot be enforced any further: their grammars are too complex here", slot_list(.0))]
+    Constraint(Vec<SlotIndex>),
     /// The device failed permanently: no operation works on it any more in this process.
     #[error("device lost: {0}")]
     Lost(String),
@@ -163,7 +174,7 @@ impl EngineError {
     pub fn slots(&self) -> &[SlotIndex] {
         match self {
             Self::Slot(slot, _) => std::slice::from_ref(slot),
-            Self::NotFinite(slots) => slots,
+            Self::NotFinite(slots) | Self::Constraint(slots) => slots,
             Self::Plan(_) | Self::Device(_) | Self::Lost(_) => &[],
         }
     }

@@ -11,6 +11,7 @@
 
 mod blocks;
 pub mod conformance;
+mod constraint;
 mod engine;
 mod forward;
 mod mock;
@@ -22,6 +23,7 @@ mod sampling;
 mod weights;
 
 pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
+pub use constraint::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher};
 pub use engine::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 pub use mock::MockEngine;
 pub use model::{EngineLimits, ModelEngine};

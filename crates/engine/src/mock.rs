@@ -3,9 +3,11 @@
 //! Owns: slots' histories, the invented tokens, and a pool of blocks whose bytes can be sent.
 //! Never: takes time: its caller decides the time of a step. Never: reads or writes a block or a
 //! state, so that their contents change no token.
-//! Invariant: a token is a function of the sequence's seed and the token's position, so that every
-//! path through a fleet gives the same tokens; all tokens are equally likely, and have that score.
+//! Invariant: a token is a function of the sequence's seed, the token's position, and the tokens
+//! that a constraint allows there, so that every path through a fleet gives the same tokens; all
+//! tokens are equally likely, and have that score.
 
+use crate::constraint::{ConstraintSource, SlotConstraint, TokenMask};
 use crate::ops::PoolPlane;
 use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
@@ -14,6 +16,7 @@ use cleave_domain::{
 };
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Drafts per segment, as in engines that compute.
 const DRAFTS_MAX: u32 = 16;
@@ -25,10 +28,18 @@ pub struct MockEngine {
     /// `[count][bytes]`.
     pool: Vec<u8>,
     /// `[slots_count]`; a slot's output grows with every drawn token.
-    slots: Vec<Option<OpenSlot>>,
+    slots: Vec<Option<MockSlot>>,
+    constraints: Option<Arc<dyn ConstraintSource>>,
     /// Results of steps that were begun and not collected, oldest first; `None` if steps do not
     /// overlap.
     uncollected: Option<VecDeque<StepResult>>,
+}
+
+/// An opened slot with its output so far.
+#[derive(Debug)]
+struct MockSlot {
+    open: OpenSlot,
+    constraint: Option<SlotConstraint>,
 }
 
 impl MockEngine {
@@ -50,6 +61,7 @@ impl MockEngine {
         let slots = std::iter::repeat_with(|| None).take(capacity.slots_count as usize);
         Ok(Self {
             slots: slots.collect(),
+            constraints: None,
             pool,
             description,
             uncollected: None,
@@ -72,14 +84,26 @@ impl MockEngine {
         let mut unknown = results.flat_map(|result| &result.sampled);
         let entry = self.slots.get(segment.slot.0 as usize);
         let open = entry.and_then(Option::as_ref);
-        open.is_some_and(|open| !open.sampling.can_draw_ahead())
+        open.is_some_and(|slot| !slot.open.sampling.can_draw_ahead())
             && unknown.any(|(slot, _)| *slot == segment.slot)
     }
 
     fn open(&mut self, open: &OpenSlot) -> Result<(), EngineError> {
+        let constraint = match (&open.sampling.constraint, &self.constraints) {
+            (None, _) => None,
+            (Some(_), None) => return Err(slot_error(open.slot, "no constraint is enforced")),
+            (Some(constraint), Some(source)) => {
+                let matcher = source.open(constraint, &open.output);
+                let refused = |error: crate::ConstraintError| slot_error(open.slot, &error.0);
+                Some(SlotConstraint::new(matcher.map_err(refused)?))
+            }
+        };
         let entry = self.slots.get_mut(open.slot.0 as usize);
         let entry = entry.ok_or_else(|| slot_error(open.slot, "no such slot"))?;
-        *entry = Some(open.clone());
+        *entry = Some(MockSlot {
+            open: open.clone(),
+            constraint,
+        });
         Ok(())
     }
 
@@ -87,8 +111,9 @@ impl MockEngine {
         let slot = segment.slot;
         let vocab_size = self.description.vocab_size;
         let entry = self.slots.get_mut(slot.0 as usize);
-        let open = entry.and_then(Option::as_mut);
-        let open = open.ok_or_else(|| slot_error(slot, "was never opened"))?;
+        let mock_slot = entry.and_then(Option::as_mut);
+        let mock_slot = mock_slot.ok_or_else(|| slot_error(slot, "was never opened"))?;
+        let open = &mock_slot.open;
         let tokens_count = open.prompt.len() + open.output.len();
         let end = segment.position as usize + segment.history_len() as usize;
         if segment.history_len() == 0 || end > tokens_count {
@@ -115,9 +140,10 @@ impl MockEngine {
         }
         let mut drafts = segment.drafts.iter();
         for position in end as u32.. {
-            let token = token(open, position, vocab_size);
-            let drawn = sampled(token, open.sampling.logprobs, vocab_size);
-            open.output.push(token);
+            let token = mock_slot
+                .draw(position, vocab_size)
+                .ok_or_else(|| EngineError::Constraint(vec![slot]))?;
+            let drawn = sampled(token, mock_slot.open.sampling.logprobs, vocab_size);
             result.sampled.push((slot, drawn));
             if drafts.next() != Some(&token) {
                 break;
@@ -170,6 +196,10 @@ impl MockEngine {
 impl Engine for MockEngine {
     fn describe(&self) -> &EngineDescription {
         &self.description
+    }
+
+    fn enforce(&mut self, constraints: Arc<dyn ConstraintSource>) {
+        self.constraints = Some(constraints);
     }
 
     fn drafts_max(&self) -> u32 {
@@ -258,10 +288,53 @@ fn slot_error(slot: SlotIndex, problem: &str) -> EngineError {
     EngineError::Slot(slot, problem.to_owned())
 }
 
+impl MockSlot {
+    /// Draws the token at `position`; `None` if the constraint fails.
+    fn draw(&mut self, position: u32, vocab_size: u32) -> Option<TokenId> {
+        let token = match &mut self.constraint {
+            None => token(&self.open, position, vocab_size),
+            Some(constraint) => {
+                let mask = constraint.mask(vocab_size as usize).ok()?;
+                let token = allowed_token(&self.open, mask, position, vocab_size)?;
+                constraint.push(token);
+                token
+            }
+        };
+        self.open.output.push(token);
+        Some(token)
+    }
+}
+
+/// The token at `position` among those that a constraint allows; stop tokens that are banned only
+/// where nothing else is allowed.
+fn allowed_token(
+    open: &OpenSlot,
+    mask: &TokenMask,
+    position: u32,
+    vocab_size: u32,
+) -> Option<TokenId> {
+    let all: Vec<TokenId> = mask.tokens(vocab_size).collect();
+    let banned = banned(open);
+    let mut unbanned = all.clone();
+    unbanned.retain(|token| !banned.contains(token));
+    let choice = if unbanned.is_empty() { all } else { unbanned };
+    let throw = mix(open.sampling.seed ^ mix(u64::from(position) + 1));
+    let place = throw.checked_rem(choice.len() as u64)?;
+    choice.get(place as usize).copied()
+}
+
+/// Tokens that may not be drawn yet.
+fn banned(open: &OpenSlot) -> &[TokenId] {
+    if open.output.len() < open.min_tokens as usize {
+        &open.stop_tokens
+    } else {
+        &[]
+    }
+}
+
 /// The token at `position`: the first of a chain of hashes that is not banned.
 fn token(open: &OpenSlot, position: u32, vocab_size: u32) -> TokenId {
-    let early = open.output.len() < open.min_tokens as usize;
-    let banned: &[TokenId] = if early { &open.stop_tokens } else { &[] };
+    let banned = banned(open);
     let mut throw = mix(open.sampling.seed ^ mix(u64::from(position) + 1));
     // If the whole vocabulary is banned there is nothing to draw, and any token will do.
     for _ in 0..64 {
@@ -291,8 +364,11 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{Capacity, Fingerprint, SamplingParams, StateCapacity, StepId};
-    use std::sync::Arc;
+    use crate::constraint::{ConstraintError, TokenMatcher};
+    use cleave_domain::{
+        Capacity, Constraint, ConstraintEnd, Fingerprint, Grammar, SamplingParams, StateCapacity,
+        StepId,
+    };
 
     fn engine() -> MockEngine {
         engine_with_states(None)
@@ -441,6 +517,84 @@ mod tests {
         };
         let other = drawn(&step(&mut engine, vec![banned], 0, 5).unwrap());
         assert_ne!(other, token);
+    }
+
+    /// Allows tokens that are the length of the output modulo 10, and fails after four.
+    struct ByLength;
+
+    struct LengthMatcher(usize);
+
+    impl ConstraintSource for ByLength {
+        fn open(
+            &self,
+            _: &Constraint,
+            output: &[TokenId],
+        ) -> Result<Box<dyn TokenMatcher>, ConstraintError> {
+            Ok(Box::new(LengthMatcher(output.len())))
+        }
+    }
+
+    impl TokenMatcher for LengthMatcher {
+        fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+            if self.0 == 4 {
+                return Err(ConstraintError("it is full".to_owned()));
+            }
+            for token in (self.0..100).step_by(10) {
+                mask.words_mut()[token / 32] |= 1 << (token % 32);
+            }
+            Ok(())
+        }
+
+        fn push(&mut self, _: TokenId) {
+            self.0 += 1;
+        }
+
+        fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
+            tokens.len()
+        }
+
+        fn forced(&mut self) -> Vec<TokenId> {
+            Vec::new()
+        }
+    }
+
+    fn constrained(output: &[TokenId]) -> OpenSlot {
+        let mut open = open(0, output);
+        Arc::make_mut(&mut open.sampling).constraint = Some(Arc::new(Constraint {
+            grammar: Grammar::Regex("unread".into()),
+            end: ConstraintEnd::Allowed,
+        }));
+        open
+    }
+
+    #[test]
+    fn a_mock_draws_what_the_constraint_allows() {
+        let mut engine = engine();
+        let refused = step(&mut engine, vec![constrained(&[])], 0, 5);
+        assert!(
+            matches!(refused, Err(EngineError::Slot(..))),
+            "nothing enforces it"
+        );
+        engine.enforce(Arc::new(ByLength));
+        let mut drawn = vec![drawn(
+            &step(&mut engine, vec![constrained(&[])], 0, 5).unwrap(),
+        )];
+        for position in 5..8 {
+            drawn.push(
+                engine.step(&decode(2, position)).unwrap().sampled[0]
+                    .1
+                    .token,
+            );
+        }
+        assert_eq!(
+            drawn.iter().map(|token| token % 10).collect::<Vec<_>>(),
+            [0, 1, 2, 3]
+        );
+        let full = engine.step(&decode(2, 8));
+        assert_eq!(full, Err(EngineError::Constraint(vec![SlotIndex(0)])));
+        // A slot that is opened anew continues the output.
+        let resumed = step(&mut engine, vec![constrained(&drawn[..2])], 0, 7).unwrap();
+        assert_eq!(resumed.sampled[0].1.token, drawn[2]);
     }
 
     #[test]

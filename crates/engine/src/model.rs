@@ -4,23 +4,25 @@
 //! Never: decides which sequences run.
 //! Invariant: a refused plan changes nothing.
 
+mod draws;
 mod fingerprint;
 mod in_flight;
 mod states;
 
 use crate::blocks::{BlockSpan, DeviceBlocks};
+use crate::constraint::{ConstraintSource, SlotConstraint};
 use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
 use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane};
 use crate::plan::PlanCheck;
-use crate::sampling::{NotFinite, SamplingSlot, TokenSampler};
+use crate::sampling::{SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, KvPlane, KvSpec, LogitsWanted, SampledToken, Segment, SlotIndex,
-    StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, KvPlane, KvSpec, OpenSlot, SlotIndex, StepPlan, StepResult, TokenId,
 };
+use draws::{LogitPurpose, LogitRows, logit_purposes, slot_of};
 use fingerprint::fingerprint;
 use in_flight::UncollectedStep;
 use std::collections::VecDeque;
@@ -67,6 +69,8 @@ pub struct ModelEngine<O: Ops> {
     /// Lists of collected steps, reused so that a step allocates nothing.
     spare_draws: Vec<Vec<(SlotIndex, u64)>>,
     sampler: TokenSampler,
+    /// Gives the matchers of slots with a constraint.
+    constraints: Option<Arc<dyn ConstraintSource>>,
     /// The step's rows, reused so that a step allocates nothing.
     batch: Batch,
     /// Rows of the batch whose logits are needed, with their purposes; rows that the device draws
@@ -82,49 +86,6 @@ pub struct ModelEngine<O: Ops> {
     logit_rows_max: usize,
     /// Logits on the host, `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
-}
-
-/// Rows of the batch whose logits are needed, and the purpose of each.
-#[derive(Debug, Default)]
-struct LogitRows {
-    rows: Vec<u32>,
-    purposes: Vec<LogitPurpose>,
-}
-
-impl LogitRows {
-    fn push(&mut self, row: usize, purpose: LogitPurpose) {
-        self.rows.push(row as u32);
-        self.purposes.push(purpose);
-    }
-
-    fn clear(&mut self) {
-        self.rows.clear();
-        self.purposes.clear();
-    }
-
-    /// Moves the other's rows behind these.
-    fn append(&mut self, other: &mut Self) {
-        self.rows.append(&mut other.rows);
-        self.purposes.append(&mut other.purposes);
-    }
-}
-
-/// Purpose of a row's logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LogitPurpose {
-    /// Score the token at this index of the slot's history.
-    Score(SlotIndex, usize),
-    /// Draw the slot's token after its first so many tokens.
-    Sample(SlotIndex, usize),
-    /// The same for a row that ran a draft: draw only if the last of those tokens equals the draft.
-    Verify(SlotIndex, usize, TokenId),
-}
-
-impl LogitPurpose {
-    fn slot(self) -> SlotIndex {
-        let (Self::Score(slot, _) | Self::Sample(slot, _) | Self::Verify(slot, ..)) = self;
-        slot
-    }
 }
 
 impl<O: Ops> ModelEngine<O> {
@@ -211,6 +172,7 @@ impl<O: Ops> ModelEngine<O> {
             begun_count: 0,
             spare_draws: Vec::new(),
             sampler: TokenSampler::default(),
+            constraints: None,
             batch: Batch::default(),
             logit_rows: LogitRows::default(),
             host_rows: LogitRows::default(),
@@ -227,11 +189,28 @@ impl<O: Ops> ModelEngine<O> {
 
     fn open_slots(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         self.check.check(&self.description, &self.slots, plan)?;
-        for open in &plan.opens {
-            self.slots[open.slot.0 as usize] = Some(SamplingSlot::open(open));
+        let matchers = plan.opens.iter().map(|open| self.matcher_of(open));
+        // A refused plan opens no slot.
+        let matchers = matchers.collect::<Result<Vec<_>, EngineError>>()?;
+        for (open, matcher) in plan.opens.iter().zip(matchers) {
+            self.slots[open.slot.0 as usize] = Some(SamplingSlot::open(open, matcher));
             self.opens_counts[open.slot.0 as usize] += 1;
         }
         Ok(())
+    }
+
+    /// The matcher of a sequence's constraint, if it has one, after its output.
+    fn matcher_of(&self, open: &OpenSlot) -> Result<Option<SlotConstraint>, EngineError> {
+        let Some(constraint) = &open.sampling.constraint else {
+            return Ok(None);
+        };
+        let refused = |reason: String| EngineError::Slot(open.slot, reason);
+        let Some(source) = &self.constraints else {
+            return Err(refused("this engine enforces no constraint".to_owned()));
+        };
+        let matcher = source.open(constraint, &open.output);
+        let matcher = matcher.map_err(|error| refused(format!("its constraint: {error}")))?;
+        Ok(Some(SlotConstraint::new(matcher)))
     }
 
     /// Slot of a plan that was checked.
@@ -258,15 +237,22 @@ impl<O: Ops> ModelEngine<O> {
         logit_rows.clear();
         on_host.clear();
         for segment in &plan.segments {
-            let (first, len) = (batch.tokens.len(), segment.len as usize);
-            let (position, table) = (segment.position as usize, batch.blocks.len());
-            let end = position + len;
-            let slot = slots[segment.slot.0 as usize].as_ref();
+            let slot = slots[segment.slot.0 as usize].as_mut();
             let slot = slot.expect("the plan was checked: every slot is open");
+            // A draft that the constraint does not allow is never drawn, nor is any after it.
+            let drafts = match &mut slot.constraint {
+                Some(constraint) if !segment.drafts.is_empty() => {
+                    &segment.drafts[..constraint.valid_prefix(&segment.drafts)]
+                }
+                Some(_) | None => &segment.drafts[..],
+            };
+            let len = segment.len as usize - (segment.drafts.len() - drafts.len());
+            let (first, position) = (batch.tokens.len(), segment.position as usize);
+            let (table, end) = (batch.blocks.len(), position + len);
             let history = &slot.history;
             // The device may feed the last token of the history itself: it was drawn by the step in
             // flight, and the host does not know it yet.
-            let drafted = end - segment.drafts.len();
+            let drafted = end - drafts.len();
             let history_end = drafted.min(history.len());
             batch
                 .tokens
@@ -279,7 +265,7 @@ impl<O: Ops> ModelEngine<O> {
                 });
                 batch.tokens.push(0);
             }
-            batch.tokens.extend(&segment.drafts);
+            batch.tokens.extend(drafts);
             batch.positions.extend(segment.position..end as u32);
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
@@ -289,7 +275,7 @@ impl<O: Ops> ModelEngine<O> {
                 blocks: table..batch.blocks.len(),
                 state: segment.state.map(|state| state.slot),
             });
-            for (row, purpose) in logit_purposes(segment, history.len()) {
+            for (row, purpose) in logit_purposes(segment, drafts, history.len()) {
                 let is_sample = matches!(purpose, LogitPurpose::Sample(..));
                 if device_draws && is_sample && slot.device_can_draw() {
                     logit_rows.push(first + row, purpose)
@@ -362,6 +348,7 @@ impl<O: Ops> ModelEngine<O> {
             return Ok(result);
         }
         self.queue_pass(plan)?;
+        self.prepare_masks();
         if self.ops.can_draw() {
             let draws = self.draws_on_device();
             self.fetch(&draws)?;
@@ -369,6 +356,7 @@ impl<O: Ops> ModelEngine<O> {
             self.spare_draws.push(draws);
         }
         self.draw_on_host(&mut result)?;
+        self.propose_forced(&mut result);
         // The device's draws were appended before the host's; restore the plan's order.
         if (1..self.logit_rows.rows.len()).contains(&self.device_rows_count) {
             let plan_index = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
@@ -379,76 +367,6 @@ impl<O: Ops> ModelEngine<O> {
         Ok(result)
     }
 
-    fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
-        let vocab = self.weights.spec().vocab_size;
-        // All slots at once, each listed once: if only the first were reported, the step would fail
-        // again for the next.
-        let mut not_finite: Vec<SlotIndex> = Vec::new();
-        let mut first = self.device_rows_count;
-        while first < self.logit_rows.rows.len() {
-            let rows = self.logit_rows.rows.len() - first;
-            let rows = rows.min(self.logits.len() / vocab);
-            let mut pass = ForwardPass {
-                ops: &mut self.ops,
-                weights: &self.weights,
-                pool: &mut self.pool,
-                buffers: &mut self.buffers,
-            };
-            pass.logits(first, &mut self.logits[..rows * vocab])?;
-            for row in 0..rows {
-                let purpose = self.logit_rows.purposes[first + row];
-                let slot = purpose.slot();
-                if not_finite.last() == Some(&slot) {
-                    continue;
-                }
-                if self.draw_or_score_row(purpose, row, result).is_err() {
-                    not_finite.push(slot);
-                }
-            }
-            first += rows;
-        }
-        if not_finite.is_empty() {
-            return Ok(());
-        }
-        Err(EngineError::NotFinite(not_finite))
-    }
-
-    fn draw_or_score_row(
-        &mut self,
-        purpose: LogitPurpose,
-        row: usize,
-        result: &mut StepResult,
-    ) -> Result<(), NotFinite> {
-        let vocab = self.weights.spec().vocab_size;
-        let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
-        let slot = purpose.slot();
-        let state = slot_of(&mut self.slots, slot);
-        match purpose {
-            // The row ran a draft that was not drawn: its logits follow from a wrong token, so it
-            // is skipped.
-            LogitPurpose::Verify(_, tokens_count, draft)
-                if state.history.len() != tokens_count || state.history.last() != Some(&draft) => {}
-            LogitPurpose::Sample(..) | LogitPurpose::Verify(..) => {
-                let (token, scores) = self.sampler.draw(state, logits)?;
-                result.sampled.push((slot, SampledToken { token, scores }));
-            }
-            LogitPurpose::Score(_, at) => {
-                let token = state.history[at];
-                let count = state.sampling.prompt_logprobs.unwrap_or(0);
-                let scores = self.sampler.score(logits, token, count);
-                let scored = SampledToken {
-                    token,
-                    scores: Some(scores?),
-                };
-                match result.prompt_scores.last_mut() {
-                    Some((last, list)) if *last == slot => list.push(scored),
-                    _ => result.prompt_scores.push((slot, vec![scored])),
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Checks that a range lies in a block or slot of the pool.
     fn check_span(&self, span: &BlockSpan) -> Result<(), EngineError> {
         if self.shape.plane(span.plane).range(span).is_some() {
@@ -456,37 +374,6 @@ impl<O: Ops> ModelEngine<O> {
         }
         Err(EngineError::Plan(outside_pool(&self.shape, span)))
     }
-}
-
-/// Slot of a plan that was checked.
-fn slot_of(slots: &mut [Option<SamplingSlot>], slot: SlotIndex) -> &mut SamplingSlot {
-    let state = slots[slot.0 as usize].as_mut();
-    state.expect("the plan was checked: every slot is open")
-}
-
-/// Rows of a segment whose logits are needed, in order, with their purposes.
-fn logit_purposes(
-    segment: &Segment,
-    tokens_count: usize,
-) -> impl Iterator<Item = (usize, LogitPurpose)> + '_ {
-    let (slot, len) = (segment.slot, segment.len as usize);
-    let position = segment.position as usize;
-    let (scored, samples) = match segment.logits {
-        LogitsWanted::No => (0, false),
-        LogitsWanted::Sample => (0, true),
-        // A row scores the token after it, if that token is known.
-        LogitsWanted::Score => (len.min(tokens_count - position - 1), false),
-        LogitsWanted::ScoreAndSample => (len - 1, true),
-    };
-    let scores = (0..scored).map(move |row| (row, LogitPurpose::Score(slot, position + row + 1)));
-    let drafted = len - segment.drafts.len();
-    let sample = samples.then_some((drafted - 1, LogitPurpose::Sample(slot, position + drafted)));
-    let drafts = (drafted..).zip(&segment.drafts);
-    let verified = drafts.map(move |(row, draft)| {
-        let purpose = LogitPurpose::Verify(slot, position + row + 1, *draft);
-        (row, purpose)
-    });
-    scores.chain(sample).chain(verified)
 }
 
 /// A device that draws itself draws one token per sequence and step, so that it can verify no
@@ -513,6 +400,10 @@ fn outside_pool(shape: &KvPoolShape, span: &BlockSpan) -> String {
 impl<O: Ops> Engine for ModelEngine<O> {
     fn describe(&self) -> &EngineDescription {
         &self.description
+    }
+
+    fn enforce(&mut self, constraints: Arc<dyn ConstraintSource>) {
+        self.constraints = Some(constraints);
     }
 
     fn drafts_max(&self) -> u32 {

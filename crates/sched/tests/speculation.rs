@@ -174,6 +174,22 @@ fn a_result_that_contradicts_its_drafts_fails_the_step() {
     }
 }
 
+// Invariant: I48.
+/// Tokens that a constraint forces are drafted before those of earlier places, and only once.
+#[test]
+fn forced_tokens_become_the_next_drafts() {
+    let (mut harness, plan) = SpeculationHarness::at_first_draft();
+    let mut result = harness.step(&plan);
+    let slot = plan.segments[0].slot;
+    let forced = vec![11, 12, 13];
+    result.forced = vec![(slot, forced.clone())];
+    let plan = harness.stepped(result);
+    assert_eq!(plan.segments[0].drafts, forced);
+    let result = harness.step(&plan);
+    let plan = harness.stepped(result);
+    assert_ne!(plan.segments[0].drafts, forced, "none were forced again");
+}
+
 type SpoilTokens = fn(&mut Vec<TokenId>);
 
 /// A brain and its engine.
@@ -216,6 +232,17 @@ impl SpeculationHarness {
 
     fn step(&mut self, plan: &StepPlan) -> StepResult {
         self.engine.step(plan, |_| 0).expect("its own KV")
+    }
+
+    /// Gives the brain a result; returns the next plan.
+    fn stepped(&mut self, result: StepResult) -> StepPlan {
+        let took = Duration::from_millis(1);
+        let outputs = self.handle(WorkerInput::Stepped { result, took });
+        let plans = outputs.into_iter().find_map(|output| match output {
+            WorkerOutput::Step(plan) => Some(plan),
+            _ => None,
+        });
+        plans.expect("the sequence goes on")
     }
 
     fn order(&mut self, order: Order) -> Vec<WorkerOutput> {

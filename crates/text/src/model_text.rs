@@ -7,9 +7,10 @@ use crate::model_files::{ModelError, ModelFiles};
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
 use crate::tokenizer::{ModelTokenizer, PIECE_BYTES_MAX, load_tokenizer};
 use cleave_domain::{SamplingParams, TokenId};
+use cleave_grammar::{GrammarCompiler, GrammarError};
 use serde_json::{Map, Value};
 use std::ops::{Bound, RangeBounds, RangeInclusive};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A tokenizer with templates and defaults, ready to serve.
 pub struct ModelText {
@@ -20,6 +21,8 @@ pub struct ModelText {
     eos: Arc<[TokenId]>,
     context_tokens_max: u32,
     defaults: SamplingDefaults,
+    /// Made for the first constrained request.
+    pub(crate) grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
 /// Sampling defaults. As in vLLM, `generation_config.json` sets them, unless it says `do_sample:
@@ -115,6 +118,7 @@ impl ModelText {
             eos: eos.into(),
             context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
             defaults: SamplingDefaults::of(&generation)?,
+            grammars: OnceLock::new(),
             tokenizer,
         })
     }

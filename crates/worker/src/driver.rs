@@ -8,6 +8,7 @@
 mod links;
 
 use super::admin::WorkerAdmin;
+use super::constraint_gate::{ConstraintGate, RouterOrder};
 use super::directory::PeerDirectory;
 use super::engine::{BlockImport, EngineHost, EngineWork};
 use super::exports::ExportQueue;
@@ -17,8 +18,8 @@ use super::swap::{SwapDirection, SwapJob};
 use super::tier::OffloadJob;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, BlockIndex, Capacity, Emission, HandoffId, KvPlane, KvUnit, Order, Report,
-    ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
+    BlockHash, BlockIndex, Capacity, Constraint, Emission, HandoffId, KvPlane, KvUnit, Order,
+    Report, ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
@@ -42,6 +43,8 @@ enum WorkerWakeup {
     Outside(WorkerEvent),
     Link(LinkEvent),
     Engine(WorkerInput),
+    /// This constraint is compiled, or known to be unusable.
+    ConstraintKnown(Arc<Constraint>),
     Deadline,
 }
 
@@ -49,6 +52,7 @@ pub(crate) struct WorkerInbox {
     pub(crate) inbox: mpsc::Receiver<WorkerEvent>,
     pub(crate) links: mpsc::Receiver<LinkEvent>,
     pub(crate) engine: mpsc::UnboundedReceiver<WorkerInput>,
+    pub(crate) constraints: mpsc::UnboundedReceiver<Arc<Constraint>>,
 }
 
 /// The things that outputs act on.
@@ -65,6 +69,7 @@ pub(crate) struct WorkerEffects {
     pub(crate) link_prices: LinkPriceSource,
     pub(crate) recorder: TapeRecorder,
     pub(crate) admin: Arc<WorkerAdmin>,
+    pub(crate) constraint_gate: ConstraintGate,
     pub(crate) drained: watch::Sender<bool>,
 }
 
@@ -146,6 +151,10 @@ impl WorkerDriver {
                 Some(WorkerWakeup::Outside(event)) => self.handle_event(event),
                 Some(WorkerWakeup::Link(event)) => self.handle_link_event(event),
                 Some(WorkerWakeup::Engine(answer)) => self.handle(answer),
+                Some(WorkerWakeup::ConstraintKnown(known)) => {
+                    let orders = self.effects.constraint_gate.take_known(&known);
+                    orders.into_iter().for_each(|order| self.take_order(order));
+                }
                 Some(WorkerWakeup::Deadline) => self.handle(WorkerInput::Woke),
             }
         }
@@ -154,13 +163,14 @@ impl WorkerDriver {
     async fn next_event(&mut self) -> Option<WorkerWakeup> {
         let deadline = self.brain.deadline();
         // The order is fixed, so that the same facts at the same moments give the same decisions.
-        // The engine and the links report only what they were asked for, so that routers are not
-        // starved.
+        // The engine, the links and the compiler of constraints report only what they were asked
+        // for, so that routers are not starved.
         tokio::select! {
             biased;
             () = deadline_reached(self.clock, deadline) => Some(WorkerWakeup::Deadline),
             answer = self.inbox.engine.recv() => answer.map(WorkerWakeup::Engine),
             event = self.inbox.links.recv() => event.map(WorkerWakeup::Link),
+            known = self.inbox.constraints.recv() => known.map(WorkerWakeup::ConstraintKnown),
             event = self.inbox.inbox.recv() => event.map(WorkerWakeup::Outside),
         }
     }
@@ -300,21 +310,38 @@ impl WorkerDriver {
                 self.update_grants(|grants| grants.store(handoff, grant));
             }
             ToWorker::Order { order, context } => {
-                self.effects.spans.order_received(&order, context);
-                match &order {
-                    Order::Drain => self.effects.admin.drain_requested(),
-                    Order::Serve { role } => self.serve(*role),
-                    Order::Reserve(reserve) => self.issue_grant(router, reserve),
-                    Order::Prefill(_)
-                    | Order::Run(_)
-                    | Order::Migrate(_)
-                    | Order::Renew { .. }
-                    | Order::Cancel { .. }
-                    | Order::Relay(_) => {}
+                let order = RouterOrder {
+                    router,
+                    order,
+                    context,
+                };
+                if let Some(order) = self.effects.constraint_gate.pass(order) {
+                    self.take_order(order);
                 }
-                self.handle(WorkerInput::Ordered { router, order });
             }
         }
+    }
+
+    /// Takes an order whose constraint is known, if it has one.
+    fn take_order(&mut self, order: RouterOrder) {
+        let RouterOrder {
+            router,
+            order,
+            context,
+        } = order;
+        self.effects.spans.order_received(&order, context);
+        match &order {
+            Order::Drain => self.effects.admin.drain_requested(),
+            Order::Serve { role } => self.serve(*role),
+            Order::Reserve(reserve) => self.issue_grant(router, reserve),
+            Order::Prefill(_)
+            | Order::Run(_)
+            | Order::Migrate(_)
+            | Order::Renew { .. }
+            | Order::Cancel { .. }
+            | Order::Relay(_) => {}
+        }
+        self.handle(WorkerInput::Ordered { router, order });
     }
 
     /// Issues a grant to write to the blocks about to be reserved. If they are not reserved, the
@@ -348,6 +375,7 @@ impl WorkerDriver {
             WorkerOutput::Step(plan) => self.effects.engine.push(EngineWork::Step(plan)),
             WorkerOutput::Report { router, report } => {
                 self.effects.spans.report_sent(&report);
+                self.effects.constraint_gate.reported(&report);
                 if let Report::Refused { handoff, .. } | Report::MigrationAborted { handoff, .. } =
                     &report
                 {
@@ -515,6 +543,7 @@ impl WorkerDriver {
     fn router_lost(&mut self, router: RouterId) {
         self.handle(WorkerInput::RouterLost { router });
         self.effects.spans.router_lost(router);
+        self.effects.constraint_gate.router_lost(router);
         self.update_grants(|grants| grants.remove_router(router));
         let gone = self.peers.remove_router(router);
         self.forget_peers(gone);

@@ -1,11 +1,14 @@
 //! The worker's body.
 //!
-//! Owns: the driver around the brain, the engine's host, the worker's links, and the measurement
-//! of its engine before it joins. Never decides, or knows what carries a connection to a router.
+//! Owns: the driver around the brain, the engine's host, the worker's links, the constraints of its
+//! requests, and the measurement of its engine before it joins. Never decides, or knows what
+//! carries a connection to a router.
 //! Invariant: the driver waits for no engine, link or router.
 
 mod admin;
 mod calibrate;
+mod constraint_gate;
+mod constraints;
 mod directory;
 mod driver;
 mod engine;
@@ -29,13 +32,15 @@ pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
-use cleave_engine::{Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
+use cleave_engine::{ConstraintSource, Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
 use cleave_sched::{LookupLimits, PoolWriter};
 use cleave_telemetry::{TapeRecorder, Telemetry, TelemetryError, WorkerMeters, WorkerSpans};
 use cleave_text::ModelFiles;
 use cleave_tls::PeerTls;
 use cleave_transfer::{GrantIssuer, Links, LinksConfig, Listeners, LocalNet, Nixl, PoolSharing};
+use constraint_gate::ConstraintGate;
+use constraints::{ForcedTokens, WorkerConstraints};
 use driver::{LinkPriceSource, WorkerDriver, WorkerEffects, WorkerInbox};
 use engine::{EngineHost, EngineHostLimits};
 use pools::DevicePools;
@@ -107,6 +112,13 @@ impl WorkerBody {
         let me = identity(&options.name);
         let steps_in_flight = steps_in_flight(engine.as_mut());
         let speculation = speculation(engine.as_ref(), options.speculation);
+        let forced = match speculation {
+            Some(_) => ForcedTokens::Proposed,
+            None => ForcedTokens::Left,
+        };
+        let constraints = Arc::new(WorkerConstraints::new(Arc::clone(&files), forced));
+        engine.enforce(Arc::clone(&constraints) as Arc<dyn ConstraintSource>);
+        let (constraint_gate, known_constraints) = ConstraintGate::new(constraints);
         let monitor = Arc::new(HealthMonitor::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
@@ -184,12 +196,14 @@ impl WorkerBody {
                 StepTime::Priced(_) => LinkPriceSource::Given,
             },
             admin: Arc::clone(&admin),
+            constraint_gate,
             drained: drained_sender,
         };
         let worker_inbox = WorkerInbox {
             inbox: outside,
             links: received_events,
             engine: engine_answers,
+            constraints: known_constraints,
         };
         let (host_blocks, disk_blocks) = below.unwrap_or_default();
         let limits = cleave_sched::WorkerLimits {

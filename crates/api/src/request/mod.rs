@@ -8,6 +8,7 @@
 //! `service_tier`, `parallel_tool_calls` …) are ignored; unsupported fields that would change the
 //! answer are refused.
 
+pub(crate) mod constraint;
 mod headers;
 pub(crate) mod sampling;
 pub(crate) mod text;
@@ -24,6 +25,7 @@ use crate::field::{
 };
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
 use cleave_text::{ModelText, SpecialTokens, TextStart};
+use constraint::FieldConstraint;
 use serde::Serialize;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -56,9 +58,6 @@ request_fields! {
         STREAM: FlagValue = flag("stream", "The answer is sent as server-sent events.");
         STREAM_OPTIONS: &'static ObjectSpec =
             object("stream_options", &STREAM_OPTIONS_OBJECT, "Only with `stream: true`.");
-        RESPONSE_FORMAT: &'static ObjectSpec =
-            object("response_format", &RESPONSE_FORMAT_OBJECT, "Types other than text are refused.")
-                .default("text");
         PRIORITY: IntegerRange = integer(
             "priority",
             i32::MIN as i64..=i32::MAX as i64,
@@ -86,15 +85,6 @@ request_fields! {
 const STREAM_OPTIONS_OBJECT: ObjectSpec =
     request_object!("StreamOptions", &[&[STREAM_OPTIONS_FIELDS]]);
 
-request_fields! {
-    RESPONSE_FORMAT_FIELDS {
-        RESPONSE_FORMAT_TYPE: TextShape =
-            text_field("type", TextShape::one_of(&["text"]), "Type of the answer.").required();
-    }
-}
-
-const RESPONSE_FORMAT_OBJECT: ObjectSpec = request_object!("", &[&[RESPONSE_FORMAT_FIELDS]]);
-
 /// A checked request of `prompts` × `choices` sequences.
 #[derive(Clone, Debug)]
 pub(crate) struct GenerateRequest {
@@ -102,6 +92,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) choices: u32,
     /// Sampling of the first choice; the seeds of the others are derived from its seed.
     pub(crate) sampling: SamplingParams,
+    /// The field of the sampling's constraint, if it has one.
+    pub(crate) constraint: Option<FieldConstraint>,
     pub(crate) output: OutputFormat,
     pub(crate) delivery: ResponseMode,
     pub(crate) priority: i32,
@@ -242,20 +234,19 @@ pub(crate) fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), 
     }
 }
 
-/// Fields of vLLM, SGLang and OpenAI that constrain or reshape the output.
+/// Fields of vLLM, SGLang and OpenAI that would change the answer.
 pub(crate) const UNSUPPORTED: &[RefusedField] = {
-    const CONSTRAINED: &str = "output is not constrained";
+    const TOKENS_LISTED: &str = "`logit_bias` has single tokens, `structured_outputs` texts";
     const CALLS: &str = "`tools` are the newer fields, and their calls are not parsed";
     &[
-        RefusedField::new("guided_json", CONSTRAINED),
-        RefusedField::new("guided_regex", CONSTRAINED),
-        RefusedField::new("guided_choice", CONSTRAINED),
-        RefusedField::new("guided_grammar", CONSTRAINED),
-        RefusedField::new("structured_outputs", CONSTRAINED),
+        RefusedField::new(
+            "guided_whitespace_pattern",
+            "JSON has at most 64 characters of whitespace at a place",
+        ),
         RefusedField::new("use_beam_search", "tokens are drawn, not searched for"),
         RefusedField::new("logits_processors", "no code of a client is run"),
-        RefusedField::new("allowed_token_ids", CONSTRAINED),
-        RefusedField::new("bad_words", CONSTRAINED),
+        RefusedField::new("allowed_token_ids", TOKENS_LISTED),
+        RefusedField::new("bad_words", TOKENS_LISTED),
         RefusedField::new("truncate_prompt_tokens", "no prompt is shortened"),
         RefusedField::new("prompt_logprobs", "completions have `echo` with `logprobs`"),
         RefusedField::new("prompt_embeds", "prompts are texts or tokens"),
@@ -264,29 +255,9 @@ pub(crate) const UNSUPPORTED: &[RefusedField] = {
         RefusedField::new("functions", CALLS),
         RefusedField::new("function_call", CALLS),
         RefusedField::new("web_search_options", "nothing is searched"),
-        RefusedField::new("regex", CONSTRAINED),
-        RefusedField::new("ebnf", CONSTRAINED),
-        RefusedField::new("json_schema", CONSTRAINED),
+        RefusedField::new("ebnf", "`structured_outputs.grammar` takes Lark's syntax"),
     ]
 };
-
-/// Checks `response_format`: only text is supported.
-pub(crate) fn check_format(fields: &JsonFields) -> Result<(), ApiError> {
-    let Some(format) = fields.object(&RESPONSE_FORMAT)? else {
-        return Ok(());
-    };
-    let kind = format.required_text(&RESPONSE_FORMAT_TYPE)?;
-    if RESPONSE_FORMAT_TYPE.choices().contains(&&*kind) {
-        return Ok(());
-    }
-    Err(fields.unsupported(
-        &RESPONSE_FORMAT,
-        format!(
-            "`response_format` of type {:?} is not supported; only \"text\" is.",
-            clipped(&kind)
-        ),
-    ))
-}
 
 pub(crate) fn response_mode(fields: &JsonFields) -> Result<ResponseMode, ApiError> {
     let options = fields.object(&STREAM_OPTIONS)?;

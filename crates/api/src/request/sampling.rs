@@ -1,5 +1,6 @@
 //! Sampling and stop parameters, which the APIs share.
 
+use super::constraint::FieldConstraint;
 use super::{OutputFormat, OutputLimit, StopText};
 use crate::error::ApiError;
 use crate::field::{
@@ -115,8 +116,10 @@ request_fields! {
             ListShape::of(&ValueShape::TokenId).at_most(TOKEN_LIST_MAX),
             "Tokens that end the output; the model's end tokens do too, unless `ignore_eos`.",
         );
-        IGNORE_EOS: FlagValue =
-            flag("ignore_eos", "The model's end tokens do not end the output, as in vLLM.");
+        IGNORE_EOS: FlagValue = flag(
+            "ignore_eos",
+            "The model's end tokens do not end the output, as in vLLM; under a constraint they do where nothing else is allowed.",
+        );
         INCLUDE_STOP_STR_IN_OUTPUT: FlagValue = flag(
             "include_stop_str_in_output",
             "The text has the stop string or token that ended it, as in vLLM.",
@@ -138,7 +141,11 @@ request_fields! {
 }
 
 /// Reads all sampling parameters but log-probabilities, whose fields differ between the APIs.
-pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<SamplingParams, ApiError> {
+pub(crate) fn sampling(
+    fields: &JsonFields,
+    model: &ModelText,
+    asked: Option<&FieldConstraint>,
+) -> Result<SamplingParams, ApiError> {
     let defaults = model.defaults();
     let top_k = fields.integer(&TOP_K)?;
     let seed = fields.integer(&SEED)?;
@@ -161,6 +168,7 @@ pub(crate) fn sampling(fields: &JsonFields, model: &ModelText) -> Result<Samplin
         seed: seed.map_or_else(rand::random, |seed| seed as u64),
         logprobs: None,
         prompt_logprobs: None,
+        constraint: asked.map(|asked| Arc::clone(&asked.constraint)),
     })
 }
 
@@ -283,17 +291,20 @@ pub(crate) struct StopFields {
 }
 
 impl StopFields {
-    /// Reads the fields. `limits` are the API's fields for the limit of output tokens; a later one
-    /// takes precedence.
+    /// Reads the fields. Where the sampling has a constraint, the model's end tokens end the output
+    /// whatever `ignore_eos` is: the constraint says where they are allowed. `limits` are the API's
+    /// fields for the limit of output tokens; a later one takes precedence.
     pub(crate) fn read(
         fields: &JsonFields,
         model: &ModelText,
+        sampling: &SamplingParams,
         limits: &[RequestField<IntegerRange>],
     ) -> Result<Self, ApiError> {
         let listed = fields.list(&STOP_TOKEN_IDS)?;
         let listed = listed.map(|listed| token_ids(STOP_TOKEN_IDS.name(), listed, model));
         let mut stop_tokens = listed.transpose()?.unwrap_or_default();
-        if !fields.flag(&IGNORE_EOS)?.unwrap_or(false) {
+        let is_ignoring = fields.flag(&IGNORE_EOS)?.unwrap_or(false);
+        if !is_ignoring || sampling.constraint.is_some() {
             stop_tokens.extend(model.eos().iter());
         }
         stop_tokens.sort_unstable();

@@ -17,6 +17,7 @@ use crate::field::{
 };
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::TokenScore;
+use crate::request::constraint::{CONSTRAINT_FIELDS, constraint};
 use crate::request::sampling::{
     OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
     logprobs_count, output, sampling, special_tokens,
@@ -131,6 +132,7 @@ const CHAT_GROUPS: &[FieldGroup] = &[
     SAMPLING_FIELDS,
     STOP_FIELDS,
     SPECIAL_TOKENS_FIELDS,
+    CONSTRAINT_FIELDS,
     DELIVERY_FIELDS,
     CHAT_FIELDS,
 ];
@@ -210,16 +212,21 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     let fields = JsonFields::of_body(body, &CHAT_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
-    request::check_format(&fields)?;
+    let constraint = constraint(&fields)?;
     check_modalities(&fields)?;
     let delivery = request::response_mode(&fields)?;
     let choices = request::choices(&fields, 1)?;
     let logprobs = logprobs(&fields)?;
     let output = output(&fields, logprobs)?;
-    let mut sampling = sampling(&fields, model)?;
+    let mut sampling = sampling(&fields, model, constraint.as_ref())?;
     sampling.logprobs = logprobs;
     // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
-    let stop = StopFields::read(&fields, model, &[MAX_TOKENS, MAX_COMPLETION_TOKENS])?;
+    let stop = StopFields::read(
+        &fields,
+        model,
+        &sampling,
+        &[MAX_TOKENS, MAX_COMPLETION_TOKENS],
+    )?;
     let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
 
     let warnings = match shown_tools(&fields)? {
@@ -247,6 +254,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         prompts: vec![prompt],
         choices,
         sampling,
+        constraint,
         output,
         delivery,
         priority,

@@ -10,6 +10,7 @@ use crate::field::{
 };
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::TokenScore;
+use crate::request::constraint::{CONSTRAINT_FIELDS, constraint};
 use crate::request::sampling::{
     OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
     logprobs_count, output, sampling, special_tokens, token_ids,
@@ -77,6 +78,7 @@ const COMPLETION_GROUPS: &[FieldGroup] = &[
     SAMPLING_FIELDS,
     STOP_FIELDS,
     SPECIAL_TOKENS_FIELDS,
+    CONSTRAINT_FIELDS,
     DELIVERY_FIELDS,
     COMPLETION_FIELDS,
 ];
@@ -160,7 +162,7 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
     let fields = JsonFields::of_body(body, &COMPLETION_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
-    request::check_format(&fields)?;
+    let constraint = constraint(&fields)?;
     let delivery = request::response_mode(&fields)?;
     let given = prompts(&fields)?;
     let choices = request::choices(&fields, given.len())?;
@@ -168,14 +170,14 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
     let logprobs = logprobs_count(&fields, &LOGPROBS_COUNT)?;
     let output = output(&fields, logprobs)?;
     let echo = fields.flag(&ECHO)?.unwrap_or(false);
-    let mut sampling = sampling(&fields, model)?;
+    let mut sampling = sampling(&fields, model, constraint.as_ref())?;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = logprobs.filter(|_| echo);
     // A request without output makes sense only for the scores of an echoed prompt. The newer field
     // takes precedence (lesson 21).
     let tokens_min = i64::from(!echo);
     let limits = [MAX_TOKENS, MAX_COMPLETION_TOKENS].map(|limit| limit.at_least(tokens_min));
-    let stop = StopFields::read(&fields, model, &limits)?;
+    let stop = StopFields::read(&fields, model, &sampling, &limits)?;
     let output_wanted = match stop.max_tokens() {
         Some((_, 0)) => OutputWanted::PromptOnly,
         _ => OutputWanted::Output,
@@ -216,6 +218,7 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         prompts,
         choices,
         sampling,
+        constraint,
         output,
         delivery,
         priority,

@@ -6,6 +6,7 @@
 
 use super::BuildEngine;
 use super::paths::{BLOCKS_PER_SEQUENCE, LIMITS, PathCase, TOKENS_DRAWN, cases, check_same_tokens};
+use super::residues::build_enforcing;
 use super::rng::ConformanceRng;
 use super::sequence::{BLOCK_TOKENS, DrivenSequence, step};
 use crate::Engine;
@@ -29,18 +30,18 @@ enum GuessQuality {
     Mixed,
 }
 
-/// Runs sequences with and without drafts, greedy and seeded, with penalties, scores and banned
-/// tokens: alone; in one batch with chunked prompts; and moved to another engine half-way.
+/// Runs sequences with and without drafts, greedy and seeded, with penalties, scores, constraints
+/// and banned tokens: alone; in one batch with chunked prompts; and moved to another engine
+/// half-way.
 ///
-/// # Errors
-/// The first difference; or if no draft, or every draft, was drawn.
+/// # Errors The first difference; or if no draft, or every draft, was drawn.
 pub fn drafts(dir: &Path, build: BuildEngine<'_>, seed: u64) -> Result<(), String> {
     let at = |problem: String| format!("{}, seed {seed}: {problem}", dir.display());
-    let mut engine = build(dir, LIMITS)?;
+    let mut engine = build_enforcing(build, dir, LIMITS)?;
     if engine.drafts_max() < DRAFTS as u32 {
         return Err(at(format!("it takes {} drafts", engine.drafts_max())));
     }
-    let mut other = build(dir, LIMITS)?;
+    let mut other = build_enforcing(build, dir, LIMITS)?;
     let mut draft_cases = Vec::new();
     for (index, case) in cases(dir, &mut *engine)?.into_iter().enumerate() {
         draft_cases.push(DraftCase::new(&mut *engine, case, index).map_err(at)?);

@@ -67,7 +67,7 @@ fn round_of<O: Ops>(
     set(ops, &mut picks, &ones)?;
     let opens: Vec<OpenSlot> = (0..ROWS).map(|_| rng.open(vocab)).collect();
     let rule = |open: &OpenSlot| {
-        let slot = SamplingSlot::open(open);
+        let slot = SamplingSlot::open(open, None);
         slot.draw_rule(slot.tokens_count())
     };
     let rules: Vec<DrawRule> = opens.iter().map(rule).collect();
@@ -77,7 +77,7 @@ fn round_of<O: Ops>(
     let mut sampler = TokenSampler::default();
     for (row, open) in opens.iter().enumerate() {
         let mut logits: Vec<f32> = (0..vocab).map(|token| table[token * ROWS + row]).collect();
-        let drawn = sampler.draw(&mut SamplingSlot::open(open), &mut logits);
+        let drawn = sampler.draw(&mut SamplingSlot::open(open, None), &mut logits);
         let expected = drawn.ok().map(|(token, _)| token);
         if tokens.get(row) != Some(&expected) {
             let (got, rule) = (tokens.get(row), &open.sampling);

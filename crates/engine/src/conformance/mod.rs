@@ -11,6 +11,7 @@ mod draws;
 mod goldens;
 mod overlap;
 mod paths;
+mod residues;
 mod rng;
 mod schedule;
 mod sequence;

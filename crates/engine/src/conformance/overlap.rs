@@ -5,6 +5,7 @@
 //! Invariant: whole results are compared, with scores, and every block at the end.
 
 use super::BuildEngine;
+use super::residues::build_enforcing;
 use super::rng::ConformanceRng;
 use super::schedule::{LIMITS, RandomSchedule, SPARE};
 use crate::{BlockSpan, Engine, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
@@ -25,7 +26,7 @@ pub fn overlap(
     steps_count: usize,
 ) -> Result<(), String> {
     let at = |problem: String| format!("{}, seed {seed}: {problem}", dir.display());
-    let mut alone = build(dir, LIMITS)?;
+    let mut alone = build_enforcing(build, dir, LIMITS)?;
     let schedule = RandomSchedule::new(&mut *alone, seed, steps_count).map_err(at)?;
     if schedule.fed_count == 0 || schedule.reopened_count == 0 {
         return Err(at(format!(
@@ -33,7 +34,7 @@ pub fn overlap(
             schedule.fed_count, schedule.reopened_count
         )));
     }
-    let mut ahead = build(dir, LIMITS)?;
+    let mut ahead = build_enforcing(build, dir, LIMITS)?;
     let mut run = OverlapRun {
         engine: &mut *ahead,
         rng: ConformanceRng::new(!seed),

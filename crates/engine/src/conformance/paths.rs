@@ -7,6 +7,7 @@
 
 use super::BuildEngine;
 use super::goldens::read;
+use super::residues::{build_enforcing, residues};
 use super::sequence::{BLOCK_TOKENS, DrivenSequence, step};
 use crate::{Engine, EngineLimits};
 use cleave_domain::{BlockIndex, KvPlane, LogitsWanted, SampledToken, SamplingParams, StepPlan};
@@ -38,12 +39,12 @@ pub(super) struct PathCase {
 
 /// Checks that every path gives the same tokens, and scores with the same bits: chunks of every
 /// size, a batch of 16, a cached prefix, copied blocks, recomputation after a preemption, and moves
-/// to another engine before and during decode; greedy and seeded.
+/// to another engine before and during decode; greedy and seeded, with and without a constraint.
 ///
 /// # Errors
 /// The first difference.
 pub fn path_independence(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
-    let mut engine = build(dir, LIMITS)?;
+    let mut engine = build_enforcing(build, dir, LIMITS)?;
     let cases = cases(dir, &mut *engine)?;
     let named = |name: &str, outcome: Result<(), String>| {
         outcome.map_err(|difference| format!("{}: {name}: {difference}", dir.display()))
@@ -58,7 +59,7 @@ pub fn path_independence(dir: &Path, build: BuildEngine<'_>) -> Result<(), Strin
         step_tokens_max: 64,
         ..LIMITS
     };
-    let mut other = build(dir, limits)?;
+    let mut other = build_enforcing(build, dir, limits)?;
     named("handed off", handed_off(&mut *engine, &mut *other, &cases))
 }
 
@@ -80,10 +81,12 @@ pub(super) fn cases(dir: &Path, engine: &mut dyn Engine) -> Result<Vec<PathCase>
     list.iter().enumerate().skip(skipped).map(one).collect()
 }
 
-/// Every third sequence is greedy, the others are seeded with different rules.
+/// Every third sequence is greedy, the others are seeded with different rules; one in four has a
+/// constraint.
 fn sampling(index: usize) -> SamplingParams {
     let greedy = SamplingParams {
         logprobs: Some(3),
+        constraint: residues().filter(|_| index % 4 == 1),
         ..SamplingParams::greedy()
     };
     match index % 3 {

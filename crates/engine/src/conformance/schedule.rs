@@ -5,6 +5,7 @@
 //! Invariant: an engine with [`Overlap`](crate::Overlap) accepts every plan while the one before it
 //! is in flight, and any engine accepts it afterwards.
 
+use super::residues::residues;
 use super::rng::ConformanceRng;
 use super::sequence::BLOCK_TOKENS;
 use crate::{Engine, EngineLimits};
@@ -300,7 +301,8 @@ fn open(slot: u32, sequence: &ScheduledSequence) -> OpenSlot {
     }
 }
 
-/// Mostly rules by which a device can draw ahead; some depend on every earlier token, or on scores.
+/// Mostly rules by which a device can draw ahead; some depend on every earlier token, on scores, or
+/// on a constraint.
 fn sampling(rng: &mut ConformanceRng, vocab: u64) -> SamplingParams {
     let plain = SamplingParams {
         seed: rng.next(),
@@ -310,7 +312,7 @@ fn sampling(rng: &mut ConformanceRng, vocab: u64) -> SamplingParams {
         temperature: 0.3 + 1.2 * rng.share(),
         ..plain.clone()
     };
-    match rng.below(8) {
+    match rng.below(9) {
         0 => plain,
         1 => SamplingParams { top_k: 7, ..hot },
         2 => SamplingParams { top_p: 0.8, ..hot },
@@ -330,6 +332,10 @@ fn sampling(rng: &mut ConformanceRng, vocab: u64) -> SamplingParams {
         6 if rng.chance(0.5) => SamplingParams {
             logprobs: Some(2),
             prompt_logprobs: Some(1),
+            ..hot
+        },
+        7 => SamplingParams {
+            constraint: residues(),
             ..hot
         },
         _ => hot,

@@ -22,9 +22,14 @@ pub(crate) struct TokenSampler {
     weights: Vec<f32>,
 }
 
-/// Error: a logit is not a finite number.
+/// A token cannot be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotFinite;
+pub(crate) enum DrawError {
+    /// A logit is not a finite number.
+    NotFinite,
+    /// The slot's constraint fails, or allows no token.
+    Constraint,
+}
 
 impl TokenSampler {
     /// Draws a slot's next token and appends it to the slot's history. `logits` `(vocab)` are
@@ -33,15 +38,17 @@ impl TokenSampler {
         &mut self,
         slot: &mut SamplingSlot,
         logits: &mut [f32],
-    ) -> Result<(TokenId, Option<TokenScores>), NotFinite> {
+    ) -> Result<(TokenId, Option<TokenScores>), DrawError> {
         if !softmax::all_finite(logits) {
-            return Err(NotFinite);
+            return Err(DrawError::NotFinite);
         }
         let mut scores = slot
             .sampling
             .logprobs
             .map(|count| self.scores_of(logits, count));
-        slot.apply_edits(logits, &mut self.logits_before);
+        // Scores are taken before: they are the model's.
+        let stop_ban = slot.apply_constraint(logits)?;
+        slot.apply_edits(logits, &mut self.logits_before, stop_ban);
         let token = if slot.is_greedy() {
             softmax::argmax(logits) as TokenId
         } else {
@@ -66,9 +73,9 @@ impl TokenSampler {
         logits: &[f32],
         token: TokenId,
         top_count: u32,
-    ) -> Result<TokenScores, NotFinite> {
+    ) -> Result<TokenScores, DrawError> {
         if !softmax::all_finite(logits) {
-            return Err(NotFinite);
+            return Err(DrawError::NotFinite);
         }
         let mut scores = self.scores_of(logits, top_count);
         scores.chosen = logits[token as usize];

@@ -4,8 +4,9 @@
 //! Never: draws.
 //! Invariant: a slot that grew token by token equals one opened with the whole history.
 
-use super::draw::top_p_threshold;
+use super::draw::{DrawError, top_p_threshold};
 use super::philox::draw_bits;
+use crate::constraint::SlotConstraint;
 use crate::ops::{DrawRule, LogitChange, LogitEdit};
 use cleave_domain::{OpenSlot, SamplingParams, TokenId};
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 const TEMPERATURE_MIN: f32 = 1e-5;
 
 /// One sequence's sampling state.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct SamplingSlot {
     pub(crate) sampling: Arc<SamplingParams>,
     /// Tokens of prompt and output, in order.
@@ -25,6 +26,8 @@ pub(crate) struct SamplingSlot {
     min_tokens: usize,
     /// Count in the output of each token of the history; only if a penalty needs it.
     counts: Option<BTreeMap<TokenId, u32>>,
+    /// State of the output in its constraint, if the sampling has one.
+    pub(crate) constraint: Option<SlotConstraint>,
     /// Last token of a step that the caller has not collected.
     pub(crate) pending_token: Option<PendingToken>,
 }
@@ -38,8 +41,17 @@ pub(crate) struct PendingToken {
     pub(crate) row: Option<u32>,
 }
 
+/// Whether stop tokens are banned before `min_tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StopBan {
+    InForce,
+    /// A constraint allows stop tokens alone.
+    Lifted,
+}
+
 impl SamplingSlot {
-    pub(crate) fn open(open: &OpenSlot) -> Self {
+    /// A slot with the matcher of its sampling's constraint, which has the output so far.
+    pub(crate) fn open(open: &OpenSlot, constraint: Option<SlotConstraint>) -> Self {
         let sampling = Arc::clone(&open.sampling);
         let has_penalty = sampling.repetition_penalty != 1.0
             || sampling.presence_penalty != 0.0
@@ -58,6 +70,7 @@ impl SamplingSlot {
             stop_tokens: Arc::clone(&open.stop_tokens),
             min_tokens: open.min_tokens as usize,
             counts,
+            constraint,
             pending_token: None,
         }
     }
@@ -81,6 +94,9 @@ impl SamplingSlot {
         if let Some(counts) = &mut self.counts {
             *counts.entry(token).or_insert(0) += 1;
         }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.push(token);
+        }
     }
 
     pub(super) fn is_greedy(&self) -> bool {
@@ -89,9 +105,14 @@ impl SamplingSlot {
 
     /// Applies bias, ban and penalties to the logits; `undo` gets `(token, logit before)` for each
     /// change, first change first.
-    pub(super) fn apply_edits(&self, logits: &mut [f32], undo: &mut Vec<(TokenId, f32)>) {
+    pub(super) fn apply_edits(
+        &self,
+        logits: &mut [f32],
+        undo: &mut Vec<(TokenId, f32)>,
+        stop_ban: StopBan,
+    ) {
         undo.clear();
-        for LogitEdit { token, change } in self.edits(self.history.len()) {
+        for LogitEdit { token, change } in self.edits(self.history.len(), stop_ban) {
             if let Some(logit) = logits.get_mut(token as usize) {
                 undo.push((token, *logit));
                 *logit = change.apply(*logit);
@@ -100,14 +121,15 @@ impl SamplingSlot {
     }
 
     /// Changes of logits for a draw after `tokens_count` tokens: biases, then bans, then penalties.
-    fn edits(&self, tokens_count: usize) -> impl Iterator<Item = LogitEdit> {
+    fn edits(&self, tokens_count: usize, stop_ban: StopBan) -> impl Iterator<Item = LogitEdit> {
         let sampling = &*self.sampling;
         let biases = sampling.logit_bias.iter().map(|(token, bias)| LogitEdit {
             token: *token,
             change: LogitChange::Add(*bias),
         });
         let is_short = tokens_count - self.prompt_count < self.min_tokens;
-        let banned = self.stop_tokens.iter().filter(move |_| is_short);
+        let is_banned = is_short && stop_ban == StopBan::InForce;
+        let banned = self.stop_tokens.iter().filter(move |_| is_banned);
         let bans = banned.map(|token| LogitEdit {
             token: *token,
             change: LogitChange::Ban,
@@ -127,16 +149,42 @@ impl SamplingSlot {
         biases.chain(bans).chain(penalties)
     }
 
-    /// Whether a device can draw the next token: only the host can report scores.
+    /// Whether a device can draw the next token: only the host can report scores and has the tokens
+    /// that a constraint allows.
     pub(crate) fn device_can_draw(&self) -> bool {
-        self.sampling.logprobs.is_none()
+        self.sampling.logprobs.is_none() && self.constraint.is_none()
+    }
+
+    /// Finds the tokens that the constraint allows next. Errors are those of the draw, later.
+    pub(crate) fn prepare_mask(&mut self, vocab_size: usize) {
+        if let Some(constraint) = &mut self.constraint {
+            let _ = constraint.mask(vocab_size);
+        }
+    }
+
+    /// Sets the logits of the tokens that the constraint does not allow to −∞.
+    pub(super) fn apply_constraint(&mut self, logits: &mut [f32]) -> Result<StopBan, DrawError> {
+        let Some(constraint) = &mut self.constraint else {
+            return Ok(StopBan::InForce);
+        };
+        let mask = constraint.mask(logits.len());
+        let mask = mask.map_err(|_| DrawError::Constraint)?;
+        if !mask.apply(logits) {
+            return Err(DrawError::Constraint);
+        }
+        let vocab_size = u32::try_from(logits.len()).unwrap_or(u32::MAX);
+        Ok(if mask.is_within(&self.stop_tokens, vocab_size) {
+            StopBan::Lifted
+        } else {
+            StopBan::InForce
+        })
     }
 
     /// Rule by which a device draws the token after `tokens_count` ones. The last of them may still
     /// be pending if no rule depends on it.
     pub(crate) fn draw_rule(&self, tokens_count: usize) -> DrawRule {
         let sampling = &*self.sampling;
-        let mut edits: Vec<LogitEdit> = self.edits(tokens_count).collect();
+        let mut edits: Vec<LogitEdit> = self.edits(tokens_count, StopBan::InForce).collect();
         edits.sort_by_key(|edit| edit.token);
         DrawRule {
             random_bits: draw_bits(sampling.seed, tokens_count as u64),

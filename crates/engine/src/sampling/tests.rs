@@ -1,7 +1,9 @@
 //! Draws compared with a naive reference in double precision.
 
 use super::philox::draw_bits;
-use super::{SamplingSlot, TokenSampler};
+use super::slot::StopBan;
+use super::{DrawError, SamplingSlot, TokenSampler};
+use crate::constraint::{ConstraintError, SlotConstraint, TokenMask, TokenMatcher};
 use cleave_domain::{OpenSlot, SamplingParams, SlotIndex, TokenId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -108,7 +110,7 @@ fn probabilities(sampling: &SamplingParams, adjusted: &[f64]) -> (BTreeMap<Token
 }
 
 fn draw(open: &OpenSlot, logits: &[f32]) -> TokenId {
-    let mut slot = SamplingSlot::open(open);
+    let mut slot = SamplingSlot::open(open, None);
     let (token, _) = TokenSampler::default()
         .draw(&mut slot, &mut logits.to_vec())
         .unwrap();
@@ -162,8 +164,8 @@ proptest! {
         let (probabilities_by_token, closest) = probabilities(&open.sampling, &adjusted(&open, &logits));
         prop_assume!(closest > 1e-5);
         let mut values = logits;
-        let slot = SamplingSlot::open(&open);
-        slot.apply_edits(&mut values, &mut Vec::new());
+        let slot = SamplingSlot::open(&open, None);
+        slot.apply_edits(&mut values, &mut Vec::new(), StopBan::InForce);
         let mut sampler = TokenSampler::default();
         const SWEEP: usize = 4000;
         let mut counts: BTreeMap<TokenId, usize> = BTreeMap::new();
@@ -194,10 +196,10 @@ proptest! {
         // Earlier draws in other slots must have no effect.
         let mut sampler = TokenSampler::default();
         for other in 0..3 {
-            let mut slot = SamplingSlot::open(&super::tests::open(seeded(0.7), &[other], &[]));
+            let mut slot = SamplingSlot::open(&super::tests::open(seeded(0.7), &[other], &[]), None);
             sampler.draw(&mut slot, &mut logits.clone()).unwrap();
         }
-        let mut slot = SamplingSlot::open(&open);
+        let mut slot = SamplingSlot::open(&open, None);
         let (again, _) = sampler.draw(&mut slot, &mut logits.clone()).unwrap();
         prop_assert_eq!(token, again);
         let expected = sampler.sample_token(&open.sampling, &logits, draw_bits(seed, len as u64));
@@ -212,7 +214,7 @@ proptest! {
         seed: u64,
     ) {
         let opened = open(SamplingParams { seed, ..rules }, &[1, 2, 2, 3], &[]);
-        let mut grown = SamplingSlot::open(&opened);
+        let mut grown = SamplingSlot::open(&opened, None);
         let mut sampler = TokenSampler::default();
         for _ in 0..12 {
             let reopened = OpenSlot { output: grown.history[4..].to_vec(), ..opened.clone() };
@@ -246,7 +248,7 @@ fn stop_tokens_are_banned_until_min_tokens() {
         });
         opened.stop_tokens = Arc::from([49, 48]);
         opened.min_tokens = 2;
-        let mut slot = SamplingSlot::open(&opened);
+        let mut slot = SamplingSlot::open(&opened, None);
         let mut sampler = TokenSampler::default();
         let drawn = [(); 3].map(|()| sampler.draw(&mut slot, &mut logits.clone()).unwrap().0);
         assert_eq!(drawn, [47, 47, 49]);
@@ -261,7 +263,7 @@ fn logprobs_are_those_of_the_unmodified_logits() {
         logit_bias: vec![(4, 50.0), (4, 1.0)],
         ..SamplingParams::greedy()
     };
-    let mut slot = SamplingSlot::open(&open(sampling, &[0], &[]));
+    let mut slot = SamplingSlot::open(&open(sampling, &[0], &[]), None);
     let drawn = TokenSampler::default().draw(&mut slot, &mut logits.clone());
     let (token, scores) = drawn.unwrap();
     let scores = scores.unwrap();
@@ -277,7 +279,7 @@ fn non_finite_logits_are_an_error() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut logits = vec![0.5; 100];
         logits[99] = bad;
-        let mut slot = SamplingSlot::open(&open(seeded(1.0), &[0], &[]));
+        let mut slot = SamplingSlot::open(&open(seeded(1.0), &[0], &[]), None);
         assert!(
             TokenSampler::default()
                 .draw(&mut slot, &mut logits)
@@ -329,4 +331,98 @@ fn a_uniform_draw_is_the_token_at_that_share() {
         let bits = bits_at((f64::from(token) + 0.5) / 4096.0);
         assert_eq!(sampler.sample_token(&seeded(1.0), &logits, bits), token);
     }
+}
+
+/// Allows these tokens at every place; fails without any.
+struct AllowList(Vec<TokenId>);
+
+impl TokenMatcher for AllowList {
+    fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        for token in &self.0 {
+            mask.words_mut()[*token as usize / 32] |= 1 << (token % 32);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, token: TokenId) {
+        assert!(self.0.contains(&token), "token {token} was not allowed");
+    }
+
+    fn valid_prefix(&mut self, _: &[TokenId]) -> usize {
+        0
+    }
+
+    fn forced(&mut self) -> Vec<TokenId> {
+        Vec::new()
+    }
+}
+
+fn allowing(open: &OpenSlot, tokens: &[TokenId]) -> SamplingSlot {
+    let matcher = Box::new(AllowList(tokens.to_vec()));
+    SamplingSlot::open(open, Some(SlotConstraint::new(matcher)))
+}
+
+/// The other parameters would all choose token 3.
+#[test]
+fn a_constraint_comes_before_every_other_parameter() {
+    let logits = [0.5, -2.0, 1.0, 9.0];
+    let rules = SamplingParams {
+        top_k: 1,
+        top_p: 0.1,
+        min_p: 0.9,
+        top_n_sigma: 1.0,
+        logit_bias: vec![(3, 100.0), (1, 2.5)],
+        logprobs: Some(2),
+        ..seeded(1.0)
+    };
+    for rules in [SamplingParams::greedy(), rules] {
+        let has_bias = !rules.logit_bias.is_empty();
+        let open = open(rules, &[3], &[]);
+        let mut slot = allowing(&open, &[0, 1]);
+        let drawn = TokenSampler::default().draw(&mut slot, &mut logits.to_vec());
+        let (token, scores) = drawn.unwrap();
+        assert_eq!(token, 0, "bias makes token 1 as likely as 0");
+        // Scores are those of the model, the tokens that were not allowed included.
+        if has_bias {
+            let scores = scores.unwrap();
+            assert_eq!(scores.top, [(3, 9.0), (2, 1.0)]);
+            assert_eq!(scores.chosen, 0.5);
+            assert!(scores.normalizer > 9.0);
+        }
+    }
+}
+
+#[test]
+fn masks_found_by_several_threads_are_those_of_each_slot() {
+    for count in [0, 1, 15, 16, 33, 100] {
+        let open = open(SamplingParams::greedy(), &[0], &[]);
+        let slot = |index: u32| allowing(&open, &[index % 40]);
+        let mut slots: Vec<SamplingSlot> = (0..count).map(slot).collect();
+        super::prepare_masks(slots.iter_mut(), 40);
+        for (index, slot) in (0..).zip(&slots) {
+            let mask = slot.constraint.as_ref().unwrap().known_mask();
+            let tokens: Vec<TokenId> = mask.unwrap().tokens(40).collect();
+            assert_eq!(tokens, [index % 40]);
+        }
+    }
+}
+
+#[test]
+fn stop_tokens_are_banned_unless_nothing_else_is_allowed() {
+    let early = OpenSlot {
+        stop_tokens: Arc::from([2]),
+        min_tokens: 4,
+        ..open(SamplingParams::greedy(), &[0], &[])
+    };
+    let logits = [0.0, 1.0, 5.0, 9.0];
+    let draw = |tokens: &[TokenId]| {
+        let drawn =
+            TokenSampler::default().draw(&mut allowing(&early, tokens), &mut logits.to_vec());
+        drawn.map(|(token, _)| token)
+    };
+    assert_eq!(draw(&[1, 2]), Ok(1));
+    assert_eq!(draw(&[2]), Ok(2));
+    assert_eq!(draw(&[]), Err(DrawError::Constraint));
+    // Beyond the vocabulary.
+    assert_eq!(draw(&[20]), Err(DrawError::Constraint));
 }

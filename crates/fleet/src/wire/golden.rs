@@ -8,13 +8,14 @@ use crate::connection::{LinkState, Registration};
 use crate::sample;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Deadline, DecodeTiming, DeviceId, Emission, Failure,
-    FinishReason, FleetDemand, FleetTarget, FlightId, Generation, HandoffId, HandoffTarget,
-    Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts, PrefillBacklog,
-    PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow,
-    RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams,
-    ScalingGossip, ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity,
-    StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId,
+    Emission, Failure, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, Grammar,
+    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order,
+    PoolCounts, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
+    Request, RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
+    SampledToken, SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric,
+    SloOutcomes, StateCapacity, StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad,
+    WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -96,6 +97,10 @@ fn request() -> Arc<Request> {
             seed: 9,
             logprobs: Some(10),
             prompt_logprobs: None,
+            constraint: Some(Arc::new(Constraint {
+                grammar: Grammar::Choice(Arc::from(["c".to_owned()])),
+                end: ConstraintEnd::Forced,
+            })),
         },
         stop: StopRules {
             max_tokens: 11,
@@ -159,7 +164,7 @@ fn gossip() -> Arc<ScalingGossip> {
 
 const GOSSIP: &str = "1718191a1b1c1d1e1f000000000000000101020304202122232425000000000309";
 const REQUEST: &str = "0205ac0201060000003f070000803f0000803e0000c03f00000040000080bf000000bf01080000c0\
-                       3f09010a000b0c010d010e016101620101000001000704";
+                       3f09010a000102010163010b0c010d010e016101620101000001000704";
 
 #[test]
 fn orders_keep_their_bytes() {

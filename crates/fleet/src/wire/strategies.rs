@@ -11,12 +11,13 @@ use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
-    Fingerprint, FinishReason, FlightId, Generation, HandoffId, HandoffTarget, Incarnation,
-    LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PrefillBacklog, PrefillOrder, PrefillTiming,
-    Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice,
-    RunOrder, SampledToken, SamplingParams, SloMetric, StateCapacity, StepProgress, StopRules,
-    TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming,
+    DeviceId, Emission, Failure, Fingerprint, FinishReason, FlightId, Generation, Grammar,
+    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order,
+    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
+    RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, SloMetric,
+    StateCapacity, StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad,
+    WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -82,10 +83,11 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
         any::<u64>(),
         option::of(any::<u32>()),
         option::of(any::<u32>()),
+        option::of(constraint()),
     );
     (numbers, rest).prop_map(|(numbers, rest)| {
         let (temperature, top_p, min_p, repetition, presence, frequency) = numbers;
-        let (top_n_sigma, top_k, logit_bias, seed, logprobs, prompt_logprobs) = rest;
+        let (top_n_sigma, top_k, logit_bias, seed, logprobs, prompt_logprobs, constraint) = rest;
         SamplingParams {
             temperature,
             top_k,
@@ -99,8 +101,22 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
             seed,
             logprobs,
             prompt_logprobs,
+            constraint,
         }
     })
+}
+
+fn constraint() -> BoxedStrategy<Arc<Constraint>> {
+    let text = || ".{0,8}".prop_map(Arc::<str>::from);
+    let grammar = prop_oneof![
+        text().prop_map(Grammar::JsonSchema),
+        text().prop_map(Grammar::Regex),
+        vec(".{0,8}", 1..3).prop_map(|texts| Grammar::Choice(texts.into())),
+        text().prop_map(Grammar::Lark),
+    ];
+    let end = prop_oneof![Just(ConstraintEnd::Allowed), Just(ConstraintEnd::Forced)];
+    let constraint = (grammar, end).prop_map(|(grammar, end)| Constraint { grammar, end });
+    constraint.prop_map(Arc::new).boxed()
 }
 
 /// The tree of a drawn request is on the heap: those of messages, which hold several, would

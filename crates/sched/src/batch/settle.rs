@@ -42,6 +42,7 @@ impl StepResults<'_> {
             step: id,
             sampled,
             prompt_scores,
+            forced,
         } = result;
         let Some(step) = self.steps.finish(id, self.context.now()) else {
             return false;
@@ -61,9 +62,14 @@ impl StepResults<'_> {
         let mut sampled = sampled.into_iter().map(|(_, sampled)| sampled);
         let mut scores: BTreeMap<SlotIndex, Vec<SampledToken>> =
             prompt_scores.into_iter().collect();
+        let mut forced: BTreeMap<SlotIndex, Vec<TokenId>> = forced.into_iter().collect();
         for (placed, count) in step.segments.into_iter().zip(counts) {
-            let drawn = sampled.by_ref().take(count).collect();
+            let drawn: Vec<SampledToken> = sampled.by_ref().take(count).collect();
             let scores = scores.remove(&placed.slot).unwrap_or_default();
+            let forced = forced.remove(&placed.slot).unwrap_or_default();
+            if let Some(sequence) = self.sequences.get_mut(placed.handoff) {
+                sequence.speculating.propose(forced);
+            }
             self.settle(placed, drawn, scores);
         }
         true

@@ -122,6 +122,7 @@ fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
         seed,
         logprobs,
         prompt_logprobs,
+        constraint,
     } = sampling;
     let shares = [temperature, top_p, min_p, top_n_sigma].map(|number| number.to_bits());
     let penalties = [repetition_penalty, presence_penalty, frequency_penalty];
@@ -130,4 +131,5 @@ fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
     for (token, bias) in logit_bias {
         (token, bias.to_bits()).hash(hasher);
     }
+    constraint.hash(hasher);
 }

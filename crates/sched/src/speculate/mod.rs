@@ -8,6 +8,7 @@
 //! draft is beyond all that is hashed, sent, swapped or moved, and later steps overwrite it.
 //!
 //! The source of drafts is behind [`DraftSource`]: here a sequence's own tokens ([`lookup`]).
+//! Tokens that a constraint forces, which the engine reports, are better drafts and come first.
 //! Everything else treats drafts as tokens, and would accept a draft model's.
 
 mod acceptance;
@@ -43,12 +44,18 @@ pub(crate) trait DraftSource {
     fn draft(&mut self, tokens: &[TokenId], most: usize) -> Vec<TokenId>;
 }
 
+/// Probability that a forced token is drawn: the constraint leaves one text, which the model may
+/// divide into other tokens.
+const FORCED_PROBABILITY: f64 = 0.9;
+
 /// A sequence's state of speculation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpeculationState {
     index: NgramIndex,
     /// Draft for the step under way, verified there or not.
     drafts: Vec<TokenId>,
+    /// Tokens that the sequence's constraint forces next, as far as the last step said.
+    forced: Vec<TokenId>,
     acceptance: DraftAcceptance,
 }
 
@@ -56,6 +63,11 @@ impl SpeculationState {
     /// Discards the draft: no step under way verifies it any more.
     pub(crate) fn discard_drafts(&mut self) {
         self.drafts.clear();
+    }
+
+    /// Takes the tokens that are forced after the sequence's last one; they replace others.
+    pub(crate) fn propose(&mut self, forced: Vec<TokenId>) {
+        self.forced = forced;
     }
 
     /// Compares the draft with the drawn tokens, whether the step verified it or not: so the
@@ -73,8 +85,8 @@ impl SpeculationState {
     }
 
     /// The part of it that decides the future, without what follows from the tokens.
-    pub(crate) fn fingerprint(&self) -> (&[TokenId], DraftAcceptance) {
-        (&self.drafts, self.acceptance)
+    pub(crate) fn fingerprint(&self) -> (&[TokenId], &[TokenId], DraftAcceptance) {
+        (&self.drafts, &self.forced, self.acceptance)
     }
 }
 
@@ -124,10 +136,12 @@ impl Drafting<'_> {
                 continue;
             };
             let (index, bounds) = (&mut sequence.speculating.index, lookup);
-            let guess = match most {
-                0 => Vec::new(),
-                most => PromptLookup { index, bounds }.draft(&sequence.tokens, most as usize),
-            };
+            let mut guess = std::mem::take(&mut sequence.speculating.forced);
+            guess.truncate(most as usize);
+            let is_forced = !guess.is_empty();
+            if !is_forced && most > 0 {
+                guess = PromptLookup { index, bounds }.draft(&sequence.tokens, most as usize);
+            }
             let guessed = u32::try_from(guess.len()).expect("a guess is short");
             sequence.speculating.drafts = guess;
             if guessed == 0 {
@@ -144,10 +158,12 @@ impl Drafting<'_> {
                 place,
                 tokens: sequence.len(),
                 most: guessed.min((own + extra_blocks) * size - sequence.len()),
-                probability: sequence
-                    .speculating
-                    .acceptance
-                    .probability(*self.acceptance),
+                probability: if is_forced {
+                    FORCED_PROBABILITY
+                } else {
+                    let acceptance = sequence.speculating.acceptance;
+                    acceptance.probability(*self.acceptance)
+                },
             });
         }
         drafters

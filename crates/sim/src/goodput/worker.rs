@@ -105,7 +105,7 @@ impl GoodputWorker {
         let result = StepResult {
             step: plan.step,
             sampled: sampled.collect(),
-            prompt_scores: Vec::new(),
+            ..StepResult::default()
         };
         let takes = device.real_prices.step(&StepWork::of_plan(plan));
         let noise = flaws.noise_permille.min(999);

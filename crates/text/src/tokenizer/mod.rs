@@ -14,6 +14,7 @@ pub(crate) use piece::{PieceEncoding, fallback_byte};
 use crate::model_files::ModelError;
 use byte_level::{ByteLevelEncoder, NotEncoded};
 use cleave_domain::TokenId;
+use cleave_grammar::TokenBytes;
 use std::collections::HashMap;
 use tokenizers::{NormalizerWrapper, Tokenizer};
 
@@ -221,6 +222,17 @@ impl ModelTokenizer {
         let skipped = special == SpecialTokens::Skipped
             && self.library.get_added_vocabulary().is_special_token(&piece);
         (!skipped).then_some(piece)
+    }
+
+    /// The token as grammars see it; special tokens are no part of a text.
+    pub(crate) fn grammar_bytes(&self, token: TokenId) -> TokenBytes {
+        match self.piece(token, SpecialTokens::Kept) {
+            Some(piece) if self.library.get_added_vocabulary().is_special_token(&piece) => {
+                TokenBytes::Special(piece)
+            }
+            Some(piece) => TokenBytes::Text(self.spelling.bytes(&piece)),
+            None => TokenBytes::Text(Vec::new()),
+        }
     }
 
     /// Bytes that a token stands for within a text.

@@ -1,0 +1,213 @@
+//! Constraints on the tokens that a slot draws.
+//!
+//! Owns: the interface to whoever knows grammars, and masks of tokens. Never: reads a grammar.
+//! Invariant: a mask that is applied leaves at least one token.
+
+use cleave_domain::{Constraint, TokenId};
+use std::fmt;
+
+/// Gives engines the matchers of constraints. Called on the engine's thread, so that whatever takes
+/// long is done before.
+pub trait ConstraintSource: Send + Sync {
+    /// The matcher of an output so far.
+    ///
+    /// # Errors
+    /// If the constraint cannot be enforced, or the output does not keep to it.
+    fn open(
+        &self,
+        constraint: &Constraint,
+        output: &[TokenId],
+    ) -> Result<Box<dyn TokenMatcher>, ConstraintError>;
+}
+
+/// The state of one output within its constraint.
+pub trait TokenMatcher: Send {
+    /// Allows the tokens that may come next, in a mask that allows none.
+    ///
+    /// # Errors
+    /// If they cannot be found.
+    fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError>;
+
+    /// Appends a token that was allowed. A matcher that fails here fails in its next
+    /// [`TokenMatcher::allow`].
+    fn push(&mut self, token: TokenId);
+
+    /// How many of these tokens would be allowed, one after the other.
+    fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize;
+
+    /// Tokens that will probably come next, because the constraint leaves no other text. Only
+    /// proposals: nothing depends on them.
+    fn forced(&mut self) -> Vec<TokenId>;
+}
+
+/// A constraint that cannot be enforced, in words without a text of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConstraintError(pub String);
+
+/// A set of tokens, `[ceil(vocab / 32)]` words: token `t` is bit `t % 32` of word `t / 32`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u32>,
+}
+
+impl TokenMask {
+    /// A set of none of a vocabulary's tokens.
+    pub fn none_of(vocab_size: usize) -> Self {
+        let words = vec![0; vocab_size.div_ceil(32)];
+        Self { words }
+    }
+
+    /// Empties the set, for a vocabulary of this size.
+    pub(crate) fn clear(&mut self, vocab_size: usize) {
+        self.words.clear();
+        self.words.resize(vocab_size.div_ceil(32), 0);
+    }
+
+    /// The words, for a matcher to set; bits beyond the vocabulary have no effect.
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        &mut self.words
+    }
+
+    /// Whether a token is in the set.
+    pub fn allows(&self, token: TokenId) -> bool {
+        let word = self.words.get(token as usize / 32);
+        word.is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// The tokens below `vocab_size` in the set, ascending. Most words of a small set are 0.
+    pub(crate) fn tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenId> {
+        let words = (0..vocab_size).step_by(32).zip(&self.words);
+        let tokens = words
+            .filter(|(_, word)| **word != 0)
+            .flat_map(|(first, word)| {
+                (first..first + 32).filter(move |at| word >> (at % 32) & 1 == 1)
+            });
+        tokens.filter(move |token| *token < vocab_size)
+    }
+
+    /// Whether all of the set's tokens below `vocab_size` are among these.
+    pub(crate) fn is_within(&self, tokens: &[TokenId], vocab_size: u32) -> bool {
+        // Most sets have hundreds of others: the first one answers.
+        self.tokens(vocab_size).all(|token| tokens.contains(&token))
+    }
+
+    /// Sets the logits of all other tokens to −∞, `[vocab]`; false if that leaves none.
+    pub(crate) fn apply(&self, logits: &mut [f32]) -> bool {
+        let mut is_any_left = false;
+        for (word, logits) in self.words.iter().zip(logits.chunks_mut(32)) {
+            let within = u32::MAX >> (32 - logits.len());
+            is_any_left |= word & within != 0;
+            if *word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                let is_allowed = word >> bit & 1 == 1;
+                *logit = if is_allowed {
+                    *logit
+                } else {
+                    f32::NEG_INFINITY
+                };
+            }
+        }
+        is_any_left
+    }
+}
+
+/// The constraint of a slot's output, with the tokens that it allows next once these are known.
+pub(crate) struct SlotConstraint {
+    matcher: Box<dyn TokenMatcher>,
+    /// Reused, so that a draw allocates nothing.
+    mask: TokenMask,
+    /// Whether `mask` is that of the output so far.
+    is_mask_known: bool,
+}
+
+impl SlotConstraint {
+    pub(crate) fn new(matcher: Box<dyn TokenMatcher>) -> Self {
+        Self {
+            matcher,
+            mask: TokenMask::default(),
+            is_mask_known: false,
+        }
+    }
+
+    /// The tokens that are allowed next. They are found once for each place, so that whoever has
+    /// time before the draw may ask first.
+    pub(crate) fn mask(&mut self, vocab_size: usize) -> Result<&TokenMask, ConstraintError> {
+        if !self.is_mask_known {
+            self.mask.clear(vocab_size);
+            self.matcher.allow(&mut self.mask)?;
+            self.is_mask_known = true;
+        }
+        Ok(&self.mask)
+    }
+
+    /// The mask, if it was found for this place.
+    #[cfg(test)]
+    pub(crate) fn known_mask(&self) -> Option<&TokenMask> {
+        self.is_mask_known.then_some(&self.mask)
+    }
+
+    /// Appends a token that was allowed.
+    pub(crate) fn push(&mut self, token: TokenId) {
+        self.is_mask_known = false;
+        self.matcher.push(token);
+    }
+
+    pub(crate) fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
+        self.matcher.valid_prefix(tokens)
+    }
+
+    pub(crate) fn forced(&mut self) -> Vec<TokenId> {
+        self.matcher.forced()
+    }
+}
+
+/// The matcher's state is not shown.
+impl fmt::Debug for SlotConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SlotConstraint")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mask(vocab_size: usize, tokens: &[TokenId]) -> TokenMask {
+        let mut mask = TokenMask::none_of(vocab_size);
+        for token in tokens {
+            mask.words_mut()[*token as usize / 32] |= 1 << (token % 32);
+        }
+        mask
+    }
+
+    #[test]
+    fn a_mask_leaves_the_logits_of_its_tokens() {
+        let kept: Vec<TokenId> = [0, 5].into_iter().chain(32..64).chain([69]).collect();
+        let mut logits = vec![1.5; 70];
+        assert!(mask(70, &kept).apply(&mut logits));
+        for (token, logit) in (0..).zip(&logits) {
+            let expected = if kept.contains(&token) {
+                1.5
+            } else {
+                f32::NEG_INFINITY
+            };
+            assert_eq!(*logit, expected, "{token}");
+        }
+    }
+
+    #[test]
+    fn tokens_beyond_the_vocabulary_are_not_left() {
+        let beyond = mask(70, &[75]);
+        assert!(!beyond.apply(&mut [0.0; 70]));
+        assert!(beyond.is_within(&[], 70));
+        assert_eq!(
+            mask(70, &[3, 64, 75]).tokens(70).collect::<Vec<_>>(),
+            [3, 64]
+        );
+        assert!(mask(70, &[3, 64]).is_within(&[64, 9, 3], 70));
+        assert!(!mask(70, &[3, 64]).is_within(&[64], 70));
+    }
+}

@@ -1,0 +1,233 @@
+//! Compilation of constraints.
+//!
+//! Owns: the limits of a grammar, the whitespace of JSON, and the errors.
+//! Never: shows a text of a grammar but in an error for its client.
+
+use crate::matcher::GrammarMatcher;
+use crate::vocabulary::Vocabulary;
+use cleave_domain::{Constraint, Grammar, TokenId};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Logger, Matcher, ParserFactory};
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::thread::{self, Builder, ScopedJoinHandle};
+
+/// Between two parts of a JSON text at most this much whitespace is allowed, room for an indented
+/// line. Without a limit small models write it until their last token.
+const JSON_WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
+/// Options of the library in a schema, which would lift the limit of whitespace or let keywords
+/// pass without effect.
+const LIBRARY_OPTIONS: &str = "x-guidance";
+/// Stack of a compilation. The longest chain of rules in a grammar of the longest text needs a part
+/// of it; pages that are not touched take no memory.
+const STACK_BYTES: usize = 256 << 20;
+/// Limit of an error's text.
+const REASON_CHARS_MAX: usize = 300;
+
+/// Compiles constraints for one vocabulary. Threads share it.
+pub struct GrammarCompiler {
+    factory: ParserFactory,
+    end_tokens: Arc<[TokenId]>,
+}
+
+/// A compiled constraint, from which every sequence that has it starts.
+pub struct CompiledGrammar {
+    start: GrammarMatcher,
+}
+
+/// A constraint that cannot be enforced.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// The grammar is invalid, or has a part that is not supported. The reason names it, so it has
+    /// text of the client and belongs into no log.
+    #[error("{0}")]
+    Refused(String),
+    /// The grammar, or the text at this place, is too complex: a limit was reached.
+    #[error("it is too complex")]
+    TooComplex,
+    /// The output has left the grammar, which a constrained output never does.
+    #[error("the output does not match it")]
+    Mismatch,
+    /// The model has no end token, so that no constrained output could end.
+    #[error("the model has no end token")]
+    NoEndToken,
+    /// The library panicked, or no thread could be started for it.
+    #[error("it cannot be evaluated")]
+    Failed,
+}
+
+impl GrammarCompiler {
+    /// Prepares a vocabulary; this takes a part of a second for a large one.
+    ///
+    /// # Errors
+    /// `NoEndToken`; `Failed` if the library refuses the vocabulary.
+    pub fn new(vocabulary: Vocabulary) -> Result<Self, GrammarError> {
+        let end_tokens = Arc::clone(&vocabulary.end_tokens);
+        if end_tokens.is_empty() {
+            return Err(GrammarError::NoEndToken);
+        }
+        let environment = vocabulary.into_environment();
+        let capabilities = InferenceCapabilities::default();
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&environment, capabilities, &slices)
+            .map_err(|_| GrammarError::Failed)?;
+        factory.quiet();
+        Ok(Self {
+            factory,
+            end_tokens,
+        })
+    }
+
+    /// Compiles a constraint: milliseconds for most, a second for the largest.
+    ///
+    /// # Errors
+    /// `Refused` with the part that cannot be enforced, `TooComplex`, or `Failed`.
+    pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
+        // The library recurses along chains of rules, and an overflow of the stack would end the
+        // process.
+        let builder = Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(STACK_BYTES);
+        let compiled = thread::scope(|scope| {
+            let thread = builder.spawn_scoped(scope, || self.compile_here(constraint));
+            thread.map(ScopedJoinHandle::join)
+        });
+        match compiled {
+            Ok(Ok(compiled)) => compiled,
+            // The thread did not start, or it panicked.
+            Ok(Err(_)) | Err(_) => Err(GrammarError::Failed),
+        }
+    }
+
+    fn compile_here(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
+        let grammar = match &constraint.grammar {
+            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema)?),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Grammar::Choice(texts) => TopLevelGrammar::from_lark(alternatives(texts)),
+            Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.to_string()),
+        };
+        let init = GrammarInit::Serialized(grammar);
+        let (logger, capabilities) = (Logger::new(0, 0), InferenceCapabilities::default());
+        let limits = limits(&constraint.grammar);
+        let parser = self
+            .factory
+            .create_parser_from_init_ext(init, logger, capabilities, limits);
+        let parser = parser.map_err(|error| reason(&format!("{error:#}")))?;
+        let mut matcher = Matcher::new(Ok(parser));
+        if let Some(error) = matcher.get_error() {
+            return Err(reason(&error));
+        }
+        let is_schema = matches!(constraint.grammar, Grammar::JsonSchema(_));
+        if let Some(warning) = matcher.grammar_warnings().first().filter(|_| is_schema) {
+            return Err(reason(warning));
+        }
+        let start = GrammarMatcher::new(matcher, constraint.end, Arc::clone(&self.end_tokens));
+        // A grammar without any text fails here, and not when its first token is drawn.
+        let mut allowed = vec![0; self.mask_words()];
+        match start.clone().allow(&mut allowed) {
+            Ok(()) => Ok(CompiledGrammar { start }),
+            Err(GrammarError::Mismatch) => Err(GrammarError::Refused(
+                "no token of the model begins a text that matches".to_owned(),
+            )),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tokens of these bytes, the longest first at each place; none if the vocabulary lacks a byte.
+    /// A model may divide a text otherwise.
+    pub fn longest_tokens(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.factory.tok_env().tokenize_bytes(bytes)
+    }
+
+    /// Words of a mask, `ceil(vocabulary / 32)`.
+    pub fn mask_words(&self) -> usize {
+        let trie = self.factory.tok_env().tok_trie();
+        trie.vocab_size().div_ceil(32)
+    }
+}
+
+impl CompiledGrammar {
+    /// A matcher of an output that has not begun.
+    pub fn start(&self) -> GrammarMatcher {
+        self.start.clone()
+    }
+}
+
+/// Below the library's own: a request holds a thread for a fraction of a second at most, and a step
+/// some milliseconds. They are counts and no times, so that workers agree.
+fn limits(grammar: &Grammar) -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: match grammar {
+            // As many as a schema of hundreds of optional properties has.
+            Grammar::JsonSchema(_) | Grammar::Choice(_) => 2000,
+            // A client's own grammar may be ambiguous: each token then costs as much as the square
+            // of this, some ten milliseconds.
+            Grammar::Regex(_) | Grammar::Lark(_) => 500,
+        },
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 25_000,
+        max_lexer_states: 20_000,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// The schema with the limit of whitespace.
+fn bounded(schema: &str) -> Result<Value, GrammarError> {
+    let schema: Value =
+        serde_json::from_str(schema).map_err(|error| GrammarError::Refused(error.to_string()))?;
+    let options = json!({ "whitespace_pattern": JSON_WHITESPACE });
+    let refused = |problem: &str| Err(GrammarError::Refused(problem.to_owned()));
+    let mut members = match schema {
+        Value::Object(members) => members,
+        // Every value matches.
+        Value::Bool(true) => Map::new(),
+        Value::Bool(false) => return refused("no value matches `false`"),
+        _ => return refused("a schema is an object or a boolean"),
+    };
+    if members
+        .insert(LIBRARY_OPTIONS.to_owned(), options)
+        .is_some()
+    {
+        return refused(&format!("`{LIBRARY_OPTIONS}` is not supported"));
+    }
+    Ok(Value::Object(members))
+}
+
+/// A grammar of these texts.
+fn alternatives(texts: &[String]) -> String {
+    let mut lark = "start: ".to_owned();
+    for (index, text) in texts.iter().enumerate() {
+        let separator = if index == 0 { "" } else { " | " };
+        let quoted = Value::from(text.as_str());
+        write!(lark, "{separator}{quoted}").expect("a string takes every text");
+    }
+    lark
+}
+
+/// The library's error for the client: its first line, without what only the library's authors
+/// need.
+fn reason(error: &str) -> GrammarError {
+    if is_panic(error) {
+        return GrammarError::Failed;
+    }
+    let complex = ["too complex", "too large", "too many", "fuel", "limit"];
+    let lower = error.to_lowercase();
+    if complex.iter().any(|word| lower.contains(word)) {
+        return GrammarError::TooComplex;
+    }
+    let line = error.lines().next().unwrap_or_default().trim();
+    let advice = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf";
+    let line = line.replace(advice, "");
+    GrammarError::Refused(line.chars().take(REASON_CHARS_MAX).collect())
+}
+
+/// Whether an error of the library is a panic that it caught.
+pub(crate) fn is_panic(error: &str) -> bool {
+    error.starts_with("panic")
+}

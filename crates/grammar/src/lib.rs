@@ -1,0 +1,18 @@
+//! Grammars over the tokens of a model.
+//!
+//! Owns: a vocabulary as bytes, the compilation of a constraint, and the tokens that it allows
+//! after an output.
+//! Never: draws a token, reads a file, logs a grammar, or knows a server.
+//! Invariant: the tokens allowed depend only on constraint, vocabulary and output, not on how the
+//! output came about: a matcher that lived through it allows those that a replayed one does.
+
+mod compile;
+mod matcher;
+mod vocabulary;
+
+pub use compile::{CompiledGrammar, GrammarCompiler, GrammarError};
+pub use matcher::GrammarMatcher;
+pub use vocabulary::{TokenBytes, Vocabulary};
+
+#[cfg(test)]
+mod tests;

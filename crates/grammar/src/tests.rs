@@ -1,0 +1,308 @@
+//! Grammars over the 256 bytes and an end token.
+
+use crate::{GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes, Vocabulary};
+use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar, TokenId};
+use std::sync::LazyLock;
+
+const END: TokenId = 256;
+
+static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
+    let bytes = (0..=255).map(|byte| TokenBytes::Text(vec![byte]));
+    let end = TokenBytes::Special("<|end|>".to_owned());
+    GrammarCompiler::new(Vocabulary {
+        tokens: bytes.chain([end]).collect(),
+        end_tokens: [END].into(),
+    })
+    .unwrap()
+});
+
+fn start(grammar: Grammar, end: ConstraintEnd) -> Result<GrammarMatcher, GrammarError> {
+    let compiled = COMPILER.compile(&Constraint { grammar, end });
+    compiled.map(|compiled| compiled.start())
+}
+
+fn schema(text: &str) -> Result<GrammarMatcher, GrammarError> {
+    start(Grammar::JsonSchema(text.into()), ConstraintEnd::Allowed)
+}
+
+fn refusal(grammar: Grammar) -> String {
+    match start(grammar, ConstraintEnd::Allowed) {
+        Err(GrammarError::Refused(reason)) => reason,
+        Err(error) => panic!("{error:?}"),
+        Ok(_) => panic!("it was accepted"),
+    }
+}
+
+/// Whether a whole text matches: every byte is allowed, and then the end.
+fn matches(matcher: &GrammarMatcher, text: &str) -> bool {
+    let mut matcher = matcher.clone();
+    let mut bytes = text.bytes();
+    bytes.all(|byte| is_next(&mut matcher, TokenId::from(byte)) && consumed(&mut matcher, byte))
+        && is_next(&mut matcher, END)
+}
+
+fn consumed(matcher: &mut GrammarMatcher, byte: u8) -> bool {
+    matcher.consume(TokenId::from(byte)).is_ok()
+}
+
+fn is_next(matcher: &mut GrammarMatcher, token: TokenId) -> bool {
+    let mut words = vec![0; COMPILER.mask_words()];
+    matcher.allow(&mut words).unwrap();
+    words[token as usize / 32] >> (token % 32) & 1 == 1
+}
+
+#[test]
+fn each_kind_of_grammar_matches_its_texts_alone() {
+    let json = schema(r#"{"type": "array", "items": {"type": "integer"}, "maxItems": 2}"#).unwrap();
+    assert!(matches(&json, "[1, -20]") && matches(&json, "[]"));
+    assert!(!matches(&json, "[1, 2, 3]") && !matches(&json, "[1"));
+    let regex = start(
+        Grammar::Regex("[a-c]{2}|x/y".into()),
+        ConstraintEnd::Allowed,
+    )
+    .unwrap();
+    assert!(matches(&regex, "ab") && matches(&regex, "x/y"));
+    assert!(!matches(&regex, "abc") && !matches(&regex, "a"));
+    let texts = [
+        "yes".to_owned(),
+        "no \"\\\u{1F980}\n".to_owned(),
+        "yes!".to_owned(),
+    ];
+    let choice = start(
+        Grammar::Choice(texts.clone().into()),
+        ConstraintEnd::Allowed,
+    )
+    .unwrap();
+    assert!(texts.iter().all(|text| matches(&choice, text)));
+    assert!(!matches(&choice, "ye") && !matches(&choice, "yes?"));
+    let lark = "start: \"(\" start? \")\"".to_owned();
+    let lark = start(Grammar::Lark(lark.into()), ConstraintEnd::Allowed).unwrap();
+    assert!(matches(&lark, "((()))") && !matches(&lark, "(()"));
+}
+
+// Lesson: 37.
+#[test]
+fn whitespace_in_json_has_a_limit() {
+    let object = schema(r#"{"type": "object"}"#).unwrap();
+    let spaced = |count: usize| format!("{{{}\"a\":1}}", " ".repeat(count));
+    assert!(matches(
+        &object,
+        "{\n    \"a\": {\n        \"b\": []\n    }\n}"
+    ));
+    assert!(matches(&object, &spaced(64)) && !matches(&object, &spaced(65)));
+}
+
+#[test]
+fn a_schema_that_cannot_be_enforced_is_refused_by_keyword() {
+    let refused = |schema: &str| refusal(Grammar::JsonSchema(schema.into()));
+    for (schema, keyword) in [
+        (r#"{"type": "array", "uniqueItems": true}"#, "uniqueItems"),
+        (
+            r#"{"type": "object", "propertyNames": {"maxLength": 3}}"#,
+            "propertyNames",
+        ),
+        (r#"{"type": "string", "format": "colour"}"#, "colour"),
+        (
+            r#"{"oneOf": [{"type": "integer"}, {"minimum": 3}]}"#,
+            "oneOf",
+        ),
+        (r#"{"type": "strnig"}"#, "strnig"),
+        (r#"{"x-guidance": {"lenient": true}}"#, "x-guidance"),
+        (r#"{"type": "object", "properties": 3}"#, "properties"),
+        ("[1]", "an object or a boolean"),
+        ("false", "no value"),
+        ("{", "EOF"),
+    ] {
+        let reason = refused(schema);
+        assert!(reason.contains(keyword), "{schema}: {reason}");
+        assert!(
+            !reason.contains('\n') && !reason.contains("coerce"),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
+fn invalid_expressions_and_grammars_are_refused() {
+    for regex in ["(", "[z-a]", "a{2"] {
+        assert!(!refusal(Grammar::Regex(regex.into())).is_empty(), "{regex}");
+    }
+    for lark in ["", "start: missing", "start: \"a", "begin: \"a\""] {
+        assert!(!refusal(Grammar::Lark(lark.into())).is_empty(), "{lark}");
+    }
+}
+
+/// An ambiguous grammar has more readings with each byte.
+#[test]
+fn an_output_that_grows_too_complex_fails() {
+    let lark = "start: start start | \"a\"".to_owned();
+    let mut matcher = start(Grammar::Lark(lark.into()), ConstraintEnd::Allowed).unwrap();
+    let error = (0..1000).find_map(|_| matcher.consume(u32::from(b'a')).err());
+    assert_eq!(error, Some(GrammarError::TooComplex));
+    let mut words = vec![0; COMPILER.mask_words()];
+    assert!(matcher.allow(&mut words).is_err());
+    assert!(matcher.forced_bytes().is_empty());
+    assert_eq!(matcher.valid_prefix(&[97]), 0);
+}
+
+#[test]
+fn a_token_outside_the_grammar_is_a_mismatch() {
+    let mut matcher = start(Grammar::Regex("ab".into()), ConstraintEnd::Allowed).unwrap();
+    assert_eq!(
+        matcher.consume(u32::from(b'x')),
+        Err(GrammarError::Mismatch)
+    );
+    assert_eq!(matcher.consume(u32::from(b'a')), Ok(()));
+    assert_eq!(matcher.valid_prefix(&[98, END]), 2);
+    assert_eq!(matcher.valid_prefix(&[97, 98]), 0);
+    assert_eq!(matcher.consume(98), Ok(()));
+    assert_eq!(matcher.consume(98), Err(GrammarError::Mismatch));
+    assert_eq!(matcher.consume(END), Ok(()));
+}
+
+#[test]
+fn a_forced_end_is_allowed_only_alone() {
+    let digits = |end| start(Grammar::Regex("[0-9]{1,2}".into()), end).unwrap();
+    for (end, is_early) in [
+        (ConstraintEnd::Allowed, true),
+        (ConstraintEnd::Forced, false),
+    ] {
+        let mut matcher = digits(end);
+        assert!(!is_next(&mut matcher, END));
+        assert!(consumed(&mut matcher, b'4'));
+        assert_eq!(is_next(&mut matcher, END), is_early);
+        assert!(consumed(&mut matcher, b'2'));
+        assert!(is_next(&mut matcher, END));
+    }
+}
+
+#[test]
+fn a_vocabulary_without_end_token_compiles_nothing() {
+    let vocabulary = Vocabulary {
+        tokens: vec![TokenBytes::Text(b"a".to_vec())],
+        end_tokens: [].into(),
+    };
+    let error = GrammarCompiler::new(vocabulary).err();
+    assert_eq!(error, Some(GrammarError::NoEndToken));
+}
+
+// Lesson: 38.
+/// The library's trie cannot have deeper nodes.
+#[test]
+fn long_tokens_are_never_allowed_and_break_nothing() {
+    let vocabulary = Vocabulary {
+        tokens: vec![
+            TokenBytes::Text(vec![b'a'; 4000]),
+            TokenBytes::Text(b"a".to_vec()),
+            TokenBytes::Special("<|end|>".repeat(100)),
+            TokenBytes::Text(vec![0xFF, b'a']),
+        ],
+        end_tokens: [2].into(),
+    };
+    let compiler = GrammarCompiler::new(vocabulary).unwrap();
+    let constraint = Constraint {
+        grammar: Grammar::Regex("a+".into()),
+        end: ConstraintEnd::Allowed,
+    };
+    let mut matcher = compiler.compile(&constraint).unwrap().start();
+    let mut words = [0];
+    matcher.allow(&mut words).unwrap();
+    assert_eq!(words, [0b0010]);
+    matcher.consume(1).unwrap();
+    matcher.allow(&mut words).unwrap();
+    assert_eq!(words, [0b0110]);
+}
+
+/// A chain of so many parts, each of which names the next.
+fn chain(count: usize, part: impl Fn(usize, usize) -> String) -> String {
+    (0..count).map(|index| part(index, index + 1)).collect()
+}
+
+// Lesson: 38.
+/// The library recurses for each rule of a chain: an overflow of its stack would end the process.
+#[test]
+fn long_chains_and_deep_nesting_end_no_process() {
+    let start = |grammar: Grammar| {
+        assert!(grammar.bytes() <= GRAMMAR_BYTES_MAX, "{grammar:?}");
+        start(grammar, ConstraintEnd::Allowed)
+    };
+    let rules = chain(9000, |rule, next| format!("r{rule}: r{next}\n"));
+    let rules = format!("start: r0\n{rules}r9000: \"ab\"");
+    let matcher = start(Grammar::Lark(rules.into())).unwrap();
+    assert!(matches(&matcher, "ab"));
+    let terminals = chain(9000, |rule, next| format!("R{rule}: R{next}\n"));
+    let terminals = format!("start: R0\n{terminals}R9000: \"ab\"");
+    assert!(start(Grammar::Lark(terminals.into())).is_ok());
+    let nested = chain(4000, |rule, next| format!("r{rule}: \"b\" r{next} \"c\"\n"));
+    let nested = format!("start: r0\n{nested}r4000: \"ab\"");
+    assert!(start(Grammar::Lark(nested.into())).is_ok());
+    let definitions = chain(3000, |index, next| {
+        format!(r##""d{index}":{{"$ref":"#/$defs/d{next}"}},"##)
+    });
+    let definitions =
+        format!(r##"{{"$ref":"#/$defs/d0","$defs":{{{definitions}"d3000":{{"const":1}}}}}}"##);
+    let matcher = start(Grammar::JsonSchema(definitions.into())).unwrap();
+    assert!(matches(&matcher, "1") && !matches(&matcher, "2"));
+    let nest = |open: &str, inside: &str, close: &str| {
+        format!("{}{inside}{}", open.repeat(10_000), close.repeat(10_000))
+    };
+    for grammar in [
+        Grammar::Regex(nest("(", "a", ")").into()),
+        Grammar::Regex(nest("(?:b", "a", ")?").into()),
+        Grammar::Lark(format!("start: {}", nest("(", "\"a\"", ")")).into()),
+        Grammar::Lark(format!("start: {}", nest("[", "\"a\"", "]")).into()),
+        Grammar::JsonSchema(nest("{\"items\":", "{}", "}").into()),
+    ] {
+        assert!(start(grammar.clone()).is_err(), "{grammar:?}");
+    }
+}
+
+#[test]
+fn schemas_with_hundreds_of_optional_properties_are_enforced() {
+    let properties = (0..300).map(|index| format!(r#""p{index}":{{"type":"integer"}},"#));
+    let properties: String = properties.collect();
+    let object = schema(&format!(
+        r#"{{"type":"object","properties":{{{properties}"z":{{}}}},"additionalProperties":false}}"#
+    ));
+    let object = object.unwrap();
+    assert!(matches(&object, r#"{"p3":1,"p200":2,"p299":3}"#));
+    assert!(!matches(&object, r#"{"p300":1}"#));
+}
+
+// Lesson: 38.
+/// Whatever a client sends compiles, or is an error.
+#[test]
+fn damaged_grammars_are_errors_or_grammars() {
+    let samples: Vec<Vec<u8>> = [
+        r##"J{"type":"object","properties":{"a":{"enum":[1,null,"x"]},"b":{"$ref":"#/$defs/c"}},"$defs":{"c":{"type":"array","items":{"anyOf":[{"type":"number","multipleOf":0.5},{"format":"date-time"}]},"minItems":1}},"required":["b"]}"##,
+        r"R(foo|[^b-z]{2,5}\d+)*?\.\p{Lu}|(?i:x)&",
+        "Lstart: a (\",\" a)* /[0-9]+/i\na: \"x\" | T{2,3} | <|end|> | %json {\"type\": \"null\"}\nT: /[a-z]/ & /[^q]/\n%ignore /[ \\t]+/\n%llguidance {\"no_forcing\": true}",
+    ]
+    .map(|sample| sample.as_bytes().to_vec())
+    .into();
+    cleave_fuzz::check_samples("grammar", &samples, 600, |bytes| {
+        let text = String::from_utf8_lossy(bytes);
+        let mut letters = text.chars();
+        let grammar = match letters.next() {
+            Some('J') => Grammar::JsonSchema(letters.as_str().into()),
+            Some('R') => Grammar::Regex(letters.as_str().into()),
+            _ => Grammar::Lark(letters.as_str().into()),
+        };
+        let Ok(mut matcher) = start(grammar, ConstraintEnd::Allowed) else {
+            return;
+        };
+        let mut words = vec![0; COMPILER.mask_words()];
+        for step in 0..40 {
+            if matcher.allow(&mut words).is_err() {
+                return;
+            }
+            let allowed =
+                (0..=END).filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1);
+            let allowed: Vec<TokenId> = allowed.collect();
+            let token = allowed[step * 7 % allowed.len()];
+            if token == END || matcher.consume(token).is_err() {
+                return;
+            }
+        }
+    });
+}
