@@ -1,7 +1,7 @@
 //! Checks of constraints, before any work for their requests.
 //!
-//! Owns: who may compile a grammar now, and which recent ones were accepted. Never: keeps a grammar,
-//! or compiles one on a thread that serves requests.
+//! Owns: who may compile a grammar now, and which recent ones were accepted. Never: keeps a
+//! grammar, or compiles one on a thread that serves requests.
 //! Invariant: a tenant has one check under way, so that its grammars delay its own requests alone.
 
 use crate::error::ApiError;
