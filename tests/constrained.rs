@@ -41,7 +41,7 @@ fn is_date(text: &str) -> bool {
 
 fn is_nested(text: &str) -> bool {
     let half = text.len() / 2;
-    text.len() % 2 == 0 && half > 0 && text == "(".repeat(half) + &")".repeat(half)
+    text.len().is_multiple_of(2) && half > 0 && text == "(".repeat(half) + &")".repeat(half)
 }
 
 type IsMatch = fn(&str) -> bool;

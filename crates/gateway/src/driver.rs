@@ -15,12 +15,13 @@ use super::readiness::readiness_text;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
 use cleave_domain::{
-    HandoffId, Report, Role, ScalingMode, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef,
+    Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, Role, ScalingMode, SloPolicy,
+    TapeRecord, TokenId, WorkerId, WorkerRef,
 };
 use cleave_fleet::{BrainClock, ScalingStatus, WorkerConnectionEvent, deadline_reached};
 use cleave_planner::scaling::ScalerDecision;
 use cleave_router::{
-    RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput, RouterReadiness,
+    RouterActions, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterReadiness,
 };
 use cleave_telemetry::{
     NoteContext, RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder,
@@ -155,7 +156,7 @@ impl RouterDriver {
             while let Some(output) = self.brain.poll() {
                 let line = TapeRecord::Emitted { output: &output };
                 self.effects.recorder.write_router(line);
-                self.perform(output);
+                output.perform(self);
             }
             self.effects.recorder.flush();
         }
@@ -250,48 +251,6 @@ impl RouterDriver {
         }
     }
 
-    fn perform(&mut self, output: RouterOutput) {
-        match output {
-            RouterOutput::Order { worker, order } => self.send_order(worker, order),
-            RouterOutput::Fence { handoff } => {
-                let generated = self.effects.flights.fence(handoff);
-                self.queue_answer(handoff, generated);
-            }
-            RouterOutput::Count { handoff } => {
-                let generated = self.effects.flights.tokens_given(handoff.flight);
-                self.queue_answer(handoff, generated);
-            }
-            RouterOutput::End {
-                flight,
-                ending,
-                output_tokens,
-                timing,
-            } => {
-                let end = FlightEnd {
-                    ending,
-                    output_tokens,
-                    timing,
-                };
-                if let Some(ended) = self.effects.flights.end(flight, end)
-                    && let Some(judged) = ended.judged
-                    && let Some(verdict) = self.effects.slo.ended(judged, &ended.ending)
-                {
-                    self.effects.dashboard.judged(&verdict);
-                }
-            }
-            RouterOutput::Drained => {
-                self.effects.drained.send_replace(true);
-            }
-            RouterOutput::Readiness(readiness) => {
-                self.effects
-                    .readiness
-                    .send_replace(readiness_text(readiness));
-            }
-            RouterOutput::WorkersWanted(decision) => self.scaling_decided(decision),
-            RouterOutput::Note(note) => self.note(&note),
-        }
-    }
-
     /// The policy's rules for the size of the fleet changed.
     fn scaling_policy_changed(&mut self, policy: &SloPolicy) {
         let scaling = policy.scaling.as_ref();
@@ -341,8 +300,60 @@ impl RouterDriver {
         let answer = generated.map(|generated| RouterInput::Counted { handoff, generated });
         self.answers.extend(answer);
     }
+}
 
-    fn note(&self, note: &RouterNote) {
+impl RouterActions for RouterDriver {
+    type Outcome = ();
+
+    fn order(&mut self, worker: WorkerRef, order: Order) {
+        self.send_order(worker, order);
+    }
+
+    fn fence(&mut self, handoff: HandoffId) {
+        let generated = self.effects.flights.fence(handoff);
+        self.queue_answer(handoff, generated);
+    }
+
+    fn count(&mut self, handoff: HandoffId) {
+        let generated = self.effects.flights.tokens_given(handoff.flight);
+        self.queue_answer(handoff, generated);
+    }
+
+    fn end(
+        &mut self,
+        flight: FlightId,
+        ending: Ending,
+        output_tokens: Option<u32>,
+        timing: RequestStageTimes,
+    ) {
+        let end = FlightEnd {
+            ending,
+            output_tokens,
+            timing,
+        };
+        if let Some(ended) = self.effects.flights.end(flight, end)
+            && let Some(judged) = ended.judged
+            && let Some(verdict) = self.effects.slo.ended(judged, &ended.ending)
+        {
+            self.effects.dashboard.judged(&verdict);
+        }
+    }
+
+    fn drained(&mut self) {
+        self.effects.drained.send_replace(true);
+    }
+
+    fn readiness(&mut self, readiness: RouterReadiness) {
+        self.effects
+            .readiness
+            .send_replace(readiness_text(readiness));
+    }
+
+    fn workers_wanted(&mut self, decision: ScalerDecision) {
+        self.scaling_decided(decision);
+    }
+
+    fn note(&mut self, note: RouterNote) {
         let is_logged = tracing::enabled!(target: "note", Level::DEBUG)
             || tracing::enabled!(target: "decision", Level::DEBUG);
         let flight = note.flight();
@@ -355,7 +366,7 @@ impl RouterDriver {
             worker_name: &|worker| roster.name(worker),
         };
         for observer in self.effects.observers() {
-            observer.handle_note(note, context);
+            observer.handle_note(&note, context);
         }
     }
 }

@@ -5,34 +5,30 @@
 //! router's connection, and comes back as a fact.
 //! Invariant: all outputs of the brain are performed before it is given the next input.
 
+mod actions;
 mod links;
 
 use super::admin::WorkerAdmin;
 use super::constraint_gate::{ConstraintGate, RouterOrder};
 use super::directory::PeerDirectory;
-use super::engine::{BlockImport, EngineHost, EngineWork};
+use super::engine::EngineHost;
 use super::exports::ExportQueue;
-use super::spans::unit_span;
 use super::stops::PendingStops;
-use super::swap::{SwapDirection, SwapJob};
-use super::tier::OffloadJob;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, BlockIndex, Capacity, Constraint, Emission, HandoffId, KvPlane, KvUnit, Order,
-    Report, ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
+    BlockHash, Capacity, Constraint, Emission, HandoffId, Order, ReserveOrder, Role, RouterId,
+    TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
-use cleave_sched::{
-    SnapshotPiece, StateFetch, WorkerBrain, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
-};
-use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans, log_ids};
+use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits};
+use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
-use tracing::{Level, debug, error, info, warn};
+use tracing::{error, info, warn};
 
 /// The router id of a command at this worker's own port. No router has it, since ids that large are
 /// not accepted.
@@ -192,7 +188,7 @@ impl WorkerDriver {
                 self.effects
                     .recorder
                     .write_worker(TapeRecord::Emitted { output: &output });
-                self.perform(output);
+                output.perform(self);
             }
             for (router, tokens) in std::mem::take(&mut self.emitted) {
                 self.enqueue_for_router(router, FromWorker::Emissions(tokens));
@@ -368,153 +364,6 @@ impl WorkerDriver {
         self.effects.admin.role_changed(role);
         self.effects.meters.role_changed(role);
         self.update_grants(|_| {});
-    }
-
-    fn perform(&mut self, output: WorkerOutput) {
-        match output {
-            WorkerOutput::Step(plan) => self.effects.engine.push(EngineWork::Step(plan)),
-            WorkerOutput::Report { router, report } => {
-                self.effects.spans.report_sent(&report);
-                self.effects.constraint_gate.reported(&report);
-                if let Report::Refused { handoff, .. } | Report::MigrationAborted { handoff, .. } =
-                    &report
-                {
-                    self.update_grants(|grants| grants.remove(*handoff));
-                }
-                self.send_to_router(router, FromWorker::Report(report));
-            }
-            WorkerOutput::Emit { handoff, emission } => {
-                self.effects.spans.token_emitted(handoff, &emission);
-                let emitted = self.emitted.entry(handoff.flight.router()).or_default();
-                emitted.push((handoff, emission));
-            }
-            WorkerOutput::Export(export) => {
-                self.exports.push(export);
-                self.pump(export.to);
-            }
-            WorkerOutput::Send { to, packet } => self.send(to, packet),
-            WorkerOutput::Import {
-                handoff,
-                part,
-                block,
-            } => {
-                let arrived = self.payload_arriving.take();
-                let payload = arrived.expect("the brain imports the frame that just arrived");
-                self.effects.engine.push(EngineWork::Write(BlockImport {
-                    handoff,
-                    part,
-                    block,
-                    payload,
-                }));
-            }
-            WorkerOutput::Discard { .. } => drop(self.payload_arriving.take()),
-            WorkerOutput::SwapOut {
-                handoff,
-                blocks,
-                state,
-            } => self.swap(handoff, SwapDirection::Out, &blocks, state),
-            WorkerOutput::SwapIn {
-                handoff,
-                blocks,
-                state,
-            } => self.swap(handoff, SwapDirection::In, &blocks, state),
-            WorkerOutput::SwapDrop { handoff } => {
-                self.pending
-                    .extend(self.effects.engine.drop_swapped(handoff));
-            }
-            WorkerOutput::Offload {
-                content,
-                block,
-                pieces,
-            } => self.offload(content, block, &pieces),
-            WorkerOutput::SpillToDisk { content } => self.effects.engine.spill_to_disk(content),
-            WorkerOutput::Fetch {
-                handoff,
-                blocks,
-                state,
-            } => self.fetch(handoff, blocks, state),
-            WorkerOutput::FetchStop { handoff } => self.effects.engine.stop_fetch(handoff),
-            WorkerOutput::TierDrop { content, place } => {
-                self.effects.engine.drop_tier_block(content, place)
-            }
-            WorkerOutput::Forget { handoff } => {
-                self.pending.extend(self.exports.forget(handoff));
-                self.pending.extend(self.effects.engine.forget(handoff));
-                self.update_grants(|grants| grants.remove(handoff));
-            }
-            WorkerOutput::Drained => {
-                self.effects.drained.send_replace(true);
-            }
-            WorkerOutput::Note(note) => self.note(&note),
-        }
-    }
-
-    fn note(&mut self, note: &WorkerNote) {
-        let WorkerEffects {
-            spans: legs, name, ..
-        } = &self.effects;
-        if tracing::enabled!(target: "note", Level::DEBUG) {
-            let handoff = note.handoff();
-            let context = handoff.and_then(|handoff| legs.request_context(handoff));
-            let (request_id, trace) = log_ids(context);
-            debug!(
-                target: "note",
-                worker = name,
-                request_id,
-                trace_id = trace.map(display),
-                ?note
-            );
-        }
-        for observer in self.effects.observers() {
-            observer.handle_note(note);
-        }
-    }
-
-    fn swap(
-        &self,
-        handoff: HandoffId,
-        direction: SwapDirection,
-        blocks: &[BlockIndex],
-        state: Option<BlockIndex>,
-    ) {
-        let capacity = &self.capacity;
-        let span = |(unit, block)| unit_span(capacity, block, unit);
-        let spans = capacity.units(blocks, state).map(span).collect();
-        let swap = SwapJob::new(handoff, spans, direction);
-        self.effects.engine.push(EngineWork::Swap(swap));
-    }
-
-    /// Copies a block, or pieces of the state in a slot, to host memory.
-    fn offload(&self, content: BlockHash, block: BlockIndex, pieces: &[SnapshotPiece]) {
-        let plane = KvPlane::State;
-        let piece = |piece: &SnapshotPiece| {
-            let ordinal = piece.ordinal;
-            let span = unit_span(&self.capacity, block, KvUnit { plane, ordinal });
-            (piece.content, span)
-        };
-        let parts = if pieces.is_empty() {
-            vec![(content, unit_span(&self.capacity, block, KvUnit::block(0)))]
-        } else {
-            pieces.iter().map(piece).collect()
-        };
-        let offload = OffloadJob::new(content, parts);
-        self.effects.engine.push(EngineWork::Offload(offload));
-    }
-
-    /// Copies blocks, and the state after them, back from the tiers.
-    fn fetch(
-        &self,
-        handoff: HandoffId,
-        blocks: Vec<(BlockHash, BlockIndex)>,
-        state: Option<StateFetch>,
-    ) {
-        let (contents, blocks): (Vec<BlockHash>, Vec<BlockIndex>) = blocks.into_iter().unzip();
-        let slot = state.as_ref().map(|state| state.slot);
-        let pieces = state.into_iter().flat_map(|state| state.pieces);
-        let span = |(unit, block)| unit_span(&self.capacity, block, unit);
-        let spans = self.capacity.units(&blocks, slot).map(span);
-        let parts = contents.into_iter().chain(pieces).zip(spans).collect();
-        self.effects.engine.fetch(handoff, parts);
     }
 
     /// Sends a message after the tokens that were emitted before it.

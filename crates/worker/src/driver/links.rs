@@ -98,7 +98,7 @@ impl WorkerDriver {
         }
     }
 
-    pub(super) fn send(&mut self, to: WorkerRef, packet: Packet) {
+    pub(super) fn send_packet(&mut self, to: WorkerRef, packet: Packet) {
         if let Packet::Stop { handoff } = packet {
             // A peer that cannot write here need not be asked to stop. A peer without a known
             // address will never be able to.
