@@ -1,9 +1,9 @@
 //! Compares the texts that schemas allow with the verdicts of a suite of JSON schemas.
 //!
 //! `cargo run --release -p cleave-grammar --example json_schemas FOLDER ...`, which
-//! `scripts/lab/json_schemas.py` runs. A file has one schema with its tests, as those of `MaskBench`,
-//! or a list of them, as those of JSON-Schema-Test-Suite. Each schema gives one line of JSON. A text
-//! is fed byte by byte, with the mask of each byte, and once more without masks.
+//! `scripts/lab/json_schemas.py` runs. A file has one schema with its tests, as those of MaskBench,
+//! or a list of them, as those of JSON-Schema-Test-Suite. Each schema gives one line of JSON. A
+//! text is fed byte by byte, with the mask of each byte, and once more without masks.
 #![allow(clippy::print_stdout)]
 
 use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar, TokenId};
@@ -75,7 +75,7 @@ fn report_file(compiler: &GrammarCompiler, path: &Path) {
     }
 }
 
-/// What became of a schema and of its tests.
+/// The outcome of a schema, and its tests with another verdict than the suite's.
 fn group_outcome(compiler: &GrammarCompiler, group: &Value) -> Value {
     let schema = group["schema"].to_string();
     let grammar = Grammar::JsonSchema(schema.as_str().into());
@@ -150,7 +150,8 @@ fn rank_properties(schema: &Value, ranks: &mut HashMap<String, usize>) {
     }
 }
 
-/// The value with the properties of the schema first, in its order, as constrained outputs have them.
+/// The value with the properties of the schema first, in its order, as constrained outputs have
+/// them.
 fn in_schema_order(value: &Value, ranks: &HashMap<String, usize>) -> Value {
     match value {
         Value::Object(members) => {

@@ -7,7 +7,7 @@ use llguidance::api::StopReason;
 use std::sync::Arc;
 use toktrie::SimpleVob;
 
-/// An output so far, and the tokens that may follow it. Clones share nothing but the state before the
+/// An output so far, and the tokens that may follow it. Clones share only the state before the
 /// output: the work that one sequence caused counts against no other's limits.
 pub struct GrammarMatcher {
     matcher: Matcher,
@@ -21,8 +21,8 @@ pub struct GrammarMatcher {
 
 /// How the state came about. The library renews the budget of a step only where it computes a mask,
 /// so that tokens consumed without masks, and drafts, spend one budget together. Where it runs out,
-/// the state is built again with a mask for each token, as a sequence has it that was never moved and
-/// has no drafts: the answer must not depend on either.
+/// the state is built again with a mask for each token, as a sequence has it that was never moved
+/// and has no drafts: the answer must not depend on either.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Path {
     /// Perhaps with tokens that had no mask, or after drafts.
@@ -166,8 +166,8 @@ impl GrammarMatcher {
         repeated
     }
 
-    /// How many of these tokens the grammar allows one after the other, or fewer; the output stays as
-    /// it is.
+    /// How many of these tokens the grammar allows one after the other, or fewer; the output stays
+    /// as it is.
     pub fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
         if self.path != Path::Quick {
             return 0;
