@@ -55,6 +55,7 @@ private:
 };
 
 // The value on the host, which has none of the kernels' conversions.
+inline float value(float x) { return x; }
 inline float value(bf16 x) {
     const u32 word = u32(x.bits) << 16;
     float wide;

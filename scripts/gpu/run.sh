@@ -70,6 +70,10 @@ else
   [ -z "$libraries" ] || export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 
+# Tests at once: each has a process, a context on the card and a few GiB of host memory.
+jobs=$(($(nproc) / 2))
+[ "$jobs" -ge 4 ] || jobs=4
+
 note() { python3 "$here/record.py" "$@"; }
 left() { echo $((budget - SECONDS)); }
 report() { python3 "$here/report.py" --records "$CLEAVE_GPU_RECORDS" --out "$out" >"$out/table.md" 2>>"$log"; }
@@ -133,6 +137,9 @@ kv_long=34GiB few=decode:1x1024,prefill:2048
 of_8b=prefill:2048,decode:1x1024,decode:32x1024,decode:32x8192,prefill:8192,prefill:32768,decode:8x1024,decode:1x8192,decode:8x8192,prefill:512,decode:128x1024,decode:96x8192
 fast_8b=prefill:2048,prefill:8192,prefill:32768
 by_turns=decode:1x1024,prefill:2048,decode:32x1024,decode:32x8192,prefill:8192,decode:8x8192
+# Two systems at once: their weights and caches must fit into the card together.
+memory_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits -i 0 2>/dev/null || echo 0)
+if [ "$memory_mib" -lt 120000 ]; then kv_long=12GiB by_turns=${by_turns//decode:32x8192,/}; fi
 legs=() size=() more=() goldens=() names=() test_limit=20
 if [ -n "$stand_in" ]; then
   # One core walks every block of every kernel.
@@ -197,13 +204,13 @@ fi
 # Stages of correctness. A hang costs 20 s: each test is a process with that limit.
 # shellcheck disable=SC2086
 stage smoke 110 "${tests[@]}" --jobs 1 --limit "$test_limit" $smoke
-stage tests 160 "${tests[@]}" --jobs 4 --limit "$test_limit" "${names[@]}"
+stage tests 160 "${tests[@]}" --jobs "$jobs" --limit "$test_limit" "${names[@]}"
 # shellcheck disable=SC2086
-stage memcheck+ 80 "${tests[@]}" --sanitizer memcheck --limit 40 --jobs 4 $watched
+stage memcheck+ 80 "${tests[@]}" --sanitizer memcheck --limit 40 --jobs "$jobs" $watched
 # shellcheck disable=SC2086
-stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs 4 $watched
+stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs "$jobs" $watched
 # shellcheck disable=SC2086
-stage synccheck+ 60 "${tests[@]}" --sanitizer synccheck --limit 30 --jobs 4 $watched
+stage synccheck+ 60 "${tests[@]}" --sanitizer synccheck --limit 30 --jobs "$jobs" $watched
 stage goldens 120 python3 "$here/goldens.py" --cleave "$cleave" --root "$root" --scratch "$scratch" "${goldens[@]}"
 await_model 1b
 # shellcheck disable=SC2046
