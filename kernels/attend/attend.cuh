@@ -19,10 +19,9 @@
 // - A tile sees the spans from `first_seen(position of its first row) / SPAN_KEYS` up to and with
 //   `(position of its last row) / SPAN_KEYS`, where `first_seen(p)` is `p + 1 - window`, or 0 if
 //   that is negative. Let `spans` be their number.
-// - If tiles are many (tiles × kv_heads at least four times the blocks that fit the device), or the tile
-//   has one span, it is one item of all its spans (`parts` = 1). Otherwise it is cut into items of a few spans
-//   each, in order (`parts` of them; single spans are best where tiles are few): their states go to the
-//   workspace and the block that arrives last merges them.
+// - A tile is one item of all its spans (`parts` = 1) if it has no more of them than one block's share: all spans of
+//   all tiles × kv_heads, over the blocks that fit the device. Otherwise it is cut into items of a share at most, in
+//   order (`parts` of them): their states go to the workspace and the block that arrives last merges them.
 // - Items with most keys first, so that the last to start are the short ones. `items_count` counts items, not
 //   items × kv_heads: every item is done for each KV head.
 // - Workspace, only for items with `parts` > 1: `states` is where the tile's states begin, in row states; the

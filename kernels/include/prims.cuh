@@ -240,11 +240,12 @@ DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {
 }
 
 // Whether this block is the last of `blocks` to arrive; if so, it sees the stores of the others before their arrival,
-// and the counter is zero again for the next launch. All threads of the block call this together.
-DEVICE bool is_last_block(u32* counter, u32 blocks) {
+// and the counter is zero again for the next launch. All threads of the block call this together. The thread `arriving`
+// waits for all copies that its own warp has on the way, since it makes its view of memory the device's.
+DEVICE bool is_last_block(u32* counter, u32 blocks, u32 arriving = 0) {
     __shared__ u32 before;
     sync_block();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == arriving) {
         before = arrive(counter);
         if (before + 1 == blocks) *counter = 0;
     }

@@ -110,8 +110,9 @@ template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
     u32 depth;
     u32 slot;
 
-    DEVICE Feed(const MatmulArgs& all, const Work& launch, u8* to)
-        : args(all), work(launch), shared(to), index(blockIdx.x), unit(), depth(0), slot(0) {
+    // A thread that does not copy has no units.
+    DEVICE Feed(const MatmulArgs& all, const Work& launch, u8* to, bool copies = true)
+        : args(all), work(launch), shared(to), index(copies ? blockIdx.x : launch.units), unit(), depth(0), slot(0) {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         begin_unit();

@@ -34,7 +34,7 @@ struct Candidate {
 };
 
 template <class S> Candidate candidate(const char* name, const void* entry) {
-    return {name, {entry, int(S::THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::CUT == matmul::Cut::Spans,
+    return {name, {entry, int(S::BLOCK_THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::CUT == matmul::Cut::Spans,
             128 / S::Weights::PER_CHUNK, S::Weights::SCALING};
 }
 

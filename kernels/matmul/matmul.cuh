@@ -103,6 +103,9 @@ constexpr u32 FEW_COLUMNS = 64;
 constexpr u32 BLOCKS_FILLED = 264;
 // The most spans of a slice.
 constexpr u32 SPANS_MOST = 16;
+// The least spans of all slices together, where a span still has two units: blocks that all read their rows at one
+// distance from the rows' beginnings would crowd into the same parts of the memory.
+constexpr u32 SPANS_LEAST = 4;
 // Sums of slices that may wait at once for their neighbours' in memory.
 constexpr u32 WAITING_MOST = 3;
 
@@ -119,11 +122,13 @@ CONSTANT_DEVICE u32 span_width_of(u32 columns, const u32* slice_ends, u32 slices
         const u32 of_slice = divided_up(slice_ends[slice] - (slice == 0 ? 0 : slice_ends[slice - 1]), SPAN_UNIT);
         units = of_slice > units ? of_slice : units;
     }
-    u32 best = units, best_cost = divided_up(tiles * slices, BLOCKS_FILLED) * units;
-    for (u32 spans = 2; spans <= SPANS_MOST && spans * 2 <= units; spans++) {
+    const u32 most = units / 2 < SPANS_MOST ? units / 2 : SPANS_MOST, wanted = divided_up(SPANS_LEAST, slices);
+    const u32 least = most < 1 ? 1 : most < wanted ? most : wanted;
+    u32 best = 0, best_cost = 0;
+    for (u32 spans = least; spans == least || spans <= most; spans++) {
         const u32 length = divided_up(units, spans);
         const u32 cost = divided_up(tiles * slices * divided_up(units, length), BLOCKS_FILLED) * length;
-        if (cost * 25 <= best_cost * 24) {
+        if (spans == least || cost * 25 <= best_cost * 24) {
             best = length;
             best_cost = cost;
         }

@@ -216,10 +216,11 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
 }
 
 // Adds up a tile's spans, of which this block computed one, if this block arrives last.
-template <class S> DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit) {
+template <class S>
+DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit, bool multiplies) {
     Words4* const all = sums_at<S>(args, unit.tile, args.spans);
-    mine.leave(all + unit.index * sums_stride<S>());
-    if (!is_last_block(args.arrivals + unit.tile, args.spans)) return false;
+    if (multiplies) mine.leave(all + unit.index * sums_stride<S>());
+    if (!is_last_block(args.arrivals + unit.tile, args.spans, S::THREADS) || !multiplies) return false;
     // Fewer sums wait at any time than spans were added, so they take the places of those.
     SliceTree<Sums<S>> tree(all, sums_stride<S>());
     Span span = span_from(args, 0, 0);
@@ -237,7 +238,9 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
     const Work work = work_of<S>(args);
     const u32 warp = threadIdx.x / 32;
     const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;
-    Feed<S> feed(args, work, shared);
+    // All warps go through the same barriers, and all but the one that counts arrivals do the work.
+    const bool multiplies = S::CUT == Cut::Tiles || warp < S::THREADS / 32;
+    Feed<S> feed(args, work, shared, multiplies);
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
         const Unit unit = unit_of<S>(args, work, index);
@@ -250,7 +253,7 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
                 sync_block();
                 // The stage that all warps have just left is free.
                 feed.fill();
-                WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
+                if (multiplies) WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
                 slot = Feed<S>::after(slot);
             }
             if constexpr (S::Weights::SCALING == Scaling::Columns) scale_columns<S>(args, sums.sums, unit.first_column + column);
@@ -260,11 +263,11 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
         if constexpr (S::CUT == Cut::Spans) {
             if (work.spans == 1) {
                 tree.last = sums.all();
-            } else if (!gather_spans<S>(args, tree.last, sums.all(), unit)) {
+            } else if (!gather_spans<S>(args, tree.last, sums.all(), unit, multiplies)) {
                 continue;
             }
         }
-        store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row}, work.rows);
+        if (multiplies) store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row}, work.rows);
     }
     cp_async_wait<0>();
 }
@@ -272,7 +275,7 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
 }  // namespace matmul
 
 #define MATMUL_ENTRY(name, shape, blocks) \
-    extern "C" KERNEL((shape::THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
+    extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
         matmul::multiply<shape>(args, shared); \
     }

@@ -13,12 +13,14 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import record
 import tools
@@ -76,21 +78,19 @@ def run(test: Test, args: argparse.Namespace) -> Outcome:
     if args.device == "cuda":
         surroundings["CLEAVE_TEST_DEVICE"] = "cuda"
     began = time.monotonic()
+    # A sanitizer starts the test as a child, which a signal to the sanitizer alone would leave on the GPU.
+    child = subprocess.Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=surroundings, errors="replace", start_new_session=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit, env=surroundings, errors="replace")
-        said = done.stdout + done.stderr
-        status = "ok" if done.returncode == 0 else "found" if done.returncode == FOUND else f"exit {done.returncode}"
+        said, _ = child.communicate(timeout=args.limit)
+        code = child.returncode
+        status = "ok" if code == 0 else "found" if code == FOUND else f"exit {code}"
         if "skipped: " in said and status == "ok":
             status = "skipped"
-    except subprocess.TimeoutExpired as expired:
-        said = "".join(text_of(part) for part in (expired.stdout, expired.stderr))
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        said, _ = child.communicate()
         status = f"longer than {args.limit:g} s"
     return Outcome(test, status, time.monotonic() - began, said)
-
-
-def text_of(output: str | bytes | None) -> str:
-    """Returns output as text: that of a stopped program is not decoded."""
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def tell(outcome: Outcome) -> None:

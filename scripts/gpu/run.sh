@@ -129,6 +129,8 @@ declare -A stages=(
 smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_e4m3_code_is_read wgmma_sums_are_compared both_partitions_of_a_gpu a_child_process_writes_into"
 # Tests that run under sanitizers: small ones, which together run every kernel.
 watched="every_kernel_runs_on_small_sizes every_e4m3_code_is_read both_partitions_of_a_gpu matrix_products_match_the_cpu attention_matches_the_cpu device_draws_match reads_return_the_pools_bytes"
+# Racecheck slows kernels down a hundred times and more: tests of small sizes, which together run every kernel.
+raced="every_kernel_runs_on_small_sizes every_e4m3_code_is_read both_partitions_of_a_gpu quantised_matrix_products reads_return_the_pools_bytes"
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
 declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
@@ -208,7 +210,7 @@ stage tests 160 "${tests[@]}" --jobs "$jobs" --limit "$test_limit" "${names[@]}"
 # shellcheck disable=SC2086
 stage memcheck+ 80 "${tests[@]}" --sanitizer memcheck --limit 40 --jobs "$jobs" $watched
 # shellcheck disable=SC2086
-stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs "$jobs" $watched
+stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs "$jobs" $raced
 # shellcheck disable=SC2086
 stage synccheck+ 60 "${tests[@]}" --sanitizer synccheck --limit 30 --jobs "$jobs" $watched
 stage goldens 120 python3 "$here/goldens.py" --cleave "$cleave" --root "$root" --scratch "$scratch" "${goldens[@]}"

@@ -412,17 +412,15 @@ fn plain_args(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::CudaDevice;
-    use cleave_emulator::SanitizerVariant;
+    use crate::every_kernel;
 
     /// A multiprocessor holds three thread blocks of the first kernel, two of the second and one of
     /// the third.
     #[test]
     fn attention_grids_follow_each_kernels_occupancy() {
-        if !cleave_emulator::preload(SanitizerVariant::from_environment()) {
-            return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
-        }
-        let device = CudaDevice::open(0).expect("a stand-in");
+        let Some(device) = every_kernel::stand_in_device() else {
+            return;
+        };
         let images = KernelImages::load(&device).expect("code");
         let stream = CudaStream::new(&device).expect("a stream");
         let grids = |kv, head_dim| {

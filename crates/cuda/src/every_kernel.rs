@@ -345,7 +345,8 @@ fn attend(bench: &KernelBench, name: &str) {
         group: 4,
         kv_heads: 1,
         window: None,
-        blocks_count: 2,
+        // So many that an item has one span.
+        blocks_count: 64,
         has_prefill: true,
     };
     let plan = CudaAttentionPlan::new(&batch, &shape);
@@ -490,6 +491,16 @@ pub(crate) fn device() -> Option<Arc<CudaDevice>> {
     Some(CudaDevice::open(0).expect("a GPU, or the stand-in's"))
 }
 
+/// Returns the stand-in's device for a test of what the stand-in alone counts, or `None` with a
+/// message.
+pub(crate) fn stand_in_device() -> Option<Arc<CudaDevice>> {
+    if is_real() {
+        eprintln!("skipped: needs the stand-in driver");
+        return None;
+    }
+    device()
+}
+
 /// Returns whether the device can run the kernel: wgmma needs Hopper, and large tiles need much
 /// shared memory.
 fn runs_on(device: &CudaDevice, name: &str) -> bool {
@@ -529,7 +540,7 @@ fn every_kernel_runs_on_small_sizes() {
 
 /// Starts this test program again with a sanitizer's runtime and kernels.
 fn run_under_sanitizer(variant: SanitizerVariant) {
-    if cleave_emulator::driver_library(variant).is_none() {
+    if is_real() || cleave_emulator::driver_library(variant).is_none() {
         return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
     }
     let program = std::env::current_exe().unwrap();

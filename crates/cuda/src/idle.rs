@@ -17,6 +17,8 @@ const PASSES_TIMED: usize = cleave_engine::STEPS_IN_FLIGHT_MAX + 1;
 pub(crate) struct DeviceIdleTimer {
     /// Indexed by the number of the pass, modulo [`PASSES_TIMED`].
     began: [CudaEvent; PASSES_TIMED],
+    /// The pass whose beginning each event has recorded.
+    recorded: [Option<usize>; PASSES_TIMED],
     drawn: [CudaEvent; PASSES_TIMED],
     /// The number of draws so far; `fetched_count` of them were fetched.
     drawn_count: usize,
@@ -32,6 +34,7 @@ impl DeviceIdleTimer {
         };
         Ok(Self {
             began: events()?,
+            recorded: [None; PASSES_TIMED],
             drawn: events()?,
             drawn_count: 0,
             fetched_count: 0,
@@ -41,7 +44,10 @@ impl DeviceIdleTimer {
 
     /// Records that a pass begins; the caller queues its first operation next.
     pub(crate) fn pass_begins(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
-        self.began[self.drawn_count % PASSES_TIMED].record(stream)
+        let pass = self.drawn_count;
+        self.began[pass % PASSES_TIMED].record(stream)?;
+        self.recorded[pass % PASSES_TIMED] = Some(pass);
+        Ok(())
     }
 
     /// Records that the draw of the pass's tokens and their copy to the host were queued. The draw
@@ -57,7 +63,10 @@ impl DeviceIdleTimer {
     pub(crate) fn pass_fetched(&mut self) {
         let pass = self.fetched_count;
         self.fetched_count += 1;
-        self.last = pass.checked_sub(1).and_then(|before| {
+        // A draw alone, without a pass before it, has no beginning.
+        let has_begun = self.recorded[pass % PASSES_TIMED] == Some(pass);
+        let before = pass.checked_sub(1).filter(|_| has_begun);
+        self.last = before.and_then(|before| {
             let began = &self.began[pass % PASSES_TIMED];
             self.drawn[before % PASSES_TIMED].elapsed_until(began).ok()
         });

@@ -31,6 +31,9 @@ const FEW_COLUMNS: usize = 64;
 const BLOCKS_FILLED: usize = 264;
 /// The most spans of a slice: `SPANS_MOST` of the kernels.
 const SPANS_MAX: usize = 16;
+/// The least spans of all slices together, where a span still has two units: `SPANS_LEAST` of the
+/// kernels.
+const SPANS_MIN: usize = 4;
 /// Sums of slices that wait at once in a thread block's workspace: `WAITING_MOST` of the kernels.
 const WAITING_MAX: usize = 3;
 /// The tensor-core kernels take rows whose width is a multiple of this many elements.
@@ -355,17 +358,20 @@ fn span_width(columns: usize, slices: &InnerSlices) -> usize {
     let units = widths.map(|width| width.div_ceil(SPAN_UNIT)).max();
     let units = units.expect("a product has slices");
     let tiles = columns.div_ceil(FEW_COLUMNS) * ends.len();
-    let mut best = (units, tiles.div_ceil(BLOCKS_FILLED) * units);
-    for spans in (2..=SPANS_MAX).take_while(|spans| spans * 2 <= units) {
+    let most = (units / 2).clamp(1, SPANS_MAX);
+    let least = SPANS_MIN.div_ceil(ends.len()).min(most);
+    let mut best: Option<(usize, usize)> = None;
+    for spans in least..=most {
         let length = units.div_ceil(spans);
         let cost = (tiles * units.div_ceil(length)).div_ceil(BLOCKS_FILLED) * length;
         // More spans cost the merge of their sums, so they must save a twenty-fifth of the time at
         // least.
-        if cost * 25 <= best.1 * 24 {
-            best = (length, cost);
+        if best.is_none_or(|(_, least_cost)| cost * 25 <= least_cost * 24) {
+            best = Some((length, cost));
         }
     }
-    best.0 * SPAN_UNIT
+    let (length, _) = best.expect("there is at least one number of spans");
+    length * SPAN_UNIT
 }
 
 /// Returns the number of spans of all slices that a matrix has.

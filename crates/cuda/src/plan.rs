@@ -98,20 +98,13 @@ impl CudaAttentionPlan {
         let tiles: Vec<AttentionTile> = segments
             .flat_map(|(index, segment)| tiles(index, segment, shape))
             .collect();
-        // If the tiles alone give every thread block several items, splitting them would only cost
-        // the way of their states through memory.
-        let is_full = tiles.len() * shape.kv_heads >= 4 * shape.blocks_count;
-        let items = tiles.len() * shape.kv_heads;
+        // An item has at most one thread block's share of the spans, so that every block has work.
+        // Shorter ones would cost more ways of states through memory, and more waits at their ends.
+        let spans: usize = tiles.iter().map(|tile| tile.spans.len()).sum();
+        let spans_max = (spans * shape.kv_heads).div_ceil(shape.blocks_count).max(1);
         let mut plan = Self::default();
         for tile in tiles {
-            let spans = tile.spans.len();
-            let parts = if is_full {
-                1
-            } else {
-                // Each thread block should get about four items, which balances their lengths; more
-                // parts would only write more states.
-                spans.min((4 * shape.blocks_count).div_ceil(items))
-            };
+            let parts = tile.spans.len().div_ceil(spans_max);
             plan.add_tile(&tile, parts, shape.kv_heads);
         }
         // The longest items start first, so that no block begins a long one when the others are

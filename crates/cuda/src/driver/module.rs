@@ -209,8 +209,8 @@ impl<A: KernelArgs> CudaKernel<A> {
 mod tests {
     use super::*;
     use crate::args::{AttendArgs, MatmulArgs};
+    use crate::every_kernel;
     use crate::images::KernelImages;
-    use cleave_emulator::SanitizerVariant;
 
     #[test]
     fn unaligned_code_is_copied_to_aligned_words() {
@@ -226,10 +226,9 @@ mod tests {
     /// memory.
     #[test]
     fn a_grid_has_as_many_blocks_as_the_driver_counts() {
-        if !cleave_emulator::preload(SanitizerVariant::from_environment()) {
-            return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
-        }
-        let device = CudaDevice::open(0).expect("a stand-in");
+        let Some(device) = every_kernel::stand_in_device() else {
+            return;
+        };
         let images = KernelImages::load(&device).expect("code");
         let matmul = |name| {
             images

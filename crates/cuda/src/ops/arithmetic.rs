@@ -26,19 +26,17 @@ pub(super) fn arithmetic_name(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::CudaDevice;
+    use crate::every_kernel;
     use crate::images::SOURCES_HASH;
     use crate::ops::CudaOps;
     use crate::options::CudaOptions;
-    use cleave_emulator::SanitizerVariant;
     use cleave_engine::ops::{Ops, Precision};
 
     #[test]
     fn the_arithmetic_of_a_device_names_the_kernel_sources() {
-        if !cleave_emulator::preload(SanitizerVariant::from_environment()) {
-            return eprintln!("skipped: the emulator needs g++ on x86-64 Linux");
-        }
-        let device = CudaDevice::open(0).expect("a stand-in");
+        let Some(device) = every_kernel::device() else {
+            return;
+        };
         let options = CudaOptions::new(Precision::Bf16);
         let ops = CudaOps::new(&device, &options).expect("a backend");
         let name = ops.arithmetic();
