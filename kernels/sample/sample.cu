@@ -54,6 +54,8 @@ constexpr u32 WARPS = THREADS / 32;
 constexpr u32 DIGIT_BITS = 8;
 constexpr u32 BINS = 1 << DIGIT_BITS;
 constexpr u32 SEGMENTS_MAX = 1024;
+// Logits that a thread has on the way at once: a row is read by one block, so the latency of its loads is its time.
+constexpr u32 AHEAD = 8;
 
 // Larger logits have larger keys; both zeros have one.
 DEVICE u32 key_of(float logit) {
@@ -167,6 +169,31 @@ DEVICE bool is_kept(const Row& row, u32 key, u32 token) {
 }
 DEVICE float weight_of(const Row& row, float logit) { return exp_exact(mul_rn(add_rn(logit, -row.most), row.heat)); }
 
+// Calls `visit` with the logits of tokens `first`, `first + stride` and so on up to `end`, and past it, with negative
+// infinity, to a number of them that is the same for all threads with the same `rounds`.
+template <class Visit> DEVICE void visit_rounds(const Row& row, u32 first, u32 stride, u32 rounds, Visit visit) {
+    for (u32 round = 0; round < rounds; round += AHEAD) {
+        float logits[AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            const u32 token = first + (round + i) * stride;
+            logits[i] = round + i < rounds && token < row.vocab ? row.logits[token] : NEGATIVE_INFINITY;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (round + i < rounds) visit(first + (round + i) * stride, logits[i]);
+        }
+    }
+}
+
+// Calls `visit` with each of this thread's tokens and its logit.
+template <class Visit> DEVICE void visit_tokens(const Row& row, Visit visit) {
+    const u32 rounds = (row.vocab + THREADS - 1) / THREADS;
+    visit_rounds(row, threadIdx.x, THREADS, rounds, [&](u32 token, float logit) {
+        if (token < row.vocab) visit(token, logit);
+    });
+}
+
 DEVICE u64 warp_sum(u64 x) {
     for (u32 mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
     return x;
@@ -266,19 +293,13 @@ template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& 
         for (u32 bin = lane_index(); bin < BINS; bin += 32) bins[bin] = 0;
         sync_warp();
         // All lanes of a warp go the same number of rounds.
-        for (u32 first = threadIdx.x / 32 * 32; first < row.vocab; first += THREADS) {
-            const u32 token = first + lane_index();
-            u64 measure = 0;
-            u32 key = 0;
-            if (token < row.vocab) {
-                const float logit = row.logits[token];
-                key = key_of(logit);
-                const bool is_here = known == 32 || key >> known == prefix;
-                if (is_here && is_kept(row, key, token)) measure = by.measure(row, logit, key);
-            }
+        visit_rounds(row, threadIdx.x, THREADS, (row.vocab + THREADS - 1) / THREADS, [&](u32 token, float logit) {
+            const u32 key = key_of(logit);
+            const bool is_here = token < row.vocab && (known == 32 || key >> known == prefix);
+            const u64 measure = is_here && is_kept(row, key, token) ? by.measure(row, logit, key) : 0;
             add_to_bins(bins, (key >> shift) & ((1u << digits) - 1), measure);
             sync_warp();
-        }
+        });
         sync_block();
         find_bin(wanted, shared);
         prefix = prefix << digits | u32(shared.found[0]);
@@ -314,10 +335,10 @@ template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& 
 DEVICE u32 key_reached_by(const Row& row, u32 count, Shared& shared) {
     if (count > THREADS || count > row.vocab) return 0;
     u32 mine = 0;
-    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-        u32 key = key_of(row.logits[token]);
+    visit_tokens(row, [&](u32, float logit) {
+        u32 key = key_of(logit);
         mine = key > mine ? key : mine;
-    }
+    });
     shared.keys[threadIdx.x] = mine;
     sync_block();
     u32 rank = 0;
@@ -340,25 +361,23 @@ DEVICE u32 distance_of(const Row& row, float logit) {
 // are banned do not count.
 DEVICE void keep_within(Row& row, float n, Shared& shared) {
     u64 count = 0, sum = 0;
-    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-        float logit = row.logits[token];
-        if (logit == NEGATIVE_INFINITY) continue;
+    visit_tokens(row, [&](u32, float logit) {
+        if (logit == NEGATIVE_INFINITY) return;
         count++;
         sum += distance_of(row, logit);
-    }
+    });
     count = block_sum(count, shared);
     const u64 mean = block_sum(sum, shared) / count;
     // A square takes up to 64 bits, so the halves are added apart.
     u64 high = 0, low = 0;
-    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-        float logit = row.logits[token];
-        if (logit == NEGATIVE_INFINITY) continue;
+    visit_tokens(row, [&](u32, float logit) {
+        if (logit == NEGATIVE_INFINITY) return;
         u64 distance = distance_of(row, logit);
         u64 deviation = distance > mean ? distance - mean : mean - distance;
         u64 square = deviation * deviation;
         high += square >> 32;
         low += square & 0xffffffffu;
-    }
+    });
     high = block_sum(high, shared);
     low = block_sum(low, shared);
     float squares = add_rn(mul_rn(float(high), 4294967296.0f), float(low));
@@ -366,10 +385,9 @@ DEVICE void keep_within(Row& row, float n, Shared& shared) {
     u32 greatest = limit < 4294967296.0f ? u32(limit) : ~0u;
     // The least key that stays, as the largest complement.
     u64 mine = 0;
-    for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-        float logit = row.logits[token];
+    visit_tokens(row, [&](u32, float logit) {
         if (distance_of(row, logit) <= greatest) mine = larger(mine, u32(~key_of(logit)));
-    }
+    });
     u32 key = ~u32(block_largest(mine, shared));
     if (key > row.bar_key) {
         row.bar_key = key;
@@ -377,8 +395,7 @@ DEVICE void keep_within(Row& row, float n, Shared& shared) {
     }
 }
 
-DEVICE u64 kept_units(const Row& row, u32 token) {
-    float logit = row.logits[token];
+DEVICE u64 kept_units(const Row& row, u32 token, float logit) {
     if (!is_kept(row, key_of(logit), token)) return 0;
     float weight = weight_of(row, logit);
     return weight >= row.min_p ? units(weight) : 0;
@@ -389,19 +406,23 @@ DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
     u32 spans = (row.vocab + SEGMENTS_MAX * 32 - 1) / (SEGMENTS_MAX * 32);
     u32 segment_tokens = spans * 32;
     u32 segments = (row.vocab + segment_tokens - 1) / segment_tokens;
-    u64 mine = 0;
-    for (u32 segment = threadIdx.x / 32; segment < segments; segment += WARPS) {
-        u64 sum = 0;
-        for (u32 i = lane_index(); i < segment_tokens; i += 32) {
-            u32 token = segment * segment_tokens + i;
-            if (token < row.vocab) sum += kept_units(row, token);
-        }
+    u64 mine = 0, sum = 0;
+    // A warp has neighbouring segments.
+    const u32 each = (segments + WARPS - 1) / WARPS, warp_first = min(threadIdx.x / 32 * each, segments);
+    const u32 warp_segments = min(each, segments - warp_first);
+    u32 segment = warp_first, left_of_segment = spans;
+    visit_rounds(row, warp_first * segment_tokens + lane_index(), 32, warp_segments * spans, [&](u32 token, float logit) {
+        if (token < row.vocab) sum += kept_units(row, token, logit);
+        if (--left_of_segment > 0) return;
         sum = warp_sum(sum);
         if (lane_index() == 0) {
             shared.segments[segment] = sum;
             mine += sum;
         }
-    }
+        segment++;
+        left_of_segment = spans;
+        sum = 0;
+    });
     u64 goal = part(block_sum(mine, shared), bits);
     // Each thread has two neighbouring segments; in one thread's the sum passes the goal.
     static_assert(SEGMENTS_MAX == 2 * THREADS, "segments of a thread");
@@ -424,7 +445,7 @@ DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
     u32 drawn = 0;
     for (u32 i = 0; i < segment_tokens; i += 32) {
         u32 token = first + i + lane_index();
-        u64 weight = token < row.vocab ? kept_units(row, token) : 0;
+        u64 weight = token < row.vocab ? kept_units(row, token, row.logits[token]) : 0;
         u64 upto = weight;
         for (u32 distance = 1; distance < 32; distance *= 2) {
             u64 other = shuffle_up(upto, distance);
@@ -463,10 +484,9 @@ extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
     if (rule.top_n_sigma > 0.0f) keep_within(row, rule.top_n_sigma, shared);
     if (rule.top_p < u64(1) << 53) {
         u64 mine = 0;
-        for (u32 token = threadIdx.x; token < row.vocab; token += THREADS) {
-            float logit = row.logits[token];
+        visit_tokens(row, [&](u32 token, float logit) {
             if (is_kept(row, key_of(logit), token)) mine += units(weight_of(row, logit));
-        }
+        });
         u64 total = block_sum(mine, shared);
         u64 wanted = larger(part(total, rule.top_p), 1);
         // Tokens lighter than this together weigh less than what the set leaves out.

@@ -1,4 +1,4 @@
-"""Compiles every kernel for every target and compares the result with kernels/table.txt.
+"""Compiles every kernel for every target and compares the result with kernels/table.txt; and every lab.
 
 usage: check_kernels.py --nvcc NVCC [--jobs N] [--target sm_80 …] [--json FILE]
 
@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "kernels"
 # The limit applies beside dynamic shared memory: crates/cuda/src/images.rs counts on it for blocks that have little.
 STATIC_SHARED_BYTES_MAX = 2048
 TARGETS = ["sm_80", "sm_90a", "sm_100a"]
@@ -92,6 +93,14 @@ def compiled(nvcc: Path, file: str, target: str, folder: str) -> dict[str, Found
     return kernels
 
 
+def translated(nvcc: Path, program: Path, folder: str) -> None:
+    """Translates a program with a host side, without machine code, which takes longer and is not compared."""
+    path = f"{nvcc.parent}:{os.environ['PATH']}"
+    to = f"{folder}/{program.parent.name}-{program.stem}.ii"
+    flags = ["-std=c++17", "--cuda", "-gencode=arch=compute_90a,code=compute_90a", "-Werror", "all-warnings", f"-I{KERNELS / 'include'}"]
+    run([str(nvcc), *flags, "-o", to, str(program)], path)
+
+
 def wrongs(row: Listed, target: str, found: Found | None) -> list[str]:
     if found is None:
         return ["is not in its file"]
@@ -128,7 +137,11 @@ def main() -> None:
     files = sorted({row.file for row in rows})
     pairs = [(file, target) for file in files for target in args.target]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        programs = [*KERNELS.glob("*/lab.cu"), ROOT / "scripts/gpu/ceilings.cu"]
+        translations = [pool.submit(translated, args.nvcc, program, folder) for program in programs]
         results = list(pool.map(lambda pair: compiled(args.nvcc, *pair, folder), pairs))
+        for translation in translations:
+            translation.result()
     found = dict(zip(pairs, results, strict=True))
     problems, report = [], []
     for row in rows:
