@@ -38,6 +38,7 @@ template <u32 DIM, class Stored> struct Choice {
     extern "C" KERNEL((attend::Choice<dim, stored>::kind::THREADS), (attend::Choice<dim, stored>::blocks)) \
         name(GRID_CONSTANT const AttendArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
+        start_kernel(); \
         attend::attend_items<attend::Choice<dim, stored>::kind>(args, shared); \
     }
 

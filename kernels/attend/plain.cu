@@ -136,17 +136,20 @@ template <class T, class Stored> DEVICE void attend_rows(const AttendPlainArgs& 
 
 // Dynamic shared memory, per warp and rounded up to 16 bytes: 384 + 8 × head_dim. Any number of blocks.
 extern "C" KERNEL(32 * attend::PLAIN_WARPS, 4) attend_plain_f32(GRID_CONSTANT const AttendPlainArgs args) {
+    start_kernel();
     DYNAMIC_SHARED(u8, shared);
     attend::attend_rows<float, float>(args, shared);
 }
 
 extern "C" KERNEL(32 * attend::PLAIN_WARPS, 4) attend_plain_bf16(GRID_CONSTANT const AttendPlainArgs args) {
+    start_kernel();
     DYNAMIC_SHARED(u8, shared);
     attend::attend_rows<bf16, bf16>(args, shared);
 }
 
 // Queries and outputs in bf16, the pool in e4m3.
 extern "C" KERNEL(32 * attend::PLAIN_WARPS, 4) attend_plain_fp8(GRID_CONSTANT const AttendPlainArgs args) {
+    start_kernel();
     DYNAMIC_SHARED(u8, shared);
     attend::attend_rows<bf16, fp8>(args, shared);
 }

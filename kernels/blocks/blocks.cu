@@ -41,10 +41,12 @@ template <class Move> DEVICE void each_word(const Piece& piece, const Move& move
 
 // Grid: (blocks that share a piece, pieces).
 extern "C" KERNEL(THREADS, 1) blocks_gather(GRID_CONSTANT const BlocksArgs args) {
+    start_kernel();
     Piece piece = args.pieces[blockIdx.y];
     each_word(piece, [&](u64 at) { store_words(args.staging + piece.staging + at, load_once(args.pool + piece.pool + at)); });
 }
 extern "C" KERNEL(THREADS, 1) blocks_scatter(GRID_CONSTANT const BlocksArgs args) {
+    start_kernel();
     Piece piece = args.pieces[blockIdx.y];
     each_word(piece, [&](u64 at) { store_words(args.pool + piece.pool + at, load_once(args.staging + piece.staging + at)); });
 }
@@ -78,6 +80,7 @@ DEVICE u64 added(const u8* from, u32 stripes, u32 lane, const u64 (&secret)[24])
 
 // Grid: (pieces).
 extern "C" KERNEL(SUM_THREADS, 1) blocks_checksum(GRID_CONSTANT const BlocksArgs args) {
+    start_kernel();
     __shared__ u64 secret[24];
     __shared__ u64 parts[SUM_THREADS];
     if (threadIdx.x < 24) secret[threadIdx.x] = word_at(args.secret + threadIdx.x * 8);

@@ -32,5 +32,5 @@ template <class T> DEVICE void embed(const EmbedArgs& args) {
 }
 
 // Grid: (rows).
-extern "C" KERNEL(THREADS, 1) embed_f32(GRID_CONSTANT const EmbedArgs args) { embed<float>(args); }
-extern "C" KERNEL(THREADS, 1) embed_bf16(GRID_CONSTANT const EmbedArgs args) { embed<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) embed_f32(GRID_CONSTANT const EmbedArgs args) { start_kernel(); embed<float>(args); }
+extern "C" KERNEL(THREADS, 1) embed_bf16(GRID_CONSTANT const EmbedArgs args) { start_kernel(); embed<bf16>(args); }

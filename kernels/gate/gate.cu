@@ -32,5 +32,5 @@ template <class T> DEVICE void silu_gate(const GateArgs& args) {
 }
 
 // Grid: (rows, width / 2048 rounded up), or width / 256 where width is no multiple of 8.
-extern "C" KERNEL(THREADS, 1) silu_gate_f32(GRID_CONSTANT const GateArgs args) { silu_gate<float>(args); }
-extern "C" KERNEL(THREADS, 1) silu_gate_bf16(GRID_CONSTANT const GateArgs args) { silu_gate<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) silu_gate_f32(GRID_CONSTANT const GateArgs args) { start_kernel(); silu_gate<float>(args); }
+extern "C" KERNEL(THREADS, 1) silu_gate_bf16(GRID_CONSTANT const GateArgs args) { start_kernel(); silu_gate<bf16>(args); }

@@ -12,6 +12,7 @@ constexpr u32 THREADS = 128;
 
 // Grid: (indices).
 extern "C" KERNEL(THREADS, 1) gather_rows(GRID_CONSTANT const GatherArgs args) {
+    start_kernel();
     u64 units = args.units;
     const u16* from = args.from + args.indices[blockIdx.x] * units;
     u16* to = args.to + blockIdx.x * units;

@@ -8,6 +8,7 @@
 // Conventions of all kernels:
 // - one entry is `extern "C" KERNEL(threads, blocks) name(GRID_CONSTANT const NameArgs args)`: one plain
 //   struct of pointers, 32-bit and 64-bit numbers and floats, mirrored by crates/cuda/src/args.rs;
+// - an entry begins with `start_kernel`, or calls its two parts;
 // - sizes that change from step to step within one CUDA graph are read from device memory, not from args;
 // - rows are row-major; "T" is how working activations and KV are stored, bf16 or float.
 #pragma once
@@ -101,6 +102,17 @@ DEVICE u32 mul_high(u32 a, u32 b) { return __umulhi(a, b); }
 DEVICE u32 count_ones(u32 x) { return __popc(x); }
 // Zeros before the highest one; 32 for 0.
 DEVICE u32 leading_zeros(u32 x) { return __clz(i32(x)); }
+
+// A launch may begin before those in front of it in its stream are over, as soon as all their blocks have called
+// `let_next_begin` and left it room. Until `wait_for_previous` has returned in a thread, it touches only memory that no
+// kernel writes. Before sm_90 launches begin in turn, and neither does anything.
+#if __CUDA_ARCH__ >= 900
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEVICE void let_next_begin() {}
+DEVICE void wait_for_previous() {}
+#endif
 
 DEVICE u32 lane_index() { return threadIdx.x & 31; }
 DEVICE void sync_warp() { __syncwarp(); }
@@ -227,6 +239,12 @@ DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool kee
 #include "emulator.h"
 #define CONSTANT_DEVICE constexpr
 #endif
+
+// The first statement of every kernel that has nothing to read before its turn.
+DEVICE void start_kernel() {
+    let_next_begin();
+    wait_for_previous();
+}
 
 // Four e4m3 in the order of their bytes, to four bf16, exactly. A NaN would give 480, so callers must have none.
 DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {

@@ -116,23 +116,44 @@ template <class S, u32 AHEAD = S::STAGES - 1> struct Feed {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         begin_unit();
-        // This stays a loop, because unrolled copies of a stage would be too much code.
+        // These stay loops, because unrolled copies of a stage would be too much code.
+        if constexpr (S::CUT == Cut::Spans) {
+            // Nothing writes weights, so their copies begin while earlier launches still run.
+            const Feed first = *this;
 #pragma unroll 1
-        for (u32 i = 0; i < AHEAD; i++) fill();
+            for (u32 i = 0; i < AHEAD; i++) fill_parts<true, false>();
+            unit = first.unit, index = first.index, depth = first.depth, slot = first.slot;
+            wait_for_previous();
+#pragma unroll 1
+            for (u32 i = 0; i < AHEAD; i++) {
+                fill_parts<false, true>();
+                cp_async_commit();
+            }
+        } else {
+#pragma unroll 1
+            for (u32 i = 0; i < AHEAD; i++) fill();
+        }
     }
 
     DEVICE void fill() {
+        fill_parts<true, true>();
+        cp_async_commit();
+    }
+
+    // Starts the copies of the next stage's weights, of its rows, or of both.
+    template <bool HAS_WEIGHTS, bool HAS_ROWS> DEVICE void fill_parts() {
         if (index < work.units) {
             u8* to = shared + slot * S::STAGE_BYTES;
             constexpr u32 PER_CHUNK = S::Weights::PER_CHUNK;
             const u32 end = unit.span.end;
-            fill_tile<S::COLUMNS, S::WEIGHT_CHUNKS, S::THREADS>(to, weights, unit.first_column, depth / PER_CHUNK, end / PER_CHUNK);
-            fill_tile<S::ROWS, S::X_CHUNKS, S::THREADS>(to + S::X_OFFSET, x, unit.first_row, depth / 8, end / 8);
-            if constexpr (S::GROUPS_MOST > 0) fill_scales<S>(to + S::SCALES_OFFSET, args, unit, depth);
+            if constexpr (HAS_WEIGHTS) {
+                fill_tile<S::COLUMNS, S::WEIGHT_CHUNKS, S::THREADS>(to, weights, unit.first_column, depth / PER_CHUNK, end / PER_CHUNK);
+                if constexpr (S::GROUPS_MOST > 0) fill_scales<S>(to + S::SCALES_OFFSET, args, unit, depth);
+            }
+            if constexpr (HAS_ROWS) fill_tile<S::ROWS, S::X_CHUNKS, S::THREADS>(to + S::X_OFFSET, x, unit.first_row, depth / 8, end / 8);
             depth += S::DEPTH;
             if (depth >= end) end_span();
         }
-        cp_async_commit();
         slot = after(slot);
     }
 

@@ -105,9 +105,11 @@ template <class T> DEVICE void multiply_plain(const MatmulPlainArgs& args) {
 }  // namespace matmul
 
 extern "C" KERNEL(matmul::PLAIN_THREADS, 2) matmul_plain_f32(GRID_CONSTANT const MatmulPlainArgs args) {
+    start_kernel();
     matmul::multiply_plain<float>(args);
 }
 
 extern "C" KERNEL(matmul::PLAIN_THREADS, 2) matmul_plain_bf16(GRID_CONSTANT const MatmulPlainArgs args) {
+    start_kernel();
     matmul::multiply_plain<bf16>(args);
 }

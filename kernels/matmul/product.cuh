@@ -235,6 +235,9 @@ DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>&
 }
 
 template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
+    let_next_begin();
+    if constexpr (S::CUT == Cut::Tiles) wait_for_previous();
+    // The number of rows was copied before the step's first launch.
     const Work work = work_of<S>(args);
     const u32 warp = threadIdx.x / 32;
     const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;

@@ -65,5 +65,6 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
 
 extern "C" KERNEL(256, 1) matmul_wide128_bf16(GRID_CONSTANT const MatmulArgs args) {
     DYNAMIC_SHARED(u8, shared);
+    start_kernel();
     matmul::multiply_wide<matmul::Wide128>(args, shared);
 }

@@ -194,14 +194,14 @@ template <class T> DEVICE void head_norm(const HeadNormArgs& args) {
 }
 
 // Grid: (rows).
-extern "C" KERNEL(THREADS, 1) norm_f32(GRID_CONSTANT const NormArgs args) { norm<float>(args); }
-extern "C" KERNEL(THREADS, 1) norm_bf16(GRID_CONSTANT const NormArgs args) { norm<bf16>(args); }
-extern "C" KERNEL(THREADS, 1) norm_add_f32(GRID_CONSTANT const NormAddArgs args) { norm_add<float>(args); }
-extern "C" KERNEL(THREADS, 1) norm_add_bf16(GRID_CONSTANT const NormAddArgs args) { norm_add<bf16>(args); }
-extern "C" KERNEL(THREADS, 1) round_rows_bf16(GRID_CONSTANT const RoundArgs args) { round_rows<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) norm_f32(GRID_CONSTANT const NormArgs args) { start_kernel(); norm<float>(args); }
+extern "C" KERNEL(THREADS, 1) norm_bf16(GRID_CONSTANT const NormArgs args) { start_kernel(); norm<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) norm_add_f32(GRID_CONSTANT const NormAddArgs args) { start_kernel(); norm_add<float>(args); }
+extern "C" KERNEL(THREADS, 1) norm_add_bf16(GRID_CONSTANT const NormAddArgs args) { start_kernel(); norm_add<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) round_rows_bf16(GRID_CONSTANT const RoundArgs args) { start_kernel(); round_rows<bf16>(args); }
 // Grid: (rows, 2).
-extern "C" KERNEL(THREADS, 1) projection_norm_f32(GRID_CONSTANT const ProjectionNormArgs args) { projection_norm<float>(args); }
-extern "C" KERNEL(THREADS, 1) projection_norm_bf16(GRID_CONSTANT const ProjectionNormArgs args) { projection_norm<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) projection_norm_f32(GRID_CONSTANT const ProjectionNormArgs args) { start_kernel(); projection_norm<float>(args); }
+extern "C" KERNEL(THREADS, 1) projection_norm_bf16(GRID_CONSTANT const ProjectionNormArgs args) { start_kernel(); projection_norm<bf16>(args); }
 // Grid: (rows, (query_heads + kv_heads) / 4 rounded up).
-extern "C" KERNEL(HEAD_WARPS * 32, 1) head_norm_f32(GRID_CONSTANT const HeadNormArgs args) { head_norm<float>(args); }
-extern "C" KERNEL(HEAD_WARPS * 32, 1) head_norm_bf16(GRID_CONSTANT const HeadNormArgs args) { head_norm<bf16>(args); }
+extern "C" KERNEL(HEAD_WARPS * 32, 1) head_norm_f32(GRID_CONSTANT const HeadNormArgs args) { start_kernel(); head_norm<float>(args); }
+extern "C" KERNEL(HEAD_WARPS * 32, 1) head_norm_bf16(GRID_CONSTANT const HeadNormArgs args) { start_kernel(); head_norm<bf16>(args); }

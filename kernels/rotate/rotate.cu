@@ -61,7 +61,7 @@ template <class T, class Stored> DEVICE void rotate(const RotateArgs& args) {
 }
 
 // Grid: (rows, (query_heads + 2 * kv_heads) / 4 rounded up).
-extern "C" KERNEL(WARPS * 32, 1) rotate_f32(GRID_CONSTANT const RotateArgs args) { rotate<float, float>(args); }
-extern "C" KERNEL(WARPS * 32, 1) rotate_bf16(GRID_CONSTANT const RotateArgs args) { rotate<bf16, bf16>(args); }
+extern "C" KERNEL(WARPS * 32, 1) rotate_f32(GRID_CONSTANT const RotateArgs args) { start_kernel(); rotate<float, float>(args); }
+extern "C" KERNEL(WARPS * 32, 1) rotate_bf16(GRID_CONSTANT const RotateArgs args) { start_kernel(); rotate<bf16, bf16>(args); }
 // Queries, keys and values in bf16, the pool in e4m3.
-extern "C" KERNEL(WARPS * 32, 1) rotate_fp8(GRID_CONSTANT const RotateArgs args) { rotate<bf16, fp8>(args); }
+extern "C" KERNEL(WARPS * 32, 1) rotate_fp8(GRID_CONSTANT const RotateArgs args) { start_kernel(); rotate<bf16, fp8>(args); }

@@ -112,6 +112,7 @@ DEVICE u64 best_of(const float* logits, u32 first, u32 end) {
 
 // Grid: (rows, any number of blocks that share a row).
 extern "C" KERNEL(PREPARE_THREADS, 1) sample_prepare(GRID_CONSTANT const SampleArgs args) {
+    start_kernel();
     u32 row = blockIdx.x;
     u32 each = (args.vocab + gridDim.y - 1) / gridDim.y;
     u32 first = blockIdx.y * each;
@@ -463,6 +464,7 @@ DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
 
 // Grid: (rows).
 extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
+    start_kernel();
     __shared__ Shared shared;
     DrawRule rule = args.rules[blockIdx.x];
     u64 best = args.best[blockIdx.x];

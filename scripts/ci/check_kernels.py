@@ -3,9 +3,10 @@
 usage: check_kernels.py --nvcc NVCC [--jobs N] [--target sm_80 …] [--json FILE]
 
 Fails on a warning of the compiler, on products of warpgroups between which it inserts waits, on more registers than the
-table allows, on spills, on a stack (local memory), on a kernel that the table does not list or that is missing, and on
-machine code without the instructions that the table requires (`sm_80:HMMA`: tensor cores are used; a kernel without
-them would be right, and slow). cuobjdump and nvdisasm lie beside nvcc, or on the PATH. Standard library only.
+table allows, on spills, on a stack (local memory), on a kernel that does not wait for earlier launches, on one that the
+table does not list or that is missing, and on machine code without the instructions that the table requires
+(`sm_80:HMMA`: tensor cores are used; a kernel without them would be right, and slow). cuobjdump and nvdisasm lie beside
+nvcc, or on the PATH. Standard library only.
 """
 
 import argparse
@@ -24,6 +25,8 @@ KERNELS = ROOT / "kernels"
 # The limit applies beside dynamic shared memory: crates/cuda/src/images.rs counts on it for blocks that have little.
 STATIC_SHARED_BYTES_MAX = 2048
 TARGETS = ["sm_80", "sm_90a", "sm_100a"]
+# The machine code of `wait_for_previous`.
+WAITS_FOR_PREVIOUS = "ACQBULK"
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 # ptxas prints this for a wait that it inserts between products of warpgroups.
@@ -112,6 +115,8 @@ def wrongs(row: Listed, target: str, found: Found | None) -> list[str]:
     if found.stack or found.instructions & {"LDL", "STL"}:
         said.append(f"uses local memory ({found.stack} bytes of stack)")
     said += [f"waits: {remark}" for remark in found.remarks]
+    if target != "sm_80" and WAITS_FOR_PREVIOUS not in found.instructions:
+        said.append("never calls wait_for_previous, though it may begin before earlier launches are over")
     for one in row.required:
         of, instruction = one.split(":")
         if of not in (target, "all"):

@@ -31,6 +31,10 @@ unsafe impl Sync for CudaModule {}
 /// fields of the C++ struct in the same order.
 pub(crate) unsafe trait KernelArgs: Copy {}
 
+/// The major compute capability from which a launch may begin before the one in front of it is
+/// over: its kernels wait by themselves (`wait_for_previous` in `kernels/include/prims.cuh`).
+const EARLY_LAUNCH_CAPABILITY: u32 = 9;
+
 /// The fixed launch parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LaunchShape {
@@ -189,16 +193,31 @@ impl<A: KernelArgs> CudaKernel<A> {
         }
         debug_assert!(Arc::ptr_eq(&self.module.device, stream.device()));
         let mut pointers: [*mut c_void; 1] = [(&raw mut args).cast()];
-        call!(cuLaunchKernel(
+        let mut early = sys::CUlaunchAttribute {
+            id:
+                sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        // Kernels for older chips do not wait for the launch before them.
+        let begins_early = self.module.device.facts().capability.0 >= EARLY_LAUNCH_CAPABILITY;
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: self.shape.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shape.shared_bytes,
+            hStream: stream.handle(),
+            attrs: &raw mut early,
+            numAttrs: u32::from(begins_early),
+        };
+        call!(cuLaunchKernelEx(
+            &raw const config,
             self.handle,
-            grid[0],
-            grid[1],
-            grid[2],
-            self.shape.threads,
-            1,
-            1,
-            self.shape.shared_bytes,
-            stream.handle(),
             pointers.as_mut_ptr(),
             std::ptr::null_mut()
         ))

@@ -107,6 +107,9 @@ DEVICE u32 leading_zeros(u32 x) { return x == 0 ? 32 : u32(__builtin_clz(x)); }
 
 DEVICE u32 lane_index() { return threadIdx.x & 31; }
 DEVICE void sync_warp(CALL_SITE) { emulator::sync_warp(site); }
+// Launches run in turn.
+DEVICE void let_next_begin() {}
+DEVICE void wait_for_previous() {}
 DEVICE void sync_block(CALL_SITE) { emulator::sync_block(site); }
 
 template <class T> DEVICE T emulator_shuffle(T value, u32 from_lane, emulator::Site site) {
