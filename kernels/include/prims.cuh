@@ -189,22 +189,22 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 // multiply operands that lie in shared memory, beside whatever else they do. Under other targets
 // the code traps; the host never launches it there.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define WGMMA(code) code
+#define HOPPER(code) code
 #else
-#define WGMMA(code) __trap()
+#define HOPPER(code) __trap()
 #endif
 // Makes this thread's writes to shared memory, and copies that it waited for, visible to wgmma after the next barrier.
-DEVICE void wgmma_fence_shared() { WGMMA(asm volatile("fence.proxy.async.shared::cta;" ::: "memory")); }
+DEVICE void wgmma_fence_shared() { HOPPER(asm volatile("fence.proxy.async.shared::cta;" ::: "memory")); }
 // Orders other instructions' accesses to registers before the wgmma that follow.
-DEVICE void wgmma_begin() { WGMMA(asm volatile("wgmma.fence.sync.aligned;" ::: "memory")); }
-DEVICE void wgmma_commit() { WGMMA(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")); }
+DEVICE void wgmma_begin() { HOPPER(asm volatile("wgmma.fence.sync.aligned;" ::: "memory")); }
+DEVICE void wgmma_commit() { HOPPER(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")); }
 // Waits until at most N of this warp's groups are in flight.
-template <int N> DEVICE void wgmma_wait() { WGMMA(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory")); }
+template <int N> DEVICE void wgmma_wait() { HOPPER(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory")); }
 // Waits until no group is in flight: `d` then has the result, and other instructions may use it.
-DEVICE void wgmma_take(float (&d)[16][4]) {
+template <u32 N> DEVICE void wgmma_take(float (&d)[N][4]) {
     wgmma_wait<0>();
 #pragma unroll
-    for (u32 i = 0; i < 64; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+    for (u32 i = 0; i < N * 4; i++) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 // An operand: rows of 64 bf16 along the inner dimension, one after the other. Eight rows are a pattern of 1024 bytes,
 // in which chunk c of 16 bytes of row r lies at chunk c ^ r % 8 (the 128-byte swizzle, PTX ISA, "Matrix Descriptor
@@ -216,7 +216,7 @@ DEVICE u64 wgmma_operand(const void* at) {
 // d += a · b if `keeps`, else d = a · b: a is 64 × 16, b 16 × 128, both from 32 bytes of each row of an operand (see
 // above). Of d, 64 × 128, each warp has 16 rows, as the 16 × 8 fragments of mma_bf16.
 DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool keeps) {
-    WGMMA(asm volatile(
+    HOPPER(asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -233,7 +233,104 @@ DEVICE void wgmma_bf16(float (&d)[16][4], const void* a, const void* b, bool kee
         : "l"(wgmma_operand(a)), "l"(wgmma_operand(b)), "r"(u32(keeps))
         : "memory"));
 }
-#undef WGMMA
+// The same with 192 columns of b and d.
+DEVICE void wgmma_bf16(float (&d)[24][4], const void* a, const void* b, bool keeps) {
+    HOPPER(asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, %97, p, 1, 1, 0, 0;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
+          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3])
+        : "l"(wgmma_operand(a)), "l"(wgmma_operand(b)), "r"(u32(keeps))
+        : "memory"));
+}
+
+// Hopper's clusters: blocks of one launch that run at once on neighbouring multiprocessors, with consecutive numbers from
+// a multiple of the cluster's size, and that reach each other's shared memory. The grid is a multiple of the size.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define CLUSTER(blocks)
+#endif
+// Waits for all threads of the cluster, and shows them this thread's writes to shared memory.
+DEVICE void sync_cluster() {
+    HOPPER(asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"));
+}
+// Limits each thread of this warpgroup to N registers; others may then have more.
+template <u32 N> DEVICE void registers_release() { HOPPER(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N))); }
+template <u32 N> DEVICE void registers_take() { HOPPER(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N))); }
+
+// A barrier in shared memory: a phase is over when all arrivals that it counts were made and all bytes that it expects
+// were written. Phases have parities 0, 1, 0 and so on.
+struct alignas(8) PhaseBarrier {
+    u64 state;
+};
+DEVICE void barrier_init(PhaseBarrier* barrier, u32 arrivals) {
+    HOPPER(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory"));
+}
+// Shows this thread's new barriers to the copies and, after sync_cluster, to the cluster.
+DEVICE void barrier_init_fence() { HOPPER(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory")); }
+// Arrives, and lets the phase expect so many bytes more.
+DEVICE void barrier_expect(PhaseBarrier* barrier, u32 bytes) {
+    HOPPER(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory"));
+}
+// The address, for barrier_arrive, of the barrier that block `rank` of the cluster has at this place.
+DEVICE u32 barrier_of(const PhaseBarrier* barrier, u32 rank) {
+    u32 address = 0;
+    HOPPER(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(barrier)), "r"(rank)));
+    return address;
+}
+DEVICE void barrier_arrive(u32 address) {
+    HOPPER(asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory"));
+}
+DEVICE bool barrier_is_over(const PhaseBarrier* barrier, u32 parity) {
+    u32 is_over = 1;
+    HOPPER(asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                        : "=r"(is_over)
+                        : "r"(shared_address(barrier)), "r"(parity)
+                        : "memory"));
+    return is_over != 0;
+}
+// Waits until the phase of this parity is over. A wait of seconds is a mistake, which ends the launch with an error
+// instead of never.
+DEVICE void barrier_wait(const PhaseBarrier* barrier, u32 parity) {
+    constexpr i64 CYCLES_MOST = i64(1) << 34;
+    if (barrier_is_over(barrier, parity)) return;
+    const i64 begin = clock64();
+    while (!barrier_is_over(barrier, parity)) {
+        if (clock64() - begin > CYCLES_MOST) __trap();
+    }
+}
+
+// A matrix in memory, in the driver's words (cuTensorMapEncodeTiled), of which boxes are copied.
+struct alignas(128) TensorMap {
+    u64 word[16];
+};
+DEVICE void prefetch_map(const TensorMap& map) { HOPPER(asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory")); }
+// Copies the box that begins at this column and row to the same place in each block of the cluster whose bit `blocks`
+// has, and reports its bytes to the barrier at the same place there. Elements outside of the matrix become zeros, and
+// count. The box has the swizzle that wgmma_operand describes.
+DEVICE void copy_box(void* to, const TensorMap& map, u32 column, u32 row, PhaseBarrier* barrier, u32 blocks) {
+    HOPPER(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+                        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(u16(blocks))
+                        : "memory"));
+}
+DEVICE void copy_box(void* to, const TensorMap& map, u32 column, u32 row, PhaseBarrier* barrier) {
+    HOPPER(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                            shared_address(to)),
+                        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+                        : "memory"));
+}
+#undef HOPPER
 
 #else
 #include "emulator.h"

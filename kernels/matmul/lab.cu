@@ -8,19 +8,62 @@
 #ifdef __CUDACC__
 #include "lab.h"
 
+#include "cluster.cu"
 #include "few.cu"
 #include "many.cu"
 #include "narrow.cu"
 #include "plain.cu"
 #include "wide.cu"
 
+#include <cuda.h>
+
 #include <cmath>
 #include <cstring>
 #include <string>
 
+namespace matmul {
+// Other tiles and clusters than the one that ships.
+using Cluster128 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 1>;
+using Cluster128Square = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 2>;
+using Cluster192Square = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 192, 8, 1, 64, 5>, 2, 2>;
+}  // namespace matmul
+CLUSTER_ENTRY(matmul_cluster128_bf16, matmul::Cluster128)
+CLUSTER_ENTRY(matmul_cluster128_square_bf16, matmul::Cluster128Square)
+CLUSTER_ENTRY(matmul_cluster192_square_bf16, matmul::Cluster192Square)
+
 namespace {
 
 using lab::Buffer;
+
+// The driver's tensor maps.
+class TensorMaps {
+public:
+    TensorMaps() {
+        cudaDriverEntryPointQueryResult found;
+        void* function = nullptr;
+        lab::check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 13000, cudaEnableDefault, &found), "tensor maps");
+        if (found != cudaDriverEntryPointSuccess) lab::check(cudaErrorNotSupported, "tensor maps");
+        encode_ = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    }
+
+    // Of a (rows, width) matrix, in boxes of 64 columns by `box_rows` rows.
+    TensorMap of(const void* matrix, u32 rows, u32 width, u32 box_rows) const {
+        CUtensorMap map;
+        const cuuint64_t sizes[] = {width, rows}, strides[] = {u64(width) * 2};
+        const cuuint32_t box[] = {64, box_rows}, steps[] = {1, 1};
+        const CUresult result = encode_(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes, strides, box, steps,
+                                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        if (result != CUDA_SUCCESS) lab::check(cudaErrorInvalidValue, "a tensor map");
+        TensorMap to;
+        static_assert(sizeof to == sizeof map, "one layout");
+        std::memcpy(&to, &map, sizeof to);
+        return to;
+    }
+
+private:
+    decltype(&cuTensorMapEncodeTiled) encode_;
+};
 
 struct Candidate {
     std::string name;
@@ -31,7 +74,36 @@ struct Candidate {
     // Bits of a weight, and the kind of its scales.
     u32 bits;
     matmul::Scaling scaling;
+    // Blocks of a cluster, and the columns and rows of its boxes; 0 without clusters.
+    u32 cluster = 0;
+    u32 box_columns = 0;
+    u32 box_rows = 0;
+
+    // As many as run at once.
+    int blocks() const {
+        const int all = kernel.blocks();
+        if (cluster == 0) return all;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(u32(all) / cluster * cluster);
+        config.blockDim = dim3(u32(kernel.threads));
+        config.dynamicSmemBytes = size_t(kernel.shared_bytes);
+        cudaLaunchAttribute size = {};
+        size.id = cudaLaunchAttributeClusterDimension;
+        size.val.clusterDim.x = cluster;
+        size.val.clusterDim.y = size.val.clusterDim.z = 1;
+        config.attrs = &size;
+        config.numAttrs = 1;
+        int clusters = 0;
+        lab::check(cudaOccupancyMaxActiveClusters(&clusters, kernel.entry, &config), "occupancy of clusters");
+        return std::min(clusters * int(cluster), all);
+    }
 };
+
+template <class C> Candidate in_clusters(const char* name, const void* entry) {
+    using S = typename C::S;
+    return {name, {entry, int(C::THREADS), int(C::SHARED_BYTES)}, S::COLUMNS, S::ROWS, false, 16, matmul::Scaling::None,
+            C::BLOCKS, C::BOX_COLUMNS, C::BOX_ROWS};
+}
 
 template <class S> Candidate candidate(const char* name, const void* entry) {
     return {name, {entry, int(S::BLOCK_THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::CUT == matmul::Cut::Spans,
@@ -46,7 +118,13 @@ std::vector<Candidate> wide_candidates() {
             candidate<matmul::Few64>("few64_bf16", reinterpret_cast<const void*>(matmul_few64_bf16)),
             candidate<matmul::Many64>("many64_bf16", reinterpret_cast<const void*>(matmul_many64_bf16)),
             candidate<matmul::Many128>("many128_bf16", reinterpret_cast<const void*>(matmul_many128_bf16))};
-    if (lab::is_hopper()) all.push_back(candidate<matmul::Wide128>("wide128_bf16", reinterpret_cast<const void*>(matmul_wide128_bf16)));
+    if (lab::is_hopper()) {
+        all.push_back(candidate<matmul::Wide128>("wide128_bf16", reinterpret_cast<const void*>(matmul_wide128_bf16)));
+        all.push_back(in_clusters<matmul::Cluster192>("cluster192_bf16", reinterpret_cast<const void*>(matmul_cluster192_bf16)));
+        all.push_back(in_clusters<matmul::Cluster128>("cluster128_bf16", reinterpret_cast<const void*>(matmul_cluster128_bf16)));
+        all.push_back(in_clusters<matmul::Cluster128Square>("cluster128_2x2_bf16", reinterpret_cast<const void*>(matmul_cluster128_square_bf16)));
+        all.push_back(in_clusters<matmul::Cluster192Square>("cluster192_2x2_bf16", reinterpret_cast<const void*>(matmul_cluster192_square_bf16)));
+    }
     return all;
 }
 
@@ -84,7 +162,7 @@ struct Size {
 class Bench {
 public:
     Bench(const Size& size, u32 bits, u32 rows_most)
-        : size_(size), bytes_(u64(size.columns) * size.width * bits / 8), copies_(int(std::max<u64>(1, (u64(400) << 20) / bytes_))),
+        : size_(size), rows_most_(rows_most), bytes_(u64(size.columns) * size.width * bits / 8), copies_(int(std::max<u64>(1, (u64(400) << 20) / bytes_))),
           weights_(bytes_ * copies_), x_(size_t(rows_most) * size.width), out_(size_t(rows_most) * size.columns),
           sums_(size_t(64) << 20), arrivals_(1 << 16), rows_(1),
           column_scales_(std::vector<float>(size.columns, 0.01f)),
@@ -120,10 +198,21 @@ public:
         return args;
     }
 
+    void launch(const Candidate& candidate, int copy, int blocks) const {
+        const MatmulArgs product = args(candidate, copy);
+        if (candidate.cluster == 0) {
+            candidate.kernel.launch(product, blocks);
+        } else {
+            const MatmulClusterArgs all = {maps_.of(product.weights, size_.columns, size_.width, candidate.box_columns),
+                                           maps_.of(product.x, rows_most_, size_.width, candidate.box_rows), product};
+            candidate.kernel.launch(all, blocks);
+        }
+    }
+
     void set_rows(u32 rows) const { lab::check(cudaMemcpy(rows_.get(), &rows, sizeof rows, cudaMemcpyHostToDevice), "rows"); }
 
     std::vector<float> result(const Candidate& candidate) const {
-        candidate.kernel.launch(args(candidate, 0), candidate.kernel.blocks());
+        launch(candidate, 0, candidate.blocks());
         lab::check(cudaDeviceSynchronize(), candidate.name.c_str());
         return out_.read();
     }
@@ -144,6 +233,7 @@ private:
     }
 
     Size size_;
+    u32 rows_most_;
     u64 bytes_;
     int copies_;
     Buffer<u8> weights_;
@@ -154,16 +244,20 @@ private:
     Buffer<u32> rows_;
     Buffer<float> column_scales_;
     Buffer<u32> group_scales_;
+    TensorMaps maps_;
 };
 
 // Whether every kernel of one format gives the same bits, and bf16's are the plain kernel's within rounding.
 bool check_all(const std::vector<Candidate>& candidates) {
     bool is_fine = true;
     for (const Size size : {Size{"odd", 1000, 1288, 1}, Size{"spans", 512, 4096, 1}, Size{"one tile", 64, 256, 1},
-                            Size{"slices", 512, 4096, 8}, Size{"short slices", 1000, 1280, 2}}) {
-        for (const u32 rows : {1u, 5u, 16u, 33u, 130u}) {
+                            Size{"slices", 512, 4096, 8}, Size{"short slices", 1000, 1280, 2},
+                            Size{"slices of 144", 1000, 1152, 8}}) {
+        for (const u32 rows : {1u, 5u, 16u, 33u, 130u, 700u}) {
             std::vector<float> first;
             for (const Candidate& candidate : candidates) {
+                // Slices are whole groups.
+                if (candidate.bits != 16 && size.slices > 1 && size.width / size.slices % 128 != 0) continue;
                 const u32 width = candidate.bits == 16 ? size.width : size.width / 128 * 128;
                 const Size whole = {size.name, size.columns, width, size.slices};
                 const Bench bench(whole, candidate.bits, rows);
@@ -194,12 +288,12 @@ struct Ceilings {
 void time_one(const Size& size, const Candidate& candidate, u32 rows, const Ceilings& ceilings) {
     const Bench bench(size, candidate.bits, rows);
     bench.set_rows(rows);
-    const int blocks = candidate.kernel.blocks();
+    const int blocks = candidate.blocks();
     lab::Figure figure;
     figure.lab = "matmul";
     figure.variant = candidate.name;
     figure.shape = std::string(size.name) + ": " + std::to_string(size.columns) + " x " + std::to_string(size.width) + ", rows " + std::to_string(rows);
-    figure.seconds = lab::seconds_of(20, [&](int i) { candidate.kernel.launch(bench.args(candidate, i), blocks); });
+    figure.seconds = lab::seconds_of(20, [&](int i) { bench.launch(candidate, i, blocks); });
     // Reading weights bounds few rows, multiplying bounds many.
     if (candidate.leaves_sums) {
         figure.bytes = double(bench.bytes());
@@ -229,8 +323,22 @@ void time_all(const std::vector<Candidate>& candidates, const Ceilings& ceilings
 
 }  // namespace
 
-// With --brief only bf16 and the shapes of an 8B model.
+// With --brief only bf16 and the shapes of an 8B model; with --only NAME these for one kernel, so that one that fails
+// takes no other's figures with it.
 int main(int count, char** arguments) {
+    if (count == 3 && std::strcmp(arguments[1], "--only") == 0) {
+        std::vector<Candidate> all = wide_candidates(), one;
+        for (const Candidate& candidate : all) {
+            if (candidate.name == arguments[2]) one = {candidate};
+        }
+        all.resize(1);
+        if (one.empty() || one[0].name == all[0].name) return std::fprintf(stderr, "no kernel to compare: %s\n", arguments[2]), 2;
+        all.push_back(one[0]);
+        const bool is_fine = check_all(all);
+        std::fprintf(stderr, "%s: %s, %d blocks\n", arguments[2], is_fine ? "the same bits" : "NOT RIGHT", one[0].blocks());
+        time_all(one, {0, 0}, true);
+        return is_fine ? 0 : 1;
+    }
     const bool is_brief = lab::is_brief(count, arguments);
     const Ceilings ceilings = {lab::copy_ceiling(), lab::mma_ceiling()};
     std::fprintf(stderr, "copy %.0f GB/s, mma.sync %.0f TFLOP/s\n", ceilings.copy * 1e-9, ceilings.mma * 1e-12);

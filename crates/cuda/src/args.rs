@@ -5,7 +5,7 @@
 //! Nothing but the kernels' tests checks the order of fields, so a change of one side must change
 //! the other.
 
-use crate::driver::KernelArgs;
+use crate::driver::{KernelArgs, TensorMap};
 use cleave_engine::ops::SLICES_MAX;
 
 /// An address on the device; 0 stands for none.
@@ -169,6 +169,13 @@ args! {
         slices: u32,
         slice_ends: [u32; SLICES_MAX],
         padding: u32,
+    }
+    /// Arguments of the kernels in `kernels/matmul/cluster.cu`.
+    MatmulClusterArgs {
+        weights: TensorMap,
+        x: TensorMap,
+        product: MatmulArgs,
+        padding: [u32; 30],
     }
     /// Arguments of the plain kernels of `kernels/matmul`.
     MatmulPlainArgs {

@@ -43,6 +43,7 @@ signatures! {
     A B C D E F G H I;
     A B C D E F G H I J;
     A B C D E F G H I J K;
+    A B C D E F G H I J K L;
     A B C D E F G H I J K L M N O P;
 }
 

@@ -9,9 +9,9 @@ mod norms;
 
 use crate::args::{
     AttendArgs, AttendPlainArgs, DeviceAddress, DeviceEdit, DeviceRule, EmbedArgs, GateArgs,
-    GatherArgs, MatmulArgs, MatmulPlainArgs, RotateArgs, SampleArgs, slice_ends,
+    GatherArgs, MatmulArgs, MatmulClusterArgs, MatmulPlainArgs, RotateArgs, SampleArgs, slice_ends,
 };
-use crate::driver::{CudaDevice, CudaStream, DeviceMemory, KernelArgs, PinnedMemory};
+use crate::driver::{CudaDevice, CudaStream, DeviceMemory, KernelArgs, PinnedMemory, TensorMap};
 use crate::images::{KernelImages, TABLE};
 use crate::plan::{AttentionPlanShape, CudaAttentionPlan, STATE_HEADER, segments};
 use cleave_emulator::{SANITIZER_EXIT, SanitizerVariant, StandInLibrary};
@@ -419,6 +419,7 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         .trim_start_matches("few")
         .trim_start_matches("many")
         .trim_start_matches("wide")
+        .trim_start_matches("cluster")
         .split_once('_')
         .unwrap();
     let tile_rows: usize = tile_rows.parse().unwrap();
@@ -474,7 +475,22 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         slice_ends: slice_ends(ends.iter().copied()),
         padding: 0,
     };
-    bench.launch(name, [BLOCKS, 1, 1], args);
+    if name.contains("cluster") {
+        // A cluster is two blocks, each of which copies all of its columns and half of the rows.
+        let map = |address, count, box_rows: usize| {
+            let device = bench.stream.device();
+            TensorMap::new(device, address, count, width, box_rows as u32).unwrap()
+        };
+        let args = MatmulClusterArgs {
+            weights: map(args.weights, columns, tile_columns),
+            x: map(args.x, rows, tile_rows / 2),
+            product: args,
+            padding: [0; 30],
+        };
+        bench.launch(name, [2, 1, 1], args);
+    } else {
+        bench.launch(name, [BLOCKS, 1, 1], args);
+    }
 }
 
 /// Returns whether tests run on a real GPU.
@@ -501,13 +517,16 @@ pub(crate) fn stand_in_device() -> Option<Arc<CudaDevice>> {
     device()
 }
 
-/// Returns whether the device can run the kernel: wgmma needs Hopper, and large tiles need much
-/// shared memory.
+/// Returns whether the device can run the kernel: wgmma needs Hopper, clusters a real one, and large
+/// tiles need much shared memory.
 fn runs_on(device: &CudaDevice, name: &str) -> bool {
     let facts = device.facts();
     let listed = TABLE.iter().find(|listed| listed.name == name).unwrap();
     let has_wgmma = !is_real() || facts.capability.0 == 9;
-    (has_wgmma || !name.contains("wide")) && listed.shared_bytes <= facts.shared_bytes_max
+    let is_wgmma = name.contains("wide") || name.contains("cluster");
+    (has_wgmma || !is_wgmma)
+        && (is_real() || !name.contains("cluster"))
+        && listed.shared_bytes <= facts.shared_bytes_max
 }
 
 /// The run uses the variant that this process was started for: the plain one, unless a sanitizer's

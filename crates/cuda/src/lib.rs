@@ -37,6 +37,7 @@ mod sample;
 #[cfg(test)]
 mod smoke;
 mod step_messages;
+mod tiled;
 mod upload;
 mod wgmma;
 

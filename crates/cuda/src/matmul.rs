@@ -5,9 +5,7 @@
 //! and the workspace for their sums.
 //! Never: waits for the device.
 //! Invariant: spans depend on a product's shape and slices alone, so that a row gives the same bits
-//! from every kernel, and a rank that has some of the slices cuts them as one that has all. A grid
-//! has no more thread blocks than its stream's multiprocessors hold at once, by the driver's count
-//! for the kernel.
+//! from every kernel, and a rank that has some of the slices cuts them as one that has all.
 
 use crate::args::{self, MatmulArgs, MatmulPlainArgs};
 use crate::buffers::{CudaRows, GrowingMemory, MemoryContents};
@@ -19,6 +17,7 @@ use crate::options::{CudaOptions, MatmulMode};
 use crate::pack::{CudaMatrix, QuantizedParts};
 use crate::quantized::QuantizedFormat;
 use crate::step_messages::{StepMessage, StepMessages};
+use crate::tiled::{TiledCode, TiledKernel};
 use crate::wgmma;
 use cleave_engine::ops::{InnerSlices, Precision};
 
@@ -60,17 +59,6 @@ pub(crate) struct MatmulProduct<'a> {
 pub(crate) struct MatmulTarget {
     pub(crate) address: u64,
     pub(crate) stored: Precision,
-}
-
-/// A kernel for at most `rows_max` rows.
-#[derive(Debug)]
-struct TiledKernel {
-    kernel: CudaKernel<MatmulArgs>,
-    /// Columns and rows of the kernel's tile.
-    tile: (usize, usize),
-    rows_max: usize,
-    /// Whether several thread blocks share the spans of one tile and then merge the sums.
-    merges_spans: bool,
 }
 
 #[derive(Debug)]
@@ -134,7 +122,7 @@ impl CudaMatmul {
         if precision == Precision::Bf16 {
             for (name, rows_max, tile, merges) in TILED {
                 tiled.push(TiledKernel {
-                    kernel: images.kernel(name)?,
+                    code: TiledCode::Alone(images.kernel(name)?),
                     tile,
                     rows_max,
                     merges_spans: merges,
@@ -144,7 +132,9 @@ impl CudaMatmul {
                 let mut tiled = Vec::new();
                 for (name, rows_max, tile, merges) in TILED_QUANTIZED {
                     tiled.push(TiledKernel {
-                        kernel: images.kernel(&format!("{name}_{}", format.name()))?,
+                        code: TiledCode::Alone(
+                            images.kernel(&format!("{name}_{}", format.name()))?,
+                        ),
                         tile,
                         rows_max,
                         merges_spans: merges,
@@ -155,11 +145,10 @@ impl CudaMatmul {
         }
         let mut has_wgmma = false;
         if let Some(last) = tiled.last_mut()
-            && let Some(kernel) = wgmma::load_wgmma_kernel(images, stream, &last.kernel)?
+            && let Some(kernel) = wgmma::load_wgmma_kernel(images, stream, last)?
         {
-            // The replacement has the same tile and, as `wgmma::load_wgmma_kernel` compared, gives
-            // the same bits.
-            last.kernel = kernel;
+            // The replacement gives the same bits, as `wgmma::load_wgmma_kernel` compared.
+            *last = kernel;
             has_wgmma = true;
         }
         Ok(Self {
@@ -254,7 +243,7 @@ impl CudaMatmul {
         let span_width = span_width(matrix.columns, &matrix.slices);
         let spans = spans_count(&matrix.slices, span_width);
         let (tile_columns, tile_rows) = tiled.tile;
-        let tiles = matrix.columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
+        let tiles = tiled.tiles(rows, matrix.columns);
         // Kernels for few rows have too few tiles to fill the device, so each span of a tile is an
         // item of its own. The block that arrives last adds up the tile's spans.
         let items = if tiled.merges_spans {
@@ -262,9 +251,7 @@ impl CudaMatmul {
         } else {
             tiles
         };
-        // Blocks beyond those that run at once would only wait; each block walks several items
-        // instead.
-        let blocks = items.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
+        let blocks = tiled.blocks(items, self.processors_count);
         let sums_count = match (tiled.merges_spans, matrix.slices.count()) {
             (true, _) if spans > 1 => items,
             (true, _) | (false, 1) => 0,
@@ -305,7 +292,7 @@ impl CudaMatmul {
         };
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all
         // spans.
-        unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
+        unsafe { tiled.launch(stream, blocks, args, rows) }
     }
 
     /// Returns the address of a number of rows on the device, and sends the number if this pass has

@@ -8,74 +8,105 @@
 //! Invariant: without equal bits no wgmma kernel is used.
 
 use crate::args::{MatmulArgs, slice_ends};
-use crate::driver::{CudaKernel, CudaStream, DeviceMemory, PinnedMemory};
+use crate::driver::{CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
 use crate::images::KernelImages;
+use crate::tiled::{TiledCode, TiledKernel};
 
 /// The only major compute capability whose chips have wgmma.
 const HOPPER: u32 = 9;
-/// The columns, rows and width of the comparison: one tile of two spans, the second of which is
-/// shorter.
-const COLUMNS: usize = 128;
+/// The columns, rows and width of the comparison: two tiles, which a cluster shares.
+const COLUMNS: usize = 256;
 const ROWS: usize = 128;
-const WIDTH: usize = 320;
-const SPAN_WIDTH: usize = 256;
+const WIDTH: usize = 208;
+/// The first slice ends within a step of the copies, and the second waits for it.
+const SLICE_ENDS: [usize; 2] = [80, WIDTH];
+const SPAN_WIDTH: usize = 128;
+/// Thread blocks of the comparison, and the most floats that each leaves in the workspace.
+const BLOCKS: usize = 2;
+const FLOATS_OF_BLOCK: usize = 3 * 128 * 192;
 
-/// Loads the wgmma kernel for many rows if the device is a Hopper and the kernel's bits equal those
-/// of `many`, the mma kernel for the same tile.
+/// Loads a wgmma kernel for many rows if the device is a Hopper and the kernel's bits equal those
+/// of `many`, the mma kernel for as many rows.
 ///
 /// # Errors
 /// If the device fails.
 pub(crate) fn load_wgmma_kernel(
     images: &KernelImages,
     stream: &CudaStream,
-    many: &CudaKernel<MatmulArgs>,
-) -> Result<Option<CudaKernel<MatmulArgs>>, CudaError> {
-    let Some(found) = compare_with_mma(images, stream, many)? else {
-        return Ok(None);
-    };
-    if found.sums_differing > 0 {
+    many: &TiledKernel,
+) -> Result<Option<TiledKernel>, CudaError> {
+    for found in compare_with_mma(images, stream, many)? {
+        if found.sums_differing == 0 {
+            return Ok(Some(found.kernel));
+        }
         tracing::info!(
-            "{}: wgmma rounds differently from mma ({} of {} sums differ), so products are left to mma; \
+            "{}: {} rounds differently from mma ({} of {} sums differ) and is not used; \
              --gpu-matmul fast is faster for long prompts",
             stream.device().facts().name,
+            found.name,
             found.sums_differing,
             found.sums
         );
-        return Ok(None);
     }
-    Ok(Some(found.wide))
+    Ok(None)
 }
 
-/// The result of the comparison.
+/// The result of the comparison of one kernel.
 pub(crate) struct WgmmaComparison {
-    wide: CudaKernel<MatmulArgs>,
+    pub(crate) name: &'static str,
+    kernel: TiledKernel,
     /// The number of sums whose bits differ, out of `sums`.
     pub(crate) sums_differing: usize,
     pub(crate) sums: usize,
 }
 
-/// Multiplies the same numbers with both kernels; `None` on a chip without wgmma.
+/// Multiplies the same numbers with `many` and with each wgmma kernel, the fastest first; returns
+/// nothing on a chip without wgmma.
 ///
 /// # Errors
 /// If the device fails.
 pub(crate) fn compare_with_mma(
     images: &KernelImages,
     stream: &CudaStream,
-    many: &CudaKernel<MatmulArgs>,
-) -> Result<Option<WgmmaComparison>, CudaError> {
+    many: &TiledKernel,
+) -> Result<Vec<WgmmaComparison>, CudaError> {
     if stream.device().facts().capability.0 != HOPPER {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let wide = images.kernel("matmul_wide128_bf16")?;
+    let (in_clusters, alone) = ("matmul_cluster192_bf16", "matmul_wide128_bf16");
+    let kernels = [
+        (
+            in_clusters,
+            TiledCode::Clusters(images.kernel(in_clusters)?),
+            (128, 192),
+        ),
+        (alone, TiledCode::Alone(images.kernel(alone)?), (128, 128)),
+    ];
     let probe = WgmmaProbe::new(stream)?;
-    let (by_mma, by_wgmma) = (probe.product(stream, many)?, probe.product(stream, &wide)?);
-    let different = by_mma.iter().zip(&by_wgmma).filter(|(a, b)| a != b);
-    Ok(Some(WgmmaComparison {
-        wide,
-        sums_differing: different.count(),
-        sums: by_mma.len(),
-    }))
+    let by_mma = probe.product(stream, many)?;
+    let mut found = Vec::new();
+    for (name, code, tile) in kernels {
+        let kernel = TiledKernel {
+            code,
+            tile,
+            rows_max: usize::MAX,
+            merges_spans: false,
+        };
+        let by_wgmma = match probe.product(stream, &kernel) {
+            // A driver without tensor maps cannot launch clusters that copy by them.
+            Err(CudaError::Call { ref name, .. }) if name == "CUDA_ERROR_NOT_SUPPORTED" => continue,
+            product => product?,
+        };
+        let different = by_mma.iter().zip(&by_wgmma).filter(|(a, b)| a != b);
+        found.push(WgmmaComparison {
+            name,
+            kernel,
+            sums_differing: different.count(),
+            sums: by_mma.len(),
+        });
+    }
+    Ok(found)
 }
 
 /// The operands of the comparison.
@@ -84,6 +115,7 @@ struct WgmmaProbe {
     x: DeviceMemory,
     out: DeviceMemory,
     rows_count: DeviceMemory,
+    sums: DeviceMemory,
 }
 
 impl WgmmaProbe {
@@ -101,15 +133,16 @@ impl WgmmaProbe {
             x: upload(&numbers(2, ROWS * WIDTH))?,
             out: DeviceMemory::new(stream.device(), COLUMNS * ROWS * 4, "a comparison")?,
             rows_count: upload(&(ROWS as u32).to_ne_bytes())?,
+            sums: DeviceMemory::new(
+                stream.device(),
+                BLOCKS * FLOATS_OF_BLOCK * 4,
+                "a comparison",
+            )?,
         })
     }
 
     /// Returns the bits of every sum.
-    fn product(
-        &self,
-        stream: &CudaStream,
-        kernel: &CudaKernel<MatmulArgs>,
-    ) -> Result<Vec<u32>, CudaError> {
+    fn product(&self, stream: &CudaStream, kernel: &TiledKernel) -> Result<Vec<u32>, CudaError> {
         let bytes = self.out.bytes();
         stream.zero(&self.out, 0..bytes)?;
         let args = MatmulArgs {
@@ -120,22 +153,23 @@ impl WgmmaProbe {
             bias: 0,
             out: self.out.at(0),
             rows_count: self.rows_count.at(0),
-            sums: 0,
+            sums: self.sums.at(0),
             arrivals: 0,
             columns: COLUMNS as u32,
             width: WIDTH as u32,
             span_width: SPAN_WIDTH as u32,
-            spans: WIDTH.div_ceil(SPAN_WIDTH) as u32,
+            // One of each slice.
+            spans: SLICE_ENDS.len() as u32,
             group_shift: 0,
             is_out_f32: 1,
-            slices: 1,
-            slice_ends: slice_ends(std::iter::once(WIDTH)),
+            slices: SLICE_ENDS.len() as u32,
+            slice_ends: slice_ends(SLICE_ENDS.into_iter()),
             padding: 0,
         };
         let mut fetched = PinnedMemory::new(stream.device(), bytes)?;
         // SAFETY: the sizes are those of the memory allocated above, which lives until the stream
         // is done.
-        unsafe { kernel.launch(stream, [1, 1, 1], args) }?;
+        unsafe { kernel.launch(stream, BLOCKS, args, ROWS) }?;
         stream.copy_out((&self.out, 0), (&mut fetched, 0..bytes))?;
         stream.synchronize()?;
         let words = fetched.as_slice()[..bytes].chunks_exact(4);

@@ -13,11 +13,13 @@ mod memory;
 mod module;
 mod partition;
 mod stream;
+mod tensor_map;
 
 pub(crate) use ipc::{HANDLE_BYTES, ImportedMemory};
 pub(crate) use memory::{DeviceMemory, PinnedMemory};
 pub(crate) use module::{CudaKernel, CudaModule, KernelArgs, LaunchShape};
 pub(crate) use stream::{CudaEvent, CudaGraph, CudaStream};
+pub(crate) use tensor_map::TensorMap;
 
 pub(crate) use partition::GreenPartition;
 

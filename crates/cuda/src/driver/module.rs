@@ -27,8 +27,8 @@ unsafe impl Sync for CudaModule {}
 /// The one argument of a kernel, laid out as its C++ struct.
 ///
 /// # Safety
-/// The type must be `#[repr(C)]`, contain only plain numbers and device addresses, and have the
-/// fields of the C++ struct in the same order.
+/// The type must be `#[repr(C)]`, contain only plain numbers, device addresses and tensor maps, and
+/// have the fields of the C++ struct in the same order.
 pub(crate) unsafe trait KernelArgs: Copy {}
 
 /// The major compute capability from which a launch may begin before the one in front of it is

@@ -268,4 +268,28 @@ template <int N> DEVICE void wgmma_wait(CALL_SITE) {
     }
     emulator::products_over();
 }
-DEVICE void wgmma_take(float (&)[16][4], CALL_SITE) { wgmma_wait<0>(site); }
+template <u32 N> DEVICE void wgmma_take(float (&)[N][4], CALL_SITE) { wgmma_wait<0>(site); }
+
+// Blocks run one after the other here, so there are no clusters: kernels with them compile, and fail when they run. The
+// driver makes no tensor maps either, so the backend does not choose them.
+#define CLUSTER(blocks)
+DEVICE void emulator_no_clusters(emulator::Site site) { emulator::fail(emulator::Outcome::Failed, "clusters are not emulated", site); }
+struct alignas(8) PhaseBarrier {
+    u64 state;
+};
+struct alignas(128) TensorMap {
+    u64 word[16];
+};
+DEVICE void wgmma_bf16(float (&)[24][4], const void*, const void*, bool, CALL_SITE) { emulator_no_clusters(site); }
+DEVICE void sync_cluster(CALL_SITE) { emulator_no_clusters(site); }
+template <u32 N> DEVICE void registers_release() {}
+template <u32 N> DEVICE void registers_take() {}
+DEVICE void barrier_init(PhaseBarrier*, u32, CALL_SITE) { emulator_no_clusters(site); }
+DEVICE void barrier_init_fence() {}
+DEVICE void barrier_expect(PhaseBarrier*, u32, CALL_SITE) { emulator_no_clusters(site); }
+DEVICE u32 barrier_of(const PhaseBarrier*, u32) { return 0; }
+DEVICE void barrier_arrive(u32, CALL_SITE) { emulator_no_clusters(site); }
+DEVICE void barrier_wait(const PhaseBarrier*, u32, CALL_SITE) { emulator_no_clusters(site); }
+DEVICE void prefetch_map(const TensorMap&) {}
+DEVICE void copy_box(void*, const TensorMap&, u32, u32, PhaseBarrier*, CALL_SITE) { emulator_no_clusters(site); }
+DEVICE void copy_box(void*, const TensorMap&, u32, u32, PhaseBarrier*, u32, CALL_SITE) { emulator_no_clusters(site); }

@@ -1,0 +1,91 @@
+//! A tensor-core kernel of products: its tile, its grid and its launch.
+//!
+//! Owns: the grid, and the tensor maps of kernels that copy by them.
+//! Never: chooses a kernel.
+//! Invariant: a grid has no more thread blocks than the stream's multiprocessors hold at once, and
+//! whole clusters.
+
+use crate::args::{MatmulArgs, MatmulClusterArgs};
+use crate::driver::{CudaKernel, CudaStream, TensorMap};
+use crate::error::CudaError;
+
+/// Thread blocks of a cluster, side by side: `COLUMN_BLOCKS` of `Cluster192` in
+/// `kernels/matmul/cluster.cu`.
+const CLUSTER_BLOCKS: usize = 2;
+
+/// A kernel for at most `rows_max` rows.
+#[derive(Debug)]
+pub(crate) struct TiledKernel {
+    pub(crate) code: TiledCode,
+    /// Columns and rows of a thread block's tile.
+    pub(crate) tile: (usize, usize),
+    pub(crate) rows_max: usize,
+    /// Whether several thread blocks share the spans of one tile and then merge the sums.
+    pub(crate) merges_spans: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum TiledCode {
+    /// Each thread block copies its own operands.
+    Alone(CudaKernel<MatmulArgs>),
+    /// The thread blocks of a cluster have the same rows, and each copies a part of them for all.
+    Clusters(CudaKernel<MatmulClusterArgs>),
+}
+
+impl TiledKernel {
+    /// Returns the number of tiles of a product.
+    pub(crate) fn tiles(&self, rows: usize, columns: usize) -> usize {
+        columns.div_ceil(self.tile.0) * rows.div_ceil(self.tile.1)
+    }
+
+    /// Returns the number of thread blocks for so many items of work on so many multiprocessors.
+    /// More would only wait; each walks several items instead.
+    pub(crate) fn blocks(&self, items: usize, processors_count: usize) -> usize {
+        match &self.code {
+            TiledCode::Alone(kernel) => {
+                items.min(processors_count * kernel.blocks_per_multiprocessor())
+            }
+            TiledCode::Clusters(_) => {
+                let clusters = (processors_count / CLUSTER_BLOCKS).max(1);
+                clusters.min(items.div_ceil(CLUSTER_BLOCKS)) * CLUSTER_BLOCKS
+            }
+        }
+    }
+
+    /// Queues a product of at most `rows` rows.
+    ///
+    /// # Safety
+    /// As for [`CudaKernel::launch`]; `args.x` has `rows` rows.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: &CudaStream,
+        blocks: usize,
+        args: MatmulArgs,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        let grid = [blocks as u32, 1, 1];
+        match &self.code {
+            // SAFETY: as the caller says.
+            TiledCode::Alone(kernel) => unsafe { kernel.launch(stream, grid, args) },
+            TiledCode::Clusters(kernel) => {
+                let (columns, width) = (args.columns as usize, args.width as usize);
+                // A thread block copies all of its columns, and its part of the rows.
+                let (box_columns, box_rows) = (self.tile.0, self.tile.1 / CLUSTER_BLOCKS);
+                let map = |address, count, box_rows: usize| {
+                    TensorMap::new(stream.device(), address, count, width, box_rows as u32)
+                };
+                let args = MatmulClusterArgs {
+                    weights: map(args.weights, columns, box_columns)?,
+                    x: map(args.x, rows, box_rows)?,
+                    product: args,
+                    padding: [0; 30],
+                };
+                // SAFETY: as the caller says.
+                unsafe { kernel.launch(stream, grid, args) }
+            }
+        }
+    }
+}
