@@ -252,8 +252,8 @@ DEVICE void wgmma_bf16(float (&d)[24][4], const void* a, const void* b, bool kee
         : "memory"));
 }
 
-// Hopper's clusters: blocks of one launch that run at once on neighbouring multiprocessors, with consecutive numbers from
-// a multiple of the cluster's size, and that reach each other's shared memory. The grid is a multiple of the size.
+// Hopper's clusters: blocks of one launch that run at once on neighbouring multiprocessors, with consecutive numbers
+// from a multiple of the cluster's size, and that reach each other's shared memory. The grid is a multiple of the size.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #else

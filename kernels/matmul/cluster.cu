@@ -5,10 +5,10 @@
 // Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added as `SliceTree` says. The
 // chip decides whether a step of 16 itself rounds as mma's does, and the host compares both before it uses this kernel.
 //
-// A stage of 64 elements is 2 · 128 · 192 · 64 operations, 768 cycles of a multiprocessor's 4096 a cycle. Alone, a block
-// would need 40 KB for it from the second-level cache; a pair of blocks with the same rows copies 28 KB each, 37 bytes
-// a cycle, with tiles of 128 rows 48 (without a neighbour 64, more than the cache gives). A thread has no registers for
-// more rows, because it holds the sums of a span beside those of the spans before.
+// A stage of 64 elements is 2 · 128 · 192 · 64 operations, 768 cycles of a multiprocessor's 4096 a cycle. Alone, a
+// block would need 40 KB for it from the second-level cache; a pair of blocks with the same rows copies 28 KB each, 37
+// bytes a cycle, with tiles of 128 rows 48 (without a neighbour 64, more than the cache gives). A thread has no
+// registers for more rows, because it holds the sums of a span beside those of the spans before.
 //
 // One thread copies; two warpgroups multiply, each at its own pace, so that one multiplies while the other adds a span.
 #include "product.cuh"
@@ -23,9 +23,9 @@ struct MatmulClusterArgs {
 
 namespace matmul {
 
-// COLUMN_BLOCKS blocks with the same rows, side by side, times ROW_BLOCKS with the same weights. Each copies its part of
-// what it shares, for all that share it. Sums of slices that wait for their neighbours' are in memory, but with
-// HAS_WAITING the first of them, two of the three of a product with eight slices, are in shared memory.
+// COLUMN_BLOCKS blocks with the same rows, side by side, times ROW_BLOCKS with the same weights. Each copies its part
+// of the operand that it shares, for all that share it. Sums of slices that wait for their neighbours' are in memory,
+// but with HAS_WAITING the first of them, two of the three of a product with eight slices, are in shared memory.
 template <class Shape_, u32 COLUMN_BLOCKS_, u32 ROW_BLOCKS_, bool HAS_WAITING_ = false> struct Cluster {
     using S = Shape_;
     static constexpr bool HAS_WAITING = HAS_WAITING_;
