@@ -155,6 +155,11 @@ DEVICE Words4 load_fresh_words(const void* from) {
 DEVICE Words4 load_words(const void* from) { return *static_cast<const Words4*>(from); }
 DEVICE void store_words(void* to, Words4 words) { *static_cast<Words4*>(to) = words; }
 
+// Stores 8 bytes, 8-byte aligned, in global memory, at once.
+DEVICE void store_pair(void* to, u32 low, u32 high) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
+}
+
 DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
 // Copies 16 bytes from global to shared memory, both 16-byte aligned; they have arrived after commit and wait. Writes
 // zeros if not `is_there`.
@@ -177,6 +182,12 @@ DEVICE void ldmatrix_x4_transposed(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(row)));
+}
+// Turns an 8 × 8 matrix of 16-bit elements, of which lane l has elements `l % 4 × 2` and the next of row `l / 4`.
+DEVICE u32 transpose_8x8(u32 pair) {
+    u32 turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+    return turned;
 }
 // d += a · b; a 16 × 16 row-major, b 16 × 8 column-major, d 16 × 8, fragments as the PTX manual lays them out.
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -253,8 +264,8 @@ DEVICE void wgmma_bf16(float (&d)[24][4], const void* a, const void* b, bool kee
         : "memory"));
 }
 
-// Hopper's clusters: blocks of one launch that run at once on neighbouring multiprocessors, with consecutive numbers from
-// a multiple of the cluster's size, and that reach each other's shared memory. The grid is a multiple of the size.
+// Hopper's clusters: blocks of one launch that run at once on neighbouring multiprocessors, with consecutive numbers
+// from a multiple of the cluster's size, and that reach each other's shared memory. The grid is a multiple of the size.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
 #else

@@ -1,14 +1,14 @@
 // Matrix products for many rows on Hopper, by clusters of blocks that share what they copy.
 //
-// Owns: the entry for tiles of 192 rows, and the times when a stage is there and when its place is free again.
-// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added as
-// `SliceTree` says. The chip decides whether a step of 16 itself rounds as mma's does, and the host compares
-// both before it uses this kernel.
+// Owns: the entries for tiles of 128 and of 192 rows, and the times when a stage is there and when its place is free
+// again.
+// Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added as `SliceTree` says. The
+// chip decides whether a step of 16 itself rounds as mma's does, and the host compares both before it uses this kernel.
 //
-// A stage of 64 elements is 2 · 128 · 192 · 64 operations, 768 cycles of a multiprocessor's 4096 a cycle. Alone, a block
-// would need 40 KB for it from the second-level cache; a pair of blocks with the same rows copies 28 KB each, 37 bytes
-// a cycle (tiles of 128 rows without a neighbour: 64, more than the cache gives). A thread has no registers for more
-// rows, because it holds the sums of a span beside those of the spans before.
+// A stage of 64 elements is 2 · 128 · 192 · 64 operations, 768 cycles of a multiprocessor's 4096 a cycle. Alone, a
+// block would need 40 KB for it from the second-level cache; a pair of blocks with the same rows copies 28 KB each, 37
+// bytes a cycle, with tiles of 128 rows 48 (without a neighbour 64, more than the cache gives). A thread has no
+// registers for more rows, because it holds the sums of a span beside those of the spans before.
 //
 // One thread copies; two warpgroups multiply, each at its own pace, so that one multiplies while the other adds a span.
 #include "product.cuh"
@@ -23,10 +23,12 @@ struct MatmulClusterArgs {
 
 namespace matmul {
 
-// COLUMN_BLOCKS blocks with the same rows, side by side, times ROW_BLOCKS with the same weights. Each copies its part of
-// what it shares, for all that share it.
-template <class Shape_, u32 COLUMN_BLOCKS_, u32 ROW_BLOCKS_> struct Cluster {
+// COLUMN_BLOCKS blocks with the same rows, side by side, times ROW_BLOCKS with the same weights. Each copies its part
+// of the operand that it shares, for all that share it. Sums of slices that wait for their neighbours' are in memory,
+// but with HAS_WAITING the first of them, two of the three of a product with eight slices, are in shared memory.
+template <class Shape_, u32 COLUMN_BLOCKS_, u32 ROW_BLOCKS_, bool HAS_WAITING_ = false> struct Cluster {
     using S = Shape_;
+    static constexpr bool HAS_WAITING = HAS_WAITING_;
     static constexpr u32 COLUMN_BLOCKS = COLUMN_BLOCKS_;
     static constexpr u32 ROW_BLOCKS = ROW_BLOCKS_;
     static constexpr u32 BLOCKS = COLUMN_BLOCKS * ROW_BLOCKS;
@@ -43,7 +45,9 @@ template <class Shape_, u32 COLUMN_BLOCKS_, u32 ROW_BLOCKS_> struct Cluster {
     // Blocks that copy something for this one, or for which this one copies.
     static constexpr u32 SHARING = COLUMN_BLOCKS + ROW_BLOCKS - 1;
     static constexpr u32 THREADS = S::THREADS + 128;
-    static constexpr u32 SHARED_BYTES = S::SHARED_BYTES + 2 * S::STAGES * sizeof(PhaseBarrier);
+    // Stages, sums that wait, and barriers.
+    static constexpr u32 BARRIERS_OFFSET = S::SHARED_BYTES + (HAS_WAITING ? S::TILE_FLOATS * 4 : 0);
+    static constexpr u32 SHARED_BYTES = BARRIERS_OFFSET + 2 * S::STAGES * sizeof(PhaseBarrier);
 };
 
 // A block's place in its cluster.
@@ -70,6 +74,40 @@ template <class C> struct ClusterPlace {
     }
 };
 
+// The places of sums of slices that wait.
+template <class C> struct ClusterWaiting {
+    using S = typename C::S;
+    WaitingInMemory memory;
+    Words4* shared;
+
+    DEVICE ClusterWaiting(const MatmulArgs& args, u8* block)
+        : memory({sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>()}),
+          shared(reinterpret_cast<Words4*>(block + S::SHARED_BYTES) + threadIdx.x) {}
+
+    DEVICE void leave(const Sums<S>& sums, u32 index) const {
+        if constexpr (C::HAS_WAITING) {
+            if (index == 0) return sums.leave(shared);
+        }
+        memory.leave(sums, index);
+    }
+
+    DEVICE void load(Sums<S>& sums, u32 index) const {
+        if constexpr (C::HAS_WAITING) {
+            if (index == 0) return load_shared(sums);
+        }
+        memory.load(sums, index);
+    }
+
+    DEVICE void load_shared(Sums<S>& sums) const {
+#pragma unroll
+        for (u32 i = 0; i < S::ROW_TILES; i++) {
+            const Words4 words = load_words(shared + i * S::THREADS);
+#pragma unroll
+            for (u32 word = 0; word < 4; word++) sums.of[0][i][word] = bits_to_f32(words.word[word]);
+        }
+    }
+};
+
 // The places of stages in shared memory, one after the other, and the barriers behind them.
 template <class C> struct StageRing {
     using S = typename C::S;
@@ -81,7 +119,7 @@ template <class C> struct StageRing {
     u32 parity;
 
     DEVICE explicit StageRing(u8* memory)
-        : shared(memory), full(reinterpret_cast<PhaseBarrier*>(memory + S::SHARED_BYTES)), free(full + S::STAGES), slot(0), parity(0) {}
+        : shared(memory), full(reinterpret_cast<PhaseBarrier*>(memory + C::BARRIERS_OFFSET)), free(full + S::STAGES), slot(0), parity(0) {}
 
     // One thread makes the barriers for all. This block copies again after the warps of all SHARING blocks are done.
     DEVICE void make_barriers() const {
@@ -159,6 +197,64 @@ template <class S> DEVICE void multiply_stage(Sums<S>& sums, const u8* weights, 
     }
 }
 
+// Stores a warp's 16 columns of totals as `store_out` does, with fewer instructions.
+template <class S> struct ColumnStore {
+    const MatmulArgs& args;
+    const Corner& corner;
+    u32 rows;
+    // Of the lane's two columns.
+    float bias[2];
+
+    DEVICE ColumnStore(const MatmulArgs& all, const Corner& at, u32 count) : args(all), corner(at), rows(count) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u32 column = corner.column + i * 8 + lane_index() / 4;
+            bias[i] = args.bias == nullptr || column >= args.columns ? 0.0f : args.bias[column];
+        }
+    }
+
+    DEVICE void store_f32(const Sums<S>& totals) const {
+        const u32 lane = lane_index(), column = corner.column + lane / 4;
+        const bool has_column[2] = {column < args.columns, column + 8 < args.columns};
+        u32 row = corner.row + lane % 4 * 2;
+        float* to = static_cast<float*>(args.out) + u64(row) * args.columns + column;
+#pragma unroll
+        for (u32 tile = 0; tile < S::ROW_TILES; tile++) {
+            float* next = to + args.columns;
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const float(&four)[4] = totals.of[0][tile];
+                if (has_column[i] && row < rows) to[i * 8] = add_rn(four[i * 2], bias[i]);
+                if (has_column[i] && row + 1 < rows) next[i * 8] = add_rn(four[i * 2 + 1], bias[i]);
+            }
+            row += 8;
+            to += u64(args.columns) * 8;
+        }
+    }
+
+    // Whole sectors of 32 bytes at a time; `columns` is a multiple of 4, and `out` begins at one of 8 bytes.
+    DEVICE void store_bf16(const Sums<S>& totals) const {
+        const u32 lane = lane_index(), quarter = lane % 4;
+        // This lane stores four columns of one row of each eight; of two neighbours one has the first eight columns'.
+        const bool has_first = quarter % 2 == 0;
+        const u32 column = corner.column + (has_first ? quarter * 2 : quarter * 2 + 6);
+        u32 row = corner.row + lane / 4;
+        bf16* to = static_cast<bf16*>(args.out) + u64(row) * args.columns + column;
+#pragma unroll
+        for (u32 tile = 0; tile < S::ROW_TILES; tile++) {
+            const float(&four)[4] = totals.of[0][tile];
+            // Columns `quarter * 2` and the next, of the first eight and of the others.
+            const u32 first = transpose_8x8(pack_bf16(add_rn(four[0], bias[0]), add_rn(four[1], bias[0])));
+            const u32 second = transpose_8x8(pack_bf16(add_rn(four[2], bias[1]), add_rn(four[3], bias[1])));
+            const u32 other = shuffle_xor(has_first ? second : first, 1);
+            const u32 low = has_first ? first : other, high = has_first ? other : second;
+            if (row < rows && column < args.columns) store_pair(to, low, high);
+            row += 8;
+            to += u64(args.columns) * 8;
+        }
+    }
+};
+
 // The work of the two warpgroups that multiply.
 template <class C> DEVICE void multiply_stages(const MatmulArgs& args, const Work& work, StageRing<C> ring) {
     using S = typename C::S;
@@ -170,7 +266,7 @@ template <class C> DEVICE void multiply_stages(const MatmulArgs& args, const Wor
     const u32 free = lane < C::SHARING ? barrier_of(ring.free, place.sharing(lane)) : 0;
     for (u32 index = blockIdx.x / C::BLOCKS; index < work.units; index += gridDim.x / C::BLOCKS) {
         const Unit unit = unit_of<C>(args, work, index);
-        SliceTree<Sums<S>> tree(sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>());
+        SliceTree<Sums<S>, ClusterWaiting<C>> tree(ClusterWaiting<C>(args, ring.shared));
         for (Span span = unit.span;; span = next_span(args, span)) {
             Sums<S> sums;
             sums.clear();
@@ -191,7 +287,15 @@ template <class C> DEVICE void multiply_stages(const MatmulArgs& args, const Wor
             if (span.end == unit.end) break;
         }
         const u32 column = unit.first_column + place.column_block * S::COLUMNS + warp * 16;
-        store_out<S>(args, tree.last, {column, unit.first_row + place.row_block * S::ROWS}, work.rows);
+        const Corner corner = {column, unit.first_row + place.row_block * S::ROWS};
+        const ColumnStore<S> store(args, corner, work.rows);
+        if (args.is_out_f32 != 0) {
+            store.store_f32(tree.last);
+        } else if (args.columns % 4 == 0 && reinterpret_cast<u64>(args.out) % 8 == 0) {
+            store.store_bf16(tree.last);
+        } else {
+            store_out<S>(args, tree.last, corner, work.rows);
+        }
     }
 }
 
@@ -212,11 +316,14 @@ template <class C> DEVICE void multiply_in_cluster(const MatmulClusterArgs& args
     } else {
         registers_release<COPYING_REGISTERS>();
         if (threadIdx.x == S::THREADS) copy_stages<C>(args, work, ring);
+        sync_warp();
     }
     // A block that ended would take its shared memory with it, to which others still report.
     sync_cluster();
 }
 
+// A product takes the tile that fills the device more evenly.
+using Cluster128 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 5>, 2, 1, true>;
 using Cluster192 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 192, 8, 1, 64, 5>, 2, 1>;
 
 }  // namespace matmul
@@ -227,4 +334,5 @@ using Cluster192 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 192, 8, 1, 64, 5>
         matmul::multiply_in_cluster<cluster>(args, shared); \
     }
 
+CLUSTER_ENTRY(matmul_cluster128_bf16, matmul::Cluster128)
 CLUSTER_ENTRY(matmul_cluster192_bf16, matmul::Cluster192)

@@ -22,12 +22,12 @@
 #include <string>
 
 namespace matmul {
-// Other tiles and clusters than the one that ships.
-using Cluster128 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 1>;
+// Other clusters than those that ship.
+using Cluster128Memory = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 1>;
 using Cluster128Square = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 2>;
 using Cluster192Square = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 192, 8, 1, 64, 5>, 2, 2>;
 }  // namespace matmul
-CLUSTER_ENTRY(matmul_cluster128_bf16, matmul::Cluster128)
+CLUSTER_ENTRY(matmul_cluster128_memory_bf16, matmul::Cluster128Memory)
 CLUSTER_ENTRY(matmul_cluster128_square_bf16, matmul::Cluster128Square)
 CLUSTER_ENTRY(matmul_cluster192_square_bf16, matmul::Cluster192Square)
 
@@ -122,6 +122,7 @@ std::vector<Candidate> wide_candidates() {
         all.push_back(candidate<matmul::Wide128>("wide128_bf16", reinterpret_cast<const void*>(matmul_wide128_bf16)));
         all.push_back(in_clusters<matmul::Cluster192>("cluster192_bf16", reinterpret_cast<const void*>(matmul_cluster192_bf16)));
         all.push_back(in_clusters<matmul::Cluster128>("cluster128_bf16", reinterpret_cast<const void*>(matmul_cluster128_bf16)));
+        all.push_back(in_clusters<matmul::Cluster128Memory>("cluster128_memory_bf16", reinterpret_cast<const void*>(matmul_cluster128_memory_bf16)));
         all.push_back(in_clusters<matmul::Cluster128Square>("cluster128_2x2_bf16", reinterpret_cast<const void*>(matmul_cluster128_square_bf16)));
         all.push_back(in_clusters<matmul::Cluster192Square>("cluster192_2x2_bf16", reinterpret_cast<const void*>(matmul_cluster192_square_bf16)));
     }
@@ -165,7 +166,7 @@ public:
         : size_(size), rows_most_(rows_most), bytes_(u64(size.columns) * size.width * bits / 8), copies_(int(std::max<u64>(1, (u64(400) << 20) / bytes_))),
           weights_(bytes_ * copies_), x_(size_t(rows_most) * size.width), out_(size_t(rows_most) * size.columns),
           sums_(size_t(64) << 20), arrivals_(1 << 16), rows_(1),
-          column_scales_(std::vector<float>(size.columns, 0.01f)),
+          column_scales_(scales_of(size.columns)),
           group_scales_(std::vector<u32>(size_t(size.columns + 3) / 4 * 4 * (size.width / 128 + 1), 0x3c000008u)) {
         if (bits == 16) {
             lab::fill(reinterpret_cast<bf16*>(weights_.get()), weights_.count() / 2, 1, 0.05f);
@@ -188,13 +189,14 @@ public:
         args.group_scales = candidate.scaling == matmul::Scaling::Groups ? group_scales_.get() : nullptr;
         args.group_shift = 7;
         args.x = x_.get();
+        args.bias = column_scales_.get();
         args.out = out_.get();
         args.rows_count = rows_.get();
         args.sums = sums_.get();
         args.arrivals = arrivals_.get();
         args.columns = size_.columns;
         args.width = size_.width;
-        args.is_out_f32 = 1;
+        args.is_out_f32 = is_out_f32_ ? 1 : 0;
         return args;
     }
 
@@ -211,6 +213,9 @@ public:
 
     void set_rows(u32 rows) const { lab::check(cudaMemcpy(rows_.get(), &rows, sizeof rows, cudaMemcpyHostToDevice), "rows"); }
 
+    // Rows are bf16 then, two in each float of the buffer.
+    void set_out_bf16() { is_out_f32_ = false; }
+
     std::vector<float> result(const Candidate& candidate) const {
         launch(candidate, 0, candidate.blocks());
         lab::check(cudaDeviceSynchronize(), candidate.name.c_str());
@@ -219,7 +224,7 @@ public:
 
     std::vector<float> plain() const {
         const Buffer<float> out(out_.count());
-        MatmulPlainArgs args = {weights_.get(), x_.get(), nullptr, out.get(), rows_.get(), size_.columns, size_.width, 1, size_.slices, {}};
+        MatmulPlainArgs args = {weights_.get(), x_.get(), column_scales_.get(), out.get(), rows_.get(), size_.columns, size_.width, 1, size_.slices, {}};
         set_slices(args.slice_ends);
         const lab::Kernel kernel = {reinterpret_cast<const void*>(matmul_plain_bf16), int(matmul::PLAIN_THREADS), 0};
         kernel.launch(args, lab::multiprocessors() * 2);
@@ -228,12 +233,19 @@ public:
     }
 
 private:
+    // Any numbers, as scales and as bias.
+    static std::vector<float> scales_of(u32 columns) {
+        std::vector<float> scales(columns);
+        for (u32 i = 0; i < columns; i++) scales[i] = 0.01f + 1e-4f * float(i % 64);
+        return scales;
+    }
     void set_slices(u32 (&ends)[SLICES_MOST]) const {
         for (u32 slice = 0; slice < size_.slices; slice++) ends[slice] = size_.width / size_.slices * (slice + 1);
     }
 
     Size size_;
     u32 rows_most_;
+    bool is_out_f32_ = true;
     u64 bytes_;
     int copies_;
     Buffer<u8> weights_;
@@ -252,20 +264,28 @@ bool check_all(const std::vector<Candidate>& candidates) {
     bool is_fine = true;
     for (const Size size : {Size{"odd", 1000, 1288, 1}, Size{"spans", 512, 4096, 1}, Size{"one tile", 64, 256, 1},
                             Size{"slices", 512, 4096, 8}, Size{"short slices", 1000, 1280, 2},
-                            Size{"slices of 144", 1000, 1152, 8}}) {
+                            Size{"slices of 144", 1000, 1152, 8}, Size{"odd columns", 1001, 1288, 1}}) {
         for (const u32 rows : {1u, 5u, 16u, 33u, 130u, 700u}) {
-            std::vector<float> first;
+            std::vector<float> first, first_bf16;
             for (const Candidate& candidate : candidates) {
                 // Slices are whole groups.
                 if (candidate.bits != 16 && size.slices > 1 && size.width / size.slices % 128 != 0) continue;
                 const u32 width = candidate.bits == 16 ? size.width : size.width / 128 * 128;
                 const Size whole = {size.name, size.columns, width, size.slices};
-                const Bench bench(whole, candidate.bits, rows);
+                Bench bench(whole, candidate.bits, rows);
                 bench.set_rows(rows);
                 const std::vector<float> found = bench.result(candidate);
+                bench.set_out_bf16();
+                const std::vector<float> found_bf16 = bench.result(candidate);
                 const bool is_first = candidate.name.rfind("few8", 0) == 0;
-                if (is_first) first = found;
-                bool is_same = std::memcmp(first.data(), found.data(), found.size() * sizeof(float)) == 0;
+                if (is_first) {
+                    first = found;
+                    first_bf16 = found_bf16;
+                }
+                // Half of the buffer; the other half has floats of before.
+                const size_t bytes_bf16 = found.size() * sizeof(bf16);
+                bool is_same = std::memcmp(first.data(), found.data(), found.size() * sizeof(float)) == 0 &&
+                               std::memcmp(first_bf16.data(), found_bf16.data(), bytes_bf16) == 0;
                 double worst = 0;
                 if (is_first && candidate.bits == 16) {
                     const std::vector<float> plain = bench.plain();
@@ -286,8 +306,10 @@ struct Ceilings {
 };
 
 void time_one(const Size& size, const Candidate& candidate, u32 rows, const Ceilings& ceilings) {
-    const Bench bench(size, candidate.bits, rows);
+    Bench bench(size, candidate.bits, rows);
     bench.set_rows(rows);
+    // As in a model: sums for the residual stream have slices and are f32.
+    if (size.slices == 1) bench.set_out_bf16();
     const int blocks = candidate.blocks();
     lab::Figure figure;
     figure.lab = "matmul";

@@ -10,7 +10,8 @@
 // spans begin depends on the matrix's shape only, so a row gives the same bits from every tensor-core kernel here,
 // however many rows there are.
 //
-// The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`):
+// The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`, and Hopper's `matmul_wide*` and
+// `matmul_cluster*`, which take bf16 alone):
 // - `span_width` is `span_width_of(columns, slice_ends, slices)` of the whole product, the same for every launch with
 //   this matrix, and for every matrix that has some of the product's slices; `spans` is the number of spans of all
 //   slices.
@@ -23,10 +24,11 @@
 //   gives the right result; another choice is only slower.
 // - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
 //   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
-//   divided_up(rows, tile rows). many* and wide* with more than one slice: blocks × WAITING_MOST × (tile columns ×
+//   divided_up(rows, tile rows). The others with more than one slice: blocks × WAITING_MOST × (tile columns ×
 //   tile rows) floats in `sums`.
 // - The grid is any number of blocks; as many as fit the device at once is best: the kernels walk their tiles
-//   with the grid's stride and have the next tile's copies under way while they finish one.
+//   with the grid's stride and have the next tile's copies under way while they finish one. cluster* take whole
+//   clusters of them.
 //
 // WeightLayout, as the host packs it when it loads a matrix. All are (columns, width), rows of the matrix one after
 // the other, and within each 16 elements of a row (32 for int4) ordered so that a lane gets what it multiplies with

@@ -37,18 +37,26 @@ DEVICE Span span_of(const MatmulArgs& args, u32 index) {
     return span;
 }
 
+// Places in memory for sums that wait, this thread's first one and the distance to the next.
+struct WaitingInMemory {
+    Words4* first;
+    u64 stride;
+
+    template <class Sums> DEVICE void leave(const Sums& sums, u32 index) const { sums.leave(first + index * stride); }
+    template <class Sums> DEVICE void load(Sums& sums, u32 index) const { sums.load(first + index * stride); }
+};
+
 // The sum of spans that come one after the other. Sums of slices that wait for their neighbours' are left in memory,
 // the latest on top, except the last: it stays in registers, and with one span in each slice every second one meets
 // its neighbour there.
-template <class Sums> struct SliceTree {
-    // This thread's place in memory, and the distance to the next.
-    Words4* waiting;
-    u64 stride;
+template <class Sums, class Waiting = WaitingInMemory> struct SliceTree {
+    Waiting waiting;
     u32 count;
     // After a slice's last span: the sum of the greatest whole subtree that ends there.
     Sums last;
 
-    DEVICE SliceTree(Words4* memory, u64 distance) : waiting(memory), stride(distance), count(0) { last.clear(); }
+    DEVICE SliceTree(Words4* memory, u64 distance) : SliceTree(WaitingInMemory{memory, distance}) {}
+    DEVICE explicit SliceTree(const Waiting& places) : waiting(places), count(0) { last.clear(); }
 
     DEVICE void add(const MatmulArgs& args, const Span& span, const Sums& sums) {
         // How many subtrees end with this slice's end, other than the slice itself.
@@ -56,7 +64,7 @@ template <class Sums> struct SliceTree {
         while ((span.slice >> ended & 1) != 0) ended++;
         const bool begins = begins_slice(args, span), ends = ends_slice(args, span);
         if (begins && !(ends && ended > 0)) {
-            if (span.slice > 0) last.leave(waiting + count++ * stride);
+            if (span.slice > 0) waiting.leave(last, count++);
             last = sums;
         } else {
             last.add(sums);
@@ -65,7 +73,7 @@ template <class Sums> struct SliceTree {
         if (!ends) return;
         for (; ended > 0; ended--) {
             Sums neighbour;
-            neighbour.load(waiting + --count * stride);
+            waiting.load(neighbour, --count);
             last.add(neighbour);
         }
     }

@@ -1,6 +1,7 @@
 // Matrix products for many rows on Hopper's tensor cores: warpgroups multiply from shared memory (wgmma, sm_90a alone).
 //
-// Owns: the entry for tiles of 128 rows, and the time when a stage's place is free again.
+// Owns: the entry for tiles of 128 rows by blocks that copy for themselves, and the time when a stage's place is free
+// again. Where the driver makes tensor maps, cluster.cu is faster.
 // Never: adds in another order than matmul_many*: steps of 16, spans from zero, spans added as
 // `SliceTree` says. The chip decides whether a step of 16 itself rounds as mma's does, and the host compares
 // both before it uses this kernel.

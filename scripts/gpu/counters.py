@@ -19,6 +19,7 @@ KERNELS = [
     "matmul_few8_bf16",
     "attend_decode_bf16_128",
     "matmul_cluster192_bf16",
+    "matmul_cluster128_bf16",
     "attend_prefill_bf16_128",
     "matmul_few32_bf16",
     "matmul_few64_bf16",

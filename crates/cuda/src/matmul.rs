@@ -66,7 +66,7 @@ pub(crate) struct CudaMatmul {
     plain: CudaKernel<MatmulPlainArgs>,
     /// Kernels for dense weights, fewest rows first; empty in f32, which the plain kernels compute.
     tiled: Vec<TiledKernel>,
-    /// Whether the last of them uses Hopper's wgmma.
+    /// Whether the last of them use Hopper's wgmma.
     has_wgmma: bool,
     /// Kernels for quantised weights of each format, in the same order.
     quantized: Vec<(QuantizedFormat, Vec<TiledKernel>)>,
@@ -144,12 +144,14 @@ impl CudaMatmul {
             }
         }
         let mut has_wgmma = false;
-        if let Some(last) = tiled.last_mut()
-            && let Some(kernel) = wgmma::load_wgmma_kernel(images, stream, last)?
-        {
-            // The replacement gives the same bits, as `wgmma::load_wgmma_kernel` compared.
-            *last = kernel;
-            has_wgmma = true;
+        if let Some(last) = tiled.last() {
+            let replacements = wgmma::load_wgmma_kernels(images, stream, last)?;
+            if !replacements.is_empty() {
+                // They give the same bits, as `wgmma::load_wgmma_kernels` compared.
+                tiled.pop();
+                tiled.extend(replacements);
+                has_wgmma = true;
+            }
         }
         Ok(Self {
             plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
@@ -218,7 +220,7 @@ impl CudaMatmul {
             Some(parts) => kernels_of_format(&self.quantized, parts.format),
         };
         // The plain kernels take everything that no tensor-core kernel takes.
-        let Some(tiled) = family.iter().find(|tiled| rows <= tiled.rows_max) else {
+        let Some(tiled) = kernel_of(family, rows, matrix.columns, self.processors_count) else {
             let args = MatmulPlainArgs {
                 weights: matrix.weight.address(),
                 x: x.address(),
@@ -311,6 +313,18 @@ impl CudaMatmul {
         self.counts.push((rows, at));
         Ok(at)
     }
+}
+
+/// Returns the kernel for so many rows: of those with the least limit above them, the fastest.
+fn kernel_of(
+    family: &[TiledKernel],
+    rows: usize,
+    columns: usize,
+    processors_count: usize,
+) -> Option<&TiledKernel> {
+    let limit = family.iter().find(|tiled| rows <= tiled.rows_max)?.rows_max;
+    let meant = family.iter().filter(|tiled| tiled.rows_max == limit);
+    meant.min_by_key(|tiled| tiled.time(rows, columns, processors_count))
 }
 
 /// Returns the kernels of a format.

@@ -13,6 +13,10 @@ use crate::error::CudaError;
 /// `kernels/matmul/cluster.cu`.
 const CLUSTER_BLOCKS: usize = 2;
 
+/// The time of a thread block's tile beside that of its rows, in rows: the time to begin and to end
+/// it, and that of its weights, which narrow tiles copy more often.
+const TILE_OVERHEAD_ROWS: usize = 16;
+
 /// A kernel for at most `rows_max` rows.
 #[derive(Debug)]
 pub(crate) struct TiledKernel {
@@ -33,9 +37,13 @@ pub(crate) enum TiledCode {
 }
 
 impl TiledKernel {
-    /// Returns the number of tiles of a product.
+    /// Returns the number of tiles of a product, for whole clusters.
     pub(crate) fn tiles(&self, rows: usize, columns: usize) -> usize {
-        columns.div_ceil(self.tile.0) * rows.div_ceil(self.tile.1)
+        let across = match self.code {
+            TiledCode::Alone(_) => 1,
+            TiledCode::Clusters(_) => CLUSTER_BLOCKS,
+        };
+        columns.div_ceil(self.tile.0 * across) * across * rows.div_ceil(self.tile.1)
     }
 
     /// Returns the number of thread blocks for so many items of work on so many multiprocessors.
@@ -50,6 +58,14 @@ impl TiledKernel {
                 clusters.min(items.div_ceil(CLUSTER_BLOCKS)) * CLUSTER_BLOCKS
             }
         }
+    }
+
+    /// Returns the time of a product in no unit, to compare kernels that differ only in their tiles:
+    /// the tiles that the busiest multiprocessor computes, times their rows.
+    pub(crate) fn time(&self, rows: usize, columns: usize, processors_count: usize) -> usize {
+        let tiles = self.tiles(rows, columns);
+        let blocks = self.blocks(tiles, processors_count).max(1);
+        tiles.div_ceil(blocks) * (self.tile.1 + TILE_OVERHEAD_ROWS)
     }
 
     /// Queues a product of at most `rows` rows.

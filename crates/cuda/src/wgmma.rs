@@ -26,19 +26,21 @@ const SPAN_WIDTH: usize = 128;
 const BLOCKS: usize = 2;
 const FLOATS_OF_BLOCK: usize = 3 * 128 * 192;
 
-/// Loads a wgmma kernel for many rows if the device is a Hopper and the kernel's bits equal those
-/// of `many`, the mma kernel for as many rows.
+/// Loads the wgmma kernels for many rows whose bits equal those of `many`, the mma kernel for as
+/// many rows: those in clusters, else the one without; none if the device is no Hopper.
 ///
 /// # Errors
 /// If the device fails.
-pub(crate) fn load_wgmma_kernel(
+pub(crate) fn load_wgmma_kernels(
     images: &KernelImages,
     stream: &CudaStream,
     many: &TiledKernel,
-) -> Result<Option<TiledKernel>, CudaError> {
+) -> Result<Vec<TiledKernel>, CudaError> {
+    let mut equal = Vec::new();
     for found in compare_with_mma(images, stream, many)? {
         if found.sums_differing == 0 {
-            return Ok(Some(found.kernel));
+            equal.push(found.kernel);
+            continue;
         }
         tracing::info!(
             "{}: {} rounds differently from mma ({} of {} sums differ) and is not used; \
@@ -49,7 +51,11 @@ pub(crate) fn load_wgmma_kernel(
             found.sums
         );
     }
-    Ok(None)
+    let in_clusters = |kernel: &TiledKernel| matches!(kernel.code, TiledCode::Clusters(_));
+    if equal.iter().any(in_clusters) {
+        equal.retain(in_clusters);
+    }
+    Ok(equal)
 }
 
 /// The result of the comparison of one kernel.
@@ -61,8 +67,8 @@ pub(crate) struct WgmmaComparison {
     pub(crate) sums: usize,
 }
 
-/// Multiplies the same numbers with `many` and with each wgmma kernel, the fastest first; returns
-/// nothing on a chip without wgmma.
+/// Multiplies the same numbers with `many` and with each wgmma kernel; returns nothing on a chip
+/// without wgmma.
 ///
 /// # Errors
 /// If the device fails.
@@ -74,21 +80,21 @@ pub(crate) fn compare_with_mma(
     if stream.device().facts().capability.0 != HOPPER {
         return Ok(Vec::new());
     }
-    let (in_clusters, alone) = ("matmul_cluster192_bf16", "matmul_wide128_bf16");
     let kernels = [
-        (
-            in_clusters,
-            TiledCode::Clusters(images.kernel(in_clusters)?),
-            (128, 192),
-        ),
-        (alone, TiledCode::Alone(images.kernel(alone)?), (128, 128)),
+        ("matmul_cluster192_bf16", true, (128, 192)),
+        ("matmul_cluster128_bf16", true, (128, 128)),
+        ("matmul_wide128_bf16", false, (128, 128)),
     ];
     let probe = WgmmaProbe::new(stream)?;
     let by_mma = probe.product(stream, many)?;
     let mut found = Vec::new();
-    for (name, code, tile) in kernels {
+    for (name, is_cluster, tile) in kernels {
         let kernel = TiledKernel {
-            code,
+            code: if is_cluster {
+                TiledCode::Clusters(images.kernel(name)?)
+            } else {
+                TiledCode::Alone(images.kernel(name)?)
+            },
             tile,
             rows_max: usize::MAX,
             merges_spans: false,

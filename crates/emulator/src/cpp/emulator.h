@@ -223,6 +223,12 @@ DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], CALL_S
     emulator::mma_bf16(d, a, b, site);
 }
 
+DEVICE u32 transpose_8x8(u32 pair, CALL_SITE) {
+    const u32 lane = lane_index(), from = lane % 4 * 8 + lane / 8, half = lane / 4 % 2 * 16;
+    const u32 low = shuffle(pair, from, site), high = shuffle(pair, from + 4, site);
+    return (low >> half & 0xffff) | (high >> half & 0xffff) << 16;
+}
+
 DEVICE void wgmma_fence_shared() { emulator::shared_fenced(); }
 DEVICE void wgmma_begin() {}
 DEVICE void wgmma_commit() { emulator::products_commit(); }
@@ -269,6 +275,11 @@ template <int N> DEVICE void wgmma_wait(CALL_SITE) {
     emulator::products_over();
 }
 template <u32 N> DEVICE void wgmma_take(float (&)[N][4], CALL_SITE) { wgmma_wait<0>(site); }
+
+DEVICE void store_pair(void* to, u32 low, u32 high) {
+    static_cast<u32*>(to)[0] = low;
+    static_cast<u32*>(to)[1] = high;
+}
 
 // Blocks run one after the other here, so there are no clusters: kernels with them compile, and fail when they run. The
 // driver makes no tensor maps either, so the backend does not choose them.
