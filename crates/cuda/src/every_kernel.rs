@@ -517,12 +517,13 @@ pub(crate) fn stand_in_device() -> Option<Arc<CudaDevice>> {
     device()
 }
 
-/// Returns whether the device can run the kernel: wgmma needs Hopper, clusters a real one, and large
-/// tiles need much shared memory.
+/// Returns whether the device can run the kernel: wgmma needs Hopper, and large tiles need much
+/// shared memory.
 fn runs_on(device: &CudaDevice, name: &str) -> bool {
     let facts = device.facts();
     let listed = TABLE.iter().find(|listed| listed.name == name).unwrap();
     let has_wgmma = !is_real() || facts.capability.0 == 9;
+    // Clusters are not emulated.
     let is_wgmma = name.contains("wide") || name.contains("cluster");
     (has_wgmma || !is_wgmma)
         && (is_real() || !name.contains("cluster"))

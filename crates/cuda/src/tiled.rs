@@ -60,7 +60,7 @@ impl TiledKernel {
         }
     }
 
-    /// Returns the time of a product in no unit, to compare kernels that differ only in their tiles:
+    /// Returns the time of a product in no unit, to compare kernels that differ in their tiles:
     /// the tiles that the busiest multiprocessor computes, times their rows.
     pub(crate) fn time(&self, rows: usize, columns: usize, processors_count: usize) -> usize {
         let tiles = self.tiles(rows, columns);
