@@ -89,9 +89,6 @@ pub(crate) fn compare_with_mma(
     let by_mma = probe.product(stream, many)?;
     let mut found = Vec::new();
     for (name, is_cluster, tile) in kernels {
-        if is_cluster && std::env::var_os("CLEAVE_LAB_NO_CLUSTER").is_some() {
-            continue;
-        }
         let kernel = TiledKernel {
             code: if is_cluster {
                 TiledCode::Clusters(images.kernel(name)?)

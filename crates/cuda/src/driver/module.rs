@@ -202,8 +202,7 @@ impl<A: KernelArgs> CudaKernel<A> {
             },
         };
         // Kernels for older chips do not wait for the launch before them.
-        let begins_early = self.module.device.facts().capability.0 >= EARLY_LAUNCH_CAPABILITY
-            && std::env::var_os("CLEAVE_LAB_PLAIN_LAUNCH").is_none();
+        let begins_early = self.module.device.facts().capability.0 >= EARLY_LAUNCH_CAPABILITY;
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
