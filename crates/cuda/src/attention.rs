@@ -129,7 +129,9 @@ fn tensor_kernels(
     let prefill = Some(name("prefill")).filter(fits);
     Ok(AttentionKernels::TensorCores {
         decode: images.kernel(&decode)?,
-        prefill: prefill.map(|name| images.kernel(&name)).transpose()?,
+        prefill: prefill
+            .map(|name| images.kernel(&name).map(CudaKernel::in_turn))
+            .transpose()?,
     })
 }
 

@@ -122,7 +122,7 @@ impl CudaMatmul {
         if precision == Precision::Bf16 {
             for (name, rows_max, tile, merges) in TILED {
                 tiled.push(TiledKernel {
-                    code: TiledCode::Alone(images.kernel(name)?),
+                    code: TiledCode::alone(images.kernel(name)?, merges),
                     tile,
                     rows_max,
                     merges_spans: merges,
@@ -132,8 +132,9 @@ impl CudaMatmul {
                 let mut tiled = Vec::new();
                 for (name, rows_max, tile, merges) in TILED_QUANTIZED {
                     tiled.push(TiledKernel {
-                        code: TiledCode::Alone(
+                        code: TiledCode::alone(
                             images.kernel(&format!("{name}_{}", format.name()))?,
+                            merges,
                         ),
                         tile,
                         rows_max,
@@ -154,7 +155,9 @@ impl CudaMatmul {
             }
         }
         Ok(Self {
-            plain: images.kernel(&format!("matmul_plain_{}", precision.name()))?,
+            plain: images
+                .kernel(&format!("matmul_plain_{}", precision.name()))?
+                .in_turn(),
             tiled,
             quantized,
             has_wgmma,

@@ -36,6 +36,18 @@ pub(crate) enum TiledCode {
     Clusters(CudaKernel<MatmulClusterArgs>),
 }
 
+impl TiledCode {
+    /// A kernel whose thread blocks copy for themselves. One that merges spans has as many of them
+    /// as the device holds, and begins early.
+    pub(crate) fn alone(kernel: CudaKernel<MatmulArgs>, merges_spans: bool) -> Self {
+        Self::Alone(if merges_spans {
+            kernel
+        } else {
+            kernel.in_turn()
+        })
+    }
+}
+
 impl TiledKernel {
     /// Returns the number of tiles of a product, for whole clusters.
     pub(crate) fn tiles(&self, rows: usize, columns: usize) -> usize {

@@ -52,6 +52,8 @@ pub(crate) struct CudaKernel<A> {
     shape: LaunchShape,
     /// Thread blocks that a multiprocessor holds at once.
     blocks_per_multiprocessor: u32,
+    /// Whether its launches may begin before the one in front of them is over.
+    begins_early: bool,
     args: PhantomData<fn(A)>,
 }
 
@@ -145,6 +147,8 @@ impl CudaModule {
             handle,
             shape,
             blocks_per_multiprocessor: blocks_each.unsigned_abs(),
+            // Kernels for older chips do not wait by themselves.
+            begins_early: self.device.facts().capability.0 >= EARLY_LAUNCH_CAPABILITY,
             args: PhantomData,
         })
     }
@@ -174,6 +178,16 @@ impl<A: KernelArgs> CudaKernel<A> {
         self.blocks_per_multiprocessor as usize
     }
 
+    /// Makes launches begin after everything in front of them. A grid that leaves multiprocessors
+    /// idle must: blocks that come early are put beside each other where there is room, and share a
+    /// multiprocessor while others have nothing to do.
+    pub(crate) fn in_turn(self) -> Self {
+        Self {
+            begins_early: false,
+            ..self
+        }
+    }
+
     /// Queues the kernel over a grid of thread blocks; does nothing if a side is 0.
     ///
     /// # Safety
@@ -201,8 +215,6 @@ impl<A: KernelArgs> CudaKernel<A> {
                 programmaticStreamSerializationAllowed: 1,
             },
         };
-        // Kernels for older chips do not wait for the launch before them.
-        let begins_early = self.module.device.facts().capability.0 >= EARLY_LAUNCH_CAPABILITY;
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -213,7 +225,7 @@ impl<A: KernelArgs> CudaKernel<A> {
             sharedMemBytes: self.shape.shared_bytes,
             hStream: stream.handle(),
             attrs: &raw mut early,
-            numAttrs: u32::from(begins_early),
+            numAttrs: u32::from(self.begins_early),
         };
         call!(cuLaunchKernelEx(
             &raw const config,
