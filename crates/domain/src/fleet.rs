@@ -49,7 +49,7 @@ pub struct Fingerprint(pub String);
 pub struct DeviceId(pub String);
 
 /// The properties and the capacity of a worker; sent once when it joins.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Hash, Serialize, Deserialize)]
 pub struct WorkerDescription {
     /// The legs that it serves now.
     pub role: Role,
@@ -142,7 +142,7 @@ impl Capacity {
 }
 
 /// The load of a worker after its last step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WorkerLoad {
     /// Prompt tokens accepted and not yet computed.
     pub queue_tokens: u64,

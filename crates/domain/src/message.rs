@@ -333,7 +333,7 @@ pub enum Failure {
 }
 
 /// The reason for the regular end of generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FinishReason {
     /// A stop token was drawn.
     Stop,

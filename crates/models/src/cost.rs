@@ -63,7 +63,8 @@ impl ModelSpec {
     }
 
     /// Costs of this model with weights, keys and values of `element_bytes` bytes each.
-    pub fn cost_stored_in(&self, element_bytes: u64) -> ModelCost {
+    #[cfg(test)]
+    fn cost_stored_in(&self, element_bytes: u64) -> ModelCost {
         let weights = self.cost(&StoredSizes::default());
         self.cost(&StoredSizes {
             layer_bytes: weights.layer_weights * element_bytes,

@@ -15,9 +15,7 @@ use crate::fleet::stuck::StuckDeadlines;
 use crate::fleet::{FleetWorker, RouterFleet};
 use crate::flight::losses::RecentLosses;
 use crate::flight::releases::LegReleases;
-use crate::flight::state::{
-    FailedAttempt, FlightAttempt, FlightPhase, FlightRecord, RouterFlights,
-};
+use crate::flight::state::{FlightRecord, RouterFlights};
 use crate::flight::timers::FlightTimer;
 use crate::queue::passes::QueuePasses;
 use cleave_domain::{FlightId, Time};
@@ -73,11 +71,7 @@ impl FingerprintClock {
     }
 
     pub(crate) fn hash_releases(self, releases: &LegReleases, hasher: &mut impl Hasher) {
-        let cancelled = releases.stages();
-        cancelled.len().hash(hasher);
-        for cancelled in cancelled {
-            cancelled.hash(hasher);
-        }
+        releases.stages().collect::<Vec<_>>().hash(hasher);
     }
 
     pub(crate) fn hash_losses(self, losses: &RecentLosses, hasher: &mut impl Hasher) {
@@ -124,18 +118,9 @@ impl FingerprintClock {
     }
 
     fn hash_worker(self, worker: &FleetWorker, hasher: &mut impl Hasher) {
-        let about = &worker.description;
-        worker.me.hash(hasher);
-        (about.role, &about.fingerprint, about.queue_max).hash(hasher);
-        about.device.hash(hasher);
-        let capacity = &about.capacity;
-        (capacity.block_tokens, capacity.blocks_count).hash(hasher);
-        (capacity.slots_count, capacity.context_tokens_max).hash(hasher);
         let load = &worker.load;
-        (load.queue_tokens, load.blocks_free).hash(hasher);
-        if let Some(states) = capacity.states {
-            (states, load.states_free).hash(hasher);
-        }
+        (worker.me, &worker.description).hash(hasher);
+        (load.queue_tokens, load.blocks_free, load.states_free).hash(hasher);
         // Placement uses their sum only.
         let sequences = load.sequences_running;
         load.sequences_waiting
@@ -143,28 +128,23 @@ impl FingerprintClock {
             .hash(hasher);
         (worker.draining, worker.progress, worker.unresponsive).hash(hasher);
         self.ahead(Some(worker.closed_until)).hash(hasher);
-        let claims = worker.ledger.handoffs().map(|(handoff, claim)| {
+        for (handoff, claim) in worker.ledger.handoffs() {
             // The number of an order matters only by the number of later ones.
             let order = claim.order.filter(|_| claim.unreported);
-            let since = order.map(|order| worker.orders - order);
-            let order = None;
-            let span = claim.span;
-            let ahead = [span.from, span.until].map(|at| (self.ahead(Some(at)), self.ago(at)));
-            let ahead = (claim.span != StreamSpan::NONE).then_some((ahead, span.tokens));
-            let span = StreamSpan::NONE;
-            (
-                handoff,
-                LegClaim {
-                    order,
-                    span,
-                    ..*claim
-                },
-                since,
-                ahead,
-            )
-        });
-        for claim in claims {
-            claim.hash(hasher);
+            let later = order.map(|order| worker.orders - order);
+            let StreamSpan {
+                from,
+                until,
+                tokens,
+            } = claim.span;
+            let span = [from, until].map(|at| (self.ahead(Some(at)), self.ago(at)));
+            let span = (claim.span != StreamSpan::NONE).then_some((span, tokens));
+            let timeless = LegClaim {
+                order: None,
+                span: StreamSpan::NONE,
+                ..*claim
+            };
+            (handoff, timeless, later, span).hash(hasher);
         }
         // The rest matters only where prices are known.
         if worker.priced() {
@@ -211,28 +191,9 @@ impl FingerprintClock {
         (flight.unplaceable_at == Some(fleet_version)).hash(hasher);
         (flight.moves.aborted(), flight.moves.yielded_at()).hash(hasher);
         self.hash_target_state(flight, hasher);
-        match flight.stage() {
-            FlightPhase::Waiting => 0.hash(hasher),
-            FlightPhase::Flying(attempt) => {
-                1.hash(hasher);
-                hash_attempt(attempt, hasher);
-            }
-            FlightPhase::CountingTokens(FailedAttempt {
-                handoff,
-                fence,
-                peer_in_doubt: doubtful,
-                context_tokens_max,
-                unanswered_by,
-            }) => {
-                (2, handoff, fence, doubtful).hash(hasher);
-                (context_tokens_max, unanswered_by).hash(hasher);
-            }
-        }
         let moving = flight.moving();
-        moving.map(|m| (m.handoff, m.why)).hash(hasher);
-        if let Some(leg) = flight.leg() {
-            hash_attempt(leg, hasher);
-        }
+        let moving = moving.map(|moving| (moving.handoff, moving.why, &moving.leg));
+        (flight.stage(), moving).hash(hasher);
     }
 
     /// Hashes a flight's targets, and the state that decides whether they are met.
@@ -254,35 +215,10 @@ impl FingerprintClock {
                 landed,
                 decode,
             } = flight.timestamps;
-            (
-                ordered.map(|at| self.ago(at)),
-                landed.map(|at| self.ago(at)),
-            )
-                .hash(hasher);
-            first
-                .map(|(at, timing)| (self.ago(at), timing))
-                .hash(hasher);
-            (lost, began.map(|at| self.ago(at)), decode).hash(hasher);
+            let first = first.map(|(at, timing)| (self.ago(at), timing));
+            let past = [began, ordered, landed].map(|at| at.map(|at| self.ago(at)));
+            (past, first, lost, decode).hash(hasher);
             self.ahead(flight.due).hash(hasher);
         }
     }
-}
-
-fn hash_attempt(attempt: &FlightAttempt, hasher: &mut impl Hasher) {
-    let FlightAttempt {
-        handoff,
-        prefill,
-        decode,
-        of,
-        context_tokens_max,
-        reserved,
-        prefilled,
-        leg_failure,
-        landed,
-        finished,
-    } = attempt;
-    (handoff, prefill, decode, of, context_tokens_max).hash(hasher);
-    (reserved, prefilled, leg_failure, landed).hash(hasher);
-    let finished = finished.map(|finish| (finish.reason as u8, finish.output_tokens));
-    finished.hash(hasher);
 }

@@ -6,7 +6,6 @@
 //! same facts after the same spans, except for times in notes and in hints when to come back.
 
 use crate::machines::WorkerMachines;
-use cleave_domain::WorkerLoad;
 use std::hash::{Hash, Hasher};
 
 impl WorkerMachines {
@@ -50,28 +49,6 @@ impl WorkerMachines {
             reports.turn(now).hash(hasher);
             steps.turn(now).hash(hasher);
         }
-        hash_load(reports.load_reported(), hasher);
+        reports.load_reported().hash(hasher);
     }
-}
-
-fn hash_load(load: &WorkerLoad, hasher: &mut impl Hasher) {
-    let WorkerLoad {
-        queue_tokens,
-        sequences_waiting,
-        sequences_running,
-        blocks_free,
-        states_free,
-        progress,
-        context_tokens,
-        streams,
-        backlog,
-        tpot_least,
-        step_left,
-        orders_received,
-    } = load;
-    let waiting = (sequences_waiting, sequences_running);
-    (queue_tokens, waiting, blocks_free, progress).hash(hasher);
-    states_free.hash(hasher);
-    (context_tokens, streams, backlog, tpot_least).hash(hasher);
-    (step_left, orders_received).hash(hasher);
 }

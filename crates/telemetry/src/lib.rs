@@ -17,6 +17,7 @@ mod policy;
 mod process;
 mod router;
 mod scaling;
+mod series_table;
 mod server;
 mod slo;
 mod tape;

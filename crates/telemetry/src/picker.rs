@@ -2,7 +2,7 @@
 //!
 //! Owns: these series. Never: chooses. Invariant: every outcome is there from the start, as a zero.
 
-use cleave_api::MetricRegistry;
+use crate::series_table::{series_table, zeros};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -29,40 +29,20 @@ struct EndpointStateLabels {
     state: &'static str,
 }
 
-#[derive(Clone, Debug)]
-pub struct PickerSeries {
-    requests: Family<PickerOutcomeLabels, Counter>,
-    endpoints: Family<EndpointStateLabels, Gauge>,
+series_table! {
+    pub struct PickerSeries;
+
+    requests: Family<PickerOutcomeLabels, Counter>
+        = zeros(["picked", "full", "nobody"].map(|outcome| PickerOutcomeLabels { outcome })),
+        "cleave_picker_requests",
+        "Requests for which the endpoint picker was asked: picked (a router was named), full (429: all \
+         were at their limit), nobody (503: none was ready)";
+    endpoints: Family<EndpointStateLabels, Gauge>, "cleave_picker_endpoints",
+        "Routers that the endpoint picker knows, by their last answer: ready or away; no series without \
+         --ext-proc-listen";
 }
 
 impl PickerSeries {
-    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
-        let series = Self {
-            requests: Family::default(),
-            endpoints: Family::default(),
-        };
-        for outcome in ["picked", "full", "nobody"] {
-            drop(
-                series
-                    .requests
-                    .get_or_create(&PickerOutcomeLabels { outcome }),
-            );
-        }
-        registry.register(
-            "cleave_picker_requests",
-            "Requests for which the endpoint picker was asked: picked (a router was named), full (429: all \
-             were at their limit), nobody (503: none was ready)",
-            series.requests.clone(),
-        );
-        registry.register(
-            "cleave_picker_endpoints",
-            "Routers that the endpoint picker knows, by their last answer: ready or away; no series without \
-             --ext-proc-listen",
-            series.endpoints.clone(),
-        );
-        series
-    }
-
     pub fn count_choice(&self, choice: PickerChoice) {
         let outcome = match choice {
             PickerChoice::Endpoint(_) => "picked",

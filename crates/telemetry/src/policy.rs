@@ -2,7 +2,7 @@
 //!
 //! Owns: these series. Never: reads a file. Invariant: one policy is shown at a time.
 
-use cleave_api::MetricRegistry;
+use crate::series_table::series_table;
 use cleave_policy::{PolicyFile, PolicyReload};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -19,33 +19,18 @@ struct PolicyDigestLabels {
     digest: String,
 }
 
-#[derive(Clone, Debug)]
-pub struct PolicySeries {
-    reloads: Family<ReloadOutcomeLabels, Counter>,
-    info: Family<PolicyDigestLabels, Gauge>,
+series_table! {
+    pub struct PolicySeries;
+
+    reloads: Family<ReloadOutcomeLabels, Counter>, "cleave_policy_reloads",
+        "Reloads of the policy file: changed (the new policy is in force), same (the policy is \
+         unchanged), rejected (it has mistakes), unreadable; after the last two the previous \
+         policy stays in force";
+    info: Family<PolicyDigestLabels, Gauge>, "cleave_policy_info",
+        "1 for the policy file in force, with the digest of its content; no series without --policy";
 }
 
 impl PolicySeries {
-    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
-        let series = Self {
-            reloads: Family::default(),
-            info: Family::default(),
-        };
-        registry.register(
-            "cleave_policy_reloads",
-            "Reloads of the policy file: changed (the new policy is in force), same (the policy is \
-             unchanged), rejected (it has mistakes), unreadable; after the last two the previous \
-             policy stays in force",
-            series.reloads.clone(),
-        );
-        registry.register(
-            "cleave_policy_info",
-            "1 for the policy file in force, with the digest of its content; no series without --policy",
-            series.info.clone(),
-        );
-        series
-    }
-
     /// The policy that the router starts with.
     pub fn begin_with(&self, file: &PolicyFile) {
         for outcome in ["changed", "same", "rejected", "unreadable"] {

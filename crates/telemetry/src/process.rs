@@ -6,7 +6,7 @@
 //! Source: proc_pid_stat(5), proc_pid_status(5).
 
 use super::buckets::FloatGauge;
-use cleave_api::MetricRegistry;
+use crate::series_table::series_table;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -22,53 +22,22 @@ struct BuildLabels {
     version: &'static str,
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct ProcessSeries {
-    cpu: Counter<f64, AtomicU64>,
-    resident: Gauge,
-    files: Gauge,
-    started: FloatGauge,
+series_table! {
+    pub(crate) struct ProcessSeries;
+
+    build: Family<BuildLabels, Gauge> = build_info(), "cleave_build_info",
+        "1, with the version of the running release";
+    cpu: Counter<f64, AtomicU64>, "process_cpu_seconds",
+        "Processor time used by this process, in user and system mode";
+    resident: Gauge, "process_resident_memory_bytes",
+        "Resident memory of this process";
+    files: Gauge, "process_open_fds",
+        "Open file descriptors of this process";
+    started: FloatGauge, "process_start_time_seconds",
+        "Start time of this process, in seconds since 1970";
 }
 
 impl ProcessSeries {
-    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
-        let series = Self {
-            cpu: Counter::default(),
-            resident: Gauge::default(),
-            files: Gauge::default(),
-            started: FloatGauge::default(),
-        };
-        let build: Family<BuildLabels, Gauge> = Family::default();
-        let version = env!("CARGO_PKG_VERSION");
-        build.get_or_create(&BuildLabels { version }).set(1);
-        registry.register(
-            "cleave_build_info",
-            "1, with the version of the running release",
-            build,
-        );
-        registry.register(
-            "process_cpu_seconds",
-            "Processor time used by this process, in user and system mode",
-            series.cpu.clone(),
-        );
-        registry.register(
-            "process_resident_memory_bytes",
-            "Resident memory of this process",
-            series.resident.clone(),
-        );
-        registry.register(
-            "process_open_fds",
-            "Open file descriptors of this process",
-            series.files.clone(),
-        );
-        registry.register(
-            "process_start_time_seconds",
-            "Start time of this process, in seconds since 1970",
-            series.started.clone(),
-        );
-        series
-    }
-
     pub(super) fn refresh(&self) {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         // The second field, the program's name, may have spaces; fields are counted behind it.
@@ -94,6 +63,13 @@ impl ProcessSeries {
     }
 }
 
+fn build_info() -> Family<BuildLabels, Gauge> {
+    let build: Family<BuildLabels, Gauge> = Family::default();
+    let version = env!("CARGO_PKG_VERSION");
+    build.get_or_create(&BuildLabels { version }).set(1);
+    build
+}
+
 /// The resident memory in bytes.
 fn resident() -> Option<i64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -114,6 +90,7 @@ fn booted() -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_api::MetricRegistry;
 
     #[test]
     fn process_memory_files_and_cpu_are_reported() {

@@ -7,8 +7,8 @@ use super::buckets::{HistogramFamily, histograms, seconds, submillisecond_second
 use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{HandoffLoss, failure_name, refusal_name};
 use crate::overhead::RouterOverhead;
+use crate::series_table::{begin, series_table};
 use crate::trace::{AttemptChange, log_ids};
-use cleave_api::MetricRegistry;
 use cleave_domain::{Ending, Role};
 use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -42,220 +42,67 @@ struct WorkerRoleLabels {
     role: String,
 }
 
-/// The series of this process's router, if it has one.
-#[derive(Clone, Debug)]
-pub struct RouterSeries {
-    flights: Gauge,
-    flights_waiting: Gauge,
-    workers: Family<WorkerRoleLabels, Gauge>,
-    standing_by: Gauge,
-    placed: Family<RouterKindLabels, Counter>,
-    cached_tokens: Counter,
-    placement_wait: Histogram,
-    added: Histogram,
-    retries: Family<RouterKindLabels, Counter>,
-    passed_over: Family<RouterKindLabels, Counter>,
-    stale: Counter,
-    ended: Family<RouterKindLabels, Counter>,
-    cancel_seconds: HistogramFamily<CancelStageLabels>,
-    resumed: Counter,
-    resumed_tokens: Counter,
-    moves: Family<RouterKindLabels, Counter>,
-    moved: Counter,
-    moves_aborted: Family<RouterKindLabels, Counter>,
-    move_seconds: Histogram,
-    pause_seconds: HistogramFamily<RouterKindLabels>,
-    stuck: Counter,
-    exceeded: Counter,
-    grants: Gauge,
-    handoffs: Family<HandoffOutcomeLabels, Counter>,
-    prefix_dropped: Counter,
-    handoff_bytes: Counter,
-}
+series_table! {
+    /// The series of this process's router, if it has one.
+    pub struct RouterSeries;
 
-impl RouterSeries {
-    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
-        let series = Self {
-            flights: Gauge::default(),
-            flights_waiting: Gauge::default(),
-            workers: Family::default(),
-            standing_by: Gauge::default(),
-            placed: Family::default(),
-            cached_tokens: Counter::default(),
-            placement_wait: seconds(),
-            added: submillisecond_seconds(),
-            retries: Family::default(),
-            passed_over: Family::default(),
-            stale: Counter::default(),
-            ended: Family::default(),
-            cancel_seconds: histograms(),
-            resumed: Counter::default(),
-            resumed_tokens: Counter::default(),
-            moves: Family::default(),
-            moved: Counter::default(),
-            moves_aborted: Family::default(),
-            move_seconds: seconds(),
-            pause_seconds: histograms(),
-            stuck: Counter::default(),
-            exceeded: Counter::default(),
-            grants: Gauge::default(),
-            handoffs: Family::default(),
-            prefix_dropped: Counter::default(),
-            handoff_bytes: Counter::default(),
-        };
-        series.register_flights(registry);
-        series.register_placement(registry);
-        series.register_limits(registry);
-        series.register_turns(registry);
-        series
-    }
-
-    fn register_flights(&self, registry: &mut MetricRegistry) {
-        registry.register(
-            "cleave_flights",
-            "Flights (sequences in the router) that have not ended",
-            self.flights.clone(),
-        );
-        registry.register(
-            "cleave_flights_waiting",
-            "Flights that wait to be placed",
-            self.flights_waiting.clone(),
-        );
-        registry.register(
-            "cleave_flights_ended",
-            "Flights that ended: done, refused, cancelled or failed",
-            self.ended.clone(),
-        );
-        registry.register(
-            "cleave_cancel_to_free_seconds",
-            "Time from a client's departure until all blocks of its flight are free in both pools, by stage",
-            self.cancel_seconds.clone(),
-        );
-    }
-
-    fn register_limits(&self, registry: &mut MetricRegistry) {
-        registry.register(
-            "cleave_tokens_beyond_limit",
-            "Tokens from workers beyond the max_tokens of their request, dropped: a defect of a worker",
-            self.exceeded.clone(),
-        );
-        registry.register(
-            "cleave_router_passes",
-            "Write grants for reserved blocks that were not sent to their senders yet",
-            self.grants.clone(),
-        );
-        registry.register(
-            "cleave_prefixes_dropped",
-            "Cached prefix blocks dropped because a worker reported more than the router keeps of one",
-            self.prefix_dropped.clone(),
-        );
-    }
-
-    fn register_placement(&self, registry: &mut MetricRegistry) {
-        registry.register(
-            "cleave_workers",
-            "Connected workers by role",
-            self.workers.clone(),
-        );
-        registry.register(
-            "cleave_workers_standing_by",
-            "Connected workers that wait because another worker has their name",
-            self.standing_by.clone(),
-        );
-        registry.register(
-            "cleave_placements",
-            "Attempts placed: disaggregated (two workers) or aggregated (both legs on one)",
-            self.placed.clone(),
-        );
-        registry.register(
-            "cleave_router_handoffs",
-            "Hand-offs by outcome as reported to this router, of prompts computed on another worker and of \
-             migrations: landed, or refused, failed or lost at a worker",
-            self.handoffs.clone(),
-        );
-        registry.register(
-            "cleave_router_handoff_bytes",
-            "KV bytes of landed hand-offs, without the blocks that their receivers had cached",
-            self.handoff_bytes.clone(),
-        );
-        registry.register(
-            "cleave_placement_cached_tokens",
-            "Prompt tokens that the router expected in the cache of the worker it chose",
-            self.cached_tokens.clone(),
-        );
-        registry.register(
-            "cleave_placement_wait_seconds",
-            "Time from submission to placement",
-            self.placement_wait.clone(),
-        );
-        registry.register(
-            "cleave_router_added_seconds",
-            "Time that the router adds to the time to first token: placement, orders, forwarding; not waiting",
-            self.added.clone(),
-        );
-        registry.register(
-            "cleave_retries",
-            "Attempts that failed and were followed by another: worker_lost, worker_stuck, link_lost, lease_expired, \
-             corrupt (damaged blocks), rejected (by a worker), engine (its step failed), out_of_blocks",
-            self.retries.clone(),
-        );
-        registry.register(
-            "cleave_workers_passed_over",
-            "Workers that refused a leg, by reason: queue_full, no_blocks, too_long, out_of_vocabulary, draining, \
-             wrong_worker (the order does not fit its role or incarnation), slo_ttft_unreachable, \
-             slo_tpot_unreachable; or that did not answer in time (silent)",
-            self.passed_over.clone(),
-        );
-        registry.register(
-            "cleave_stale_reports",
-            "Reports of past attempts or incarnations, ignored",
-            self.stale.clone(),
-        );
-        registry.register(
-            "cleave_workers_stuck",
-            "Workers that stopped making progress while they answered",
-            self.stuck.clone(),
-        );
-    }
-
-    fn register_turns(&self, registry: &mut MetricRegistry) {
-        registry.register(
-            "cleave_streams_resumed",
-            "Streams continued by another attempt after their worker failed in mid-stream",
-            self.resumed.clone(),
-        );
-        registry.register(
-            "cleave_resumed_tokens",
-            "Output tokens of resumed streams whose KV was computed again",
-            self.resumed_tokens.clone(),
-        );
-        registry.register(
-            "cleave_moves",
-            "Migrations of running sequences ordered: drain, role (it changed), crowded (KV blocks run out)",
-            self.moves.clone(),
-        );
-        registry.register(
-            "cleave_moves_done",
-            "Migrations of running sequences completed",
-            self.moved.clone(),
-        );
-        registry.register(
-            "cleave_moves_stayed",
-            "Migrations given up, by failure: the sequence continued on its worker, or its flight ended or failed",
-            self.moves_aborted.clone(),
-        );
-        registry.register(
-            "cleave_move_seconds",
-            "Time from the order to migrate until the sequence runs on the other worker",
-            self.move_seconds.clone(),
-        );
-        registry.register(
-            "cleave_stream_pause_seconds",
-            "Time between two tokens of a stream where another attempt took over: resumed (after a \
-             failure) or migrated",
-            self.pause_seconds.clone(),
-        );
-    }
+    flights: Gauge, "cleave_flights",
+        "Flights (sequences in the router) that have not ended";
+    flights_waiting: Gauge, "cleave_flights_waiting",
+        "Flights that wait to be placed";
+    ended: Family<RouterKindLabels, Counter>, "cleave_flights_ended",
+        "Flights that ended: done, refused, cancelled or failed";
+    cancel_seconds: HistogramFamily<CancelStageLabels> = histograms(), "cleave_cancel_to_free_seconds",
+        "Time from a client's departure until all blocks of its flight are free in both pools, by stage";
+    workers: Family<WorkerRoleLabels, Gauge>, "cleave_workers",
+        "Connected workers by role";
+    standing_by: Gauge, "cleave_workers_standing_by",
+        "Connected workers that wait because another worker has their name";
+    placed: Family<RouterKindLabels, Counter>, "cleave_placements",
+        "Attempts placed: disaggregated (two workers) or aggregated (both legs on one)";
+    handoffs: Family<HandoffOutcomeLabels, Counter>, "cleave_router_handoffs",
+        "Hand-offs by outcome as reported to this router, of prompts computed on another worker and of \
+         migrations: landed, or refused, failed or lost at a worker";
+    handoff_bytes: Counter, "cleave_router_handoff_bytes",
+        "KV bytes of landed hand-offs, without the blocks that their receivers had cached";
+    cached_tokens: Counter, "cleave_placement_cached_tokens",
+        "Prompt tokens that the router expected in the cache of the worker it chose";
+    placement_wait: Histogram = seconds(), "cleave_placement_wait_seconds",
+        "Time from submission to placement";
+    added: Histogram = submillisecond_seconds(), "cleave_router_added_seconds",
+        "Time that the router adds to the time to first token: placement, orders, forwarding; not waiting";
+    retries: Family<RouterKindLabels, Counter>, "cleave_retries",
+        "Attempts that failed and were followed by another: worker_lost, worker_stuck, link_lost, lease_expired, \
+         corrupt (damaged blocks), rejected (by a worker), engine (its step failed), out_of_blocks";
+    passed_over: Family<RouterKindLabels, Counter>, "cleave_workers_passed_over",
+        "Workers that refused a leg, by reason: queue_full, no_blocks, too_long, out_of_vocabulary, draining, \
+         wrong_worker (the order does not fit its role or incarnation), slo_ttft_unreachable, \
+         slo_tpot_unreachable; or that did not answer in time (silent)";
+    stale: Counter, "cleave_stale_reports",
+        "Reports of past attempts or incarnations, ignored";
+    stuck: Counter, "cleave_workers_stuck",
+        "Workers that stopped making progress while they answered";
+    exceeded: Counter, "cleave_tokens_beyond_limit",
+        "Tokens from workers beyond the max_tokens of their request, dropped: a defect of a worker";
+    grants: Gauge, "cleave_router_passes",
+        "Write grants for reserved blocks that were not sent to their senders yet";
+    prefix_dropped: Counter, "cleave_prefixes_dropped",
+        "Cached prefix blocks dropped because a worker reported more than the router keeps of one";
+    resumed: Counter, "cleave_streams_resumed",
+        "Streams continued by another attempt after their worker failed in mid-stream";
+    resumed_tokens: Counter, "cleave_resumed_tokens",
+        "Output tokens of resumed streams whose KV was computed again";
+    moves: Family<RouterKindLabels, Counter>, "cleave_moves",
+        "Migrations of running sequences ordered: drain, role (it changed), crowded (KV blocks run out)";
+    moved: Counter, "cleave_moves_done",
+        "Migrations of running sequences completed";
+    moves_aborted: Family<RouterKindLabels, Counter>, "cleave_moves_stayed",
+        "Migrations given up, by failure: the sequence continued on its worker, or its flight ended or failed";
+    move_seconds: Histogram = seconds(), "cleave_move_seconds",
+        "Time from the order to migrate until the sequence runs on the other worker";
+    pause_seconds: HistogramFamily<RouterKindLabels> = histograms(), "cleave_stream_pause_seconds",
+        "Time between two tokens of a stream where another attempt took over: resumed (after a \
+         failure) or migrated";
 }
 
 /// Counts into a router's series.
@@ -266,44 +113,25 @@ pub struct RouterMeters {
 
 impl RouterMeters {
     pub fn new(series: &RouterSeries) -> Self {
-        for kind in ["done", "refused", "cancelled", "failed"] {
-            drop(series.ended.get_or_create(&RouterKindLabels { kind }));
-        }
-        for kind in ["disaggregated", "aggregated"] {
-            drop(series.placed.get_or_create(&RouterKindLabels { kind }));
-        }
-        for reason in [
+        let kind = |kind| RouterKindLabels { kind };
+        let moves = [
             MoveReason::Drain,
             MoveReason::Role,
             MoveReason::MemoryPressure,
-        ] {
-            let kind = move_reason_name(reason);
-            drop(series.moves.get_or_create(&RouterKindLabels { kind }));
-        }
+        ];
+        let pauses = [AttemptChange::Resumed, AttemptChange::Migrated];
+        let endings = ["done", "refused", "cancelled", "failed"];
+        begin(&series.ended, endings.map(kind));
+        begin(&series.placed, ["disaggregated", "aggregated"].map(kind));
+        begin(&series.moves, moves.map(move_reason_name).map(kind));
+        begin(&series.pause_seconds, pauses.map(|turn| kind(turn.name())));
         let missed = HandoffLoss::ALL.map(HandoffLoss::name);
-        for outcome in [LANDED].into_iter().chain(missed) {
-            drop(
-                series
-                    .handoffs
-                    .get_or_create(&HandoffOutcomeLabels { outcome }),
-            );
-        }
-        for turn in [AttemptChange::Resumed, AttemptChange::Migrated] {
-            let kind = turn.name();
-            drop(
-                series
-                    .pause_seconds
-                    .get_or_create(&RouterKindLabels { kind }),
-            );
-        }
-        for stage in STAGES {
-            let stage = cancel_stage_name(stage);
-            drop(
-                series
-                    .cancel_seconds
-                    .get_or_create(&CancelStageLabels { stage }),
-            );
-        }
+        let outcomes = [LANDED].into_iter().chain(missed);
+        let outcomes = outcomes.map(|outcome| HandoffOutcomeLabels { outcome });
+        begin(&series.handoffs, outcomes);
+        let stages = STAGES.map(cancel_stage_name);
+        let stages = stages.map(|stage| CancelStageLabels { stage });
+        begin(&series.cancel_seconds, stages);
         Self {
             series: series.clone(),
         }

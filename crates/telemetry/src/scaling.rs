@@ -4,7 +4,7 @@
 //! `scaling` in the policy there is no series at all.
 
 use super::buckets::FloatGauge;
-use cleave_api::MetricRegistry;
+use crate::series_table::series_table;
 use cleave_domain::Role;
 use cleave_planner::scaling::ScalerDecision;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -22,45 +22,20 @@ struct ScalingReasonLabels {
     reason: &'static str,
 }
 
-#[derive(Clone, Debug)]
-pub struct ScalingSeries {
-    workers: Family<ScalingPoolLabels, Gauge>,
-    legs: Family<ScalingPoolLabels, Gauge>,
-    reason: Family<ScalingReasonLabels, Gauge>,
-    load: Family<ScalingPoolLabels, FloatGauge>,
+series_table! {
+    pub struct ScalingSeries;
+
+    workers: Family<ScalingPoolLabels, Gauge>, "cleave_workers_wanted",
+        "Number of workers wanted, by the role that they are started with";
+    legs: Family<ScalingPoolLabels, Gauge>, "cleave_legs_wanted",
+        "Number of workers wanted for each leg; some may serve another leg than they were started with";
+    reason: Family<ScalingReasonLabels, Gauge>, "cleave_scaling_reason",
+        "1 for the reason of the present number of workers wanted, by pool";
+    load: Family<ScalingPoolLabels, FloatGauge>, "cleave_scaling_load",
+        "Load of prompts and of streams in numbers of workers, before rounding and delays";
 }
 
 impl ScalingSeries {
-    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
-        let series = Self {
-            workers: Family::default(),
-            legs: Family::default(),
-            reason: Family::default(),
-            load: Family::default(),
-        };
-        registry.register(
-            "cleave_workers_wanted",
-            "Number of workers wanted, by the role that they are started with",
-            series.workers.clone(),
-        );
-        registry.register(
-            "cleave_legs_wanted",
-            "Number of workers wanted for each leg; some may serve another leg than they were started with",
-            series.legs.clone(),
-        );
-        registry.register(
-            "cleave_scaling_reason",
-            "1 for the reason of the present number of workers wanted, by pool",
-            series.reason.clone(),
-        );
-        registry.register(
-            "cleave_scaling_load",
-            "Load of prompts and of streams in numbers of workers, before rounding and delays",
-            series.load.clone(),
-        );
-        series
-    }
-
     pub fn show(&self, decision: &ScalerDecision) {
         self.reason.clear();
         let target = &decision.wanted;

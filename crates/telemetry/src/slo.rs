@@ -10,7 +10,7 @@ use super::buckets::{
 };
 use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{RequestVerdict, failure_name, refusal_name};
-use cleave_api::MetricRegistry;
+use crate::series_table::{begin, series_table};
 use cleave_domain::{
     Ending, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
 };
@@ -62,101 +62,41 @@ struct PlacementReasonLabels {
     reason: &'static str,
 }
 
-/// The series of this process's router, if it has one.
-#[derive(Clone, Debug)]
-pub struct SloSeries {
-    requests: Family<SloVerdictLabels, Counter>,
-    stages: HistogramFamily<SloStageLabels>,
-    ttft: HistogramFamily<SloClassLabels>,
-    tpot: HistogramFamily<SloClassLabels>,
-    e2e: HistogramFamily<SloClassLabels>,
-    goodput: Family<SloClassLabels, FloatGauge>,
-    goodput_per_device: Family<SloClassLabels, FloatGauge>,
-    forecasts: HistogramFamily<SloMetricLabels>,
-    reasons: Family<PlacementReasonLabels, Counter>,
-    downgrades: Family<SloClassLabels, Counter>,
-    recent: Arc<Mutex<RecentGoodput>>,
+series_table! {
+    /// The series of this process's router, if it has one.
+    pub struct SloSeries;
+
+    requests: Family<SloVerdictLabels, Counter>, "cleave_slo_requests",
+        "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
+         exceeded its forecast most), refused, failed, cancelled; only good ones count for goodput";
+    downgrades: Family<SloClassLabels, Counter>, "cleave_slo_downgrades",
+        "Sequences moved to this class because the targets of their own could not be met";
+    goodput: Family<SloClassLabels, FloatGauge>, "cleave_goodput_requests_per_second",
+        "Sequences per second over the last minute that met all their targets, by class";
+    goodput_per_device: Family<SloClassLabels, FloatGauge>, "cleave_goodput_requests_per_second_per_device",
+        "Goodput divided by the number of connected devices, by class";
+    forecasts: HistogramFamily<SloMetricLabels> = ratio_histograms(), "cleave_forecast_ratio",
+        "Real times of requests divided by those predicted at their placement, by target; 1 is exact";
+    stages: HistogramFamily<SloStageLabels> = histograms(), "cleave_stage_seconds",
+        "Time that completed requests spent in each stage; router_queue, retry, prefill_wait and \
+         prefill make up the time to first token";
+    ttft: HistogramFamily<SloClassLabels> =
+        Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
+        "cleave_ttft_seconds",
+        "Time from arrival at the router to the first token, of completed requests";
+    tpot: HistogramFamily<SloClassLabels> =
+        Family::new_with_constructor(gap_seconds as fn() -> Histogram),
+        "cleave_tpot_seconds",
+        "Mean time between output tokens after the first, of completed requests";
+    e2e: HistogramFamily<SloClassLabels> = histograms(), "cleave_e2e_seconds",
+        "Time from arrival at the router to the last token, of completed requests";
+    reasons: Family<PlacementReasonLabels, Counter>, "cleave_placement_reasons",
+        "Placements by reason: split (two workers), both (one worker whose role is both), on_decode \
+         or on_prefill (both legs on that worker), load (least loaded: no prices are known), turn (round robin)";
+    recent: Arc<Mutex<RecentGoodput>>;
 }
 
 impl SloSeries {
-    pub(super) fn register(registry: &mut MetricRegistry) -> Self {
-        let series = Self {
-            requests: Family::default(),
-            stages: histograms(),
-            ttft: Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
-            tpot: Family::new_with_constructor(gap_seconds as fn() -> Histogram),
-            e2e: histograms(),
-            goodput: Family::default(),
-            goodput_per_device: Family::default(),
-            forecasts: ratio_histograms(),
-            reasons: Family::default(),
-            downgrades: Family::default(),
-            recent: Arc::default(),
-        };
-        series.register_verdicts(registry);
-        series.register_times(registry);
-        registry.register(
-            "cleave_placement_reasons",
-            "Placements by reason: split (two workers), both (one worker whose role is both), on_decode \
-             or on_prefill (both legs on that worker), load (least loaded: no prices are known), turn (round robin)",
-            series.reasons.clone(),
-        );
-        series
-    }
-
-    fn register_verdicts(&self, registry: &mut MetricRegistry) {
-        registry.register(
-            "cleave_slo_requests",
-            "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
-             exceeded its forecast most), refused, failed, cancelled; only good ones count for goodput",
-            self.requests.clone(),
-        );
-        registry.register(
-            "cleave_slo_downgrades",
-            "Sequences moved to this class because the targets of their own could not be met",
-            self.downgrades.clone(),
-        );
-        registry.register(
-            "cleave_goodput_requests_per_second",
-            "Sequences per second over the last minute that met all their targets, by class",
-            self.goodput.clone(),
-        );
-        registry.register(
-            "cleave_goodput_requests_per_second_per_device",
-            "Goodput divided by the number of connected devices, by class",
-            self.goodput_per_device.clone(),
-        );
-        registry.register(
-            "cleave_forecast_ratio",
-            "Real times of requests divided by those predicted at their placement, by target; 1 is exact",
-            self.forecasts.clone(),
-        );
-    }
-
-    fn register_times(&self, registry: &mut MetricRegistry) {
-        registry.register(
-            "cleave_stage_seconds",
-            "Time that completed requests spent in each stage; router_queue, retry, prefill_wait and \
-             prefill make up the time to first token",
-            self.stages.clone(),
-        );
-        registry.register(
-            "cleave_ttft_seconds",
-            "Time from arrival at the router to the first token, of completed requests",
-            self.ttft.clone(),
-        );
-        registry.register(
-            "cleave_tpot_seconds",
-            "Mean time between output tokens after the first, of completed requests",
-            self.tpot.clone(),
-        );
-        registry.register(
-            "cleave_e2e_seconds",
-            "Time from arrival at the router to the last token, of completed requests",
-            self.e2e.clone(),
-        );
-    }
-
     /// Brings the gauges that depend on the time up to date.
     pub(super) fn refresh(&self) {
         let mut recent = self.lock();
@@ -252,15 +192,9 @@ impl SloMeters {
         let meters = Self {
             series: series.clone(),
         };
-        for reason in REASONS {
-            let reason = place_reason(reason);
-            drop(
-                meters
-                    .series
-                    .reasons
-                    .get_or_create(&PlacementReasonLabels { reason }),
-            );
-        }
+        let reasons = REASONS.map(place_reason);
+        let reasons = reasons.map(|reason| PlacementReasonLabels { reason });
+        begin(&series.reasons, reasons);
         meters.policy_changed(policy);
         meters
     }

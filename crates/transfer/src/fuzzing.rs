@@ -11,7 +11,7 @@ const BLOCK_BYTES: u32 = 4096;
 /// checksum, so that the checks behind the checksum are reached too.
 ///
 /// # Panics
-/// If a decoded message is encoded differently.
+/// If a message that was understood would be encoded as another one.
 pub fn frames(mut bytes: &[u8]) {
     while let Ok(header) = MessageHeader::of(bytes, BLOCK_BYTES) {
         let checked_len = HEADER_BYTES + header.checksummed_len();
@@ -35,7 +35,9 @@ pub fn frames(mut bytes: &[u8]) {
         if let Some(read) = closed {
             let mut written = BytesMut::new();
             read.encode(&mut written);
-            assert_eq!(written, message);
+            // Compared after another decoding: postcard reads longer forms of a number too.
+            let header = MessageHeader::of(&written, BLOCK_BYTES).expect("it was just encoded");
+            assert_eq!(self::read(&header, &written), Ok(Some(read)));
         }
     }
 }

@@ -21,6 +21,7 @@
 use crate::socket::LinkError;
 use cleave_domain::{HandoffId, RouterId, WorkerRef};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ const GRANT_LIFETIME: Duration = Duration::from_secs(3600);
 const STORED_MAX: usize = 1 << 16;
 
 /// A signed permission to write the reserved blocks of one hand-off.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteGrant(pub [u8; GRANT_BYTES]);
 
 impl fmt::Debug for WriteGrant {

@@ -17,6 +17,7 @@ mod buffer;
 mod config;
 mod credit;
 mod dial_backoff;
+mod encoding;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod grant;
@@ -41,6 +42,7 @@ pub use address::{DataAddressError, DataAddresses, PeerRoute};
 pub use cleave_kv::checksum;
 pub use config::{BEAT, CREDIT_BYTES, FRAME_BYTES_MAX, RINGS_MAX, SILENCE_MAX, STREAMS_COUNT};
 pub use config::{LinkDown, LinkEvent, LinkSpeed, LinksConfig};
+pub use encoding::decode_bounded;
 pub use grant::{GRANT_BYTES, GrantIssuer, GrantStore, WriteGrant, WriteGrantError};
 pub use link::{Frame, FrameBuffer, Link, SendPermit};
 pub use links::Links;

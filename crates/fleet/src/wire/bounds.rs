@@ -109,117 +109,101 @@ impl Bounded for Duration {
     }
 }
 
-impl Bounded for Order {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        match self {
-            Self::Reserve(reserve) => reserve.bound(),
-            Self::Prefill(prefill) => prefill.bound(),
-            Self::Run(run) => run.bound(),
-            Self::Relay(gossip) => gossip.bound(),
-            Self::Migrate(migrate) => migrate.bound(),
-            Self::Renew { handoffs: _ }
-            | Self::Cancel { handoff: _ }
-            | Self::Drain
-            | Self::Serve { role: _ } => Ok(()),
+/// Structs that are within bounds if their fields are. A row names every field: first those that
+/// have bounds, behind the semicolon the others.
+macro_rules! bounded_fields {
+    ($($name:ident { $($bounded:ident),*; $($free:ident),* })*) => {$(
+        impl Bounded for $name {
+            fn bound(&mut self) -> Result<(), FleetWireError> {
+                let Self { $($bounded,)* $($free: _),* } = self;
+                $($bounded.bound()?;)*
+                Ok(())
+            }
         }
-    }
+    )*};
 }
 
-impl Bounded for ReserveOrder {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            handoff: _,
-            request,
-            sender: _,
-            expected_output_tokens: _,
-            ahead_tokens: _,
-            waited,
-            due,
-        } = self;
-        request.bound()?;
-        waited.bound()?;
-        due.bound()
-    }
+/// The same for enums, with the fields of each variant.
+macro_rules! bounded_variants {
+    ($($name:ident {
+        $($variant:ident $(($one:ident))? $({ $($bounded:ident),*; $($free:ident),* })?,)*
+    })*) => {$(
+        impl Bounded for $name {
+            fn bound(&mut self) -> Result<(), FleetWireError> {
+                match self {
+                    $(Self::$variant $(($one))? $({ $($bounded,)* $($free: _),* })? => {
+                        $($one.bound()?;)?
+                        $($($bounded.bound()?;)*)?
+                    })*
+                }
+                Ok(())
+            }
+        }
+    )*};
 }
 
-impl Bounded for RunOrder {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            handoff: _,
-            request,
-            expected_output_tokens: _,
-            waited,
-            due,
-        } = self;
-        request.bound()?;
-        waited.bound()?;
-        due.bound()
+bounded_fields! {
+    ReserveOrder {
+        request, waited, due; handoff, sender, expected_output_tokens, ahead_tokens
     }
+    RunOrder { request, waited, due; handoff, expected_output_tokens }
+    MigrateOrder { ; handoff, of, target, tokens }
+    PrefillOrder { request, waited, due; handoff, target }
+    Deadline { left; unmet }
+    // A scheduler checks sampling, lengths and tokens, and refuses the request alone.
+    Request { slo; prompt, generated, sampling, stop, priority, cache_salt }
+    RequestSlo { ttft, tpot, e2e; class, tenant, priority }
+    PrefillTiming { wait, run; }
+    DecodeTiming { wait, first; }
+    WorkerLoad {
+        tpot_least, step_left;
+        queue_tokens, sequences_waiting, sequences_running, blocks_free, states_free, progress,
+        context_tokens, streams, backlog, orders_received
+    }
+    Emission { prompt; index, sampled }
+    PromptFacts { timing; cached_tokens, scores }
+    LinkState { latency; peer, transport, bytes_per_second }
 }
 
-impl Bounded for MigrateOrder {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            handoff: _,
-            of: _,
-            target: _,
-            tokens: _,
-        } = self;
-        Ok(())
+bounded_variants! {
+    Order {
+        Reserve(order),
+        Prefill(order),
+        Run(order),
+        Relay(gossip),
+        Migrate(order),
+        Renew { ; handoffs },
+        Cancel { ; handoff },
+        Drain,
+        Serve { ; role },
     }
-}
-
-impl Bounded for PrefillOrder {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            handoff: _,
-            request,
-            target: _,
-            waited,
-            due,
-        } = self;
-        request.bound()?;
-        waited.bound()?;
-        due.bound()
+    Report {
+        Refused { refusal; handoff },
+        Prefilled { timing; handoff },
+        Finished { timing, prefill; handoff, reason, output_tokens },
+        Load(load),
+        Prices(prices),
+        Relayed(gossip),
+        MigrationAborted { failure; handoff },
+        LegFailed { failure; handoff },
+        Reserved { ; handoff, present, blocks, state },
+        Running { ; handoff, present },
+        Landed { ; handoff },
+        MemoryPressure { ; handoff },
+        Released { ; handoff },
+        Draining,
+        Serves { ; role },
+        Prefix { ; stored, evicted },
     }
-}
-
-impl Bounded for Deadline {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self { left, unmet: _ } = self;
-        left.bound()
-    }
-}
-
-impl Bounded for Request {
-    /// A scheduler checks sampling, lengths and tokens, and refuses the request alone.
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            prompt: _,
-            generated: _,
-            sampling: _,
-            stop: _,
-            priority: _,
-            cache_salt: _,
-            slo,
-        } = self;
-        slo.bound()
-    }
-}
-
-impl Bounded for RequestSlo {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            class: _,
-            tenant: _,
-            ttft,
-            tpot,
-            e2e,
-            priority: _,
-        } = self;
-        ttft.bound()?;
-        tpot.bound()?;
-        e2e.bound()
+    Refusal {
+        QueueFull { retry_after; },
+        NoBlocks { retry_after; },
+        Late { predicted, retry_after; aim },
+        TooLong { ; tokens_max },
+        OutOfVocabulary { ; vocab_size },
+        NoWorker,
+        Draining,
+        WrongWorker,
     }
 }
 
@@ -258,116 +242,6 @@ impl Bounded for ScalingGossip {
     }
 }
 
-impl Bounded for Report {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        match self {
-            Self::Refused {
-                handoff: _,
-                refusal,
-            } => refusal.bound(),
-            Self::Prefilled { handoff: _, timing } => timing.bound(),
-            Self::Finished {
-                handoff: _,
-                reason: _,
-                output_tokens: _,
-                timing,
-                prefill,
-            } => {
-                timing.bound()?;
-                prefill.bound()
-            }
-            Self::Load(load) => load.bound(),
-            Self::Prices(prices) => prices.bound(),
-            Self::Relayed(gossip) => gossip.bound(),
-            Self::MigrationAborted {
-                handoff: _,
-                failure,
-            }
-            | Self::LegFailed {
-                handoff: _,
-                failure,
-            } => failure.bound(),
-            Self::Reserved {
-                handoff: _,
-                present: _,
-                blocks: _,
-                state: _,
-            }
-            | Self::Running {
-                handoff: _,
-                present: _,
-            }
-            | Self::Landed { handoff: _ }
-            | Self::MemoryPressure { handoff: _ }
-            | Self::Released { handoff: _ }
-            | Self::Draining
-            | Self::Serves { role: _ }
-            | Self::Prefix {
-                stored: _,
-                evicted: _,
-            } => Ok(()),
-        }
-    }
-}
-
-impl Bounded for Refusal {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        match self {
-            Self::QueueFull { retry_after } | Self::NoBlocks { retry_after } => retry_after.bound(),
-            Self::Late {
-                aim: _,
-                predicted,
-                retry_after,
-            } => {
-                predicted.bound()?;
-                retry_after.bound()
-            }
-            Self::TooLong { tokens_max: _ }
-            | Self::OutOfVocabulary { vocab_size: _ }
-            | Self::NoWorker
-            | Self::Draining
-            | Self::WrongWorker => Ok(()),
-        }
-    }
-}
-
-impl Bounded for PrefillTiming {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self { wait, run } = self;
-        wait.bound()?;
-        run.bound()
-    }
-}
-
-impl Bounded for DecodeTiming {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self { wait, first } = self;
-        wait.bound()?;
-        first.bound()
-    }
-}
-
-impl Bounded for WorkerLoad {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            queue_tokens: _,
-            sequences_waiting: _,
-            sequences_running: _,
-            blocks_free: _,
-            states_free: _,
-            progress: _,
-            context_tokens: _,
-            streams: _,
-            backlog: _,
-            tpot_least,
-            step_left,
-            orders_received: _,
-        } = self;
-        tpot_least.bound()?;
-        step_left.bound()
-    }
-}
-
 impl Bounded for Prices {
     /// Refuses prices that would make a router panic when it searches or interpolates them.
     fn bound(&mut self) -> Result<(), FleetWireError> {
@@ -394,40 +268,6 @@ impl Bounded for Prices {
             return problem("prices.links", "is not in ascending order");
         }
         Ok(())
-    }
-}
-
-impl Bounded for Emission {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            index: _,
-            sampled: _,
-            prompt,
-        } = self;
-        prompt.bound()
-    }
-}
-
-impl Bounded for PromptFacts {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            cached_tokens: _,
-            scores: _,
-            timing,
-        } = self;
-        timing.bound()
-    }
-}
-
-impl Bounded for LinkState {
-    fn bound(&mut self) -> Result<(), FleetWireError> {
-        let Self {
-            peer: _,
-            transport: _,
-            bytes_per_second: _,
-            latency,
-        } = self;
-        latency.bound()
     }
 }
 

@@ -2,20 +2,14 @@
 //! protocol: postcard, of the types themselves.
 //!
 //! Owns: values to bytes and back. Never knows a type: each derives its own form. Invariant: a
-//! value that is decoded used every byte and is within its bounds; decoding takes a bounded part of
-//! the stack, and memory in proportion to the bytes that are there: up to fifty times as much, for
-//! lists of empty texts.
+//! value that is decoded used every byte and is within its bounds; decoding takes bounded stack and
+//! memory ([`decode_bounded`]).
 
 use super::FleetWireError;
 use super::bounds::Bounded;
-use postcard::Deserializer;
-use postcard::de_flavors::{Flavor, Slice};
+use cleave_transfer::decode_bounded;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-/// Stack that decoding may take; sound messages take a tenth of it, and a thread has eight times as
-/// much.
-const STACK_BYTES_MAX: usize = 256 << 10;
 
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(value).expect("a vector grows as it is filled")
@@ -29,58 +23,9 @@ pub(crate) fn decode<T>(kind: &'static str, bytes: &[u8]) -> Result<T, FleetWire
 where
     T: DeserializeOwned + Bounded,
 {
-    let mut decoder = Deserializer::from_flavor(StackBoundedBytes {
-        bytes: Slice::new(bytes),
-        stack_start: stack_address(),
-    });
-    let value = T::deserialize(&mut decoder);
-    match (value, decoder.finalize()) {
-        (Ok(mut value), Ok([])) => {
-            value.bound()?;
-            Ok(value)
-        }
-        _ => Err(FleetWireError::Unreadable(kind)),
-    }
-}
-
-/// Encoded bytes that give out once decoding is too deep in the stack: a failure holds another one,
-/// and so on, at a byte each.
-struct StackBoundedBytes<'a> {
-    bytes: Slice<'a>,
-    stack_start: usize,
-}
-
-impl<'a> Flavor<'a> for StackBoundedBytes<'a> {
-    type Remainder = &'a [u8];
-    type Source = &'a [u8];
-
-    #[inline]
-    fn pop(&mut self) -> postcard::Result<u8> {
-        if stack_address().abs_diff(self.stack_start) > STACK_BYTES_MAX {
-            return Err(postcard::Error::DeserializeBadEncoding);
-        }
-        self.bytes.pop()
-    }
-
-    #[inline]
-    fn try_take_n(&mut self, count: usize) -> postcard::Result<&'a [u8]> {
-        self.bytes.try_take_n(count)
-    }
-
-    /// With it no list reserves room for more items than there are bytes.
-    #[inline]
-    fn size_hint(&self) -> Option<usize> {
-        self.bytes.size_hint()
-    }
-
-    fn finalize(self) -> postcard::Result<&'a [u8]> {
-        self.bytes.finalize()
-    }
-}
-
-/// The address of a variable of the calling function, roughly.
-#[inline]
-fn stack_address() -> usize {
-    let here = 0_u8;
-    std::ptr::from_ref(&here).addr()
+    let Ok((mut value, [])) = decode_bounded::<T>(bytes) else {
+        return Err(FleetWireError::Unreadable(kind));
+    };
+    value.bound()?;
+    Ok(value)
 }

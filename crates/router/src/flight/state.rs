@@ -64,7 +64,7 @@ pub(crate) struct FlightRecord {
     pub(crate) timestamps: FlightTimestamps,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FlightPhase {
     Waiting,
     Flying(FlightAttempt),
@@ -73,7 +73,7 @@ pub(crate) enum FlightPhase {
 }
 
 /// The attempt that failed last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FailedAttempt {
     pub(crate) handoff: HandoffId,
     /// The attempt named in the fence: the last one that was begun.
@@ -90,7 +90,7 @@ pub(crate) struct FailedAttempt {
 
 /// One hand-off, as the router sees it. Reports of the two legs come over two connections, in any
 /// order between them; so each fact is a flag of its own rather than a state in a sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlightAttempt {
     pub(crate) handoff: HandoffId,
     /// The sender: the prefill worker, or the decode worker from which the sequence moves.
@@ -113,7 +113,7 @@ pub(crate) struct FlightAttempt {
 }
 
 /// How a sequence ended by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SequenceEnd {
     pub(crate) reason: FinishReason,
     pub(crate) output_tokens: u32,

@@ -30,14 +30,6 @@ use reservation::{ahead, growth};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The part of an order that makes a sequence.
-struct SequenceOrder {
-    handoff: HandoffId,
-    request: Arc<Request>,
-    waited: Duration,
-    due: Option<Deadline>,
-}
-
 /// The rules of admission, and of leases.
 pub(crate) struct Admission<'a> {
     pub(crate) context: &'a mut WorkerContext,
@@ -81,13 +73,7 @@ impl Admission<'_> {
             waited,
             due,
         } = order;
-        let of = SequenceOrder {
-            handoff,
-            request,
-            waited,
-            due,
-        };
-        let mut sequence = self.new_sequence(router, of);
+        let mut sequence = self.new_sequence(router, handoff, request, waited, due);
         self.snapshot().refuse_late_prompt(&mut sequence)?;
         let now = sequence.len().div_ceil(self.context.block_tokens());
         let growth = growth(self.context.limits(), &sequence, expected_output_tokens);
@@ -149,13 +135,7 @@ impl Admission<'_> {
             waited,
             due,
         } = order;
-        let of = SequenceOrder {
-            handoff,
-            request,
-            waited,
-            due,
-        };
-        let mut sequence = self.new_sequence(router, of);
+        let mut sequence = self.new_sequence(router, handoff, request, waited, due);
         let size = self.context.block_tokens();
         let tokens = sequence.len();
         let now = tokens.div_ceil(size);
@@ -251,13 +231,7 @@ impl Admission<'_> {
             waited,
             due,
         } = order;
-        let of = SequenceOrder {
-            handoff,
-            request,
-            waited,
-            due,
-        };
-        let mut sequence = self.new_sequence(router, of);
+        let mut sequence = self.new_sequence(router, handoff, request, waited, due);
         self.snapshot().refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
@@ -276,10 +250,25 @@ impl Admission<'_> {
     }
 
     /// Makes a sequence that holds nothing yet.
-    fn new_sequence(&mut self, router: RouterId, of: SequenceOrder) -> WorkerSequence {
-        let rank = self.rank(&of);
-        let mut sequence = WorkerSequence::new(rank, router, of.request, self.context.now());
-        sequence.on_miss = of.due.map(|due| due.unmet);
+    fn new_sequence(
+        &mut self,
+        router: RouterId,
+        handoff: HandoffId,
+        request: Arc<Request>,
+        waited: Duration,
+        due: Option<Deadline>,
+    ) -> WorkerSequence {
+        let now = self.context.now();
+        let since = now - waited;
+        let rank = ServiceRank {
+            priority: (request.slo.priority, request.priority),
+            due: due.map_or(prompt_due(since, None), |due| now + due.left),
+            since,
+            arrival: self.sequences.count_arrival(),
+            handoff,
+        };
+        let mut sequence = WorkerSequence::new(rank, router, request, now);
+        sequence.on_miss = due.map(|due| due.unmet);
         sequence
     }
 
@@ -289,19 +278,6 @@ impl Admission<'_> {
             .fetch(self.context, &mut sequence, self.steps, self.forecast);
         self.sequences
             .add(sequence.activated(), self.leased_until());
-    }
-
-    fn rank(&mut self, of: &SequenceOrder) -> ServiceRank {
-        let since = self.context.now() - of.waited;
-        ServiceRank {
-            priority: (of.request.slo.priority, of.request.priority),
-            due: of
-                .due
-                .map_or(prompt_due(since, None), |due| self.context.now() + due.left),
-            since,
-            arrival: self.sequences.count_arrival(),
-            handoff: of.handoff,
-        }
     }
 
     /// Whether the hand-off is here, or was and is over.

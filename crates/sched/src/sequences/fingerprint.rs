@@ -4,7 +4,7 @@
 
 use super::{SequenceStage, SequenceTable, SequenceTimes, WorkerSequence};
 use crate::forecast::WorkForecast;
-use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, Time};
+use cleave_domain::Time;
 use std::hash::{Hash, Hasher};
 
 impl SequenceTable {
@@ -57,16 +57,12 @@ impl WorkerSequence {
             drawn: _,
         } = times;
         (rank.handoff, rank.priority, now.since(rank.since), router).hash(hasher);
-        hash_request(request, hasher);
-        let stage = match stage {
-            SequenceStage::Reserved => 0_u8,
-            SequenceStage::Active => 1,
-            SequenceStage::Sending => 2,
-            SequenceStage::Paused => 3,
-            SequenceStage::Closing { cancelled: None } => 4,
-            SequenceStage::Closing { cancelled: Some(_) } => 5,
-        };
-        (stage, on_miss, phase, incoming, outgoing, moving).hash(hasher);
+        // As bytes, because numbers with a fraction have no hash.
+        let request = postcard::to_allocvec(request).expect("a vector grows as it is filled");
+        request.hash(hasher);
+        let cancelled = matches!(stage, SequenceStage::Closing { cancelled: Some(_) });
+        (std::mem::discriminant(stage), cancelled).hash(hasher);
+        (on_miss, phase, incoming, outgoing, moving).hash(hasher);
         (kv.swap(), kv.fetch(), peer_state_open, tokens).hash(hasher);
         kv.fingerprint(hasher);
         (kv.published(), exported, slot, opened, steps_count).hash(hasher);
@@ -75,61 +71,35 @@ impl WorkerSequence {
     }
 }
 
-fn hash_request(request: &Request, hasher: &mut impl Hasher) {
-    let Request {
-        prompt,
-        generated,
-        sampling,
-        stop,
-        // Part of the rank.
-        priority: _,
-        cache_salt,
-        slo,
-    } = request;
-    let StopRules {
-        max_tokens,
-        min_tokens,
-        stop_tokens,
-    } = stop;
-    // The tokens themselves are hashed with the sequence.
-    (prompt.len(), generated.len(), cache_salt).hash(hasher);
-    (max_tokens, min_tokens, stop_tokens).hash(hasher);
-    let RequestSlo {
-        // Of interest to the router only.
-        class: _,
-        tenant: _,
-        ttft,
-        priority,
-        tpot,
-        // Workers receive its parts instead.
-        e2e: _,
-    } = slo;
-    (ttft, tpot, priority).hash(hasher);
-    hash_sampling(sampling, hasher);
-}
+#[cfg(test)]
+mod tests {
+    use crate::sequences::sample::sequence;
+    use cleave_domain::{Request, Time};
+    use std::hash::{DefaultHasher, Hasher};
+    use std::sync::Arc;
+    use std::time::Duration;
 
-fn hash_sampling(sampling: &SamplingParams, hasher: &mut impl Hasher) {
-    let SamplingParams {
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        top_n_sigma,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        logit_bias,
-        seed,
-        logprobs,
-        prompt_logprobs,
-        constraint,
-    } = sampling;
-    let shares = [temperature, top_p, min_p, top_n_sigma].map(|number| number.to_bits());
-    let penalties = [repetition_penalty, presence_penalty, frequency_penalty];
-    let penalties = penalties.map(|number| number.to_bits());
-    (shares, penalties, top_k, seed, logprobs, prompt_logprobs).hash(hasher);
-    for (token, bias) in logit_bias {
-        (token, bias.to_bits()).hash(hasher);
+    #[test]
+    fn each_part_of_a_request_distinguishes_states() {
+        let print = |change: &dyn Fn(&mut Request)| {
+            let mut sequence = sequence(1, 8);
+            change(Arc::make_mut(&mut sequence.request));
+            let mut hasher = DefaultHasher::new();
+            sequence.fingerprint(Time::ZERO, &mut hasher);
+            hasher.finish()
+        };
+        let plain = print(&|_| {});
+        assert_eq!(plain, print(&|_| {}));
+        let changes: [&dyn Fn(&mut Request); 6] = [
+            &|request| request.sampling.min_p = 0.5,
+            &|request| request.sampling.logit_bias = vec![(1, 2.0)],
+            &|request| request.sampling.seed += 1,
+            &|request| request.stop.stop_tokens = [7].into(),
+            &|request| request.slo.ttft = Some(Duration::from_secs(1)),
+            &|request| request.cache_salt += 1,
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            assert_ne!(plain, print(change), "change {index}");
+        }
     }
-    constraint.hash(hasher);
 }

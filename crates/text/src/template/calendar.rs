@@ -1,37 +1,17 @@
 //! Dates for chat templates.
 //!
 //! Owns: `strftime` in UTC. Never: reads the clock. Invariant: an unknown directive stays as
-//! written.
+//! written; the formats of the `time` crate make it an error.
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+use time::{Duration, OffsetDateTime};
 
 /// Formats a time, in seconds since 1970 UTC, as Python's `strftime` does in the C locale.
 pub(crate) fn strftime(format: &str, seconds: u64) -> String {
-    let date = CalendarDate::of(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let twelve = if hour % 12 == 0 { 12 } else { hour % 12 };
+    let since = Duration::seconds(i64::try_from(seconds).unwrap_or(i64::MAX));
+    let time = OffsetDateTime::UNIX_EPOCH.saturating_add(since);
+    let (month, weekday) = (time.month().to_string(), time.weekday().to_string());
+    let month_number = u8::from(time.month());
+    let twelve = (time.hour() + 11) % 12 + 1;
     let mut out = String::new();
     let mut rest = format.chars();
     while let Some(character) = rest.next() {
@@ -44,7 +24,7 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
         if unpadded {
             directive = rest.next();
         }
-        let two = |number: u64| {
+        let two = |number: i32| {
             if unpadded {
                 number.to_string()
             } else {
@@ -52,25 +32,32 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
             }
         };
         let text = match directive {
-            Some('Y') => date.year.to_string(),
-            Some('y') => two(date.year % 100),
-            Some('m') => two(date.month),
-            Some('d') => two(date.day),
-            Some('e') => format!("{:2}", date.day),
-            Some('B') => MONTHS[date.month as usize - 1].to_owned(),
-            Some('b' | 'h') => MONTHS[date.month as usize - 1][..3].to_owned(),
-            Some('A') => DAYS[date.weekday as usize].to_owned(),
-            Some('a') => DAYS[date.weekday as usize][..3].to_owned(),
-            Some('w') => date.weekday.to_string(),
-            Some('j') if unpadded => date.yearday.to_string(),
-            Some('j') => format!("{:03}", date.yearday),
-            Some('H') => two(hour),
-            Some('I') => two(twelve),
-            Some('M') => two(minute),
-            Some('S') => two(second),
-            Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
-            Some('F') => format!("{}-{:02}-{:02}", date.year, date.month, date.day),
-            Some('T' | 'X') => format!("{hour:02}:{minute:02}:{second:02}"),
+            Some('Y') => time.year().to_string(),
+            Some('y') => two(time.year() % 100),
+            Some('m') => two(month_number.into()),
+            Some('d') => two(time.day().into()),
+            Some('e') => format!("{:2}", time.day()),
+            Some('B') => month.clone(),
+            Some('b' | 'h') => month[..3].to_owned(),
+            Some('A') => weekday.clone(),
+            Some('a') => weekday[..3].to_owned(),
+            Some('w') => time.weekday().number_days_from_sunday().to_string(),
+            Some('j') if unpadded => time.ordinal().to_string(),
+            Some('j') => format!("{:03}", time.ordinal()),
+            Some('H') => two(time.hour().into()),
+            Some('I') => two(twelve.into()),
+            Some('M') => two(time.minute().into()),
+            Some('S') => two(time.second().into()),
+            Some('p') => if time.hour() < 12 { "AM" } else { "PM" }.to_owned(),
+            Some('F') => time.date().to_string(),
+            Some('T' | 'X') => {
+                format!(
+                    "{:02}:{:02}:{:02}",
+                    time.hour(),
+                    time.minute(),
+                    time.second()
+                )
+            }
             Some('Z') => "UTC".to_owned(),
             Some('z') => "+0000".to_owned(),
             Some('%') => "%".to_owned(),
@@ -80,45 +67,6 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
         out.push_str(&text);
     }
     out
-}
-
-struct CalendarDate {
-    year: u64,
-    month: u64,
-    day: u64,
-    weekday: u64,
-    yearday: u64,
-}
-
-impl CalendarDate {
-    /// Counts through years and months: exact, and fast enough for one call per template.
-    fn of(days: u64) -> Self {
-        let leap = |year: u64| {
-            (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400)
-        };
-        let (mut year, mut left) = (1970, days);
-        while left >= 365 + u64::from(leap(year)) {
-            left -= 365 + u64::from(leap(year));
-            year += 1;
-        }
-        let yearday = left + 1;
-        let february = 28 + u64::from(leap(year));
-        let mut month = 1;
-        for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-            if left < length {
-                break;
-            }
-            left -= length;
-            month += 1;
-        }
-        Self {
-            year,
-            month,
-            day: left + 1,
-            weekday: (days + 4) % 7,
-            yearday,
-        }
-    }
 }
 
 #[cfg(test)]

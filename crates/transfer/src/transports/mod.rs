@@ -26,14 +26,19 @@
 //! ended before it landed stay in quarantine until the sender's `Stopped` arrives, or until the
 //! sender is fenced ([`crate::LinkEvent::Fenced`]).
 
-#[cfg_attr(not(target_os = "linux"), path = "cuda_ipc/unsupported.rs")]
+#[cfg(target_os = "linux")]
 pub(crate) mod cuda_ipc;
 pub(crate) mod local;
-#[cfg_attr(not(target_os = "linux"), path = "nixl/unsupported.rs")]
+#[cfg(target_os = "linux")]
 pub(crate) mod nixl;
-#[cfg_attr(not(target_os = "linux"), path = "shm/unsupported.rs")]
+#[cfg(target_os = "linux")]
 pub(crate) mod shm;
 pub(crate) mod tcp;
+#[cfg(not(target_os = "linux"))]
+pub(crate) mod unsupported;
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) use self::{unsupported as cuda_ipc, unsupported as nixl, unsupported as shm};
 
 use crate::address::{AddressScheme, DataAddresses, PeerRoute};
 use crate::config::LinksConfig;

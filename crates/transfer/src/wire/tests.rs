@@ -1,7 +1,7 @@
 //! Tests of the encoding of messages on a link.
 
 use super::*;
-use cleave_domain::{BlockIndex, Failure, FlightId, Generation, Incarnation, KvPlane, WorkerId};
+use cleave_domain::{BlockHash, Failure, Incarnation, WorkerId};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -227,8 +227,73 @@ fn another_version_is_reported_as_a_version_mismatch() {
     assert_eq!(decoded(&bytes), Err(LinkWireError::Damaged("hello")));
 }
 
+/// A message of this kind with these fields and a correct checksum.
+fn closed(kind: u8, fields: &[u8]) -> Vec<u8> {
+    let len = (fields.len() + CHECK_BYTES) as u32;
+    let mut bytes = [
+        &[kind, 0, 0, 0],
+        &len.to_le_bytes(),
+        fields,
+        &[0; CHECK_BYTES],
+    ]
+    .concat();
+    crate::fuzzing::set_checksum(&mut bytes);
+    bytes
+}
+
 #[test]
-fn damaged_streams_are_errors_or_reencode_identically() {
+fn long_texts_and_nested_failures_are_cut_at_both_ends() {
+    let mut failure = Failure::Engine("é".repeat(5000));
+    for _ in 0..10 {
+        failure = Failure::RetriesSpent(Box::new(failure));
+    }
+    let cause = AbandonCause::Failed(failure);
+    let read = decoded(&encoded(&LinkMessage::Abandoned(
+        HandoffId::default(),
+        cause.clone(),
+    )));
+    let mut cut = Failure::Engine("é".repeat(2048));
+    for _ in 0..3 {
+        cut = Failure::RetriesSpent(Box::new(cut));
+    }
+    let cut = LinkMessage::Abandoned(HandoffId::default(), AbandonCause::Failed(cut));
+    assert_eq!(read.as_ref(), Ok(&cut));
+
+    let long = "x".repeat(6000);
+    let fields = postcard::to_allocvec(&long).unwrap();
+    let no_ring = 26;
+    let read = decoded(&closed(no_ring, &fields));
+    assert_eq!(read, Ok(LinkMessage::NoRing("x".repeat(4096))));
+}
+
+#[test]
+fn endless_nesting_and_absurd_counts_are_errors() {
+    let (abandoned, credit_slots) = (7, 17);
+    let handoff = [0, 0];
+    let failed = [2];
+    let nested = [10; CONTROL_BYTES_MAX - 100];
+    let deep = closed(abandoned, &[&handoff[..], &failed, &nested].concat());
+    assert!(decoded(&deep).is_err());
+    let count = postcard::to_allocvec(&u32::MAX).unwrap();
+    assert_eq!(
+        decoded(&closed(credit_slots, &count)),
+        Err(LinkWireError::Truncated)
+    );
+    assert_eq!(
+        decoded(&closed(abandoned, &[0, 0, 3])),
+        Err(LinkWireError::Value(
+            "abandoned",
+            postcard::Error::SerdeDeCustom
+        ))
+    );
+    assert_eq!(
+        decoded(&closed(abandoned, &[0, 0, 0, 9])),
+        Err(LinkWireError::TrailingBytes(1))
+    );
+}
+
+#[test]
+fn damaged_streams_are_errors_or_keep_their_meaning() {
     let mut runner = TestRunner::deterministic();
     let samples: Vec<Vec<u8>> = (0..200)
         .map(|_| {
