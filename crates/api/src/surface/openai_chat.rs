@@ -1,22 +1,21 @@
 //! `POST /v1/chat/completions`.
 //!
-//! Tools: the chat template shows their descriptions to the model. The model's answer stays text;
-//! calls in it are not parsed. With `tool_choice` `auto` (or without the field) tools are shown,
-//! with `none` they are not; `required` and a named function would need constrained output and are
-//! refused.
+//! Tools: the chat template shows their descriptions to the model, and its answer is divided into
+//! text, reasoning and calls where the model's formats are known. With `tool_choice` `none` tools
+//! are not shown.
 
 mod message;
+mod tools;
 
-use super::openai::{OpenAiSurface, token_text, write_json};
+use super::openai::{ChoiceDelta, ChoiceParts, OpenAiSurface, token_text, write_json};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
-    AnyValue, FieldGroup, FieldSpec, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys,
-    MapShape, ObjectSpec, RefusedField, TextShape, ValueShape, any, flag, integer, list, map,
-    object, request_fields, request_object, text as text_field, wrong_type,
+    FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, ObjectSpec,
+    RefusedField, TextShape, ValueShape, flag, integer, list, map, request_fields, request_object,
 };
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
-use crate::output_piece::TokenScore;
+use crate::output_piece::{TokenScore, ToolCallHead, ToolCallPiece};
 use crate::request::constraint::{CONSTRAINT_FIELDS, constraint};
 use crate::request::sampling::{
     OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
@@ -28,15 +27,20 @@ use crate::request::{
 };
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonShape};
-use cleave_text::{ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue};
+use cleave_text::{
+    ModelText, OutputReading, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue,
+};
 use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
+pub(super) use tools::TOOL_REQUEST_FIELDS;
+use tools::{RequestTools, TOOLS, request_tools};
 
-/// Warning of a request whose tools are shown to the model.
+/// Warning of a request whose tools are shown to a model without a known format of calls.
 const TOOLS_WARNING: RequestWarning = RequestWarning {
     param: "tools",
-    message: "Tools are shown to the model through its chat template, but calls in its answer are not parsed: \
-              they are part of `content`, and `tool_calls` is never set. `tool_choice: \"none\"` leaves the tools out.",
+    message: "Tools are shown to the model through its chat template, but the format of its calls is not known: \
+              they stay in `content`, and `tool_calls` is never set. `--tool-call-parser` names a format; \
+              `tool_choice: \"none\"` leaves the tools out.",
 };
 
 request_fields! {
@@ -47,16 +51,6 @@ request_fields! {
             ListShape::of(&ValueShape::Object(&message::MESSAGE)).at_least(1),
             "The conversation.",
         ).required();
-        TOOLS: ListShape = list(
-            "tools",
-            ListShape::of(&ValueShape::Object(&TOOL)),
-            "Shown to the model through its chat template; calls in an answer stay text, and the answer has `warnings`.",
-        );
-        TOOL_CHOICE: AnyValue = any(
-            "tool_choice",
-            ValueShape::Text(TextShape::one_of(&[TOOLS_SHOWN, TOOLS_HIDDEN])),
-            "`none` hides the tools from the model; `required` or a function by name is refused.",
-        ).default("`auto`");
         DOCUMENTS: ListShape =
             list("documents", ListShape::of(&ValueShape::Any), "Passed to the chat template.");
         CHAT_TEMPLATE_KWARGS: MapShape = map(
@@ -73,27 +67,6 @@ request_fields! {
         );
     }
 }
-
-request_fields! {
-    TOOL_FIELDS {
-        FUNCTION: &'static ObjectSpec =
-            object("function", &FUNCTION_OBJECT, "The function that the model may call.")
-                .required();
-    }
-}
-
-request_fields! {
-    FUNCTION_FIELDS {
-        FUNCTION_NAME: TextShape =
-            text_field("name", TextShape::ANY, "Name of the function.").required();
-    }
-}
-
-const TOOL: ObjectSpec = request_object!(
-    "Tool",
-    &[&[&[FieldSpec::shown_by_template("type")], TOOL_FIELDS]]
-);
-const FUNCTION_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS]]);
 
 request_fields! {
     CHAT_FIELDS {
@@ -121,13 +94,10 @@ request_fields! {
 
 /// Numbers of output tokens; an answer has at least one.
 const TOKENS_OUT: RangeInclusive<i64> = 1..=*TOKENS.end();
-/// The values of `tool_choice` that are served.
-const TOOLS_SHOWN: &str = "auto";
-const TOOLS_HIDDEN: &str = "none";
-
 /// Groups of the fields of a chat request.
 const CHAT_GROUPS: &[FieldGroup] = &[
     CONVERSATION_FIELDS,
+    TOOL_REQUEST_FIELDS,
     MODEL_FIELDS,
     SAMPLING_FIELDS,
     STOP_FIELDS,
@@ -167,8 +137,8 @@ pub(super) static CHAT: OpenAiSurface = OpenAiSurface {
     whole_object: "chat.completion",
     chunk_object: "chat.completion.chunk",
     first_choice: Some(role_choice),
-    insert_text: insert_message,
-    write_text: write_delta,
+    insert_content: insert_message,
+    write_delta,
     scores,
 };
 
@@ -178,18 +148,61 @@ fn role_choice(index: usize) -> Value {
     json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null})
 }
 
-fn insert_message(choice: &mut Map<String, Value>, text: &str) {
-    let message = json!({"role": "assistant", "content": text, "refusal": null});
+fn insert_message(choice: &mut Map<String, Value>, parts: &ChoiceParts<'_>, model: &ModelText) {
+    let has_others = !parts.calls.is_empty() || !parts.reasoning.is_empty();
+    let content = Some(&*parts.text).filter(|text| !text.is_empty() || !has_others);
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !parts.reasoning.is_empty() {
+        let field = model.output_formats().reasoning_field();
+        message[field.name()] = (&*parts.reasoning).into();
+    }
+    if !parts.calls.is_empty() {
+        let call = |call: &&ToolCallPiece| {
+            let (id, name) = match &call.head {
+                Some(ToolCallHead { id, name }) => (&**id, &**name),
+                None => ("", ""),
+            };
+            let function = json!({"name": name, "arguments": call.arguments});
+            json!({"id": id, "type": "function", "function": function})
+        };
+        message["tool_calls"] = parts.calls.iter().map(call).collect();
+    }
     choice.insert("message".into(), message);
 }
 
-fn write_delta(out: &mut Vec<u8>, text: &str) {
-    if text.is_empty() {
-        return out.extend(b",\"delta\":{}");
+fn write_delta(out: &mut Vec<u8>, delta: ChoiceDelta<'_>, model: &ModelText) {
+    let text = |out: &mut Vec<u8>, name: &str, text: &str| {
+        out.extend(b",\"delta\":{");
+        write_json(out, name);
+        out.push(b':');
+        write_json(out, text);
+        out.push(b'}');
+    };
+    let call = |out: &mut Vec<u8>, call: Value| {
+        out.extend(b",\"delta\":{\"tool_calls\":[");
+        write_json(out, &call);
+        out.extend(b"]}");
+    };
+    match delta {
+        ChoiceDelta::Nothing => out.extend(b",\"delta\":{}"),
+        ChoiceDelta::Text(content) => text(out, "content", content),
+        ChoiceDelta::Reasoning(reasoning) => {
+            let field = model.output_formats().reasoning_field();
+            text(out, field.name(), reasoning);
+        }
+        ChoiceDelta::CallHead { index, head } => {
+            let ToolCallHead { id, name } = head;
+            let function = json!({"name": name, "arguments": ""});
+            let head = json!({"index": index, "id": id, "type": "function", "function": function});
+            call(out, head);
+        }
+        ChoiceDelta::CallArguments { index, arguments } => {
+            call(
+                out,
+                json!({"index": index, "function": {"arguments": arguments}}),
+            );
+        }
     }
-    out.extend(b",\"delta\":{\"content\":");
-    write_json(out, text);
-    out.push(b'}');
 }
 
 /// Builds `choices[].logprobs` of a chat.
@@ -229,11 +242,16 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     )?;
     let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
 
-    let warnings = match shown_tools(&fields)? {
-        Some(_) => vec![TOOLS_WARNING],
-        None => Vec::new(),
+    let tools = request_tools(&fields)?;
+    let formats = model.output_formats();
+    let warnings = if tools.callable.is_empty() || formats.reads_calls() {
+        Vec::new()
+    } else {
+        vec![TOOLS_WARNING]
     };
-    let tokens = prompt(&fields, model)?;
+    let (tokens, reading) = prompt(&fields, model, &tools)?;
+    // A constraint describes the output from its first character on: there is no reasoning or call.
+    let reading = reading.filter(|_| constraint.is_none());
     let output_room = OutputRoom {
         param: MESSAGES.name(),
         context: model.context_tokens_max(),
@@ -256,6 +274,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         sampling,
         constraint,
         output,
+        reading,
         delivery,
         priority,
         cache_salt,
@@ -288,7 +307,10 @@ fn logprobs(fields: &JsonFields) -> Result<Option<u32>, ApiError> {
 }
 
 /// Reads the input of the chat template.
-fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
+fn template_input<'a>(
+    fields: &JsonFields<'a>,
+    tools: &RequestTools<'a>,
+) -> Result<TemplateInput, ApiError> {
     let messages = message::messages(fields)?;
     let end = render_end(fields)?;
     let documents = fields.list(&DOCUMENTS)?.and(fields.any(&DOCUMENTS));
@@ -298,7 +320,7 @@ fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
             .then(|| message::last_content(&messages))
             .flatten(),
         body_bytes: messages.document().len(),
-        tools: shown_tools(fields)?.map(value),
+        tools: tools.shown.map(value),
         documents: documents.map(value),
         variables: variables(fields)?.map(value),
         messages: message::list(messages),
@@ -306,22 +328,35 @@ fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
     })
 }
 
-/// Renders and tokenizes the conversation.
-fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<TokenId>, ApiError> {
-    let (text, special) = rendered(fields, model)?;
+/// Renders and tokenizes the conversation, and chooses how the answer is read.
+fn prompt<'a>(
+    fields: &JsonFields<'a>,
+    model: &ModelText,
+    tools: &RequestTools<'a>,
+) -> Result<(Vec<TokenId>, Option<OutputReading>), ApiError> {
+    let (text, special) = rendered(fields, model, tools)?;
     let tokens = text::encode(&text, special, model, MESSAGES.name())?;
     if tokens.is_empty() {
         return Err(fields.invalid(&MESSAGES, "The messages render to an empty prompt."));
     }
-    Ok(tokens)
+    let reading = OutputReading::new(&model.output_formats(), &text, tools.specs());
+    Ok((tokens, reading))
 }
 
-/// Renders the conversation, and says whether special tokens are added to it.
-pub(super) fn rendered(
+/// Renders the conversation with its tools, and says whether special tokens are added to it.
+pub(super) fn rendered_with_tools(
     fields: &JsonFields,
     model: &ModelText,
 ) -> Result<(String, SpecialTokens), ApiError> {
-    let conversation = template_input(fields)?;
+    rendered(fields, model, &request_tools(fields)?)
+}
+
+fn rendered<'a>(
+    fields: &JsonFields<'a>,
+    model: &ModelText,
+    tools: &RequestTools<'a>,
+) -> Result<(String, SpecialTokens), ApiError> {
+    let conversation = template_input(fields, tools)?;
     if !model.has_chat_template() {
         return Err(ApiError::bad_request(
             "no_chat_template",
@@ -337,38 +372,6 @@ pub(super) fn rendered(
     })?;
     // Templates write the special tokens themselves, so none are added by default.
     Ok((text, special_tokens(fields, SpecialTokens::Skipped)?))
-}
-
-fn shown_tools<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {
-    let mut count = 0;
-    for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
-        count += 1;
-        let path = format!("{}[{index}]", TOOLS.name());
-        let tool = fields.object_at(path, tool, &TOOL)?;
-        let function = tool.object(&FUNCTION)?;
-        let name = function.map(|function| function.text(&FUNCTION_NAME));
-        if name.transpose()?.flatten().is_none() {
-            let path = format!("{}.{}", tool.path_of(&FUNCTION), FUNCTION_NAME.name());
-            return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
-        }
-    }
-    let choice = fields.any(&TOOL_CHOICE);
-    let shown = match choice.map(|choice| (choice, choice.shape())) {
-        None => true,
-        Some((_, JsonShape::String(choice))) if choice.get() == TOOLS_SHOWN => true,
-        Some((_, JsonShape::String(choice))) if choice.get() == TOOLS_HIDDEN => false,
-        Some((_, JsonShape::String(_) | JsonShape::Object(_))) => {
-            return Err(fields.unsupported(
-                &TOOL_CHOICE,
-                "`tool_choice` may be \"auto\" or \"none\"; the output cannot be forced into a call.",
-            ));
-        }
-        Some((other, _)) => {
-            let path = fields.path_of(&TOOL_CHOICE);
-            return Err(wrong_type(&path, "a string or an object", other));
-        }
-    };
-    Ok(fields.any(&TOOLS).filter(|_| shown && count > 0))
 }
 
 /// Reads `chat_template_kwargs`, which cannot override the server's own variables.

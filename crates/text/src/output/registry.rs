@@ -27,11 +27,24 @@ pub enum ReasoningField {
 }
 
 impl ReasoningField {
-    pub fn name(self) -> &'static str {
+    /// All names.
+    pub const NAMES: [&str; 2] = [Self::ReasoningContent.name(), Self::Reasoning.name()];
+
+    pub const fn name(self) -> &'static str {
         match self {
             Self::ReasoningContent => "reasoning_content",
             Self::Reasoning => "reasoning",
         }
+    }
+}
+
+impl FromStr for ReasoningField {
+    type Err = UnknownParser;
+
+    fn from_str(name: &str) -> Result<Self, UnknownParser> {
+        let fields = [Self::ReasoningContent, Self::Reasoning];
+        let found = fields.into_iter().find(|field| field.name() == name);
+        found.ok_or_else(|| UnknownParser(Self::NAMES.join(", ")))
     }
 }
 
@@ -153,7 +166,7 @@ pub struct ToolCallParser(Option<usize>);
 
 /// A name that is no parser's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such parser; it may be {0}")]
+#[error("this name is not known; it may be {0}")]
 pub struct UnknownParser(String);
 
 impl ReasoningParser {

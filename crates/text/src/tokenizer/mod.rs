@@ -95,7 +95,7 @@ impl ModelTokenizer {
         self.vocabulary_count
     }
 
-    pub(crate) fn id_of(&self, piece: &str) -> Option<TokenId> {
+    pub fn id_of(&self, piece: &str) -> Option<TokenId> {
         self.library.token_to_id(piece)
     }
 

@@ -1,0 +1,181 @@
+//! Reasoning and tool calls in answers, and the choice among tools.
+
+use crate::input::CHAT;
+use crate::scripted_server::{TestServer, server};
+use serde_json::{Value, json};
+
+const CALL: &str = "Sure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"a b\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+
+fn body(more: Value) -> Value {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [tool("f"), tool("g")],
+    });
+    let all = body.as_object_mut().unwrap();
+    all.extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The answer to these fields if the model writes this text, and then ends by itself.
+async fn answer(set: &TestServer, output: &str, fields: Value) -> Value {
+    set.script_stop(output);
+    let answer = set.post(CHAT, body(fields)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+/// The deltas of a stream, and its reasons to end.
+async fn deltas(set: &TestServer, output: &str, fields: Value) -> (Vec<Value>, Vec<String>) {
+    set.script_stop(output);
+    let mut fields = fields;
+    fields["stream"] = true.into();
+    let answer = set.post(CHAT, body(fields)).await;
+    let events = answer
+        .body
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: {"));
+    let (mut deltas, mut reasons) = (Vec::new(), Vec::new());
+    for event in events {
+        let event: Value = serde_json::from_str(&format!("{{{event}")).unwrap();
+        let choice = event["choices"][0].clone();
+        deltas.push(choice["delta"].clone());
+        reasons.extend(choice["finish_reason"].as_str().map(str::to_owned));
+    }
+    (deltas, reasons)
+}
+
+#[tokio::test]
+async fn calls_in_an_answer_are_tool_calls() {
+    let set = server("qwen3");
+    let answer = answer(&set, CALL, json!({})).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], "Sure.");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 2);
+    assert_eq!(
+        calls[0]["function"],
+        json!({"name": "f", "arguments": "{\"x\": \"a b\"}"})
+    );
+    assert_eq!(
+        calls[1]["function"],
+        json!({"name": "g", "arguments": "{}"})
+    );
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+    assert!(answer.get("warnings").is_none());
+}
+
+#[tokio::test]
+async fn a_streamed_call_has_its_name_once_and_first() {
+    let set = server("qwen3");
+    let (deltas, reasons) = deltas(&set, CALL, json!({})).await;
+    assert_eq!(reasons, ["tool_calls"]);
+    let mut text = String::new();
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for delta in &deltas {
+        text += delta["content"].as_str().unwrap_or_default();
+        let Some(parts) = delta["tool_calls"].as_array() else {
+            continue;
+        };
+        assert_eq!(parts.len(), 1, "{delta}");
+        let (part, function) = (&parts[0], &parts[0]["function"]);
+        let arguments = function["arguments"].as_str().unwrap();
+        if let Some(name) = function["name"].as_str() {
+            assert_eq!((part["type"].as_str(), arguments), (Some("function"), ""));
+            assert!(part["id"].is_string());
+            assert_eq!(part["index"], calls.len());
+            calls.push((name.to_owned(), String::new()));
+        } else {
+            assert_eq!(part.as_object().unwrap().len(), 2, "{part}");
+            assert_eq!(part["index"], calls.len() - 1);
+            calls.last_mut().unwrap().1 += arguments;
+        }
+    }
+    assert_eq!(text, "Sure.");
+    let expected = [("f", "{\"x\": \"a b\"}"), ("g", "{}")];
+    assert_eq!(
+        calls,
+        expected.map(|(name, arguments)| (name.to_owned(), arguments.to_owned()))
+    );
+    assert_eq!(
+        deltas.last().unwrap(),
+        &json!({}),
+        "the end has a chunk of its own"
+    );
+}
+
+#[tokio::test]
+async fn calls_of_unknown_and_forbidden_tools_stay_text() {
+    let set = server("qwen3");
+    let call = "<tool_call>{\"name\": \"h\", \"arguments\": {}}</tool_call>";
+    let unknown = answer(&set, call, json!({})).await;
+    assert_eq!(unknown["choices"][0]["message"]["content"], call);
+    assert_eq!(unknown["choices"][0]["finish_reason"], "stop");
+    let hidden = answer(&set, CALL, json!({"tool_choice": "none"})).await;
+    assert_eq!(hidden["choices"][0]["message"]["content"], CALL);
+    let tool = json!({"type": "function", "function": {"name": "g"}});
+    let allowed =
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool]}});
+    let some = answer(&set, CALL, json!({"tool_choice": allowed})).await;
+    let message = &some["choices"][0]["message"];
+    assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
+    assert!(
+        message["content"]
+            .as_str()
+            .unwrap()
+            .contains("\"name\": \"f\"")
+    );
+}
+
+#[tokio::test]
+async fn reasoning_has_a_field_of_its_own() {
+    let set = server("qwen3");
+    let output = "<think>\nHm.\n</think>\n\nSo.";
+    let whole = answer(&set, output, json!({})).await;
+    let message = &whole["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "Hm.");
+    assert_eq!(message["content"], "So.");
+    let (deltas, reasons) = deltas(&set, output, json!({})).await;
+    let joined = |field: &str| -> String {
+        deltas
+            .iter()
+            .filter_map(|delta| delta[field].as_str())
+            .collect()
+    };
+    assert_eq!(joined("reasoning_content"), "Hm.");
+    assert_eq!(joined("content"), "So.");
+    assert_eq!(reasons, ["stop"]);
+    let cut = answer(&set, "<think>\nHm", json!({})).await;
+    assert_eq!(cut["choices"][0]["message"]["content"], Value::Null);
+}
+
+#[tokio::test]
+async fn choices_that_cannot_be_enforced_are_refused() {
+    let set = server("qwen3");
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    for (fields, param) in [
+        (json!({"tool_choice": "required"}), "tool_choice"),
+        (json!({"tool_choice": named}), "tool_choice"),
+        (json!({"parallel_tool_calls": false}), "parallel_tool_calls"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}),
+            "tools[0].function.strict",
+        ),
+    ] {
+        set.post(CHAT, body(fields))
+            .await
+            .is_error(400, "unsupported_parameter", Some(param));
+    }
+    let unknown = json!({"type": "function", "function": {"name": "h"}});
+    let allowed =
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [unknown]}});
+    for (choice, param) in [
+        (json!("maybe"), "tool_choice"),
+        (allowed, "tool_choice.allowed_tools.tools[0].function.name"),
+    ] {
+        set.post(CHAT, body(json!({"tool_choice": choice})))
+            .await
+            .is_error(400, "invalid_value", Some(param));
+    }
+}
