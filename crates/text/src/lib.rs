@@ -1,8 +1,8 @@
 //! Text and tokens of a model.
 //!
 //! Owns: everything between text and token ids: the tokenizer, chat templates, the detokenizer,
-//! stop strings, grammars, the parts of an output, the defaults of sampling, and the JSON that templates and requests read
-//! in place.
+//! stop strings, grammars, the parts of an output, the defaults of sampling, and the JSON that
+//! templates and requests read in place.
 //! Never: generates, or knows a server: a worker uses it as the HTTP side does. No file is opened
 //! but in `model_files`.
 //! Invariant: a [`ModelText`] does not change after construction, so threads share it without a

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 const CALL: &str = "Sure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"a b\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
 
-fn body(more: Value) -> Value {
+fn body(more: &Value) -> Value {
     let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
     let mut body = json!({
         "messages": [{"role": "user", "content": "Hi"}],
@@ -20,7 +20,7 @@ fn body(more: Value) -> Value {
 /// The answer to these fields if the model writes this text, and then ends by itself.
 async fn answer(set: &TestServer, output: &str, fields: Value) -> Value {
     set.script_stop(output);
-    let answer = set.post(CHAT, body(fields)).await;
+    let answer = set.post(CHAT, body(&fields)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.json()
 }
@@ -30,7 +30,7 @@ async fn deltas(set: &TestServer, output: &str, fields: Value) -> (Vec<Value>, V
     set.script_stop(output);
     let mut fields = fields;
     fields["stream"] = true.into();
-    let answer = set.post(CHAT, body(fields)).await;
+    let answer = set.post(CHAT, body(&fields)).await;
     let events = answer
         .body
         .lines()
@@ -163,7 +163,7 @@ async fn choices_that_cannot_be_enforced_are_refused() {
             "tools[0].function.strict",
         ),
     ] {
-        set.post(CHAT, body(fields))
+        set.post(CHAT, body(&fields))
             .await
             .is_error(400, "unsupported_parameter", Some(param));
     }
@@ -174,7 +174,7 @@ async fn choices_that_cannot_be_enforced_are_refused() {
         (json!("maybe"), "tool_choice"),
         (allowed, "tool_choice.allowed_tools.tools[0].function.name"),
     ] {
-        set.post(CHAT, body(json!({"tool_choice": choice})))
+        set.post(CHAT, body(&json!({"tool_choice": choice})))
             .await
             .is_error(400, "invalid_value", Some(param));
     }

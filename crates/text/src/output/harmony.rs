@@ -34,11 +34,11 @@ pub(super) struct HarmonyMachine {
 enum HarmonyStage {
     /// Within a header, whose text is held.
     Header(String),
-    Content(MessageKind),
+    Content(ChannelContent),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MessageKind {
+enum ChannelContent {
     Text,
     Reasoning,
     Call,
@@ -48,7 +48,7 @@ impl HarmonyMachine {
     pub(super) fn new(tools: Arc<[ToolSpec]>) -> Self {
         Self {
             tools,
-            stage: HarmonyStage::Content(MessageKind::Text),
+            stage: HarmonyStage::Content(ChannelContent::Text),
             held: String::new(),
         }
     }
@@ -78,12 +78,12 @@ impl HarmonyMachine {
             HarmonyStage::Header(header) if !ENDS.contains(&mark) => header.push_str(mark),
             HarmonyStage::Header(_) => self.release_header(out),
             HarmonyStage::Content(kind) => {
-                if *kind == MessageKind::Call {
+                if *kind == ChannelContent::Call {
                     out.push(AnswerPart::CallEnd);
                 }
                 self.stage = match mark {
                     CHANNEL | START => HarmonyStage::Header(mark.to_owned()),
-                    _ => HarmonyStage::Content(MessageKind::Text),
+                    _ => HarmonyStage::Content(ChannelContent::Text),
                 };
             }
         }
@@ -97,9 +97,9 @@ impl HarmonyMachine {
                     self.release_header(out);
                 }
             }
-            HarmonyStage::Content(MessageKind::Text) => out.push_text(c),
-            HarmonyStage::Content(MessageKind::Reasoning) => out.push_reasoning(c),
-            HarmonyStage::Content(MessageKind::Call) => {
+            HarmonyStage::Content(ChannelContent::Text) => out.push_text(c),
+            HarmonyStage::Content(ChannelContent::Reasoning) => out.push_reasoning(c),
+            HarmonyStage::Content(ChannelContent::Call) => {
                 out.push(AnswerPart::CallArguments(c.into()));
             }
         }
@@ -109,10 +109,10 @@ impl HarmonyMachine {
         if let HarmonyStage::Header(header) = &mut self.stage {
             out.push(AnswerPart::Text(std::mem::take(header)));
         }
-        self.stage = HarmonyStage::Content(MessageKind::Text);
+        self.stage = HarmonyStage::Content(ChannelContent::Text);
     }
 
-    fn begin_message(&self, header: &str, out: &mut AnswerParts) -> MessageKind {
+    fn begin_message(&self, header: &str, out: &mut AnswerParts) -> ChannelContent {
         let words = |text: &str| text.split([' ', '<', '\n']).next().unwrap_or("").to_owned();
         let recipient = header.split_once("to=functions.");
         let name = recipient.map(|(_, rest)| words(rest));
@@ -121,10 +121,10 @@ impl HarmonyMachine {
         match known {
             Some(name) => {
                 out.push(AnswerPart::CallBegin { name, id: None });
-                MessageKind::Call
+                ChannelContent::Call
             }
-            None if channel.as_deref() == Some("analysis") => MessageKind::Reasoning,
-            None => MessageKind::Text,
+            None if channel.as_deref() == Some("analysis") => ChannelContent::Reasoning,
+            None => ChannelContent::Text,
         }
     }
 }
@@ -142,7 +142,7 @@ impl OutputMachine for HarmonyMachine {
         }
         match &self.stage {
             HarmonyStage::Header(_) => self.release_header(out),
-            HarmonyStage::Content(MessageKind::Call) => out.push(AnswerPart::CallEnd),
+            HarmonyStage::Content(ChannelContent::Call) => out.push(AnswerPart::CallEnd),
             HarmonyStage::Content(_) => {}
         }
     }

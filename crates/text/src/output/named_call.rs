@@ -54,7 +54,7 @@ impl NamedForm {
     }
 }
 
-/// Reads one call.
+/// Reads the name, then gives the object away as it comes.
 #[derive(Debug)]
 pub(super) struct NamedCall {
     form: &'static NamedForm,

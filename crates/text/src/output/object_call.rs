@@ -29,17 +29,16 @@ pub(super) struct ObjectCall {
 enum ObjectPlace {
     #[default]
     Start,
-    /// Before a key.
+    /// A key follows, or the end of the object.
     Member,
     Key,
     Colon,
-    /// Before a value.
     Value,
     /// Within a value that is held.
     Held,
     /// Within the arguments of a call that has begun.
     Arguments,
-    /// Behind a value.
+    /// A comma follows, or the end of the object.
     Comma,
 }
 

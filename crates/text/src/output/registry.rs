@@ -27,7 +27,6 @@ pub enum ReasoningField {
 }
 
 impl ReasoningField {
-    /// All names.
     pub const NAMES: [&str; 2] = [Self::ReasoningContent.name(), Self::Reasoning.name()];
 
     pub const fn name(self) -> &'static str {
@@ -170,7 +169,7 @@ pub struct ToolCallParser(Option<usize>);
 pub struct UnknownParser(String);
 
 impl ReasoningParser {
-    /// All names.
+    /// Names that `FromStr` reads, for lists of a flag's values.
     pub fn names() -> impl Iterator<Item = &'static str> {
         names(REASONING)
     }
@@ -185,7 +184,7 @@ impl FromStr for ReasoningParser {
 }
 
 impl ToolCallParser {
-    /// All names.
+    /// Names that `FromStr` reads, for lists of a flag's values.
     pub fn names() -> impl Iterator<Item = &'static str> {
         names(CALLS)
     }

@@ -13,9 +13,7 @@ pub struct ToolSpec {
 /// The values that the schema of a parameter allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ParameterKind {
-    /// Strings only.
     Text,
-    /// Strings and null.
     TextOrNull,
     /// Anything else, or unknown.
     Json,

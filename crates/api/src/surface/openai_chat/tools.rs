@@ -1,7 +1,7 @@
 //! The tools of a chat request, and the choice among them.
 //!
-//! Owns: `tools`, `tool_choice` and `parallel_tool_calls`, and what they mean for prompt and answer.
-//! Never: reads an answer. Invariant: a choice that cannot be enforced is refused.
+//! Owns: `tools`, `tool_choice` and `parallel_tool_calls`, and their meaning for prompt and
+//! answer. Never: reads an answer. Invariant: a choice that cannot be enforced is refused.
 
 use crate::error::ApiError;
 use crate::field::{
@@ -116,7 +116,6 @@ const TOOLS_MAX: usize = 1024;
 /// Limit of the schemas that are read for the kinds of parameters, all tools together, in bytes.
 const SCHEMAS_BYTES_MAX: usize = 256 << 10;
 
-/// Values of `tool_choice`.
 const AUTO: &str = "auto";
 const NONE: &str = "none";
 const REQUIRED: &str = "required";
