@@ -1,7 +1,7 @@
 //! Constrained output of real processes: it matches, and no path changes a byte of it.
 
-use crate::harness::{CleaveProcess, HttpClient, wait_for};
-use crate::serving::{GUESSES, choices, fleet, fleet_of, metrics_client, serve, streamed};
+use crate::harness::{CleaveProcess, HttpClient};
+use crate::serving::{GUESSES, check_streams_survive, choices, fleet, serve, streamed};
 use serde_json::{Value, json};
 
 const PERSON: &str = r#"{
@@ -133,30 +133,7 @@ fn long_streams() -> Vec<Value> {
 /// A decode worker dies, or drains, in the middle of constrained and other streams.
 #[test]
 fn constrained_streams_survive_resumes_and_migrations() {
-    let bodies = long_streams();
-    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
-    let expected: Vec<String> = bodies.iter().map(|body| plain.complete(body)).collect();
-    for (signal, counter) in [
-        ("KILL", "cleave_streams_resumed_total"),
-        ("TERM", "cleave_moves_done_total"),
-    ] {
-        let fleet = fleet_of(&GUESSES);
-        let texts: Vec<String> = std::thread::scope(|scope| {
-            let client = &fleet.client;
-            let ask = |body| scope.spawn(move || streamed(client, body));
-            let handles: Vec<_> = bodies.iter().map(ask).collect();
-            let leaving = metrics_client(&fleet.decode[0]);
-            wait_for("drafts that were accepted", || {
-                let accepted = leaving.metric("cleave_draft_tokens_total", &["\"accepted\""]);
-                (accepted > 0.0).then_some(())
-            });
-            fleet.decode[0].signal(signal);
-            let texts = handles.into_iter();
-            texts.map(|text| text.join().expect("a text")).collect()
-        });
-        assert_eq!(texts, expected, "SIG{signal}");
-        assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
-    }
+    check_streams_survive(&long_streams(), |_| {});
 }
 
 // Invariant: I54.

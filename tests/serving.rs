@@ -207,32 +207,10 @@ fn speculating_streams_survive_resumes_and_migrations() {
         json!({"prompt": prompt, "max_tokens": 600, "temperature": temperature, "seed": seed, "ignore_eos": true})
     };
     let bodies: Vec<Value> = (0..8).map(body).collect();
-    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
-    let expected: Vec<String> = bodies.iter().map(|body| plain.complete(body)).collect();
-    for (signal, counter) in [
-        ("KILL", "cleave_streams_resumed_total"),
-        ("TERM", "cleave_moves_done_total"),
-    ] {
-        let fleet = fleet_of(&GUESSES);
-        let remaining = metrics_client(&fleet.decode[1]);
-        let texts: Vec<String> = std::thread::scope(|scope| {
-            let client = &fleet.client;
-            let ask = |body| scope.spawn(move || streamed(client, body));
-            let handles: Vec<_> = bodies.iter().map(ask).collect();
-            let leaving = metrics_client(&fleet.decode[0]);
-            wait_for("guesses that came true", || {
-                let accepted = leaving.metric("cleave_draft_tokens_total", &["\"accepted\""]);
-                (accepted > 0.0).then_some(())
-            });
-            fleet.decode[0].signal(signal);
-            let texts = handles.into_iter();
-            texts.map(|text| text.join().expect("a text")).collect()
-        });
-        assert_eq!(texts, expected, "SIG{signal}");
-        assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
+    check_streams_survive(&bodies, |remaining| {
         let accepted = remaining.metric("cleave_draft_tokens_total", &["\"accepted\""]);
-        assert!(accepted > 0.0, "SIG{signal}");
-    }
+        assert!(accepted > 0.0, "it drafts too");
+    });
 }
 
 #[test]
@@ -740,4 +718,35 @@ fn a_chat_without_max_tokens_fits_a_small_cache() {
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["usage"]["total_tokens"].as_u64(), served);
     assert!(served < Some(1024), "{served:?}");
+}
+
+/// Compares streams on two decode workers, of which one dies or drains once a draft was accepted,
+/// with those of one process without drafts; `check_others` gets the metrics of the worker that
+/// stays.
+pub(crate) fn check_streams_survive(bodies: &[Value], check_others: impl Fn(&HttpClient)) {
+    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
+    let expected: Vec<String> = bodies.iter().map(|body| plain.complete(body)).collect();
+    for (signal, counter) in [
+        ("KILL", "cleave_streams_resumed_total"),
+        ("TERM", "cleave_moves_done_total"),
+    ] {
+        let fleet = fleet_of(&GUESSES);
+        let remaining = metrics_client(&fleet.decode[1]);
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let client = &fleet.client;
+            let ask = |body| scope.spawn(move || streamed(client, body));
+            let handles: Vec<_> = bodies.iter().map(ask).collect();
+            let leaving = metrics_client(&fleet.decode[0]);
+            wait_for("drafts that were accepted", || {
+                let accepted = leaving.metric("cleave_draft_tokens_total", &["\"accepted\""]);
+                (accepted > 0.0).then_some(())
+            });
+            fleet.decode[0].signal(signal);
+            let texts = handles.into_iter();
+            texts.map(|text| text.join().expect("a text")).collect()
+        });
+        assert_eq!(texts, expected, "SIG{signal}");
+        assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
+        check_others(&remaining);
+    }
 }

@@ -5,19 +5,41 @@ use cleave_domain::{ConstraintEnd, TokenId};
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use std::sync::Arc;
+use toktrie::SimpleVob;
 
-/// An output so far, and the tokens that may follow it. Clones share nothing: the work that one
-/// sequence caused counts against no other's limits.
+/// An output so far, and the tokens that may follow it. Clones share only the state before the
+/// output: the work that one sequence caused counts against no other's limits.
 pub struct GrammarMatcher {
     matcher: Matcher,
+    /// The state before the output.
+    start: Arc<Matcher>,
+    output: Vec<TokenId>,
+    path: Path,
     end: ConstraintEnd,
     end_tokens: Arc<[TokenId]>,
+}
+
+/// How the state came about. The library renews the budget of a step only where it computes a mask,
+/// so that tokens consumed without masks, and drafts, spend one budget together. Where it runs out,
+/// the state is built again with a mask for each token, as a sequence has it that was never moved
+/// and has no drafts: the answer must not depend on either.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Path {
+    /// Perhaps with tokens that had no mask, or after drafts.
+    Quick,
+    /// With a mask for each token so far, also for the next one if `is_masked`; drafts are not
+    /// examined. Only a mismatch leaves this path again, so that a sequence builds its state again
+    /// once at most.
+    Stepwise { is_masked: bool },
 }
 
 impl Clone for GrammarMatcher {
     fn clone(&self) -> Self {
         Self {
             matcher: self.matcher.deep_clone(),
+            start: Arc::clone(&self.start),
+            output: self.output.clone(),
+            path: self.path,
             end: self.end,
             end_tokens: Arc::clone(&self.end_tokens),
         }
@@ -27,7 +49,10 @@ impl Clone for GrammarMatcher {
 impl GrammarMatcher {
     pub(crate) fn new(matcher: Matcher, end: ConstraintEnd, end_tokens: Arc<[TokenId]>) -> Self {
         Self {
+            start: Arc::new(matcher.deep_clone()),
             matcher,
+            output: Vec::new(),
+            path: Path::Quick,
             end,
             end_tokens,
         }
@@ -39,15 +64,7 @@ impl GrammarMatcher {
     /// # Errors
     /// `TooComplex` or `Failed`; every later call fails too.
     pub fn allow(&mut self, words: &mut [u32]) -> Result<(), GrammarError> {
-        let mask = self.matcher.compute_mask_or_eos();
-        let mask = match mask {
-            Ok(mask) => mask,
-            // The grammar ends here, which it found only now.
-            Err(_) if self.matcher.stop_reason() == StopReason::NoExtensionBias => {
-                return Err(GrammarError::Mismatch);
-            }
-            Err(error) => return Err(failure(&error.to_string())),
-        };
+        let mask = self.repeated_stepwise(Self::mask)?;
         // The library's masks have a bit more than the vocabulary.
         let allowed = mask.as_slice();
         let common = allowed.len().min(words.len());
@@ -57,6 +74,21 @@ impl GrammarMatcher {
             self.leave_end_out(words);
         }
         Ok(())
+    }
+
+    fn mask(&mut self) -> Result<SimpleVob, GrammarError> {
+        let mask = self.matcher.compute_mask_or_eos();
+        if let Path::Stepwise { is_masked } = &mut self.path {
+            *is_masked = true;
+        }
+        mask.map_err(|error| {
+            // The grammar ends here, which it found only now.
+            if self.matcher.stop_reason() == StopReason::NoExtensionBias {
+                GrammarError::Mismatch
+            } else {
+                failure(&error.to_string())
+            }
+        })
     }
 
     /// Removes the end tokens, unless nothing else is allowed.
@@ -81,6 +113,12 @@ impl GrammarMatcher {
     /// # Errors
     /// `Mismatch` if the token is not allowed, else as [`GrammarMatcher::allow`].
     pub fn consume(&mut self, token: TokenId) -> Result<(), GrammarError> {
+        self.repeated_stepwise(|matcher| matcher.advance(token))?;
+        self.output.push(token);
+        Ok(())
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), GrammarError> {
         if self.matcher.is_stopped() && !self.matcher.is_error() {
             let is_end = self.end_tokens.contains(&token);
             return if is_end {
@@ -89,21 +127,57 @@ impl GrammarMatcher {
                 Err(GrammarError::Mismatch)
             };
         }
+        if self.path == (Path::Stepwise { is_masked: false }) {
+            self.mask()?;
+        }
         match self.matcher.try_consume_tokens(&[token]) {
-            Ok(1) => Ok(()),
+            Ok(1) => {
+                if let Path::Stepwise { is_masked } = &mut self.path {
+                    *is_masked = false;
+                }
+                Ok(())
+            }
             Ok(_) => Err(GrammarError::Mismatch),
             Err(error) => Err(failure(&error.to_string())),
         }
     }
 
-    /// How many of these tokens the grammar allows one after the other; the output stays as it is.
+    /// The result of an operation; one that fails is repeated once on a state that was built with a
+    /// mask for each token.
+    fn repeated_stepwise<T>(
+        &mut self,
+        operation: impl Fn(&mut Self) -> Result<T, GrammarError>,
+    ) -> Result<T, GrammarError> {
+        let result = operation(self);
+        let is_final = matches!(result, Ok(_) | Err(GrammarError::Failed));
+        if is_final || self.path != Path::Quick {
+            return result;
+        }
+        self.matcher = self.start.deep_clone();
+        self.path = Path::Stepwise { is_masked: false };
+        for at in 0..self.output.len() {
+            self.advance(self.output[at])?;
+        }
+        let repeated = operation(self);
+        if matches!(repeated, Err(GrammarError::Mismatch)) {
+            // No limit was reached, and this state has spent nothing on drafts.
+            self.path = Path::Quick;
+        }
+        repeated
+    }
+
+    /// How many of these tokens the grammar allows one after the other, or fewer; the output stays
+    /// as it is.
     pub fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
+        if self.path != Path::Quick {
+            return 0;
+        }
         self.matcher.validate_tokens(tokens).unwrap_or(0)
     }
 
     /// The bytes that must follow, as far as they are known; empty if there is a choice.
     pub fn forced_bytes(&mut self) -> Vec<u8> {
-        if self.matcher.is_stopped() {
+        if self.matcher.is_stopped() || self.path != Path::Quick {
             return Vec::new();
         }
         self.matcher.compute_ff_bytes()

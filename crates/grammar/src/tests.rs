@@ -160,6 +160,35 @@ fn a_token_outside_the_grammar_is_a_mismatch() {
     assert_eq!(matcher.consume(END), Ok(()));
 }
 
+// Invariant: I54.
+/// Counting words takes much of a step's budget, which masks renew.
+#[test]
+fn a_replay_reaches_no_limit_that_masks_do_not_reach() {
+    let names = [("a", 99), ("b", 100), ("c", 101), ("d", 102)];
+    let properties = names.map(|(name, limit)| {
+        let pattern = format!(r"^(?:\\S+\\s+){{0,{limit}}}\\S+$");
+        format!(r#""{name}":{{"type":"string","maxLength":300,"pattern":"{pattern}"}}"#)
+    });
+    let object = schema(&format!(
+        r#"{{"type":"object","properties":{{{}}},"additionalProperties":false}}"#,
+        properties.join(",")
+    ));
+    let mut lived = object.unwrap();
+    let mut replayed = lived.clone();
+    let words = "one and ".repeat(15);
+    let members = names.map(|(name, _)| format!(r#""{name}":"{words}two""#));
+    let text = format!("{{{}}}", members.join(","));
+    let mut masks = [[0; 9], [0; 9]];
+    for byte in text.bytes() {
+        lived.allow(&mut masks[0]).unwrap();
+        assert!(consumed(&mut lived, byte));
+        assert!(consumed(&mut replayed, byte));
+    }
+    lived.allow(&mut masks[0]).unwrap();
+    replayed.allow(&mut masks[1]).unwrap();
+    assert_eq!(masks[0], masks[1]);
+}
+
 #[test]
 fn a_forced_end_is_allowed_only_alone() {
     let digits = |end| start(Grammar::Regex("[0-9]{1,2}".into()), end).unwrap();

@@ -128,7 +128,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     }
 
     #[inline(always)]
-    fn keep(self, x: V, from: usize, to: usize) -> V {
+    fn mask_outside(self, x: V, from: usize, to: usize) -> V {
         let mut out = x;
         for (quarter, lanes) in out.iter_mut().enumerate() {
             let first = 4 * quarter as u32;
@@ -167,7 +167,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     }
 
     #[inline(always)]
-    fn widen(self, x: &[u16; LANES]) -> V {
+    fn widen_bf16(self, x: &[u16; LANES]) -> V {
         let words = words(x);
         each!(lower, words)
     }
@@ -187,8 +187,8 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> Simd for Neon<DOT, P
     }
 
     #[inline(always)]
-    fn zip(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
-        let (low, high) = (words(low), self.widen(high));
+    fn zip_bf16(self, low: &[u16; LANES], high: &[u16; LANES]) -> V {
+        let (low, high) = (words(low), self.widen_bf16(high));
         each!(or, low, high)
     }
 
@@ -310,7 +310,7 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> IntegerSimd
     }
 
     #[inline(always)]
-    fn float(self, x: V) -> V {
+    fn to_float(self, x: V) -> V {
         each!(float, x)
     }
 

@@ -493,7 +493,11 @@ impl KvMemory {
 
 #[cfg(test)]
 mod tests {
+    use super::fetch::TierMatch;
     use super::*;
+    use crate::test_worker::limits;
+    use cleave_domain::StateCapacity;
+    use cleave_kv::snapshot_hash;
 
     #[test]
     fn a_snapshot_is_in_a_tier_once_all_its_pieces_are() {
@@ -510,5 +514,27 @@ mod tests {
         }
         assert!(tiers.contains(KvPlane::State, snapshot));
         assert!(!tiers.contains(KvPlane::State, BlockHash([8; 16])));
+    }
+
+    #[test]
+    fn a_prefix_with_its_state_is_found_on_disk() {
+        let mut limits = limits();
+        let (bytes, count) = (3 * limits.capacity.block_bytes, 2);
+        limits.capacity.states = Some(StateCapacity { bytes, count });
+        (limits.host_blocks, limits.disk_blocks) = (8, 8);
+        let mut memory = KvMemory::new(&limits);
+        let hashes = [1, 2, 3].map(|of| BlockHash([of; 16]));
+        let snapshot = snapshot_hash(hashes[1]);
+        let pieces = memory.tiers.pieces(KvPlane::State, snapshot);
+        let contents: Vec<BlockHash> = pieces.map(|piece| piece.content).chain(hashes).collect();
+        for content in contents {
+            assert!(memory.tiers.index.add_from_disk(content));
+        }
+        let found = memory.prefix_with_state(&hashes);
+        assert_eq!((found.adopted, found.blocks), (0, 2));
+        assert_eq!(memory.prefix_with_state(&hashes[..1]), TierMatch::default());
+        // All of them are on disk alone: three pieces and two blocks.
+        memory.tiers.from_disk = Some(Duration::from_millis(1));
+        assert_eq!(found.price(&memory.tiers), Some(Duration::from_millis(5)));
     }
 }

@@ -4,7 +4,8 @@ use super::*;
 use crate::WorkerLimits;
 use crate::test_worker::{MS, PEER, ROUTER, TestWorker, Want, handoff, limits, prices};
 use cleave_domain::{
-    BlockRef, HandoffTarget, LinkPrice, PrefillBacklog, RowPrice, StepProgress, WorkerId,
+    BlockRef, HandoffTarget, LinkPrice, PrefillBacklog, RowPrice, StateCapacity, StepProgress,
+    WorkerId,
 };
 
 const OTHER: RouterId = RouterId(2);
@@ -476,4 +477,17 @@ fn a_router_that_left_is_sent_nothing() {
         reports.routers().keys().copied().collect::<Vec<_>>(),
         [ROUTER]
     );
+}
+
+#[test]
+fn a_load_has_the_state_slots_that_can_be_taken() {
+    let mut limits = limits();
+    limits.capacity.states = Some(StateCapacity {
+        bytes: 100,
+        count: 3,
+    });
+    let mut worker = TestWorker::new(limits);
+    assert_eq!(worker.brain.load().states_free, 3);
+    worker.submit(1, Want::tokens(16)).expect("there is room");
+    assert_eq!(worker.brain.load().states_free, 2);
 }

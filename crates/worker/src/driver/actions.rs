@@ -53,12 +53,10 @@ impl WorkerActions for WorkerDriver {
     }
 
     fn note(&mut self, note: WorkerNote) {
-        let WorkerEffects {
-            spans: legs, name, ..
-        } = &self.effects;
+        let WorkerEffects { spans, name, .. } = &self.effects;
         if tracing::enabled!(target: "note", Level::DEBUG) {
             let handoff = note.handoff();
-            let context = handoff.and_then(|handoff| legs.request_context(handoff));
+            let context = handoff.and_then(|handoff| spans.request_context(handoff));
             let (request_id, trace) = log_ids(context);
             debug!(
                 target: "note",

@@ -59,6 +59,11 @@ pub(crate) struct TierMatch {
 }
 
 impl TierMatch {
+    /// Predicted time to fetch it, if that was ever measured.
+    pub(super) fn price(&self, tiers: &OffloadTiers) -> Option<Duration> {
+        tiers.price(self.blocks + self.pieces, self.on_disk)
+    }
+
     /// Whether fetching is cheaper than computing. True before both were measured, or they never
     /// would be.
     fn is_cheaper(&self) -> bool {
@@ -138,8 +143,7 @@ impl KvMemory {
         } else {
             TierMatch::default()
         };
-        let takes = self.tiers.price(found.blocks + found.pieces, found.on_disk);
-        found.takes = takes.unwrap_or_default();
+        found.takes = found.price(&self.tiers).unwrap_or_default();
         let tokens = (found.adopted + found.blocks) * size;
         found.recompute = self.compute_price(blocks_known * size, tokens, forecast);
         found
@@ -161,7 +165,7 @@ impl KvMemory {
 
     /// The longest beginning of contents whose first blocks are in the pool, the others in the
     /// tiers, and the state after them in the tiers.
-    fn prefix_with_state(&self, hashes: &[BlockHash]) -> TierMatch {
+    pub(super) fn prefix_with_state(&self, hashes: &[BlockHash]) -> TierMatch {
         let in_pool = self.pools.blocks.prefix_hits(hashes).blocks;
         let (pooled, others) = hashes.split_at(in_pool as usize);
         let in_tiers = self.blocks_in_tiers(others).blocks as usize;
