@@ -39,7 +39,10 @@ pub(super) struct CallFormat {
 #[derive(Debug)]
 pub(super) enum CallForm {
     /// A JSON object with name and arguments.
-    Object,
+    Object {
+        /// Member of the arguments, where the model writes them.
+        arguments: &'static str,
+    },
     /// The name, a mark, and the arguments as a JSON object.
     Named(NamedForm),
     /// `Object` if it begins with a brace, otherwise `Named`.
@@ -86,7 +89,7 @@ impl CallFormat {
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> + use<> {
         let inner = match &self.form {
             CallForm::Named(form) | CallForm::ObjectOrNamed(form) => form.marks(),
-            CallForm::Object | CallForm::Tagged(_) | CallForm::Pythonic => [""; 3],
+            CallForm::Object { .. } | CallForm::Tagged(_) | CallForm::Pythonic => [""; 3],
         };
         let outer = [
             self.group_begin,
@@ -100,7 +103,7 @@ impl CallFormat {
     }
 
     /// Marks that begin a call in a text.
-    fn begins(&self) -> impl Iterator<Item = &'static str> {
+    pub(super) fn begins(&self) -> impl Iterator<Item = &'static str> {
         let marks = [self.group_begin, self.call_begin];
         marks.into_iter().filter(|mark| !mark.is_empty())
     }
@@ -108,7 +111,7 @@ impl CallFormat {
     /// Makes the reader of a call that begins with this character.
     fn body(&'static self, first: char, tools: &Arc<[ToolSpec]>) -> Box<dyn CallBody> {
         match &self.form {
-            CallForm::Object => Box::<ObjectCall>::default(),
+            CallForm::Object { .. } => Box::<ObjectCall>::default(),
             CallForm::ObjectOrNamed(_) if first == '{' => Box::<ObjectCall>::default(),
             CallForm::Named(form) | CallForm::ObjectOrNamed(form) => Box::new(NamedCall::new(form)),
             CallForm::Tagged(form) => Box::new(TaggedCall::new(form, Arc::clone(tools))),

@@ -23,6 +23,11 @@ pub(super) enum ScanStep {
 }
 
 impl JsonScan {
+    /// Whether the next character belongs to a string.
+    pub(super) fn is_in_string(&self) -> bool {
+        self.in_string
+    }
+
     pub(super) fn push(&mut self, c: char) -> ScanStep {
         if self.in_string {
             match c {

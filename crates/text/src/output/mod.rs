@@ -6,11 +6,17 @@
 //! is in a part, but for marks, the frame of a call, and whitespace next to these; text that only
 //! resembles a call is text.
 
+mod argument_grammar;
+mod call_grammar;
 mod calls;
+#[cfg(test)]
+mod grammar_tests;
 mod harmony;
 mod json_scan;
+mod lark_text;
 mod named_call;
 mod object_call;
+mod output_grammar;
 mod python_value;
 mod pythonic_call;
 mod reasoning;
@@ -20,12 +26,14 @@ mod tagged_call;
 mod tests;
 mod tool_spec;
 
+pub use output_grammar::{CallRules, CallableTool, OutputRules};
 pub use registry::{OutputFormats, ReasoningField, ReasoningParser, ToolCallParser, UnknownParser};
 pub use tool_spec::ToolSpec;
 
 use calls::CallMachine;
 use harmony::HarmonyMachine;
-use reasoning::ReasoningMachine;
+use output_grammar::ChannelStart;
+use reasoning::{ReasoningMachine, ReasoningStart};
 use registry::{CallStyle, ReasoningFormat};
 use std::sync::Arc;
 
@@ -94,8 +102,9 @@ pub(crate) trait OutputMachine: Send {
 /// The reading of one request's outputs: the formats, and the tools that may be called.
 #[derive(Clone, Debug)]
 pub struct OutputReading {
-    reasoning: Option<(&'static ReasoningFormat, bool)>,
+    reasoning: Option<(&'static ReasoningFormat, ReasoningStart)>,
     calls: Option<(&'static CallStyle, Arc<[ToolSpec]>)>,
+    channel_start: ChannelStart,
 }
 
 impl OutputReading {
@@ -103,13 +112,17 @@ impl OutputReading {
     /// every output is nothing but text.
     pub fn new(formats: &OutputFormats, prompt: &str, tools: Arc<[ToolSpec]>) -> Option<Self> {
         let reasoning = formats.reasoning();
-        let reasoning = reasoning.map(|format| (format, format.is_open_after(prompt)));
+        let reasoning = reasoning.map(|format| (format, format.start_after(prompt)));
         // Channels divide the output even where no tool can be called.
         let calls = formats
             .calls()
             .filter(|style| !tools.is_empty() || matches!(style, CallStyle::Harmony));
         let calls = calls.map(|style| (style, tools));
-        (reasoning.is_some() || calls.is_some()).then_some(Self { reasoning, calls })
+        (reasoning.is_some() || calls.is_some()).then_some(Self {
+            reasoning,
+            calls,
+            channel_start: harmony::start_after(prompt),
+        })
     }
 
     /// Texts of special tokens that the machines must see, where a tokenizer has them.
@@ -127,14 +140,15 @@ impl OutputReading {
 
     /// Whether the output begins within the model's reasoning.
     pub fn starts_in_reasoning(&self) -> bool {
-        self.reasoning.is_some_and(|(_, is_open)| is_open)
+        self.reasoning
+            .is_some_and(|(_, start)| start == ReasoningStart::Open)
     }
 
     /// Begins to read one output.
     pub fn start(&self) -> OutputParser {
         let reasoning = self
             .reasoning
-            .map(|(format, is_open)| ReasoningMachine::new(format, is_open));
+            .map(|(format, start)| ReasoningMachine::new(format, start));
         let calls = self.calls.as_ref().map(|(style, tools)| {
             let tools = Arc::clone(tools);
             let machine: Box<dyn OutputMachine> = match style {

@@ -7,9 +7,12 @@ use std::str::Chars;
 /// Depth of lists and mappings in a literal.
 const DEPTH_MAX: u32 = 64;
 
-/// Returns the JSON of a literal: a string, a number, `True`, `False`, `None`, a list, a tuple or a
-/// mapping of these. JSON's own words are understood, too.
+/// Returns the JSON of a value, which is JSON itself or a literal of Python: a string, a number,
+/// `True`, `False`, `None`, a list, a tuple or a mapping of these, with JSON's own words among them.
 pub(super) fn python_to_json(text: &str) -> Option<String> {
+    if let Ok(value) = serde_json::from_str::<Value>(text) {
+        return Some(value.to_string());
+    }
     let mut chars = text.chars().peekable();
     let value = value(&mut chars, DEPTH_MAX)?;
     skip_spaces(&mut chars);

@@ -6,6 +6,17 @@ use super::{AnswerParts, OutputMachine};
 /// Whitespace that is held back, in bytes: more of it is text, even next to a mark.
 pub(super) const SPACE_BYTES_MAX: usize = 64;
 
+/// The place at which an output begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReasoningStart {
+    /// Within reasoning that the prompt opens.
+    Open,
+    /// The model may begin to reason.
+    Possible,
+    /// Behind reasoning that the prompt closes.
+    Closed,
+}
+
 /// Divides an output into reasoning and answer.
 pub(super) struct ReasoningMachine {
     format: &'static ReasoningFormat,
@@ -29,8 +40,8 @@ enum ReasoningStage {
 }
 
 impl ReasoningMachine {
-    pub(super) fn new(format: &'static ReasoningFormat, is_open: bool) -> Self {
-        let stage = if is_open {
+    pub(super) fn new(format: &'static ReasoningFormat, start: ReasoningStart) -> Self {
+        let stage = if start == ReasoningStart::Open {
             ReasoningStage::Opened
         } else {
             ReasoningStage::Before

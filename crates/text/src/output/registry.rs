@@ -5,6 +5,7 @@
 use super::calls::{CallForm, CallFormat};
 use super::harmony;
 use super::named_call::{CallId, NamedForm};
+use super::reasoning::ReasoningStart;
 use super::tagged_call::TaggedForm;
 use std::str::FromStr;
 
@@ -63,9 +64,16 @@ pub(super) enum CallStyle {
 }
 
 impl ReasoningFormat {
-    /// Whether an output of this prompt continues reasoning that the prompt opens.
-    pub(super) fn is_open_after(&self, prompt: &str) -> bool {
-        prompt.trim_end().ends_with(self.begin)
+    /// Where an output of this prompt begins.
+    pub(super) fn start_after(&self, prompt: &str) -> ReasoningStart {
+        let prompt = prompt.trim_end();
+        if prompt.ends_with(self.begin) {
+            ReasoningStart::Open
+        } else if prompt.ends_with(self.end) {
+            ReasoningStart::Closed
+        } else {
+            ReasoningStart::Possible
+        }
     }
 
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> + use<> {
@@ -261,7 +269,7 @@ const UNMARKED: CallFormat = CallFormat {
     separator: "",
     has_list: false,
     opens_output: false,
-    form: CallForm::Object,
+    form: CallForm::Pythonic,
 };
 
 /// DeepSeek's calls from V3.2 on: tags that its prefix tells from a text's own.
@@ -435,7 +443,9 @@ const CALLS: &[NamedRow<CallStyle>] = &[
         format: CallStyle::Framed(&CallFormat {
             call_begin: "<tool_call>",
             call_end: "</tool_call>",
-            form: CallForm::Object,
+            form: CallForm::Object {
+                arguments: "arguments",
+            },
             ..UNMARKED
         }),
     },
@@ -447,7 +457,9 @@ const CALLS: &[NamedRow<CallStyle>] = &[
             separator: ";",
             has_list: true,
             opens_output: true,
-            form: CallForm::Object,
+            form: CallForm::Object {
+                arguments: "parameters",
+            },
             ..UNMARKED
         }),
     },

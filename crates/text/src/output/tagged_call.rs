@@ -1,6 +1,7 @@
 //! A call as its name, and each argument between tags.
 
 use super::calls::{BodyStep, CallBody, CallHead};
+use super::json_scan::JsonScan;
 use super::tool_spec::{ParameterKind, ToolSpec};
 use serde_json::Value;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub(super) struct TaggedCall {
     text: String,
     name: String,
     kind: ParameterKind,
+    /// Follows a value that is an object or a list: no mark within its strings ends it.
+    scan: Option<JsonScan>,
     has_arguments: bool,
 }
 
@@ -62,6 +65,7 @@ impl TaggedCall {
             text: String::new(),
             name: String::new(),
             kind: ParameterKind::Json,
+            scan: None,
             has_arguments: false,
         }
     }
@@ -164,6 +168,7 @@ impl TaggedCall {
 
     fn begin_value(&mut self, arguments: &mut String) {
         self.place = TagPlace::ValueStart;
+        self.scan = None;
         if self.kind == ParameterKind::Text {
             arguments.push('"');
         }
@@ -180,9 +185,20 @@ impl TaggedCall {
                 return;
             }
         }
+        if self.place == TagPlace::Held {
+            let is_first = self.text.trim().is_empty();
+            if is_first && matches!(c, '{' | '[') {
+                self.scan = Some(JsonScan::default());
+            }
+            if let Some(scan) = &mut self.scan {
+                scan.push(c);
+            }
+        }
         self.text.push(c);
         let mark = self.form.value_end;
-        if let Some(value) = self.text.strip_suffix(mark) {
+        let is_within = self.scan.as_ref().is_some_and(JsonScan::is_in_string);
+        let value = self.text.strip_suffix(mark).filter(|_| !is_within);
+        if let Some(value) = value {
             let value = match value.strip_suffix('\n') {
                 Some(line) if self.form.has_lines => line,
                 _ => value,
@@ -253,7 +269,7 @@ fn push_escaped(text: &str, arguments: &mut String) {
 }
 
 /// The JSON of a value that was written without quotes.
-fn json_of(text: &str, kind: ParameterKind) -> String {
+pub(super) fn json_of(text: &str, kind: ParameterKind) -> String {
     let bare = text.trim();
     let null = || "null".to_owned();
     match kind {

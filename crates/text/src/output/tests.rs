@@ -21,13 +21,13 @@ fn tools() -> Arc<[ToolSpec]> {
         .into()
 }
 
-fn formats(reasoning: &str, calls: &str) -> OutputFormats {
+pub(super) fn formats(reasoning: &str, calls: &str) -> OutputFormats {
     OutputFormats::default()
         .with_reasoning(reasoning.parse().unwrap())
         .with_calls(calls.parse().unwrap())
 }
 
-fn read(reading: &OutputReading, pieces: &[&str]) -> Vec<AnswerPart> {
+pub(super) fn read(reading: &OutputReading, pieces: &[&str]) -> Vec<AnswerPart> {
     let mut parser = reading.start();
     let mut parts = AnswerParts::default();
     for piece in pieces {
@@ -44,7 +44,7 @@ fn read(reading: &OutputReading, pieces: &[&str]) -> Vec<AnswerPart> {
 }
 
 /// The parts in one line: reasoning in angle brackets, calls as `name(arguments)`.
-fn line(parts: &[AnswerPart]) -> String {
+pub(super) fn line(parts: &[AnswerPart]) -> String {
     let mut line = String::new();
     for part in parts {
         match part {
