@@ -4,20 +4,23 @@
 //! one head, its first piece.
 
 use crate::output_piece::{OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece};
+use crate::request::ReasoningShown;
 use cleave_text::{AnswerPart, OutputParser, OutputReading};
 
 /// Reads the text of one answer.
 pub(crate) struct AnswerDivision {
     parser: OutputParser,
     has_short_ids: bool,
+    reasoning: ReasoningShown,
     calls_count: usize,
 }
 
 impl AnswerDivision {
-    pub(crate) fn new(reading: &OutputReading) -> Self {
+    pub(crate) fn new(reading: &OutputReading, reasoning: ReasoningShown) -> Self {
         Self {
             parser: reading.start(),
             has_short_ids: reading.has_short_ids(),
+            reasoning,
             calls_count: 0,
         }
     }
@@ -42,6 +45,7 @@ impl AnswerDivision {
         for part in parts {
             match part {
                 AnswerPart::Text(text) => pieces.push(OutputPiece::Text(text)),
+                AnswerPart::Reasoning(_) if self.reasoning == ReasoningShown::LeftOut => {}
                 AnswerPart::Reasoning(text) => pieces.push(OutputPiece::Reasoning(text)),
                 AnswerPart::CallBegin { name, id } => {
                     let id = id.unwrap_or_else(|| self.new_id());

@@ -7,7 +7,9 @@
 use crate::answer_division::AnswerDivision;
 use crate::error::ApiError;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
-use crate::request::{GenerateRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt};
+use crate::request::{
+    CallReason, GenerateRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt,
+};
 use cleave_domain::{
     Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
 };
@@ -50,7 +52,10 @@ impl AnswerChoice {
         Self {
             model: model.clone(),
             text: text.showing(shown.collect()),
-            parts: ask.reading.as_ref().map(AnswerDivision::new),
+            parts: ask
+                .reading
+                .as_ref()
+                .map(|reading| AnswerDivision::new(reading, ask.output.reasoning)),
             stops: StopStrings::new(ask.output.stops.clone()),
             output: ask.output.clone(),
             rules: prompt.stop.clone(),
@@ -181,7 +186,7 @@ impl AnswerChoice {
         let mut has_calls = false;
         if let Some(parts) = &mut self.parts {
             parts.finish(pieces);
-            has_calls = parts.has_calls();
+            has_calls = parts.has_calls() && self.output.call_reason == CallReason::Calls;
         }
         let end = ChoiceEnd {
             reason,

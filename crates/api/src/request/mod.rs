@@ -147,6 +147,24 @@ pub(crate) struct OutputFormat {
     pub(crate) special: SpecialTokens,
     /// Number of log-probabilities, as in [`SamplingParams::logprobs`].
     pub(crate) logprobs: Option<u32>,
+    pub(crate) reasoning: ReasoningShown,
+    pub(crate) call_reason: CallReason,
+}
+
+/// Whether the answer has the model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReasoningShown {
+    Shown,
+    LeftOut,
+}
+
+/// The reason for which an answer with calls ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallReason {
+    /// The model chose to call.
+    Calls,
+    /// The request names the call, so that the end is as any other.
+    Stop,
 }
 
 /// Whether the text includes the stop string or token that ended it.

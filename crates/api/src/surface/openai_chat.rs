@@ -2,38 +2,42 @@
 //!
 //! Tools: the chat template shows their descriptions to the model, and its answer is divided into
 //! text, reasoning and calls where the model's formats are known. With `tool_choice` `none` tools
-//! are not shown.
+//! are not shown. A call that must have a form, and content that must, make one grammar with the
+//! reasoning before them.
 
 mod message;
 mod tools;
 
 use super::openai::{ChoiceDelta, ChoiceParts, OpenAiSurface, token_text, write_json};
 use crate::body_work::BodyWork;
+use crate::constraint_check::refused;
 use crate::error::ApiError;
 use crate::field::{
     FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, ObjectSpec,
-    RefusedField, TextShape, ValueShape, flag, integer, list, map, request_fields, request_object,
+    RefusedField, TextShape, ValueShape, clipped, flag, integer, list, map, request_fields,
+    request_object, text as text_field,
 };
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::{TokenScore, ToolCallHead, ToolCallPiece};
-use crate::request::constraint::{CONSTRAINT_FIELDS, constraint};
+use crate::request::constraint::{CONSTRAINT_FIELDS, FieldConstraint, constraint};
 use crate::request::sampling::{
     OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
     logprobs_count, output, sampling, special_tokens,
 };
 use crate::request::{
-    self, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted, RequestWarning,
-    TokenizedPrompt, UNSUPPORTED, text,
+    self, CallReason, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted,
+    ReasoningShown, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
 };
-use cleave_domain::TokenId;
+use cleave_domain::{GRAMMAR_BYTES_MAX, TokenId};
 use cleave_text::json::{Document, Json, JsonShape};
 use cleave_text::{
-    ModelText, OutputReading, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue,
+    CallRules, ModelText, OutputReading, OutputRules, RenderEnd, RenderError, SpecialTokens,
+    TemplateInput, TemplateValue,
 };
 use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
 pub(super) use tools::TOOL_REQUEST_FIELDS;
-use tools::{RequestTools, TOOLS, request_tools};
+use tools::{CallDuty, RequestTools, TOOLS, long_grammar, request_tools};
 
 /// Warning of a request whose tools are shown to a model without a known format of calls.
 const TOOLS_WARNING: RequestWarning = RequestWarning {
@@ -57,6 +61,11 @@ request_fields! {
             "chat_template_kwargs",
             MapShape { keys: MapKeys::Any, values: &ValueShape::Any, count_max: None },
             "Variables of the chat template, but none that another field sets.",
+        );
+        REASONING_EFFORT: TextShape = text_field(
+            "reasoning_effort",
+            TextShape::one_of(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]),
+            "Passed to the chat template as `reasoning_effort`. `none` passes `enable_thinking` and `thinking` as false instead, any other as true. `chat_template_kwargs` take precedence.",
         );
         ADD_GENERATION_PROMPT: FlagValue =
             flag("add_generation_prompt", "The prompt ends with the beginning of an answer.")
@@ -84,6 +93,15 @@ request_fields! {
             LOGPROBS,
             "Number of likeliest tokens beside each token; needs `logprobs: true`.",
         ).default("0");
+        THINKING_TOKEN_BUDGET: IntegerRange = integer(
+            "thinking_token_budget",
+            TOKENS,
+            "Limit of the tokens of reasoning, which is then ended, as in vLLM; without effect where the model does not reason.",
+        ).default("no limit");
+        INCLUDE_REASONING: FlagValue = flag(
+            "include_reasoning",
+            "Whether the answer has the model's reasoning, as in vLLM.",
+        ).default("true");
         MODALITIES: ListShape = list(
             "modalities",
             ListShape::of(&ValueShape::Text(TextShape::one_of(&["text"]))),
@@ -225,12 +243,29 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     let fields = JsonFields::of_body(body, &CHAT_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
-    let constraint = constraint(&fields)?;
+    let content = constraint(&fields)?;
     check_modalities(&fields)?;
     let delivery = request::response_mode(&fields)?;
     let choices = request::choices(&fields, 1)?;
     let logprobs = logprobs(&fields)?;
-    let output = output(&fields, logprobs)?;
+    let mut output = output(&fields, logprobs)?;
+    if !fields.flag(&INCLUDE_REASONING)?.unwrap_or(true) {
+        output.reasoning = ReasoningShown::LeftOut;
+    }
+    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
+
+    let tools = request_tools(&fields)?;
+    if tools.duty == CallDuty::Named {
+        output.call_reason = CallReason::Stop;
+    }
+    let formats = model.output_formats();
+    let warnings = if tools.callable.is_empty() || formats.reads_calls() {
+        Vec::new()
+    } else {
+        vec![TOOLS_WARNING]
+    };
+    let (tokens, reading) = prompt(&fields, model, &tools)?;
+    let constraint = output_constraint(&fields, model, &tools, content, reading.as_ref())?;
     let mut sampling = sampling(&fields, model, constraint.as_ref())?;
     sampling.logprobs = logprobs;
     // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
@@ -240,18 +275,6 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         &sampling,
         &[MAX_TOKENS, MAX_COMPLETION_TOKENS],
     )?;
-    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
-
-    let tools = request_tools(&fields)?;
-    let formats = model.output_formats();
-    let warnings = if tools.callable.is_empty() || formats.reads_calls() {
-        Vec::new()
-    } else {
-        vec![TOOLS_WARNING]
-    };
-    let (tokens, reading) = prompt(&fields, model, &tools)?;
-    // A constraint describes the output from its first character on: there is no reasoning or call.
-    let reading = reading.filter(|_| constraint.is_none());
     let output_room = OutputRoom {
         param: MESSAGES.name(),
         context: model.context_tokens_max(),
@@ -281,6 +304,54 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         warnings,
         output_limit,
     })
+}
+
+/// The constraint on the whole output, of which the content's is a part.
+fn output_constraint(
+    fields: &JsonFields,
+    model: &ModelText,
+    tools: &RequestTools<'_>,
+    content: Option<FieldConstraint>,
+    reading: Option<&OutputReading>,
+) -> Result<Option<FieldConstraint>, ApiError> {
+    let budget = fields.integer(&THINKING_TOKEN_BUDGET)?;
+    let bound_by = tools.bound_by();
+    let path = match &content {
+        _ if bound_by.is_some() => TOOLS.name().to_owned(),
+        Some(content) => content.path.clone(),
+        None => THINKING_TOKEN_BUDGET.name().to_owned(),
+    };
+    let Some(reading) = reading else {
+        if let Some(field) = bound_by {
+            let message = "Calls cannot be constrained: the format of this model's calls is not known. \
+                           `--tool-call-parser` names one.";
+            return Err(ApiError::unsupported(field, message));
+        }
+        return Ok(content);
+    };
+    let callable = if bound_by.is_some() || content.is_some() || budget.is_some() {
+        tools.grammar_tools(fields)?
+    } else {
+        Vec::new()
+    };
+    let rules = OutputRules {
+        content: content.as_ref().map(|content| &content.constraint.grammar),
+        calls: CallRules {
+            tools: &callable,
+            are_required: tools.duty != CallDuty::Free,
+            is_single: tools.is_single,
+        },
+        reasoning_tokens_max: budget.map(|tokens| tokens as u32),
+    };
+    let grammar = reading.grammar(&rules, model);
+    let Some(grammar) = grammar.map_err(|error| refused(&path, &error))? else {
+        return Ok(None);
+    };
+    if grammar.bytes() > GRAMMAR_BYTES_MAX {
+        let message = long_grammar(&path, grammar.bytes());
+        return Err(ApiError::invalid(path, message));
+    }
+    FieldConstraint::of(fields, path, grammar).map(Some)
 }
 
 fn check_modalities(fields: &JsonFields) -> Result<(), ApiError> {
@@ -322,7 +393,7 @@ fn template_input<'a>(
         body_bytes: messages.document().len(),
         tools: tools.shown.map(value),
         documents: documents.map(value),
-        variables: variables(fields)?.map(value),
+        variables: variables(fields)?,
         messages: message::list(messages),
         end,
     })
@@ -374,26 +445,48 @@ fn rendered<'a>(
     Ok((text, special_tokens(fields, SpecialTokens::Skipped)?))
 }
 
-/// Reads `chat_template_kwargs`, which cannot override the server's own variables.
-fn variables<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {
-    let Some(variables) = fields.map(&CHAT_TEMPLATE_KWARGS)? else {
-        return Ok(None);
-    };
+/// Reads `chat_template_kwargs`, which cannot override the server's own variables, and the effort
+/// of reasoning.
+fn variables(fields: &JsonFields<'_>) -> Result<Option<TemplateValue>, ApiError> {
     let own = [
         MESSAGES.name(),
         TOOLS.name(),
         DOCUMENTS.name(),
         ADD_GENERATION_PROMPT.name(),
     ];
-    let named = |name: &str| variables.members().any(|(key, _)| key.get() == name);
-    if let Some(name) = own.iter().find(|name| named(name)) {
-        let path = variables.path(name);
-        return Err(ApiError::invalid(
-            &*path,
-            format!("`{path}`: use the field `{name}` instead."),
-        ));
+    if let Some(variables) = fields.map(&CHAT_TEMPLATE_KWARGS)? {
+        let named = |name: &str| variables.members().any(|(key, _)| key.get() == name);
+        if let Some(name) = own.iter().find(|name| named(name)) {
+            let path = variables.path(name);
+            return Err(ApiError::invalid(
+                &*path,
+                format!("`{path}`: use the field `{name}` instead."),
+            ));
+        }
     }
-    Ok(fields.any(&CHAT_TEMPLATE_KWARGS))
+    let given = fields.any(&CHAT_TEMPLATE_KWARGS);
+    let Some(effort) = fields.text(&REASONING_EFFORT)? else {
+        return Ok(given.map(|given| TemplateValue::of_json(&fields.part(given), given)));
+    };
+    if !REASONING_EFFORT.choices().contains(&&*effort) {
+        let message = format!("`reasoning_effort` {:?} is not known.", clipped(&effort));
+        return Err(fields.invalid(&REASONING_EFFORT, message));
+    }
+    let given = given.map(|given| serde_json::from_str(given.text()));
+    let given: Option<Map<String, Value>> = given.transpose().expect("the body was checked");
+    let mut merged = given.unwrap_or_default();
+    let does_reason = effort != "none";
+    for name in ["enable_thinking", "thinking"] {
+        merged.entry(name).or_insert_with(|| does_reason.into());
+    }
+    if does_reason {
+        let effort = || Value::from(&*effort);
+        merged.entry(REASONING_EFFORT.name()).or_insert_with(effort);
+    }
+    let merged = Document::check(Value::Object(merged).to_string());
+    let merged = merged.expect("it was written here");
+    let root = merged.root();
+    Ok(Some(TemplateValue::of_json(&merged.part(root), root)))
 }
 
 fn render_end(fields: &JsonFields) -> Result<RenderEnd, ApiError> {

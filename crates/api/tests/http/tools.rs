@@ -2,6 +2,8 @@
 
 use crate::input::CHAT;
 use crate::scripted_server::{TestServer, server};
+use cleave_domain::Grammar;
+use cleave_text::SpecialTokens;
 use serde_json::{Value, json};
 
 const CALL: &str = "Sure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"a b\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
@@ -150,32 +152,156 @@ async fn reasoning_has_a_field_of_its_own() {
     assert_eq!(cut["choices"][0]["message"]["content"], Value::Null);
 }
 
+/// The grammar of the last request, if its output is constrained.
+fn grammar(set: &TestServer) -> Option<String> {
+    let constraint = set.last_submitted().sampling.constraint?;
+    match &constraint.grammar {
+        Grammar::Lark(text) | Grammar::JsonSchema(text) => Some(text.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn strict_tool(parameters: &Value) -> Value {
+    json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": parameters}})
+}
+
+#[tokio::test]
+async fn choices_among_tools_constrain_the_output() {
+    let set = server("qwen3");
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    let allowed =
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}});
+    let strict = strict_tool(&json!({"type": "object", "properties": {"x": {"type": "string"}}}));
+    for (fields, is_bound, reason) in [
+        (json!({}), false, "tool_calls"),
+        (json!({"tool_choice": "auto"}), false, "tool_calls"),
+        (json!({"tool_choice": "required"}), true, "tool_calls"),
+        (json!({"tool_choice": named}), true, "stop"),
+        (json!({"tool_choice": allowed}), true, "tool_calls"),
+        (json!({"parallel_tool_calls": false}), true, "tool_calls"),
+        (json!({"tools": [strict]}), true, "tool_calls"),
+        (
+            json!({"tools": [strict], "tool_choice": "none"}),
+            false,
+            "stop",
+        ),
+    ] {
+        let answer = answer(&set, CALL, fields.clone()).await;
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], reason, "{fields}");
+        let lark = grammar(&set);
+        assert_eq!(lark.is_some(), is_bound, "{fields}");
+        let names = [r#"\"name\": \"f\""#, r#"\"name\": \"g\""#];
+        let has = names.map(|name| lark.as_ref().is_some_and(|lark| lark.contains(name)));
+        let is_some =
+            fields.get("tools").is_some() || reason == "stop" || fields["tool_choice"].is_object();
+        assert_eq!(has, [is_bound, is_bound && !is_some], "{fields}");
+    }
+}
+
 #[tokio::test]
 async fn choices_that_cannot_be_enforced_are_refused() {
     let set = server("qwen3");
-    let named = json!({"type": "function", "function": {"name": "f"}});
+    let pattern =
+        json!({"type": "object", "properties": {"x": {"uniqueItems": true, "type": "array"}}});
+    let strict = json!({"tools": [strict_tool(&pattern)]});
+    let answer = set.post(CHAT, body(&strict)).await;
+    answer.is_error(400, "invalid_value", Some("tools"));
+    assert!(answer.body.contains("uniqueItems"), "{}", answer.body);
+    let mut free = strict.clone();
+    free["tools"][0]["function"]["strict"] = false.into();
+    free["tool_choice"] = "required".into();
+    set.script_stop(CALL);
+    assert_eq!(set.post(CHAT, body(&free)).await.status, 200);
+    // The format of calls is not known.
+    let unknown = server("llama2");
     for (fields, param) in [
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"tool_choice": named}), "tool_choice"),
         (json!({"parallel_tool_calls": false}), "parallel_tool_calls"),
+    ] {
+        let refused = unknown.post(CHAT, body(&fields)).await;
+        refused.is_error(400, "unsupported_parameter", Some(param));
+    }
+    let missing = json!({"type": "function", "function": {"name": "h"}});
+    let allowed =
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [missing]}});
+    for (fields, param) in [
+        (json!({"tool_choice": "maybe"}), "tool_choice"),
+        (json!({"tool_choice": missing}), "tool_choice.function.name"),
         (
-            json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}),
-            "tools[0].function.strict",
+            json!({"tool_choice": allowed}),
+            "tool_choice.allowed_tools.tools[0].function.name",
         ),
+        (
+            json!({"tool_choice": "required", "tools": []}),
+            "tool_choice",
+        ),
+        (json!({"reasoning_effort": "huge"}), "reasoning_effort"),
     ] {
         set.post(CHAT, body(&fields))
             .await
-            .is_error(400, "unsupported_parameter", Some(param));
-    }
-    let unknown = json!({"type": "function", "function": {"name": "h"}});
-    let allowed =
-        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [unknown]}});
-    for (choice, param) in [
-        (json!("maybe"), "tool_choice"),
-        (allowed, "tool_choice.allowed_tools.tools[0].function.name"),
-    ] {
-        set.post(CHAT, body(&json!({"tool_choice": choice})))
-            .await
             .is_error(400, "invalid_value", Some(param));
+    }
+}
+
+#[tokio::test]
+async fn constrained_content_follows_reasoning() {
+    let set = server("qwen3");
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}});
+    let fields = json!({"response_format": schema, "tool_choice": "none"});
+    let whole = answer(&set, "<think>\nHm.\n</think>\n\n7", fields.clone()).await;
+    let message = &whole["choices"][0]["message"];
+    assert_eq!(
+        (&message["reasoning_content"], &message["content"]),
+        (&json!("Hm."), &json!("7"))
+    );
+    let lark = grammar(&set).unwrap();
+    assert!(
+        lark.contains("<[414]>") && lark.contains("integer"),
+        "{lark}"
+    );
+    // The template closes the reasoning before the answer.
+    let mut closed = fields;
+    closed["chat_template_kwargs"] = json!({"enable_thinking": false});
+    answer(&set, "7", closed.clone()).await;
+    assert_eq!(grammar(&set).unwrap(), "{\"type\":\"integer\"}");
+    // With tools the output is content or calls.
+    closed["tool_choice"] = "auto".into();
+    let called = answer(&set, CALL.trim_start_matches("Sure.\n"), closed).await;
+    assert_eq!(called["choices"][0]["finish_reason"], "tool_calls");
+    assert!(grammar(&set).unwrap().contains(" | "));
+}
+
+#[tokio::test]
+async fn reasoning_has_limits_and_may_be_left_out() {
+    let set = server("qwen3");
+    let output = "<think>\nHm.\n</think>\n\nSo.";
+    let left_out = answer(&set, output, json!({"include_reasoning": false})).await;
+    let message = &left_out["choices"][0]["message"];
+    assert!(message.get("reasoning_content").is_none());
+    assert_eq!((&message["content"], grammar(&set)), (&json!("So."), None));
+    answer(&set, output, json!({"thinking_token_budget": 5})).await;
+    assert!(grammar(&set).unwrap().contains("max_tokens=5"));
+    let prompt = |set: &TestServer| {
+        set.text
+            .tokenizer()
+            .decode(&set.last_submitted().prompt, SpecialTokens::Kept)
+    };
+    let closed = "<think>\n\n</think>\n\n";
+    for (fields, is_closed) in [
+        (json!({"reasoning_effort": "none"}), true),
+        (json!({"reasoning_effort": "low"}), false),
+        (
+            json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}}),
+            false,
+        ),
+        (
+            json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}}),
+            true,
+        ),
+    ] {
+        answer(&set, "So.", fields.clone()).await;
+        assert_eq!(prompt(&set).ends_with(closed), is_closed, "{fields}");
     }
 }

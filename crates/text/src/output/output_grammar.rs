@@ -85,6 +85,9 @@ impl OutputReading {
         if self.is_free(rules) {
             return Ok(None);
         }
+        if let Some(content) = rules.content.filter(|_| self.is_bare(rules)) {
+            return Ok(Some(content.clone()));
+        }
         let marks = model.tokenizer().mark_tokens();
         self.lark(rules, &marks, model.eos()).map(Some)
     }
@@ -97,6 +100,15 @@ impl OutputReading {
         };
         let has_limit = rules.reasoning_tokens_max.is_some() && has_reasoning;
         rules.content.is_none() && rules.calls.are_free() && !has_limit
+    }
+
+    /// Whether an output is nothing but content.
+    fn is_bare(&self, rules: &OutputRules<'_>) -> bool {
+        let reasoning = self.reasoning.map(|(_, start)| start);
+        let may_reason = reasoning.is_some_and(|start| start != ReasoningStart::Closed);
+        let is_harmony = matches!(self.calls, Some((CallStyle::Harmony, _)));
+        let has_channels = is_harmony && self.channel_start == ChannelStart::Header;
+        rules.calls.tools.is_empty() && !may_reason && !has_channels
     }
 
     pub(super) fn lark(
