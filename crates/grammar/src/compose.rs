@@ -20,7 +20,7 @@ const LIBRARY_OPTIONS: &str = "x-guidance";
 pub enum SchemaKeywords {
     /// All; a schema with another one is refused.
     All,
-    /// Those that can be; others have no effect.
+    /// All that can be; others have no effect.
     Known,
 }
 

@@ -305,3 +305,66 @@ async fn reasoning_has_limits_and_may_be_left_out() {
         assert_eq!(prompt(&set).ends_with(closed), is_closed, "{fields}");
     }
 }
+
+/// The prompt of a conversation with a call, its result and a further question.
+async fn prompt_after(set: &TestServer, assistant: &Value, result: &Value) -> String {
+    let user = |text: &str| json!({"role": "user", "content": text});
+    set.script_stop("So.");
+    let fields = json!({"messages": [user("Hi"), assistant, result, user("And now?")]});
+    let answer = set.post(CHAT, body(&fields)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let prompt = set.last_submitted().prompt;
+    set.text.tokenizer().decode(&prompt, SpecialTokens::Kept)
+}
+
+#[tokio::test]
+async fn calls_in_history_render_alike_in_every_form() {
+    let set = server("qwen3");
+    // The tool is not among those of the request.
+    let call = |arguments: Value| json!({"id": "call_1", "type": "function", "function": {"name": "old", "arguments": arguments}});
+    let assistant =
+        |call: Value| json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    let result = json!({"role": "tool", "tool_call_id": "call_1", "content": "sunny"});
+    let expected = prompt_after(&set, &assistant(call(json!({"x": "a b", "n": 1}))), &result).await;
+    for part in [
+        "<tool_call>",
+        "\"old\"",
+        "{\"x\": \"a b\", \"n\": 1}",
+        "sunny",
+    ] {
+        assert!(expected.contains(part), "{part} in {expected}");
+    }
+    let text = call(json!("{\"x\": \"a b\", \"n\": 1}"));
+    let mut absent = assistant(text.clone());
+    absent.as_object_mut().unwrap().remove("content");
+    let mut named = result.clone();
+    named["name"] = "old".into();
+    let parts = json!({"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny"}]});
+    for (assistant, result) in [
+        (assistant(text), &result),
+        (absent.clone(), &named),
+        (absent, &parts),
+    ] {
+        assert_eq!(prompt_after(&set, &assistant, result).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn reasoning_in_history_is_accepted_in_both_fields() {
+    let set = server("qwen3");
+    let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let result = json!({"role": "tool", "tool_call_id": "c", "content": "1"});
+    let mut prompts = Vec::new();
+    for field in ["reasoning_content", "reasoning"] {
+        let mut assistant = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+        assistant[field] = "I must ask.".into();
+        set.script_stop("So.");
+        let user = json!({"role": "user", "content": "Hi"});
+        let fields = json!({"messages": [user, assistant, result]});
+        assert_eq!(set.post(CHAT, body(&fields)).await.status, 200);
+        let prompt = set.last_submitted().prompt;
+        prompts.push(set.text.tokenizer().decode(&prompt, SpecialTokens::Kept));
+    }
+    assert!(prompts[0].contains("I must ask."), "{}", prompts[0]);
+    assert_eq!(prompts[0], prompts[1]);
+}

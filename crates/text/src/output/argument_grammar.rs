@@ -12,7 +12,7 @@ use cleave_grammar::{GrammarError, SchemaKeywords, json_expression};
 use serde_json::{Map, Value};
 
 /// Keywords that change nothing that a value may be.
-const NOTES: [&str; 8] = [
+pub(super) const NOTES: [&str; 8] = [
     "title",
     "description",
     "default",
@@ -37,14 +37,14 @@ const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 const ANY_KEY: &str = "[A-Za-z_][A-Za-z0-9_]{0,63}";
 
 /// An argument by its schema.
-struct Argument<'a> {
-    name: &'a str,
-    schema: &'a Value,
-    is_required: bool,
+pub(super) struct Argument<'a> {
+    pub(super) name: &'a str,
+    pub(super) schema: &'a Value,
+    pub(super) is_required: bool,
 }
 
 /// The arguments that a schema lists, in its order.
-fn listed<'a>(rules: &'a ArgumentRules<'_>) -> Result<Vec<Argument<'a>>, GrammarError> {
+pub(super) fn listed<'a>(rules: &'a ArgumentRules<'_>) -> Result<Vec<Argument<'a>>, GrammarError> {
     let schema = rules.schema.as_ref().and_then(Value::as_object);
     let Some(schema) = schema else {
         return Ok(Vec::new());
@@ -93,7 +93,7 @@ fn listed<'a>(rules: &'a ArgumentRules<'_>) -> Result<Vec<Argument<'a>>, Grammar
 }
 
 /// The schema of a value, with the definitions of the whole.
-fn value_schema(rules: &ArgumentRules<'_>, schema: &Value) -> Value {
+pub(super) fn value_schema(rules: &ArgumentRules<'_>, schema: &Value) -> Value {
     let mut members = match schema {
         Value::Object(members) => members.clone(),
         Value::Bool(false) => return schema.clone(),
@@ -119,28 +119,42 @@ pub(super) fn pythonic_arguments(
         return Ok(format!("({argument} (\", \" {argument})*)?"));
     };
     debug_assert!(whole.is_object());
-    // From the last argument on: a rule for the rest behind another argument, and one for the rest
-    // in front, which has no comma.
-    let (mut behind, mut front) = (String::new(), String::new());
-    for argument in listed(rules)?.iter().rev() {
+    let mut expressions = Vec::new();
+    for argument in listed(rules)? {
         let json = json_expression(&value_schema(rules, argument.schema), rules.keywords)?;
         let text = lark.literal(&format!("{}=", argument.name));
-        let written = lark.rule(&format!("{text} {json}"));
-        let begun = format!("{written} {behind}");
-        let (next_front, next_behind) = if argument.is_required {
-            (begun.clone(), format!("\", \" {begun}"))
+        expressions.push((format!("{text} {json}"), argument.is_required));
+    }
+    Ok(members(lark, "\", \"", &expressions))
+}
+
+/// Members in order, with a separator between them; each may be left out that is not required.
+pub(super) fn members(
+    lark: &mut LarkText<'_>,
+    separator: &str,
+    members: &[(String, bool)],
+) -> String {
+    // From the last member on: a rule for the rest behind another member, and one for the rest in
+    // front, which has no separator.
+    let (mut behind, mut front) = (String::new(), String::new());
+    for (member, is_required) in members.iter().rev() {
+        let member = lark.rule(member);
+        let begun = format!("{member} {behind}");
+        let follows = format!("{separator} {begun}");
+        let (next_front, next_behind) = if *is_required {
+            (begun, follows)
         } else {
             (
                 format!("{begun} | {front}"),
-                format!("\", \" {begun} | {behind}"),
+                format!("{follows} | {behind}"),
             )
         };
         (front, behind) = (lark.rule(&next_front), lark.rule(&next_behind));
     }
-    Ok(front)
+    front
 }
 
-/// Arguments in tags.
+/// Arguments between tags, each in a line of its own where the model writes it so.
 pub(super) fn tagged_arguments(
     lark: &mut LarkText<'_>,
     form: &'static TaggedForm,
@@ -238,13 +252,13 @@ fn tagged_value(
 }
 
 /// Whether a schema says nothing about its values.
-fn allows_all(schema: &Value) -> bool {
+pub(super) fn allows_all(schema: &Value) -> bool {
     let mut keys = schema.as_object().into_iter().flat_map(Map::keys);
     *schema != Value::Bool(false) && keys.all(|key| NOTES.contains(&key.as_str()))
 }
 
 /// The values of `enum` or `const`.
-fn enumerated(schema: &Value) -> Option<Vec<Value>> {
+pub(super) fn enumerated(schema: &Value) -> Option<Vec<Value>> {
     match (schema.get("enum"), schema.get("const")) {
         (_, Some(value)) => Some(vec![value.clone()]),
         (Some(Value::Array(values)), None) => Some(values.clone()),
@@ -282,7 +296,7 @@ fn listed_values(
 }
 
 /// The regular expression of a text, or the keyword that it cannot express.
-fn text_regex(schema: &Value) -> Result<String, String> {
+pub(super) fn text_regex(schema: &Value) -> Result<String, String> {
     let members = schema.as_object().into_iter().flatten();
     let (mut low, mut high) = (0, String::new());
     for (keyword, value) in members {

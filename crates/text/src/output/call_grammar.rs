@@ -6,6 +6,8 @@
 
 use super::argument_grammar::{pythonic_arguments, tagged_arguments};
 use super::calls::{CallForm, CallFormat};
+use super::escaped_call::PREFIX;
+use super::escaped_grammar::escaped_arguments;
 use super::lark_text::{BREAK, LarkText};
 use super::named_call::{CallId, NamedForm};
 use super::output_grammar::{CallRules, CallableTool};
@@ -55,7 +57,9 @@ pub(super) fn framed_calls(
     let is_list = match &format.form {
         CallForm::Pythonic => true,
         CallForm::ObjectOrNamed(form) => !lark.is_token(form.separator),
-        CallForm::Object { .. } | CallForm::Named(_) | CallForm::Tagged(_) => false,
+        CallForm::Object { .. } | CallForm::Named(_) | CallForm::Tagged(_) | CallForm::Escaped => {
+            false
+        }
     };
     let (mark, calls) = match (format.group_begin, format.call_begin) {
         ("", mark) => (mark, several(lark, &format!("{BREAK} {call_begin}"), &call)),
@@ -122,6 +126,11 @@ fn inside(
             Ok(format!("{head} {separator} {json}"))
         }
         CallForm::Tagged(form) => tagged(lark, form, name, &arguments),
+        CallForm::Escaped => {
+            let begin = lark.literal(&format!("{PREFIX}{name}{{"));
+            let inside = escaped_arguments(lark, &arguments)?;
+            Ok(format!("{begin} {inside} \"}}\""))
+        }
         CallForm::Pythonic => {
             let begin = lark.literal(&format!("{name}("));
             let inside = pythonic_arguments(lark, &arguments)?;
@@ -152,7 +161,7 @@ fn tagged(
     Ok(format!("{begin} {BREAK} {inside} {BREAK} {end}"))
 }
 
-/// What the arguments of a tool's calls must be.
+/// The form of the arguments of a tool's calls.
 pub(super) struct ArgumentRules<'a> {
     /// JSON Schema of an object; `None` allows any object.
     pub(super) schema: Option<Value>,

@@ -4,6 +4,7 @@
 //! call of a known tool has begun, and is text if none does. Never: reads the inside of a call;
 //! each [`CallBody`] reads one form of it.
 
+use super::escaped_call::{ESCAPE, EscapedCall};
 use super::named_call::{NamedCall, NamedForm};
 use super::object_call::ObjectCall;
 use super::pythonic_call::PythonicCall;
@@ -51,6 +52,8 @@ pub(super) enum CallForm {
     Tagged(TaggedForm),
     /// A call in Python's syntax, with arguments by name.
     Pythonic,
+    /// The name and an object with bare keys, whose texts are between escape marks.
+    Escaped,
 }
 
 /// Reads the inside of one call, character by character.
@@ -89,6 +92,7 @@ impl CallFormat {
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> + use<> {
         let inner = match &self.form {
             CallForm::Named(form) | CallForm::ObjectOrNamed(form) => form.marks(),
+            CallForm::Escaped => [ESCAPE, "", ""],
             CallForm::Object { .. } | CallForm::Tagged(_) | CallForm::Pythonic => [""; 3],
         };
         let outer = [
@@ -99,7 +103,7 @@ impl CallFormat {
         ];
         let marks = outer.into_iter().chain(inner);
         let marks = marks.filter(|mark| !mark.is_empty());
-        marks.flat_map(|mark| [mark, &mark[mark.find('<').unwrap_or(0)..]])
+        marks.flat_map(mark_parts)
     }
 
     /// Marks that begin a call in a text.
@@ -116,8 +120,25 @@ impl CallFormat {
             CallForm::Named(form) | CallForm::ObjectOrNamed(form) => Box::new(NamedCall::new(form)),
             CallForm::Tagged(form) => Box::new(TaggedCall::new(form, Arc::clone(tools))),
             CallForm::Pythonic => Box::<PythonicCall>::default(),
+            CallForm::Escaped => Box::<EscapedCall>::default(),
         }
     }
+}
+
+/// A mark, and the texts in it that may be tokens.
+pub(super) fn mark_parts(mark: &'static str) -> [&'static str; 4] {
+    let begin = mark.find('<').unwrap_or(0);
+    let end = mark.find('>').map_or(mark.len(), |at| at + 1).max(begin);
+    let bars = mark.split_once('｜').and_then(|(before, _)| {
+        let last = mark.rfind('｜')? + '｜'.len_utf8();
+        Some(&mark[before.len()..last])
+    });
+    [
+        mark,
+        &mark[begin..],
+        &mark[begin..end],
+        bars.unwrap_or(mark),
+    ]
 }
 
 /// Divides an output into text and calls.

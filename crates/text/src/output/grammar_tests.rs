@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 
 const END: TokenId = 256;
 /// Tokens beside the bytes and the end: marks, which are special or not, and parts of texts.
-const MARKS: [&str; 23] = [
+const MARKS: [&str; 26] = [
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -36,6 +36,9 @@ const MARKS: [&str; 23] = [
     "<|start|>",
     "<|constrain|>",
     "<|end|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
 ];
 const TEXTS: [&str; 15] = [
     "</parameter>",

@@ -1,7 +1,7 @@
 //! Text of a grammar in Lark's syntax, and the rules of texts that end at a mark.
 
 use crate::grammar::MarkTokens;
-use cleave_domain::TokenId;
+use cleave_domain::{GRAMMAR_BYTES_MAX, TokenId};
 use cleave_grammar::{GrammarError, regex_of_text, text_expression};
 use std::fmt::Write;
 
@@ -41,6 +41,11 @@ impl<'a> LarkText<'a> {
         format!("start: {start}\n{}", self.lines)
     }
 
+    /// Whether it is longer than any grammar may be.
+    pub(super) fn is_long(&self) -> bool {
+        self.lines.len() > GRAMMAR_BYTES_MAX
+    }
+
     /// Whether a mark is one token of the model.
     pub(super) fn is_token(&self, mark: &str) -> bool {
         self.marks.has(mark)
@@ -57,6 +62,12 @@ impl<'a> LarkText<'a> {
             [body] => body.clone(),
             bodies => self.rule(&bodies.join(" | ")),
         }
+    }
+
+    /// Adds a rule whose body has its own name; returns the name.
+    pub(super) fn recursive(&mut self, body: impl FnOnce(&str) -> String) -> String {
+        let name = format!("r{}", self.names_count);
+        self.rule(&body(&name))
     }
 
     fn named(&mut self, prefix: &str, attribute: &str, body: &str) -> String {
@@ -130,8 +141,7 @@ impl<'a> LarkText<'a> {
     pub(super) fn any_texts_and(&mut self, marks: &[&str], mark: &str, calls: &str) -> String {
         let text = self.text_without(marks, "");
         let called = self.text_until("(?s:.*)", marks, "", mark);
-        let name = format!("r{}", self.names_count);
-        self.rule(&format!("{called} {calls} {name} | {text}"))
+        self.recursive(|name| format!("{called} {calls} {name} | {text}"))
     }
 
     /// A text of so many tokens at most, up to and with a mark.
@@ -160,8 +170,7 @@ impl<'a> LarkText<'a> {
             format!("<[^{}]>", tokens.join(","))
         };
         let others = token(self.end_tokens);
-        let name = format!("r{}", self.names_count);
-        let rest = self.rule(&format!("{name} {others} | "));
+        let rest = self.recursive(|name| format!("{name} {others} | "));
         match first.and_then(|first| self.marks.at_start(first)) {
             Some((first, _)) => {
                 let first = token(&[self.end_tokens, &[first]].concat());

@@ -9,6 +9,8 @@
 mod argument_grammar;
 mod call_grammar;
 mod calls;
+mod escaped_call;
+mod escaped_grammar;
 #[cfg(test)]
 mod grammar_tests;
 mod harmony;
@@ -21,6 +23,8 @@ mod python_value;
 mod pythonic_call;
 mod reasoning;
 mod registry;
+#[cfg(test)]
+mod rendered_tests;
 mod tagged_call;
 #[cfg(test)]
 mod tests;

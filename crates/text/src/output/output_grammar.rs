@@ -38,7 +38,7 @@ pub struct CallRules<'a> {
     pub is_single: bool,
 }
 
-/// A tool, with what its arguments must be.
+/// A tool, with the form of its arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallableTool {
     pub name: String,

@@ -8,7 +8,7 @@ use std::str::Chars;
 const DEPTH_MAX: u32 = 64;
 
 /// Returns the JSON of a value, which is JSON itself or a literal of Python: a string, a number,
-/// `True`, `False`, `None`, a list, a tuple or a mapping of these, with JSON's own words among them.
+/// `True`, `False`, `None`, a list, a tuple or a mapping of these, with JSON's words among them.
 pub(super) fn python_to_json(text: &str) -> Option<String> {
     if let Ok(value) = serde_json::from_str::<Value>(text) {
         return Some(value.to_string());

@@ -2,7 +2,7 @@
 //!
 //! Owns: each format's marks, a row each. Never: reads an output.
 
-use super::calls::{CallForm, CallFormat};
+use super::calls::{CallForm, CallFormat, mark_parts};
 use super::harmony;
 use super::named_call::{CallId, NamedForm};
 use super::reasoning::ReasoningStart;
@@ -77,7 +77,7 @@ impl ReasoningFormat {
     }
 
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> + use<> {
-        [self.begin, self.end].into_iter()
+        [self.begin, self.end].into_iter().flat_map(mark_parts)
     }
 }
 
@@ -232,6 +232,14 @@ const REASONING: &[NamedRow<ReasoningFormat>] = &[
         },
     },
     NamedRow {
+        names: &["gemma4"],
+        signs: &["<|channel>", "<channel|>"],
+        format: ReasoningFormat {
+            begin: "<|channel>thought",
+            end: "<channel|>",
+        },
+    },
+    NamedRow {
         names: &["seed_oss"],
         signs: &["<seed:think>", "</seed:think>"],
         format: ReasoningFormat {
@@ -346,6 +354,16 @@ const CALLS: &[NamedRow<CallStyle>] = &[
                 id: CallId::Absent,
             }),
             ..DEEPSEEK_MARKS
+        }),
+    },
+    NamedRow {
+        names: &["gemma4"],
+        signs: &["<|tool_call>", "<tool_call|>"],
+        format: CallStyle::Framed(&CallFormat {
+            call_begin: "<|tool_call>",
+            call_end: "<tool_call|>",
+            form: CallForm::Escaped,
+            ..UNMARKED
         }),
     },
     NamedRow {

@@ -1,6 +1,7 @@
 //! A call as its name, and each argument between tags.
 
 use super::calls::{BodyStep, CallBody, CallHead};
+use super::escaped_call::push_escaped;
 use super::json_scan::JsonScan;
 use super::tool_spec::{ParameterKind, ToolSpec};
 use serde_json::Value;
@@ -260,12 +261,6 @@ impl CallBody for TaggedCall {
             TagPlace::Name | TagPlace::Key | TagPlace::BeforeValue | TagPlace::ValueStart => {}
         }
     }
-}
-
-/// Adds the inside of a JSON string.
-fn push_escaped(text: &str, arguments: &mut String) {
-    let quoted = Value::from(text).to_string();
-    arguments.push_str(&quoted[1..quoted.len() - 1]);
 }
 
 /// The JSON of a value that was written without quotes.

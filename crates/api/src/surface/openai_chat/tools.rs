@@ -152,9 +152,8 @@ pub(super) struct RequestTools<'a> {
 pub(super) enum CallDuty {
     #[default]
     Free,
-    /// One of several.
     Required,
-    /// One by name.
+    /// The request names it.
     Named,
 }
 
