@@ -262,7 +262,11 @@ fn streamed_calls_survive_resumes_and_migrations() {
     let model = ["--model", folder.path().to_str().expect("a path")];
     let stream = |seed: u32| {
         let tools = json!([tool("weather", 150)]);
-        let choice = if seed.is_multiple_of(2) { "required" } else { "auto" };
+        let choice = if seed.is_multiple_of(2) {
+            "required"
+        } else {
+            "auto"
+        };
         let fields =
             json!({"tools": tools, "tool_choice": choice, "max_tokens": 1500, "ignore_eos": true});
         body(seed, &fields)

@@ -150,7 +150,7 @@ fn are_valid(name: &str, arguments: &Value) -> bool {
 
 /// A text of a grammar, drawn by these numbers, and what is left of them. A shorter one of two
 /// endings is preferred once they are spent, so that most texts end.
-fn draw(model: &Model, grammar: Grammar, choices: &[u16]) -> Option<String> {
+fn draw(model: &Model, grammar: &Grammar, choices: &[u16]) -> Option<String> {
     let constraint = Constraint {
         grammar: grammar.clone(),
         end: ConstraintEnd::Allowed,
@@ -252,7 +252,7 @@ fn check_calls(
     };
     let reading = reading("none", format, prompt);
     let grammar = reading.lark(rules, &model.marks, &[END]).unwrap();
-    let Some(output) = draw(model, grammar, choices) else {
+    let Some(output) = draw(model, &grammar, choices) else {
         return Ok(false);
     };
     let (calls, rest) = divided(&read(&reading, &[&output]));
@@ -337,7 +337,7 @@ proptest! {
         let formats = if is_harmony { formats("none", "openai") } else { formats("qwen3", "none") };
         let reading = OutputReading::new(&formats, prompt, Arc::from([])).unwrap();
         let grammar = reading.lark(&content(&grammar), &model.marks, &[END]).unwrap();
-        if let Some(output) = draw(model, grammar, &choices) {
+        if let Some(output) = draw(model, &grammar, &choices) {
             let (content, reasoning) = content_of(&read(&reading, &[&output]));
             prop_assert!(is_match(content.trim()), "{} in {}", content, output);
             prop_assert!(prompt != PROMPTS[2] || reasoning.is_empty(), "{}", output);
@@ -414,6 +414,42 @@ fn reasoning_ends_after_its_limit_of_tokens() {
     let refused = reading("qwen3", "none", "").lark(&rules, &MODELS[0].marks, &[END]);
     let reason = refused.unwrap_err().to_string();
     assert!(reason.contains("</think>"), "{reason}");
+}
+
+// Lesson: 35.
+/// vLLM 44297, 44993: the rest of a draft behind the end of reasoning was not constrained.
+#[test]
+fn drafts_are_cut_behind_the_end_of_reasoning() {
+    let model = &MODELS[1];
+    let end = token_of(model, "</think>");
+    let integer = Grammar::JsonSchema("{\"type\": \"integer\"}".into());
+    let reading = reading("qwen3", "none", "p<think>\n");
+    let grammar = reading
+        .lark(&content(&integer), &model.marks, &[END])
+        .unwrap();
+    let constraint = Constraint {
+        grammar,
+        end: ConstraintEnd::Allowed,
+    };
+    let compiled = model.compiler.compile(&constraint).unwrap();
+    let bytes = |text: &str| -> Vec<TokenId> { text.bytes().map(TokenId::from).collect() };
+    for at in 0..6 {
+        let thinking = &bytes("abcdef")[..at];
+        for (answer, valid) in [("\n\n42", 4), ("42x", 2), ("x", 0)] {
+            let draft = [thinking, &[end], &bytes(answer)].concat();
+            let mut matcher = compiled.start();
+            assert_eq!(
+                matcher.valid_prefix(&draft),
+                at + 1 + valid,
+                "{at} {answer:?}"
+            );
+            // The tokens may have come one by one, before and behind the draft's beginning.
+            for (nth, token) in draft[..at + 1 + valid].iter().enumerate() {
+                assert_eq!(matcher.valid_prefix(&draft[nth..]), at + 1 + valid - nth);
+                matcher.consume(*token).unwrap();
+            }
+        }
+    }
 }
 
 #[test]
