@@ -29,6 +29,11 @@ pub(crate) fn fleet() -> ServingFleet {
 
 /// A fleet whose workers get additional flags.
 pub(crate) fn fleet_of(more: &[&str]) -> ServingFleet {
+    fleet_of_model(&[], more)
+}
+
+/// A fleet whose workers get the flags of a model, and others.
+pub(crate) fn fleet_of_model(model: &[&str], more: &[&str]) -> ServingFleet {
     // Split placement makes every request a hand-off.
     let mut router =
         CleaveProcess::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
@@ -47,7 +52,7 @@ pub(crate) fn fleet_of(more: &[&str]) -> ServingFleet {
             "--metrics-listen",
             "127.0.0.1:0",
         ];
-        CleaveProcess::start(&[&plain[..], more].concat())
+        CleaveProcess::start(&[&plain[..], model, more].concat())
     };
     let prefill = vec![worker("prefill"), worker("prefill")];
     let decode = vec![worker("decode"), worker("decode")];
@@ -724,29 +729,52 @@ fn a_chat_without_max_tokens_fits_a_small_cache() {
 /// with those of one process without drafts; `check_others` gets the metrics of the worker that
 /// stays.
 pub(crate) fn check_streams_survive(bodies: &[Value], check_others: impl Fn(&HttpClient)) {
-    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
-    let expected: Vec<String> = bodies.iter().map(|body| plain.complete(body)).collect();
-    for (signal, counter) in [
-        ("KILL", "cleave_streams_resumed_total"),
-        ("TERM", "cleave_moves_done_total"),
-    ] {
-        let fleet = fleet_of(&GUESSES);
-        let remaining = metrics_client(&fleet.decode[1]);
-        let texts: Vec<String> = std::thread::scope(|scope| {
-            let client = &fleet.client;
-            let ask = |body| scope.spawn(move || streamed(client, body));
-            let handles: Vec<_> = bodies.iter().map(ask).collect();
-            let leaving = metrics_client(&fleet.decode[0]);
-            wait_for("drafts that were accepted", || {
-                let accepted = leaving.metric("cleave_draft_tokens_total", &["\"accepted\""]);
-                (accepted > 0.0).then_some(())
+    let asked = AskedStreams {
+        model: &[],
+        whole: HttpClient::complete,
+        streamed,
+    };
+    asked.check_survival(bodies, check_others);
+}
+
+/// Streams of a model, and how their answers become comparable texts.
+pub(crate) struct AskedStreams<'a> {
+    /// Flags of every server and worker.
+    pub(crate) model: &'a [&'a str],
+    pub(crate) whole: fn(&HttpClient, &Value) -> String,
+    pub(crate) streamed: fn(&HttpClient, &Value) -> String,
+}
+
+impl AskedStreams<'_> {
+    pub(crate) fn check_survival(&self, bodies: &[Value], check_others: impl Fn(&HttpClient)) {
+        let off = ["--calibrate", "0", "--speculative-config", "off"];
+        let (_plain, plain) = serve(&[&off[..], self.model].concat());
+        let expected: Vec<String> = bodies
+            .iter()
+            .map(|body| (self.whole)(&plain, body))
+            .collect();
+        for (signal, counter) in [
+            ("KILL", "cleave_streams_resumed_total"),
+            ("TERM", "cleave_moves_done_total"),
+        ] {
+            let fleet = fleet_of_model(self.model, &GUESSES);
+            let remaining = metrics_client(&fleet.decode[1]);
+            let texts: Vec<String> = std::thread::scope(|scope| {
+                let client = &fleet.client;
+                let ask = |body| scope.spawn(move || (self.streamed)(client, body));
+                let handles: Vec<_> = bodies.iter().map(ask).collect();
+                let leaving = metrics_client(&fleet.decode[0]);
+                wait_for("drafts that were accepted", || {
+                    let accepted = leaving.metric("cleave_draft_tokens_total", &["\"accepted\""]);
+                    (accepted > 0.0).then_some(())
+                });
+                fleet.decode[0].signal(signal);
+                let texts = handles.into_iter();
+                texts.map(|text| text.join().expect("a text")).collect()
             });
-            fleet.decode[0].signal(signal);
-            let texts = handles.into_iter();
-            texts.map(|text| text.join().expect("a text")).collect()
-        });
-        assert_eq!(texts, expected, "SIG{signal}");
-        assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
-        check_others(&remaining);
+            assert_eq!(texts, expected, "SIG{signal}");
+            assert!(fleet.client.metric(counter, &[]) > 0.0, "SIG{signal}");
+            check_others(&remaining);
+        }
     }
 }

@@ -22,3 +22,4 @@ mod secure;
 mod serving;
 mod slo;
 mod tier;
+mod tools;

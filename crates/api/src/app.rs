@@ -17,8 +17,8 @@ use crate::quota::Quotas;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use cleave_domain::Refusal;
-use cleave_text::ModelText;
 use cleave_text::json::Document;
+use cleave_text::{ModelText, OutputFormats, ReasoningField, ReasoningParser, ToolCallParser};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +62,37 @@ pub struct ApiOptions {
     pub admin_key: Option<AdminKey>,
     /// Whether the bodies of completion requests are logged.
     pub prompts: PromptLog,
+    /// Formats of outputs, if they are not those of the model's chat template.
+    pub outputs: OutputOptions,
+}
+
+/// How reasoning and tool calls are read from outputs, and given to clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputOptions {
+    /// `None` chooses by the chat template.
+    pub reasoning_parser: Option<ReasoningParser>,
+    /// `None` chooses by the chat template.
+    pub tool_call_parser: Option<ToolCallParser>,
+    pub reasoning_field: ReasoningField,
+}
+
+impl OutputOptions {
+    /// The formats of outputs of a model.
+    fn formats(self, model: &ModelText) -> OutputFormats {
+        let Self {
+            reasoning_parser,
+            tool_call_parser,
+            reasoning_field,
+        } = self;
+        let mut formats = model.output_formats().with_reasoning_field(reasoning_field);
+        if let Some(parser) = reasoning_parser {
+            formats = formats.with_reasoning(parser);
+        }
+        if let Some(parser) = tool_call_parser {
+            formats = formats.with_calls(parser);
+        }
+        formats
+    }
 }
 
 /// Whether prompts appear in logs; see [`ApiOptions::prompts`].
@@ -85,6 +116,7 @@ impl Default for ApiOptions {
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
             prompts: PromptLog::default(),
+            outputs: OutputOptions::default(),
         }
     }
 }
@@ -144,7 +176,8 @@ impl App {
     }
 
     /// Serves this model from now on; requests that have begun keep theirs.
-    pub fn serve_model(&self, model: ModelText) {
+    pub fn serve_model(&self, mut model: ModelText) {
+        model.set_output_formats(self.shared.options.outputs.formats(&model));
         let served = ServedModel {
             model: Arc::new(model),
             since: crate::surface::unix_now(),

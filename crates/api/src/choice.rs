@@ -4,9 +4,12 @@
 //! an API. Invariant: every token counts once, a gap in the indices is an error, and nothing
 //! follows the end.
 
+use crate::answer_division::AnswerDivision;
 use crate::error::ApiError;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
-use crate::request::{GenerateRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt};
+use crate::request::{
+    CallReason, GenerateRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt,
+};
 use cleave_domain::{
     Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
 };
@@ -17,6 +20,7 @@ pub(crate) struct AnswerChoice {
     model: Arc<ModelText>,
     text: TextStream,
     stops: StopStrings,
+    parts: Option<AnswerDivision>,
     output: OutputFormat,
     rules: StopRules,
     output_wanted: OutputWanted,
@@ -42,9 +46,16 @@ impl AnswerChoice {
         model: &Arc<ModelText>,
     ) -> Self {
         let echo = prompt.echo.clone();
+        let text = TextStream::new(model.clone(), ask.output.special, prompt.start);
+        let shown = ask.reading.iter().flat_map(|reading| reading.marks());
+        let shown = shown.filter_map(|mark| model.tokenizer().id_of(mark));
         Self {
             model: model.clone(),
-            text: TextStream::new(model.clone(), ask.output.special, prompt.start),
+            text: text.showing(shown.collect()),
+            parts: ask
+                .reading
+                .as_ref()
+                .map(|reading| AnswerDivision::new(reading, ask.output.reasoning)),
             stops: StopStrings::new(ask.output.stops.clone()),
             output: ask.output.clone(),
             rules: prompt.stop.clone(),
@@ -130,7 +141,8 @@ impl AnswerChoice {
         if self.has_ended() {
             return pieces;
         }
-        pieces.push(OutputPiece::Text(self.stops.finish()));
+        let held = self.stops.finish();
+        self.add_text(&mut pieces, held);
         let cause = match reason {
             FinishReason::Length => StopCause::EosOrLength,
             FinishReason::Stop => self.stop_cause(),
@@ -150,21 +162,37 @@ impl AnswerChoice {
     fn push_text(&mut self, pieces: &mut OutputPieces, text: String) {
         self.chars_count += text.chars().count();
         if self.tokens_count <= self.rules.min_tokens {
-            pieces.push(OutputPiece::Text(text));
-            return;
+            return self.add_text(pieces, text);
         }
         let (text, stopped) = self.stops.push(&text);
-        pieces.push(OutputPiece::Text(text));
+        self.add_text(pieces, text);
         let Some(stopped) = stopped else { return };
         let stop = self.stops.get(&stopped).to_owned();
         if self.output.stop_text == StopText::Included {
-            pieces.push(OutputPiece::Text(stop.clone()));
+            self.add_text(pieces, stop.clone());
         }
         self.close(pieces, FinishReason::Stop, StopCause::Text(stop));
     }
 
+    /// Adds text of the output, divided into its parts.
+    fn add_text(&mut self, pieces: &mut OutputPieces, text: String) {
+        match &mut self.parts {
+            Some(parts) => parts.push(&text, pieces),
+            None => pieces.push(OutputPiece::Text(text)),
+        }
+    }
+
     fn close(&mut self, pieces: &mut OutputPieces, reason: FinishReason, cause: StopCause) {
-        let end = ChoiceEnd { reason, cause };
+        let mut has_calls = false;
+        if let Some(parts) = &mut self.parts {
+            parts.finish(pieces);
+            has_calls = parts.has_calls() && self.output.call_reason == CallReason::Calls;
+        }
+        let end = ChoiceEnd {
+            reason,
+            cause,
+            has_calls,
+        };
         self.end = Some(end.clone());
         pieces.push(OutputPiece::End(end));
     }

@@ -115,7 +115,8 @@ impl ConstraintChecks {
     }
 }
 
-fn refused(path: &str, error: &GrammarError) -> ApiError {
+/// The error of a field whose constraint cannot be enforced.
+pub(crate) fn refused(path: &str, error: &GrammarError) -> ApiError {
     let message = format!("`{path}` cannot be enforced: {error}.");
     match error {
         GrammarError::NoEndToken => ApiError::unsupported(path, message),

@@ -5,6 +5,7 @@
 //! Invariant: bad input ends here with a 4xx that names the field, and leaves no state behind.
 
 mod admin;
+mod answer_division;
 mod app;
 mod body;
 mod body_work;
@@ -38,7 +39,7 @@ pub use admin::{
     CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App, PromptLog};
+pub use app::{ApiOptions, App, OutputOptions, PromptLog};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,

@@ -7,16 +7,36 @@
 
 use cleave_domain::{FinishReason, TokenId};
 
-/// A piece of a choice. A new kind of content, such as reasoning or a tool call, is a variant here,
-/// for which the compiler then names each surface.
+/// A piece of a choice. A new kind of content is a variant here, for which the compiler then names
+/// each surface.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum OutputPiece {
     /// Text of the answer.
     Text(String),
+    /// Text of the model's reasoning.
+    Reasoning(String),
+    /// A call of a tool, or a part of one.
+    ToolCall(ToolCallPiece),
     /// Scores of tokens, those of an echoed prompt first.
     Scores(Vec<TokenScore>),
     /// The end of the choice.
     End(ChoiceEnd),
+}
+
+/// A call of a tool. The first piece of a call has its head; others go on with its arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ToolCallPiece {
+    /// Index of the call in its choice.
+    pub(crate) index: usize,
+    pub(crate) head: Option<ToolCallHead>,
+    /// The next characters of the arguments, the text of a JSON object.
+    pub(crate) arguments: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ToolCallHead {
+    pub(crate) id: String,
+    pub(crate) name: String,
 }
 
 /// Pieces of one choice, in order.
@@ -40,6 +60,8 @@ pub(crate) struct TokenScore {
 pub(crate) struct ChoiceEnd {
     pub(crate) reason: FinishReason,
     pub(crate) cause: StopCause,
+    /// Whether the answer has a tool call.
+    pub(crate) has_calls: bool,
 }
 
 /// The cause of the end among the client's own stop conditions; `stop_reason` in vLLM's answers.
@@ -55,6 +77,7 @@ impl ChoiceEnd {
     /// The reason in the words of OpenAI's API, of metrics and of spans.
     pub(crate) fn reason_word(&self) -> &'static str {
         match self.reason {
+            FinishReason::Stop if self.has_calls => "tool_calls",
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
         }
@@ -64,22 +87,35 @@ impl ChoiceEnd {
 impl OutputPieces {
     /// Adds a piece. Empty texts and lists are no pieces.
     pub(crate) fn push(&mut self, piece: OutputPiece) {
+        // Scores accompany content and divide none.
+        let mut content = self.0.iter_mut().rev();
+        let last = content.find(|piece| !matches!(piece, OutputPiece::Scores(_)));
         match piece {
-            OutputPiece::Text(text) if text.is_empty() => {}
+            OutputPiece::Text(text) | OutputPiece::Reasoning(text) if text.is_empty() => {}
             OutputPiece::Scores(scores) if scores.is_empty() => {}
-            OutputPiece::Text(text) => {
-                // Scores accompany content and divide none.
-                let mut content = self.0.iter_mut().rev();
-                let last = content.find(|piece| !matches!(piece, OutputPiece::Scores(_)));
-                match last {
-                    Some(OutputPiece::Text(last)) => last.push_str(&text),
-                    _ => self.0.push(OutputPiece::Text(text)),
+            OutputPiece::Text(text) => match last {
+                Some(OutputPiece::Text(last)) => last.push_str(&text),
+                _ => self.0.push(OutputPiece::Text(text)),
+            },
+            OutputPiece::Reasoning(text) => match last {
+                Some(OutputPiece::Reasoning(last)) => last.push_str(&text),
+                _ => self.0.push(OutputPiece::Reasoning(text)),
+            },
+            OutputPiece::ToolCall(call) => match last {
+                Some(OutputPiece::ToolCall(last))
+                    if call.head.is_none() && last.index == call.index =>
+                {
+                    last.arguments.push_str(&call.arguments);
                 }
-            }
+                _ => self.0.push(OutputPiece::ToolCall(call)),
+            },
             OutputPiece::Scores(scores) => {
                 let earlier = self.0.iter_mut().find_map(|piece| match piece {
                     OutputPiece::Scores(earlier) => Some(earlier),
-                    OutputPiece::Text(_) | OutputPiece::End(_) => None,
+                    OutputPiece::Text(_)
+                    | OutputPiece::Reasoning(_)
+                    | OutputPiece::ToolCall(_)
+                    | OutputPiece::End(_) => None,
                 });
                 match earlier {
                     Some(earlier) => earlier.extend(scores),
@@ -100,6 +136,15 @@ impl OutputPieces {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &OutputPiece> {
         self.0.iter()
+    }
+
+    /// Returns the scores of all tokens.
+    pub(crate) fn scores(&self) -> &[TokenScore] {
+        let mut scores = self.0.iter().filter_map(|piece| match piece {
+            OutputPiece::Scores(scores) => Some(scores.as_slice()),
+            _ => None,
+        });
+        scores.next().unwrap_or_default()
     }
 
     /// Returns the end of the choice, if it is among the pieces.
@@ -148,6 +193,7 @@ mod tests {
         let end = ChoiceEnd {
             reason: FinishReason::Stop,
             cause: StopCause::EosOrLength,
+            has_calls: false,
         };
         pieces.push(OutputPiece::End(end.clone()));
         assert_eq!(pieces.end(), Some(&end));

@@ -313,6 +313,7 @@ fn router_options(
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
+            outputs: face.outputs(),
             ..defaults.api
         },
     })

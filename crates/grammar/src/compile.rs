@@ -1,8 +1,9 @@
 //! Compilation of constraints.
 //!
-//! Owns: the limits of a grammar, the whitespace of JSON, and the errors.
+//! Owns: the limits of a grammar, and the errors.
 //! Never: shows a text of a grammar but in an error for its client.
 
+use crate::compose::{SchemaKeywords, alternatives, bounded, parsed};
 use crate::matcher::GrammarMatcher;
 use crate::vocabulary::Vocabulary;
 use cleave_domain::{Constraint, Grammar, TokenId};
@@ -10,17 +11,9 @@ use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
-use serde_json::{Map, Value, json};
-use std::fmt::Write;
 use std::sync::Arc;
 use std::thread::{self, Builder, ScopedJoinHandle};
 
-/// Between two parts of a JSON text at most this much whitespace is allowed, room for an indented
-/// line. Without a limit small models write it until their last token.
-const JSON_WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
-/// Options of the library in a schema, which would lift the limit of whitespace or let keywords
-/// pass without effect.
-const LIBRARY_OPTIONS: &str = "x-guidance";
 /// Stack of a compilation. The longest chain of rules in a grammar of the longest text needs a part
 /// of it; pages that are not touched take no memory.
 const STACK_BYTES: usize = 256 << 20;
@@ -104,9 +97,14 @@ impl GrammarCompiler {
 
     fn compile_here(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
         let grammar = match &constraint.grammar {
-            Grammar::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema)?),
+            Grammar::JsonSchema(schema) => {
+                let schema = bounded(&parsed(schema)?, SchemaKeywords::All)?;
+                TopLevelGrammar::from_json_schema(schema)
+            }
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
-            Grammar::Choice(texts) => TopLevelGrammar::from_lark(alternatives(texts)),
+            Grammar::Choice(texts) => {
+                TopLevelGrammar::from_lark(format!("start: {}", alternatives(texts)))
+            }
             Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark.to_string()),
         };
         let init = GrammarInit::Serialized(grammar);
@@ -175,39 +173,6 @@ fn limits(grammar: &Grammar) -> ParserLimits {
         precompute_large_lexemes: true,
         verbose_errors: false,
     }
-}
-
-/// The schema with the limit of whitespace.
-fn bounded(schema: &str) -> Result<Value, GrammarError> {
-    let schema: Value =
-        serde_json::from_str(schema).map_err(|error| GrammarError::Refused(error.to_string()))?;
-    let options = json!({ "whitespace_pattern": JSON_WHITESPACE });
-    let refused = |problem: &str| Err(GrammarError::Refused(problem.to_owned()));
-    let mut members = match schema {
-        Value::Object(members) => members,
-        // Every value matches.
-        Value::Bool(true) => Map::new(),
-        Value::Bool(false) => return refused("no value matches `false`"),
-        _ => return refused("a schema is an object or a boolean"),
-    };
-    if members
-        .insert(LIBRARY_OPTIONS.to_owned(), options)
-        .is_some()
-    {
-        return refused(&format!("`{LIBRARY_OPTIONS}` is not supported"));
-    }
-    Ok(Value::Object(members))
-}
-
-/// A grammar of these texts.
-fn alternatives(texts: &[String]) -> String {
-    let mut lark = "start: ".to_owned();
-    for (index, text) in texts.iter().enumerate() {
-        let separator = if index == 0 { "" } else { " | " };
-        let quoted = Value::from(text.as_str());
-        write!(lark, "{separator}{quoted}").expect("a string takes every text");
-    }
-    lark
 }
 
 /// The library's error for the client: its first line, without what only the library's authors

@@ -7,11 +7,15 @@
 //! output came about: a matcher that lived through it allows those that a replayed one does.
 
 mod compile;
+mod compose;
 mod matcher;
 mod vocabulary;
 
 pub use compile::{CompiledGrammar, GrammarCompiler, GrammarError};
-pub use matcher::GrammarMatcher;
+pub use compose::{
+    SchemaKeywords, json_expression, lark_expression, regex_of_text, text_expression,
+};
+pub use matcher::{ForcedPart, GrammarMatcher};
 pub use vocabulary::{TokenBytes, Vocabulary};
 
 #[cfg(test)]

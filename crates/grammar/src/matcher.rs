@@ -5,7 +5,7 @@ use cleave_domain::{ConstraintEnd, TokenId};
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use std::sync::Arc;
-use toktrie::SimpleVob;
+use toktrie::{SimpleVob, TokTrie, parse_numeric_token};
 
 /// An output so far, and the tokens that may follow it. Clones share only the state before the
 /// output: the work that one sequence caused counts against no other's limits.
@@ -175,13 +175,45 @@ impl GrammarMatcher {
         self.matcher.validate_tokens(tokens).unwrap_or(0)
     }
 
-    /// The bytes that must follow, as far as they are known; empty if there is a choice.
-    pub fn forced_bytes(&mut self) -> Vec<u8> {
+    /// The text and the special tokens that must follow, as far as they are known; none if there is
+    /// a choice.
+    pub fn forced(&mut self) -> Vec<ForcedPart> {
         if self.matcher.is_stopped() || self.path != Path::Quick {
             return Vec::new();
         }
-        self.matcher.compute_ff_bytes()
+        forced_parts(&self.matcher.compute_ff_bytes())
     }
+}
+
+/// A part of what must follow an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForcedPart {
+    /// Bytes of a text, perhaps with a part of a character.
+    Text(Vec<u8>),
+    Token(TokenId),
+}
+
+/// Divides forced bytes: the library writes a token as a marker and its id in brackets.
+fn forced_parts(mut bytes: &[u8]) -> Vec<ForcedPart> {
+    let mut parts = Vec::new();
+    while !bytes.is_empty() {
+        let mark = bytes
+            .iter()
+            .position(|byte| *byte == TokTrie::SPECIAL_TOKEN_MARKER);
+        let (text, rest) = bytes.split_at(mark.unwrap_or(bytes.len()));
+        if !text.is_empty() {
+            parts.push(ForcedPart::Text(text.to_vec()));
+        }
+        let Some(rest) = rest.get(1..) else {
+            break;
+        };
+        let Some((length, token)) = parse_numeric_token(rest) else {
+            break;
+        };
+        parts.push(ForcedPart::Token(token));
+        bytes = &rest[length..];
+    }
+    parts
 }
 
 /// The library errs in a step where a limit is reached, or else panics, which it catches.

@@ -141,7 +141,7 @@ fn an_output_that_grows_too_complex_fails() {
     assert_eq!(error, Some(GrammarError::TooComplex));
     let mut words = vec![0; COMPILER.mask_words()];
     assert!(matcher.allow(&mut words).is_err());
-    assert!(matcher.forced_bytes().is_empty());
+    assert!(matcher.forced().is_empty());
     assert_eq!(matcher.valid_prefix(&[97]), 0);
 }
 

@@ -21,6 +21,8 @@ const HELD_TOKENS_MAX: usize = 24;
 pub struct TextStream {
     model: Arc<ModelText>,
     special: SpecialTokens,
+    /// Special tokens that are text although the others are skipped.
+    shown: Box<[TokenId]>,
     /// The last token that was released; decoded together with `held` as its context.
     context_token: Option<TokenId>,
     held: Vec<TokenId>,
@@ -57,6 +59,7 @@ impl TextStream {
         Self {
             model,
             special,
+            shown: Box::default(),
             context_token: before,
             held: Vec::new(),
             bytes: Vec::new(),
@@ -64,9 +67,19 @@ impl TextStream {
         }
     }
 
+    /// Shows these tokens even if special ones are skipped.
+    pub fn showing(self, shown: Box<[TokenId]>) -> Self {
+        Self { shown, ..self }
+    }
+
     /// Takes a token; returns the text that is now final.
     pub fn push(&mut self, token: TokenId) -> String {
-        let Some(piece) = self.model.tokenizer().piece(token, self.special) else {
+        let special = if self.shown.contains(&token) {
+            SpecialTokens::Kept
+        } else {
+            self.special
+        };
+        let Some(piece) = self.model.tokenizer().piece(token, special) else {
             return String::new();
         };
         match self.model.tokenizer().spelling() {

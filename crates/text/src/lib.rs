@@ -1,8 +1,8 @@
 //! Text and tokens of a model.
 //!
 //! Owns: everything between text and token ids: the tokenizer, chat templates, the detokenizer,
-//! stop strings, grammars, the defaults of sampling, and the JSON that templates and requests read
-//! in place.
+//! stop strings, grammars, the parts of an output, the defaults of sampling, and the JSON that
+//! templates and requests read in place.
 //! Never: generates, or knows a server: a worker uses it as the HTTP side does. No file is opened
 //! but in `model_files`.
 //! Invariant: a [`ModelText`] does not change after construction, so threads share it without a
@@ -15,6 +15,7 @@ mod grammar;
 pub mod json;
 mod model_files;
 mod model_text;
+mod output;
 #[cfg(test)]
 mod reference;
 mod stop;
@@ -24,6 +25,10 @@ mod tokenizer;
 pub use detokenize::{TextStart, TextStream};
 pub use model_files::{ModelError, ModelFiles};
 pub use model_text::{ModelText, NumberBounds, SamplingDefaults, bounds_from_to};
+pub use output::{
+    AnswerPart, CallRules, CallableTool, OutputFormats, OutputParser, OutputReading, OutputRules,
+    ReasoningField, ReasoningParser, ToolCallParser, ToolSpec, UnknownParser,
+};
 pub use stop::{StopMatch, StopStrings};
 pub use template::{RenderEnd, RenderError, TemplateInput, TemplateValue, rendering_bytes_max};
 pub use tokenizer::{EncodeError, EncodedText, ModelTokenizer, PIECE_BYTES_MAX, SpecialTokens};

@@ -4,6 +4,7 @@
 //! Invariant: it does not change after construction, so requests share it without a lock.
 
 use crate::model_files::{ModelError, ModelFiles};
+use crate::output::OutputFormats;
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
 use crate::tokenizer::{ModelTokenizer, PIECE_BYTES_MAX, load_tokenizer};
 use cleave_domain::{SamplingParams, TokenId};
@@ -21,6 +22,7 @@ pub struct ModelText {
     eos: Arc<[TokenId]>,
     context_tokens_max: u32,
     defaults: SamplingDefaults,
+    output_formats: OutputFormats,
     /// Made for the first constrained request.
     pub(crate) grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
@@ -104,6 +106,14 @@ impl ModelText {
             );
         }
         let templates = select_templates(&tokenizer_config, chat_template, chat_templates_named)?;
+        // Calls are in the template for tools where there is one.
+        let main = ["tool_use", "default"].iter().find_map(|name| {
+            let mut named = templates.iter();
+            named.find(|(other, _)| other == name)
+        });
+        let output_formats = main
+            .map(|(_, template)| OutputFormats::of_template(template))
+            .unwrap_or_default();
         let templates = (!templates.is_empty())
             .then(|| ChatTemplates::new(templates, special.clone()))
             .transpose()
@@ -119,6 +129,7 @@ impl ModelText {
             context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
             defaults: SamplingDefaults::of(&generation)?,
             grammars: OnceLock::new(),
+            output_formats,
             tokenizer,
         })
     }
@@ -154,6 +165,16 @@ impl ModelText {
     /// Sampling parameters of a request that sets none.
     pub fn defaults(&self) -> SamplingDefaults {
         self.defaults
+    }
+
+    /// Formats of reasoning and calls in outputs, as the chat template writes them.
+    pub fn output_formats(&self) -> OutputFormats {
+        self.output_formats
+    }
+
+    /// Reads outputs in other formats.
+    pub fn set_output_formats(&mut self, formats: OutputFormats) {
+        self.output_formats = formats;
     }
 
     pub fn has_chat_template(&self) -> bool {

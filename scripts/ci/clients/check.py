@@ -3,7 +3,8 @@
 usage: check.py --cleave BIN [--only NAME ...] [--generators] [--table]
 
 OpenAI's Python and Node clients (chat, completions, streams with comments in them, usage, errors, retries after
-refusals) and schemathesis (valid and invalid requests, generated from our /openapi.json) run against one server. With
+refusals; tools and schemas in Python) and schemathesis (valid and invalid requests, generated from our
+/openapi.json) run against one server. With
 --generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands before two
 routers with mock workers. --table writes the results into docs/benchmarks/clients.md, together with those of earlier
 runs in results.json. Each tool has a folder of its own under target/clients; a tool that cannot be installed is
@@ -67,6 +68,27 @@ def openai_python(cleave: str) -> str:
     return with_server(demo(cleave), use)
 
 
+def openai_tools(cleave: str) -> str:
+    """Runs OpenAI's Python client with tools and schemas, on random weights with Qwen3's chat template."""
+    python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "testdata" / "qwen3", folder, dirs_exist_ok=True)
+        config = Path(folder) / "config.json"
+        # Tools take more than the context of the small checkpoint.
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 4096}))
+        # Weights at random would not begin to reason; other templates of the family begin for them.
+        template = Path(folder) / "chat_template.jinja"
+        closing = r"{{- '<think>\n\n</think>\n\n' }}"
+        template.write_text(template.read_text().replace(closing, closing + r"{%- else %}{{- '<think>\n' }}"))
+        server = Process(cleave, "serve", "--port", "0", "--threads", "2", "--kv-cache", "64MiB", "--model", folder, *TALKATIVE)
+
+        def use(url: str) -> str:
+            run([python, ROOT / "tests" / "openai" / "tools.py", url])
+            return "`.parse`, `.stream`, strict and required tools, a second turn, reasoning"
+
+        return with_server(server, use)
+
+
 def openai_node(cleave: str) -> str:
     """Runs OpenAI's Node client."""
     if not shutil.which("npm"):
@@ -126,6 +148,7 @@ def through_nginx(cleave: str, measure: Callable[[str], str]) -> str:
 
 CLIENTS = {
     "OpenAI Python": (OPENAI_PYTHON, openai_python),
+    "OpenAI Python with tools": (OPENAI_PYTHON, openai_tools),
     "OpenAI Node": (OPENAI_NODE, openai_node),
     "schemathesis": (SCHEMATHESIS, schemathesis),
 }

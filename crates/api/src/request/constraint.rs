@@ -175,12 +175,23 @@ pub(crate) fn constraint(fields: &JsonFields) -> Result<Option<FieldConstraint>,
         let message = format!("`{other}` excludes `{path}`: an output has one constraint.");
         return Err(ApiError::invalid(other, message));
     }
-    let end = match fields.flag(&IGNORE_EOS)? {
-        Some(true) => ConstraintEnd::Forced,
-        Some(false) | None => ConstraintEnd::Allowed,
-    };
-    let constraint = Arc::new(Constraint { grammar, end });
-    Ok(Some(FieldConstraint { path, constraint }))
+    FieldConstraint::of(fields, path, grammar).map(Some)
+}
+
+impl FieldConstraint {
+    /// The constraint of the field at a path, which ends as the request's outputs do.
+    pub(crate) fn of(
+        fields: &JsonFields,
+        path: String,
+        grammar: Grammar,
+    ) -> Result<Self, ApiError> {
+        let end = match fields.flag(&IGNORE_EOS)? {
+            Some(true) => ConstraintEnd::Forced,
+            Some(false) | None => ConstraintEnd::Allowed,
+        };
+        let constraint = Arc::new(Constraint { grammar, end });
+        Ok(Self { path, constraint })
+    }
 }
 
 /// A grammar, and the path of its field.

@@ -5,7 +5,7 @@
 //! request the client got an error that names the field.
 //!
 //! Fields that OpenAI's clients send and that change nothing here (`user`, `store`, `metadata`,
-//! `service_tier`, `parallel_tool_calls` …) are ignored; unsupported fields that would change the
+//! `service_tier` …) are ignored; unsupported fields that would change the
 //! answer are refused.
 
 pub(crate) mod constraint;
@@ -24,7 +24,7 @@ use crate::field::{
     clipped, flag, integer, object, request_fields, request_object, text as text_field,
 };
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
-use cleave_text::{ModelText, SpecialTokens, TextStart};
+use cleave_text::{ModelText, OutputReading, SpecialTokens, TextStart};
 use constraint::FieldConstraint;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -95,6 +95,8 @@ pub(crate) struct GenerateRequest {
     /// The field of the sampling's constraint, if it has one.
     pub(crate) constraint: Option<FieldConstraint>,
     pub(crate) output: OutputFormat,
+    /// How reasoning and calls are read, if the output may have any.
+    pub(crate) reading: Option<OutputReading>,
     pub(crate) delivery: ResponseMode,
     pub(crate) priority: i32,
     pub(crate) cache_salt: u64,
@@ -145,6 +147,24 @@ pub(crate) struct OutputFormat {
     pub(crate) special: SpecialTokens,
     /// Number of log-probabilities, as in [`SamplingParams::logprobs`].
     pub(crate) logprobs: Option<u32>,
+    pub(crate) reasoning: ReasoningShown,
+    pub(crate) call_reason: CallReason,
+}
+
+/// Whether the answer has the model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReasoningShown {
+    Shown,
+    LeftOut,
+}
+
+/// The reason for which an answer with calls ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallReason {
+    /// The model chose to call.
+    Calls,
+    /// The request names the call, so that the end is as any other.
+    Stop,
 }
 
 /// Whether the text includes the stop string or token that ended it.
@@ -237,7 +257,7 @@ pub(crate) fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), 
 /// Fields of vLLM, SGLang and OpenAI that would change the answer.
 pub(crate) const UNSUPPORTED: &[RefusedField] = {
     const TOKENS_LISTED: &str = "`logit_bias` has single tokens, `structured_outputs` texts";
-    const CALLS: &str = "`tools` are the newer fields, and their calls are not parsed";
+    const CALLS: &str = "`tools` and `tool_choice` are the newer fields";
     &[
         RefusedField::new(
             "guided_whitespace_pattern",

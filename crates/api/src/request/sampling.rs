@@ -1,7 +1,7 @@
 //! Sampling and stop parameters, which the APIs share.
 
 use super::constraint::FieldConstraint;
-use super::{OutputFormat, OutputLimit, StopText};
+use super::{CallReason, OutputFormat, OutputLimit, ReasoningShown, StopText};
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, RequestField,
@@ -241,6 +241,8 @@ pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<Outpu
         stop_text,
         special,
         logprobs,
+        reasoning: ReasoningShown::Shown,
+        call_reason: CallReason::Calls,
     })
 }
 

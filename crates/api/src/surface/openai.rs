@@ -12,7 +12,9 @@ use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;
-use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
+use crate::output_piece::{
+    ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore, ToolCallHead, ToolCallPiece,
+};
 use crate::request::{GenerateRequest, UsageShown};
 use cleave_domain::TokenId;
 use cleave_text::ModelText;
@@ -39,10 +41,10 @@ pub(super) struct OpenAiSurface {
     pub(super) chunk_object: &'static str,
     /// The choice of the first chunk, where a stream begins with one, by its index.
     pub(super) first_choice: Option<fn(usize) -> Value>,
-    /// Inserts the text into a choice of a whole answer.
-    pub(super) insert_text: fn(&mut Map<String, Value>, &str),
-    /// Writes the member of a chunk's choice that has the text.
-    pub(super) write_text: fn(&mut Vec<u8>, &str),
+    /// Inserts the content into a choice of a whole answer.
+    pub(super) insert_content: fn(&mut Map<String, Value>, &ChoiceParts<'_>, &ModelText),
+    /// Writes the member of a chunk's choice that has a part of the content.
+    pub(super) write_delta: fn(&mut Vec<u8>, ChoiceDelta<'_>, &ModelText),
     /// Builds `choices[].logprobs` of tokens.
     pub(super) scores: fn(&[TokenScore], &ModelText) -> Value,
 }
@@ -74,7 +76,7 @@ impl Surface for OpenAiSurface {
             let parts = ChoiceParts::of(pieces);
             let mut choice = Map::new();
             choice.insert("index".into(), index.into());
-            (self.insert_text)(&mut choice, &parts.text);
+            (self.insert_content)(&mut choice, &parts, &answer.head.model);
             choice.insert("logprobs".into(), answer.scores(parts.scores));
             insert_end(&mut choice, parts.end);
             Value::Object(choice)
@@ -100,9 +102,11 @@ impl Surface for OpenAiSurface {
     }
 }
 
-/// The pieces of a choice, as these APIs have them.
-struct ChoiceParts<'a> {
-    text: Cow<'a, str>,
+/// The pieces of a choice, as a whole answer of these APIs has them.
+pub(super) struct ChoiceParts<'a> {
+    pub(super) text: Cow<'a, str>,
+    pub(super) reasoning: Cow<'a, str>,
+    pub(super) calls: Vec<&'a ToolCallPiece>,
     scores: &'a [TokenScore],
     end: Option<&'a ChoiceEnd>,
 }
@@ -111,20 +115,70 @@ impl<'a> ChoiceParts<'a> {
     fn of(pieces: &'a OutputPieces) -> Self {
         let mut parts = Self {
             text: Cow::Borrowed(""),
+            reasoning: Cow::Borrowed(""),
+            calls: Vec::new(),
             scores: &[],
             end: None,
         };
+        let add = |whole: &mut Cow<'a, str>, text: &'a String| {
+            if whole.is_empty() {
+                *whole = Cow::Borrowed(text);
+            } else {
+                whole.to_mut().push_str(text);
+            }
+        };
         for piece in pieces.iter() {
             match piece {
-                OutputPiece::Text(text) if parts.text.is_empty() => {
-                    parts.text = Cow::Borrowed(text);
-                }
-                OutputPiece::Text(text) => parts.text.to_mut().push_str(text),
+                OutputPiece::Text(text) => add(&mut parts.text, text),
+                OutputPiece::Reasoning(text) => add(&mut parts.reasoning, text),
+                OutputPiece::ToolCall(call) => parts.calls.push(call),
                 OutputPiece::Scores(scores) => parts.scores = scores,
                 OutputPiece::End(end) => parts.end = Some(end),
             }
         }
         parts
+    }
+}
+
+/// The content of one chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ChoiceDelta<'a> {
+    Nothing,
+    Text(&'a str),
+    Reasoning(&'a str),
+    CallHead {
+        index: usize,
+        head: &'a ToolCallHead,
+    },
+    CallArguments {
+        index: usize,
+        arguments: &'a str,
+    },
+}
+
+impl<'a> ChoiceDelta<'a> {
+    /// The contents of a piece, in the order of their chunks. The first chunk of a call has its
+    /// name and id, and no arguments; no later one has these again, because clients append them.
+    fn of(piece: &'a OutputPiece) -> [Option<Self>; 2] {
+        match piece {
+            OutputPiece::Text(text) => [Some(Self::Text(text)), None],
+            OutputPiece::Reasoning(text) => [Some(Self::Reasoning(text)), None],
+            OutputPiece::ToolCall(call) => {
+                let index = call.index;
+                let head = call.head.as_ref();
+                let arguments = &*call.arguments;
+                let arguments = (!arguments.is_empty()).then_some(arguments);
+                [
+                    head.map(|head| Self::CallHead { index, head }),
+                    arguments.map(|arguments| Self::CallArguments { index, arguments }),
+                ]
+            }
+            OutputPiece::Scores(_) | OutputPiece::End(_) => [None; 2],
+        }
+    }
+
+    fn is_of_call(&self) -> bool {
+        matches!(self, Self::CallHead { .. } | Self::CallArguments { .. })
     }
 }
 
@@ -224,24 +278,21 @@ impl OpenAiEvents {
     }
 }
 
-impl EventRenderer for OpenAiEvents {
-    fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage) {
-        let Some(first_choice) = self.answer.surface.first_choice else {
-            return;
-        };
-        for index in 0..choices_count {
-            let mut chunk = self.answer.chunk(json!([first_choice(index)]));
-            chunk.extend(usage_value(usage).map(|usage| ("usage".to_owned(), usage)));
-            write_event(out, &Value::Object(chunk));
-        }
-    }
-
-    fn pieces(&self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage) {
-        let ChoiceParts { text, scores, end } = ChoiceParts::of(pieces);
-        out.reserve(self.chunk_start.len() + text.len() + 96);
+impl OpenAiEvents {
+    /// Writes a chunk of one choice.
+    fn chunk(
+        &self,
+        out: &mut Vec<u8>,
+        index: usize,
+        delta: ChoiceDelta<'_>,
+        scores: &[TokenScore],
+        end: Option<&ChoiceEnd>,
+        usage: EventUsage,
+    ) {
+        out.reserve(self.chunk_start.len() + 96);
         out.extend(&self.chunk_start);
         write_json(out, &index);
-        (self.answer.surface.write_text)(out, &text);
+        (self.answer.surface.write_delta)(out, delta, &self.answer.head.model);
         if scores.is_empty() {
             out.extend(b",\"logprobs\":null")
         } else {
@@ -261,6 +312,38 @@ impl EventRenderer for OpenAiEvents {
             write_json(out, &usage);
         }
         out.extend(b"}\n\n");
+    }
+}
+
+impl EventRenderer for OpenAiEvents {
+    fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage) {
+        let Some(first_choice) = self.answer.surface.first_choice else {
+            return;
+        };
+        for index in 0..choices_count {
+            let mut chunk = self.answer.chunk(json!([first_choice(index)]));
+            chunk.extend(usage_value(usage).map(|usage| ("usage".to_owned(), usage)));
+            write_event(out, &Value::Object(chunk));
+        }
+    }
+
+    fn pieces(&self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage) {
+        let mut scores = pieces.scores();
+        let end = pieces.end();
+        let deltas = pieces.iter().flat_map(ChoiceDelta::of).flatten();
+        let mut deltas = deltas.peekable();
+        // The end has a chunk of its own behind a call.
+        while let Some(delta) = deltas.next() {
+            let is_last = deltas.peek().is_none() && !delta.is_of_call();
+            self.chunk(out, index, delta, scores, end.filter(|_| is_last), usage);
+            if is_last {
+                return;
+            }
+            scores = &[];
+        }
+        if end.is_some() || !scores.is_empty() {
+            self.chunk(out, index, ChoiceDelta::Nothing, scores, end, usage);
+        }
     }
 
     fn last(&self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd) {

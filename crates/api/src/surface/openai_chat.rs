@@ -1,42 +1,50 @@
 //! `POST /v1/chat/completions`.
 //!
-//! Tools: the chat template shows their descriptions to the model. The model's answer stays text;
-//! calls in it are not parsed. With `tool_choice` `auto` (or without the field) tools are shown,
-//! with `none` they are not; `required` and a named function would need constrained output and are
-//! refused.
+//! Tools: the chat template shows their descriptions to the model, and its answer is divided into
+//! text, reasoning and calls where the model's formats are known. With `tool_choice` `none` tools
+//! are not shown. A call that must have a form, and content that must, make one grammar with the
+//! reasoning before them.
 
 mod message;
+mod tools;
 
-use super::openai::{OpenAiSurface, token_text, write_json};
+use super::openai::{ChoiceDelta, ChoiceParts, OpenAiSurface, token_text, write_json};
 use crate::body_work::BodyWork;
+use crate::constraint_check::refused;
 use crate::error::ApiError;
 use crate::field::{
-    AnyValue, FieldGroup, FieldSpec, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys,
-    MapShape, ObjectSpec, RefusedField, TextShape, ValueShape, any, flag, integer, list, map,
-    object, request_fields, request_object, text as text_field, wrong_type,
+    FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, ObjectSpec,
+    RefusedField, TextShape, ValueShape, clipped, flag, integer, list, map, request_fields,
+    request_object, text as text_field,
 };
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
-use crate::output_piece::TokenScore;
-use crate::request::constraint::{CONSTRAINT_FIELDS, constraint};
+use crate::output_piece::{TokenScore, ToolCallHead, ToolCallPiece};
+use crate::request::constraint::{CONSTRAINT_FIELDS, FieldConstraint, constraint};
 use crate::request::sampling::{
     OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
     logprobs_count, output, sampling, special_tokens,
 };
 use crate::request::{
-    self, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted, RequestWarning,
-    TokenizedPrompt, UNSUPPORTED, text,
+    self, CallReason, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted,
+    ReasoningShown, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
 };
-use cleave_domain::TokenId;
+use cleave_domain::{GRAMMAR_BYTES_MAX, TokenId};
 use cleave_text::json::{Document, Json, JsonShape};
-use cleave_text::{ModelText, RenderEnd, RenderError, SpecialTokens, TemplateInput, TemplateValue};
+use cleave_text::{
+    CallRules, ModelText, OutputReading, OutputRules, RenderEnd, RenderError, SpecialTokens,
+    TemplateInput, TemplateValue,
+};
 use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
+pub(super) use tools::TOOL_REQUEST_FIELDS;
+use tools::{CallDuty, RequestTools, TOOLS, long_grammar, request_tools};
 
-/// Warning of a request whose tools are shown to the model.
+/// Warning of a request whose tools are shown to a model without a known format of calls.
 const TOOLS_WARNING: RequestWarning = RequestWarning {
     param: "tools",
-    message: "Tools are shown to the model through its chat template, but calls in its answer are not parsed: \
-              they are part of `content`, and `tool_calls` is never set. `tool_choice: \"none\"` leaves the tools out.",
+    message: "Tools are shown to the model through its chat template, but the format of its calls is not known: \
+              they stay in `content`, and `tool_calls` is never set. `--tool-call-parser` names a format; \
+              `tool_choice: \"none\"` leaves the tools out.",
 };
 
 request_fields! {
@@ -47,22 +55,17 @@ request_fields! {
             ListShape::of(&ValueShape::Object(&message::MESSAGE)).at_least(1),
             "The conversation.",
         ).required();
-        TOOLS: ListShape = list(
-            "tools",
-            ListShape::of(&ValueShape::Object(&TOOL)),
-            "Shown to the model through its chat template; calls in an answer stay text, and the answer has `warnings`.",
-        );
-        TOOL_CHOICE: AnyValue = any(
-            "tool_choice",
-            ValueShape::Text(TextShape::one_of(&[TOOLS_SHOWN, TOOLS_HIDDEN])),
-            "`none` hides the tools from the model; `required` or a function by name is refused.",
-        ).default("`auto`");
         DOCUMENTS: ListShape =
             list("documents", ListShape::of(&ValueShape::Any), "Passed to the chat template.");
         CHAT_TEMPLATE_KWARGS: MapShape = map(
             "chat_template_kwargs",
             MapShape { keys: MapKeys::Any, values: &ValueShape::Any, count_max: None },
             "Variables of the chat template, but none that another field sets.",
+        );
+        REASONING_EFFORT: TextShape = text_field(
+            "reasoning_effort",
+            TextShape::one_of(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]),
+            "Passed to the chat template as `reasoning_effort`. `none` passes `enable_thinking` and `thinking` as false instead, any other as true. `chat_template_kwargs` take precedence.",
         );
         ADD_GENERATION_PROMPT: FlagValue =
             flag("add_generation_prompt", "The prompt ends with the beginning of an answer.")
@@ -73,27 +76,6 @@ request_fields! {
         );
     }
 }
-
-request_fields! {
-    TOOL_FIELDS {
-        FUNCTION: &'static ObjectSpec =
-            object("function", &FUNCTION_OBJECT, "The function that the model may call.")
-                .required();
-    }
-}
-
-request_fields! {
-    FUNCTION_FIELDS {
-        FUNCTION_NAME: TextShape =
-            text_field("name", TextShape::ANY, "Name of the function.").required();
-    }
-}
-
-const TOOL: ObjectSpec = request_object!(
-    "Tool",
-    &[&[&[FieldSpec::shown_by_template("type")], TOOL_FIELDS]]
-);
-const FUNCTION_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS]]);
 
 request_fields! {
     CHAT_FIELDS {
@@ -111,6 +93,15 @@ request_fields! {
             LOGPROBS,
             "Number of likeliest tokens beside each token; needs `logprobs: true`.",
         ).default("0");
+        THINKING_TOKEN_BUDGET: IntegerRange = integer(
+            "thinking_token_budget",
+            TOKENS,
+            "Limit of the tokens of reasoning, which is then ended, as in vLLM; without effect where the model does not reason.",
+        ).default("no limit");
+        INCLUDE_REASONING: FlagValue = flag(
+            "include_reasoning",
+            "Whether the answer has the model's reasoning, as in vLLM.",
+        ).default("true");
         MODALITIES: ListShape = list(
             "modalities",
             ListShape::of(&ValueShape::Text(TextShape::one_of(&["text"]))),
@@ -121,13 +112,10 @@ request_fields! {
 
 /// Numbers of output tokens; an answer has at least one.
 const TOKENS_OUT: RangeInclusive<i64> = 1..=*TOKENS.end();
-/// The values of `tool_choice` that are served.
-const TOOLS_SHOWN: &str = "auto";
-const TOOLS_HIDDEN: &str = "none";
-
 /// Groups of the fields of a chat request.
 const CHAT_GROUPS: &[FieldGroup] = &[
     CONVERSATION_FIELDS,
+    TOOL_REQUEST_FIELDS,
     MODEL_FIELDS,
     SAMPLING_FIELDS,
     STOP_FIELDS,
@@ -167,8 +155,8 @@ pub(super) static CHAT: OpenAiSurface = OpenAiSurface {
     whole_object: "chat.completion",
     chunk_object: "chat.completion.chunk",
     first_choice: Some(role_choice),
-    insert_text: insert_message,
-    write_text: write_delta,
+    insert_content: insert_message,
+    write_delta,
     scores,
 };
 
@@ -178,18 +166,61 @@ fn role_choice(index: usize) -> Value {
     json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null})
 }
 
-fn insert_message(choice: &mut Map<String, Value>, text: &str) {
-    let message = json!({"role": "assistant", "content": text, "refusal": null});
+fn insert_message(choice: &mut Map<String, Value>, parts: &ChoiceParts<'_>, model: &ModelText) {
+    let has_others = !parts.calls.is_empty() || !parts.reasoning.is_empty();
+    let content = Some(&*parts.text).filter(|text| !text.is_empty() || !has_others);
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !parts.reasoning.is_empty() {
+        let field = model.output_formats().reasoning_field();
+        message[field.name()] = (&*parts.reasoning).into();
+    }
+    if !parts.calls.is_empty() {
+        let call = |call: &&ToolCallPiece| {
+            let (id, name) = match &call.head {
+                Some(ToolCallHead { id, name }) => (&**id, &**name),
+                None => ("", ""),
+            };
+            let function = json!({"name": name, "arguments": call.arguments});
+            json!({"id": id, "type": "function", "function": function})
+        };
+        message["tool_calls"] = parts.calls.iter().map(call).collect();
+    }
     choice.insert("message".into(), message);
 }
 
-fn write_delta(out: &mut Vec<u8>, text: &str) {
-    if text.is_empty() {
-        return out.extend(b",\"delta\":{}");
+fn write_delta(out: &mut Vec<u8>, delta: ChoiceDelta<'_>, model: &ModelText) {
+    let text = |out: &mut Vec<u8>, name: &str, text: &str| {
+        out.extend(b",\"delta\":{");
+        write_json(out, name);
+        out.push(b':');
+        write_json(out, text);
+        out.push(b'}');
+    };
+    let call = |out: &mut Vec<u8>, call: Value| {
+        out.extend(b",\"delta\":{\"tool_calls\":[");
+        write_json(out, &call);
+        out.extend(b"]}");
+    };
+    match delta {
+        ChoiceDelta::Nothing => out.extend(b",\"delta\":{}"),
+        ChoiceDelta::Text(content) => text(out, "content", content),
+        ChoiceDelta::Reasoning(reasoning) => {
+            let field = model.output_formats().reasoning_field();
+            text(out, field.name(), reasoning);
+        }
+        ChoiceDelta::CallHead { index, head } => {
+            let ToolCallHead { id, name } = head;
+            let function = json!({"name": name, "arguments": ""});
+            let head = json!({"index": index, "id": id, "type": "function", "function": function});
+            call(out, head);
+        }
+        ChoiceDelta::CallArguments { index, arguments } => {
+            call(
+                out,
+                json!({"index": index, "function": {"arguments": arguments}}),
+            );
+        }
     }
-    out.extend(b",\"delta\":{\"content\":");
-    write_json(out, text);
-    out.push(b'}');
 }
 
 /// Builds `choices[].logprobs` of a chat.
@@ -212,12 +243,29 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     let fields = JsonFields::of_body(body, &CHAT_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
-    let constraint = constraint(&fields)?;
+    let content = constraint(&fields)?;
     check_modalities(&fields)?;
     let delivery = request::response_mode(&fields)?;
     let choices = request::choices(&fields, 1)?;
     let logprobs = logprobs(&fields)?;
-    let output = output(&fields, logprobs)?;
+    let mut output = output(&fields, logprobs)?;
+    if !fields.flag(&INCLUDE_REASONING)?.unwrap_or(true) {
+        output.reasoning = ReasoningShown::LeftOut;
+    }
+    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
+
+    let tools = request_tools(&fields)?;
+    if tools.duty == CallDuty::Named {
+        output.call_reason = CallReason::Stop;
+    }
+    let formats = model.output_formats();
+    let warnings = if tools.callable.is_empty() || formats.reads_calls() {
+        Vec::new()
+    } else {
+        vec![TOOLS_WARNING]
+    };
+    let (tokens, reading) = prompt(&fields, model, &tools)?;
+    let constraint = output_constraint(&fields, model, &tools, content, reading.as_ref())?;
     let mut sampling = sampling(&fields, model, constraint.as_ref())?;
     sampling.logprobs = logprobs;
     // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
@@ -227,13 +275,6 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         &sampling,
         &[MAX_TOKENS, MAX_COMPLETION_TOKENS],
     )?;
-    let (priority, cache_salt) = (request::priority(&fields)?, request::cache_salt(&fields)?);
-
-    let warnings = match shown_tools(&fields)? {
-        Some(_) => vec![TOOLS_WARNING],
-        None => Vec::new(),
-    };
-    let tokens = prompt(&fields, model)?;
     let output_room = OutputRoom {
         param: MESSAGES.name(),
         context: model.context_tokens_max(),
@@ -256,12 +297,61 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         sampling,
         constraint,
         output,
+        reading,
         delivery,
         priority,
         cache_salt,
         warnings,
         output_limit,
     })
+}
+
+/// The constraint on the whole output, of which the content's is a part.
+fn output_constraint(
+    fields: &JsonFields,
+    model: &ModelText,
+    tools: &RequestTools<'_>,
+    content: Option<FieldConstraint>,
+    reading: Option<&OutputReading>,
+) -> Result<Option<FieldConstraint>, ApiError> {
+    let budget = fields.integer(&THINKING_TOKEN_BUDGET)?;
+    let bound_by = tools.bound_by();
+    let path = match &content {
+        _ if bound_by.is_some() => TOOLS.name().to_owned(),
+        Some(content) => content.path.clone(),
+        None => THINKING_TOKEN_BUDGET.name().to_owned(),
+    };
+    let Some(reading) = reading else {
+        if let Some(field) = bound_by {
+            let message = "Calls cannot be constrained: the format of this model's calls is not known. \
+                           `--tool-call-parser` names one.";
+            return Err(ApiError::unsupported(field, message));
+        }
+        return Ok(content);
+    };
+    let callable = if bound_by.is_some() || content.is_some() || budget.is_some() {
+        tools.grammar_tools(fields)?
+    } else {
+        Vec::new()
+    };
+    let rules = OutputRules {
+        content: content.as_ref().map(|content| &content.constraint.grammar),
+        calls: CallRules {
+            tools: &callable,
+            are_required: tools.duty != CallDuty::Free,
+            is_single: tools.is_single,
+        },
+        reasoning_tokens_max: budget.map(|tokens| tokens as u32),
+    };
+    let grammar = reading.grammar(&rules, model);
+    let Some(grammar) = grammar.map_err(|error| refused(&path, &error))? else {
+        return Ok(None);
+    };
+    if grammar.bytes() > GRAMMAR_BYTES_MAX {
+        let message = long_grammar(&path, grammar.bytes());
+        return Err(ApiError::invalid(path, message));
+    }
+    FieldConstraint::of(fields, path, grammar).map(Some)
 }
 
 fn check_modalities(fields: &JsonFields) -> Result<(), ApiError> {
@@ -288,7 +378,10 @@ fn logprobs(fields: &JsonFields) -> Result<Option<u32>, ApiError> {
 }
 
 /// Reads the input of the chat template.
-fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
+fn template_input<'a>(
+    fields: &JsonFields<'a>,
+    tools: &RequestTools<'a>,
+) -> Result<TemplateInput, ApiError> {
     let messages = message::messages(fields)?;
     let end = render_end(fields)?;
     let documents = fields.list(&DOCUMENTS)?.and(fields.any(&DOCUMENTS));
@@ -298,30 +391,43 @@ fn template_input(fields: &JsonFields) -> Result<TemplateInput, ApiError> {
             .then(|| message::last_content(&messages))
             .flatten(),
         body_bytes: messages.document().len(),
-        tools: shown_tools(fields)?.map(value),
+        tools: tools.shown.map(value),
         documents: documents.map(value),
-        variables: variables(fields)?.map(value),
+        variables: variables(fields)?,
         messages: message::list(messages),
         end,
     })
 }
 
-/// Renders and tokenizes the conversation.
-fn prompt(fields: &JsonFields, model: &ModelText) -> Result<Vec<TokenId>, ApiError> {
-    let (text, special) = rendered(fields, model)?;
+/// Renders and tokenizes the conversation, and chooses how the answer is read.
+fn prompt<'a>(
+    fields: &JsonFields<'a>,
+    model: &ModelText,
+    tools: &RequestTools<'a>,
+) -> Result<(Vec<TokenId>, Option<OutputReading>), ApiError> {
+    let (text, special) = rendered(fields, model, tools)?;
     let tokens = text::encode(&text, special, model, MESSAGES.name())?;
     if tokens.is_empty() {
         return Err(fields.invalid(&MESSAGES, "The messages render to an empty prompt."));
     }
-    Ok(tokens)
+    let reading = OutputReading::new(&model.output_formats(), &text, tools.specs());
+    Ok((tokens, reading))
 }
 
-/// Renders the conversation, and says whether special tokens are added to it.
-pub(super) fn rendered(
+/// Renders the conversation with its tools, and says whether special tokens are added to it.
+pub(super) fn rendered_with_tools(
     fields: &JsonFields,
     model: &ModelText,
 ) -> Result<(String, SpecialTokens), ApiError> {
-    let conversation = template_input(fields)?;
+    rendered(fields, model, &request_tools(fields)?)
+}
+
+fn rendered<'a>(
+    fields: &JsonFields<'a>,
+    model: &ModelText,
+    tools: &RequestTools<'a>,
+) -> Result<(String, SpecialTokens), ApiError> {
+    let conversation = template_input(fields, tools)?;
     if !model.has_chat_template() {
         return Err(ApiError::bad_request(
             "no_chat_template",
@@ -339,58 +445,48 @@ pub(super) fn rendered(
     Ok((text, special_tokens(fields, SpecialTokens::Skipped)?))
 }
 
-fn shown_tools<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {
-    let mut count = 0;
-    for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
-        count += 1;
-        let path = format!("{}[{index}]", TOOLS.name());
-        let tool = fields.object_at(path, tool, &TOOL)?;
-        let function = tool.object(&FUNCTION)?;
-        let name = function.map(|function| function.text(&FUNCTION_NAME));
-        if name.transpose()?.flatten().is_none() {
-            let path = format!("{}.{}", tool.path_of(&FUNCTION), FUNCTION_NAME.name());
-            return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
-        }
-    }
-    let choice = fields.any(&TOOL_CHOICE);
-    let shown = match choice.map(|choice| (choice, choice.shape())) {
-        None => true,
-        Some((_, JsonShape::String(choice))) if choice.get() == TOOLS_SHOWN => true,
-        Some((_, JsonShape::String(choice))) if choice.get() == TOOLS_HIDDEN => false,
-        Some((_, JsonShape::String(_) | JsonShape::Object(_))) => {
-            return Err(fields.unsupported(
-                &TOOL_CHOICE,
-                "`tool_choice` may be \"auto\" or \"none\"; the output cannot be forced into a call.",
-            ));
-        }
-        Some((other, _)) => {
-            let path = fields.path_of(&TOOL_CHOICE);
-            return Err(wrong_type(&path, "a string or an object", other));
-        }
-    };
-    Ok(fields.any(&TOOLS).filter(|_| shown && count > 0))
-}
-
-/// Reads `chat_template_kwargs`, which cannot override the server's own variables.
-fn variables<'a>(fields: &JsonFields<'a>) -> Result<Option<Json<'a>>, ApiError> {
-    let Some(variables) = fields.map(&CHAT_TEMPLATE_KWARGS)? else {
-        return Ok(None);
-    };
+/// Reads `chat_template_kwargs`, which cannot override the server's own variables, and the effort
+/// of reasoning.
+fn variables(fields: &JsonFields<'_>) -> Result<Option<TemplateValue>, ApiError> {
     let own = [
         MESSAGES.name(),
         TOOLS.name(),
         DOCUMENTS.name(),
         ADD_GENERATION_PROMPT.name(),
     ];
-    let named = |name: &str| variables.members().any(|(key, _)| key.get() == name);
-    if let Some(name) = own.iter().find(|name| named(name)) {
-        let path = variables.path(name);
-        return Err(ApiError::invalid(
-            &*path,
-            format!("`{path}`: use the field `{name}` instead."),
-        ));
+    if let Some(variables) = fields.map(&CHAT_TEMPLATE_KWARGS)? {
+        let named = |name: &str| variables.members().any(|(key, _)| key.get() == name);
+        if let Some(name) = own.iter().find(|name| named(name)) {
+            let path = variables.path(name);
+            return Err(ApiError::invalid(
+                &*path,
+                format!("`{path}`: use the field `{name}` instead."),
+            ));
+        }
     }
-    Ok(fields.any(&CHAT_TEMPLATE_KWARGS))
+    let given = fields.any(&CHAT_TEMPLATE_KWARGS);
+    let Some(effort) = fields.text(&REASONING_EFFORT)? else {
+        return Ok(given.map(|given| TemplateValue::of_json(&fields.part(given), given)));
+    };
+    if !REASONING_EFFORT.choices().contains(&&*effort) {
+        let message = format!("`reasoning_effort` {:?} is not known.", clipped(&effort));
+        return Err(fields.invalid(&REASONING_EFFORT, message));
+    }
+    let given = given.map(|given| serde_json::from_str(given.text()));
+    let given: Option<Map<String, Value>> = given.transpose().expect("the body was checked");
+    let mut merged = given.unwrap_or_default();
+    let does_reason = effort != "none";
+    for name in ["enable_thinking", "thinking"] {
+        merged.entry(name).or_insert_with(|| does_reason.into());
+    }
+    if does_reason {
+        let effort = || Value::from(&*effort);
+        merged.entry(REASONING_EFFORT.name()).or_insert_with(effort);
+    }
+    let merged = Document::check(Value::Object(merged).to_string());
+    let merged = merged.expect("it was written here");
+    let root = merged.root();
+    Ok(Some(TemplateValue::of_json(&merged.part(root), root)))
 }
 
 fn render_end(fields: &JsonFields) -> Result<RenderEnd, ApiError> {

@@ -1,6 +1,6 @@
 //! `POST /v1/completions`.
 
-use super::openai::{OpenAiSurface, token_text, write_json};
+use super::openai::{ChoiceDelta, ChoiceParts, OpenAiSurface, token_text, write_json};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
@@ -114,16 +114,24 @@ pub(super) static COMPLETIONS: OpenAiSurface = OpenAiSurface {
     whole_object: "text_completion",
     chunk_object: "text_completion",
     first_choice: None,
-    insert_text,
-    write_text,
+    insert_content: insert_text,
+    write_delta: write_text,
     scores,
 };
 
-fn insert_text(choice: &mut Map<String, Value>, text: &str) {
-    choice.insert("text".into(), text.into());
+fn insert_text(choice: &mut Map<String, Value>, parts: &ChoiceParts<'_>, _: &ModelText) {
+    choice.insert("text".into(), (&*parts.text).into());
 }
 
-fn write_text(out: &mut Vec<u8>, text: &str) {
+fn write_text(out: &mut Vec<u8>, delta: ChoiceDelta<'_>, _: &ModelText) {
+    let text = match delta {
+        ChoiceDelta::Text(text) => text,
+        // Completions have no such parts.
+        ChoiceDelta::Nothing
+        | ChoiceDelta::Reasoning(_)
+        | ChoiceDelta::CallHead { .. }
+        | ChoiceDelta::CallArguments { .. } => "",
+    };
     out.extend(b",\"text\":");
     write_json(out, text);
 }
@@ -220,6 +228,7 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         sampling,
         constraint,
         output,
+        reading: None,
         delivery,
         priority,
         cache_salt,

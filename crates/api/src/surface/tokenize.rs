@@ -3,7 +3,7 @@
 //! A text may exceed the context here, because a client may only want the count. The number of
 //! tokens is limited (see `memory_budget`), which bounds the size of an answer.
 
-use super::openai_chat::{CONVERSATION_FIELDS, MESSAGES, rendered};
+use super::openai_chat::{CONVERSATION_FIELDS, MESSAGES, TOOL_REQUEST_FIELDS, rendered_with_tools};
 use crate::error::ApiError;
 use crate::field::{
     FieldSpec, FlagValue, JsonFields, ListShape, ObjectSpec, TextShape, ValueShape, flag, list,
@@ -53,6 +53,7 @@ pub(crate) const TOKENIZE_REQUEST: ObjectSpec = request_object!(
         &[
             &[FieldSpec::absent(PROMPT.name())],
             CONVERSATION_FIELDS,
+            TOOL_REQUEST_FIELDS,
             MODEL_FIELDS,
             SPECIAL_TOKENS_FIELDS,
             LIST_FIELDS,
@@ -109,7 +110,7 @@ pub(crate) fn tokenize(
             encode_for_list(&text, special, model, PROMPT.name())?
         }
         (None, Some(_)) => {
-            let (text, special) = rendered(&fields, model)?;
+            let (text, special) = rendered_with_tools(&fields, model)?;
             encode_for_list(&text, special, model, MESSAGES.name())?
         }
         (Some(_), Some(_)) => {

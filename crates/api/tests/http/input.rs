@@ -9,7 +9,7 @@ use cleave_api::ApiOptions;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const TEXT: &str = "/v1/completions";
 
 /// Posts fields to both endpoints that are invalid in either.

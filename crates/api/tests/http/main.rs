@@ -12,4 +12,5 @@ mod ranges;
 mod scripted_server;
 mod slo;
 mod threads;
+mod tools;
 mod ui;

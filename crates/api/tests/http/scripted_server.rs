@@ -282,6 +282,11 @@ impl TestServer {
         self.script_tokens(self.tokens(text), done(FinishReason::Length));
     }
 
+    /// Scripts a flight that ends by itself.
+    pub(crate) fn script_stop(&self, text: &str) {
+        self.script_tokens(self.tokens(text), done(FinishReason::Stop));
+    }
+
     pub(crate) fn script_tokens(&self, tokens: Vec<TokenId>, ending: Ending) {
         self.frontend
             .scripts

@@ -4,11 +4,14 @@ use crate::values::{
     SecondsArg, parse_body_bytes, parse_body_memory, parse_seconds, parse_seconds_or_zero,
 };
 use clap::Args;
-use cleave_api::ApiOptions;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use cleave_api::{ApiOptions, OutputOptions};
 use cleave_server::HttpLimits;
+use cleave_text::{ReasoningField, ReasoningParser, ToolCallParser, UnknownParser};
 use cleave_tls::CertificateFiles;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -75,12 +78,39 @@ pub(crate) struct HttpArgs {
     /// limits the same in tokens.)
     #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.stall_max), value_parser = parse_seconds)]
     pub(crate) stall_timeout: SecondsArg,
+    /// Format of the model's tool calls, by its name in vLLM; chosen by the chat template if
+    /// absent, and `none` leaves calls in the text.
+    #[arg(long, value_name = "NAME", value_parser = parser_of::<ToolCallParser>(ToolCallParser::names()))]
+    pub(crate) tool_call_parser: Option<ToolCallParser>,
+    /// Format of the model's reasoning, by its name in vLLM; chosen by the chat template if absent,
+    /// and `none` leaves reasoning in the text.
+    #[arg(long, value_name = "NAME", value_parser = parser_of::<ReasoningParser>(ReasoningParser::names()))]
+    pub(crate) reasoning_parser: Option<ReasoningParser>,
+    /// Field of messages that has the reasoning: `reasoning_content`, or `reasoning` as in vLLM.
+    #[arg(long, value_name = "FIELD", default_value = ReasoningField::default().name(), value_parser = parser_of::<ReasoningField>(ReasoningField::NAMES.into_iter()))]
+    pub(crate) reasoning_field: ReasoningField,
+}
+
+/// Parses one of these names.
+fn parser_of<T>(names: impl Iterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = UnknownParser> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<T>())
 }
 
 impl HttpArgs {
     pub(crate) fn certificate(&self) -> Option<CertificateFiles> {
         let (certificate, key) = (self.ssl_certfile.clone()?, self.ssl_keyfile.clone()?);
         Some(CertificateFiles { certificate, key })
+    }
+
+    pub(crate) fn outputs(&self) -> OutputOptions {
+        OutputOptions {
+            reasoning_parser: self.reasoning_parser,
+            tool_call_parser: self.tool_call_parser,
+            reasoning_field: self.reasoning_field,
+        }
     }
 
     pub(crate) fn http_limits(&self) -> HttpLimits {

@@ -73,7 +73,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
     /// Run a router and its workers in this one process.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Run the router alone: HTTP API for clients, gRPC for workers, both on one port.
     Router(RouterArgs),
     /// Run one worker that connects to one or several routers.

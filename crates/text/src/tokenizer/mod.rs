@@ -11,6 +11,7 @@ mod piece;
 pub use byte_level::{EncodedText, PIECE_BYTES_MAX};
 pub(crate) use piece::{PieceEncoding, fallback_byte};
 
+use crate::grammar::MarkTokens;
 use crate::model_files::ModelError;
 use byte_level::{ByteLevelEncoder, NotEncoded};
 use cleave_domain::TokenId;
@@ -95,7 +96,7 @@ impl ModelTokenizer {
         self.vocabulary_count
     }
 
-    pub(crate) fn id_of(&self, piece: &str) -> Option<TokenId> {
+    pub fn id_of(&self, piece: &str) -> Option<TokenId> {
         self.library.token_to_id(piece)
     }
 
@@ -233,6 +234,18 @@ impl ModelTokenizer {
             Some(piece) => TokenBytes::Text(self.spelling.bytes(&piece)),
             None => TokenBytes::Text(Vec::new()),
         }
+    }
+
+    /// Added tokens that may be marks of a format, special or not: the tokenizer makes one token of
+    /// their texts wherever these are.
+    pub(crate) fn mark_tokens(&self) -> MarkTokens {
+        let added = self.library.get_added_vocabulary();
+        let tokens = added.get_added_tokens_decoder().iter();
+        let tokens = tokens.filter(|(token, _)| **token < self.vocabulary_count);
+        let marks = tokens.map(|(token, added)| (added.content.clone(), *token));
+        marks
+            .filter(|(mark, _)| mark.len() > 1 && mark.starts_with(['<', '[', '｜']))
+            .collect()
     }
 
     /// Bytes that a token stands for within a text.

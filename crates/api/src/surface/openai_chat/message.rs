@@ -7,7 +7,8 @@
 //! expect strings. `developer` becomes `system`, which templates know. The arguments of a tool
 //! call, a string of JSON, become an object.
 
-use super::{FUNCTION_FIELDS, FUNCTION_NAME, MESSAGES};
+use super::MESSAGES;
+use super::tools::{FUNCTION_FIELDS, FUNCTION_NAME};
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FieldSpec, JsonFields, ListShape, ObjectSpec, RefusedField, RequestField, TextShape,
@@ -36,8 +37,13 @@ request_fields! {
         NAME: TextShape = text_field("name", TextShape::ANY, "Passed to the template.");
         TOOL_CALL_ID: TextShape =
             text_field("tool_call_id", TextShape::ANY, "Passed to the template.");
-        REASONING_CONTENT: TextShape =
-            text_field("reasoning_content", TextShape::ANY, "Passed to the template.");
+        REASONING_CONTENT: TextShape = text_field(
+            "reasoning_content",
+            TextShape::ANY,
+            "Reasoning of an assistant, passed to the template.",
+        );
+        REASONING: TextShape =
+            text_field("reasoning", TextShape::ANY, "Another name of `reasoning_content`.");
         TOOL_CALLS: ListShape = list_field(
             "tool_calls",
             ListShape::of(&ValueShape::Object(&TOOL_CALL)),
@@ -114,7 +120,7 @@ const OLD: &[RefusedField] = &[
 ];
 
 /// Optional texts of a message beside its content.
-const TEXTS: [RequestField<TextShape>; 3] = [NAME, TOOL_CALL_ID, REASONING_CONTENT];
+const TEXTS: [RequestField<TextShape>; 4] = [NAME, TOOL_CALL_ID, REASONING_CONTENT, REASONING];
 
 /// Reads and checks the messages of a request; there is at least one.
 pub(super) fn messages(fields: &JsonFields) -> Result<JsonPart, ApiError> {
@@ -321,5 +327,9 @@ fn message_member(part: &JsonPart, name: &str) -> Option<TemplateValue> {
         return Some(TemplateValue::list(part.part(calls), call_value));
     }
     let field = TEXTS.iter().find(|text| text.name() == name)?;
-    Some(TemplateValue::of_json(part, fields.any(field)?))
+    let mut given = fields.any(field);
+    if name == REASONING_CONTENT.name() {
+        given = given.or_else(|| fields.any(&REASONING));
+    }
+    Some(TemplateValue::of_json(part, given?))
 }

@@ -1,5 +1,6 @@
 //! Chat requests compared with the results of transformers (`testdata/*/goldens.json`).
 
+use super::tools::request_tools;
 use super::{CHAT_REQUEST, template_input};
 use crate::field::JsonFields;
 use cleave_text::json::Document;
@@ -31,7 +32,9 @@ fn chat_requests_render_as_in_the_reference() {
             });
             let body = Document::check(body.to_string()).unwrap();
             let fields = JsonFields::of_body(&body, &CHAT_REQUEST).unwrap();
-            let Ok(conversation) = template_input(&fields) else {
+            let Ok(conversation) =
+                request_tools(&fields).and_then(|tools| template_input(&fields, &tools))
+            else {
                 continue;
             };
             match (model.render(&conversation), case.get("error")) {

@@ -1,0 +1,534 @@
+//! Grammars of outputs: each text of one is read as what the grammar says.
+
+use super::output_grammar::{CallRules, CallableTool, OutputRules};
+use super::tests::{formats, read};
+use super::{AnswerPart, OutputReading, ToolCallParser, ToolSpec};
+use crate::grammar::MarkTokens;
+use cleave_domain::{Constraint, ConstraintEnd, Grammar, TokenId};
+use cleave_grammar::{GrammarCompiler, TokenBytes, Vocabulary};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::sync::{Arc, LazyLock};
+
+const END: TokenId = 256;
+/// Tokens beside the bytes and the end: marks, which are special or not, and parts of texts.
+const MARKS: [&str; 26] = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "｜DSML｜",
+    "<|channel|>",
+    "<|message|>",
+    "<|start|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+];
+const TEXTS: [&str; 15] = [
+    "</parameter>",
+    "</arg_value>",
+    "\"}",
+    "{\"name\": \"",
+    "weather",
+    "arguments",
+    "\\u00e9",
+    "parameter>",
+    "</function>",
+    "<function=",
+    "city",
+    "\n</",
+    "1, ",
+    "it's \"x",
+    "null",
+];
+
+struct Model {
+    compiler: GrammarCompiler,
+    marks: MarkTokens,
+    tokens: Vec<Vec<u8>>,
+}
+
+/// A model whose marks are tokens, or texts.
+fn model(has_marks: bool) -> Model {
+    let mut tokens: Vec<(Vec<u8>, bool)> = (0..=255).map(|byte| (vec![byte], false)).collect();
+    tokens.push((b"<|return|>".to_vec(), true));
+    let mut marks = Vec::new();
+    if has_marks {
+        for (nth, mark) in MARKS.iter().enumerate() {
+            marks.push(((*mark).to_owned(), tokens.len() as TokenId));
+            tokens.push((mark.as_bytes().to_vec(), nth % 2 == 0));
+        }
+    }
+    tokens.extend(TEXTS.map(|text| (text.as_bytes().to_vec(), false)));
+    let token = |(bytes, is_special): &(Vec<u8>, bool)| {
+        if *is_special {
+            TokenBytes::Special(String::from_utf8(bytes.clone()).unwrap())
+        } else {
+            TokenBytes::Text(bytes.clone())
+        }
+    };
+    let vocabulary = Vocabulary {
+        tokens: tokens.iter().map(token).collect(),
+        end_tokens: [END].into(),
+    };
+    Model {
+        compiler: GrammarCompiler::new(vocabulary).unwrap(),
+        marks: marks.into_iter().collect(),
+        tokens: tokens.into_iter().map(|(bytes, _)| bytes).collect(),
+    }
+}
+
+static MODELS: LazyLock<[Model; 2]> = LazyLock::new(|| [model(false), model(true)]);
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99},
+            "unit": {"enum": ["c", "f"]},
+            "deep": {"$ref": "#/$defs/deep"},
+        },
+        "required": ["city"],
+        "additionalProperties": false,
+        "$defs": {"deep": {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}},
+            "required": ["a"], "additionalProperties": false}},
+    })
+}
+
+fn callable(is_strict: bool) -> Vec<CallableTool> {
+    let tool = |name: &str, schema| CallableTool {
+        name: name.to_owned(),
+        schema,
+        is_strict,
+    };
+    vec![tool("weather", Some(schema())), tool("time", None)]
+}
+
+fn specs() -> Arc<[ToolSpec]> {
+    let spec = |tool: &CallableTool| ToolSpec::new(tool.name.clone(), tool.schema.as_ref());
+    callable(true).iter().map(spec).collect()
+}
+
+/// Whether the arguments are what the tool's schema accepts.
+fn are_valid(name: &str, arguments: &Value) -> bool {
+    let Some(members) = arguments.as_object() else {
+        return false;
+    };
+    if name == "time" {
+        return members.is_empty();
+    }
+    let is_member = |(name, value): (&String, &Value)| match name.as_str() {
+        "city" => value.is_string(),
+        "days" => value.as_u64().is_some_and(|days| days <= 99),
+        "unit" => matches!(value.as_str(), Some("c" | "f")),
+        "deep" => {
+            let text = value["a"].as_str();
+            text.is_some_and(|text| text.chars().count() <= 5)
+                && value.as_object().is_some_and(|deep| deep.len() == 1)
+        }
+        _ => false,
+    };
+    members.contains_key("city") && members.iter().all(is_member)
+}
+
+/// A text of a grammar, drawn by these numbers, and what is left of them. A shorter one of two
+/// endings is preferred once they are spent, so that most texts end.
+fn draw(model: &Model, grammar: &Grammar, choices: &[u16]) -> Option<String> {
+    let constraint = Constraint {
+        grammar: grammar.clone(),
+        end: ConstraintEnd::Allowed,
+    };
+    let compiled = model.compiler.compile(&constraint);
+    let compiled = compiled.unwrap_or_else(|error| panic!("{error:?}: {grammar:?}"));
+    let mut matcher = compiled.start();
+    let mut output = Vec::new();
+    let mut words = vec![0; model.compiler.mask_words()];
+    let closing = b"\"}]>)\n,:1ca/< ";
+    for step in 0..600 {
+        matcher.allow(&mut words).unwrap();
+        let is_allowed = |token: &TokenId| words[*token as usize / 32] >> (token % 32) & 1 == 1;
+        if is_allowed(&END) && step > choices.len() / 2 {
+            return Some(String::from_utf8_lossy(&output).into_owned());
+        }
+        let allowed: Vec<TokenId> = (0..model.tokens.len() as TokenId)
+            .filter(|token| *token != END && is_allowed(token))
+            .collect();
+        if allowed.is_empty() {
+            return Some(String::from_utf8_lossy(&output).into_owned());
+        }
+        let token = match choices.get(step) {
+            // Tokens of several bytes are as likely as all single ones.
+            Some(choice) => {
+                let long: Vec<TokenId> = allowed
+                    .iter()
+                    .copied()
+                    .filter(|token| *token > END)
+                    .collect();
+                let from = if choice % 2 == 0 && !long.is_empty() {
+                    &long
+                } else {
+                    &allowed
+                };
+                from[*choice as usize / 2 % from.len()]
+            }
+            None => {
+                let mark = allowed.iter().find(|token| {
+                    **token > END
+                        && model
+                            .marks
+                            .has(&String::from_utf8_lossy(&model.tokens[**token as usize]))
+                });
+                let byte = closing.iter().map(|byte| TokenId::from(*byte));
+                let byte = byte.into_iter().find(|byte| allowed.contains(byte));
+                mark.copied().or(byte).unwrap_or(allowed[0])
+            }
+        };
+        matcher.consume(token).unwrap();
+        output.extend_from_slice(&model.tokens[token as usize]);
+    }
+    None
+}
+
+fn reading(reasoning: &str, calls: &str, prompt: &str) -> OutputReading {
+    OutputReading::new(&formats(reasoning, calls), prompt, specs()).unwrap()
+}
+
+fn required(tools: &[CallableTool], is_single: bool) -> OutputRules<'_> {
+    OutputRules {
+        content: None,
+        calls: CallRules {
+            tools,
+            are_required: true,
+            is_single,
+        },
+        reasoning_tokens_max: None,
+    }
+}
+
+/// The calls among parts, and everything else.
+fn divided(parts: &[AnswerPart]) -> (Vec<(String, String)>, String) {
+    let (mut calls, mut rest) = (Vec::new(), String::new());
+    for part in parts {
+        match part {
+            AnswerPart::CallBegin { name, .. } => calls.push((name.clone(), String::new())),
+            AnswerPart::CallArguments(text) => {
+                let last: &mut (String, String) = calls.last_mut().unwrap();
+                last.1.push_str(text);
+            }
+            AnswerPart::Text(text) => rest += text,
+            AnswerPart::Reasoning(_) | AnswerPart::CallEnd => {}
+        }
+    }
+    (calls, rest)
+}
+
+fn check_calls(
+    model: &Model,
+    format: &str,
+    rules: &OutputRules<'_>,
+    choices: &[u16],
+) -> Result<bool, TestCaseError> {
+    let prompt = if format == "openai" {
+        "<|start|>assistant"
+    } else {
+        ""
+    };
+    let reading = reading("none", format, prompt);
+    let grammar = reading.lark(rules, &model.marks, &[END]).unwrap();
+    let Some(output) = draw(model, &grammar, choices) else {
+        return Ok(false);
+    };
+    let (calls, rest) = divided(&read(&reading, &[&output]));
+    let are_required = rules.calls.are_required;
+    prop_assert!(!are_required || !calls.is_empty(), "{}", output);
+    prop_assert!(!are_required || rest.trim().is_empty(), "{}", output);
+    prop_assert!(!rules.calls.is_single || calls.len() <= 1, "{}", output);
+    for (name, arguments) in calls {
+        let json = serde_json::from_str(&arguments);
+        let json: Value =
+            json.map_err(|error| TestCaseError::fail(format!("{error} in {output}")))?;
+        prop_assert!(are_valid(&name, &json), "{} in {}", arguments, output);
+    }
+    Ok(true)
+}
+
+fn call_formats() -> Vec<&'static str> {
+    ToolCallParser::names()
+        .filter(|name| *name != "none")
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn texts_of_a_grammar_are_valid_calls(
+        format in prop::sample::select(call_formats()),
+        has_marks: bool,
+        are_required: bool,
+        is_single: bool,
+        choices in prop::collection::vec(any::<u16>(), 0..60),
+    ) {
+        let tools = callable(true);
+        let mut rules = required(&tools, is_single);
+        rules.calls.are_required = are_required;
+        check_calls(&MODELS[usize::from(has_marks)], format, &rules, &choices)?;
+    }
+}
+
+/// The content and the reasoning among parts.
+fn content_of(parts: &[AnswerPart]) -> (String, String) {
+    let (mut content, mut reasoning) = (String::new(), String::new());
+    for part in parts {
+        match part {
+            AnswerPart::Text(text) => content += text,
+            AnswerPart::Reasoning(text) => reasoning += text,
+            _ => panic!("{part:?}"),
+        }
+    }
+    (content, reasoning)
+}
+
+fn content(grammar: &Grammar) -> OutputRules<'_> {
+    OutputRules {
+        content: Some(grammar),
+        ..OutputRules::default()
+    }
+}
+
+const PROMPTS: [&str; 3] = ["", "p<think>\n", "p<think>\n\n</think>\n\n"];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn content_of_a_grammar_follows_reasoning(
+        prompt in prop::sample::select(&PROMPTS[..]),
+        is_harmony: bool,
+        kind in 0usize..4,
+        has_marks: bool,
+        choices in prop::collection::vec(any::<u16>(), 0..60),
+    ) {
+        let (grammar, is_match): (Grammar, fn(&str) -> bool) = [
+            (Grammar::JsonSchema("{\"type\": \"integer\"}".into()), (|text| text.parse::<f64>().is_ok()) as fn(&str) -> bool),
+            (Grammar::Regex("[a-c]{1,3}/x".into()), |text| text.ends_with("/x") && text.len() < 6),
+            (Grammar::Choice(["yes".to_owned(), "no".to_owned()].into()), |text| ["yes", "no"].contains(&text)),
+            (Grammar::Lark("start: \"(\" start? \")\" # no } here".into()), |text| text.starts_with('(') && text.ends_with(')')),
+        ][kind].clone();
+        let model = &MODELS[usize::from(has_marks)];
+        let prompt = if is_harmony { "<|start|>assistant" } else { prompt };
+        let formats = if is_harmony { formats("none", "openai") } else { formats("qwen3", "none") };
+        let reading = OutputReading::new(&formats, prompt, Arc::from([])).unwrap();
+        let grammar = reading.lark(&content(&grammar), &model.marks, &[END]).unwrap();
+        if let Some(output) = draw(model, &grammar, &choices) {
+            let (content, reasoning) = content_of(&read(&reading, &[&output]));
+            prop_assert!(is_match(content.trim()), "{} in {}", content, output);
+            prop_assert!(prompt != PROMPTS[2] || reasoning.is_empty(), "{}", output);
+        }
+    }
+}
+
+/// Tokens that may come after these.
+fn allowed_after(model: &Model, grammar: &Grammar, tokens: &[TokenId]) -> Vec<TokenId> {
+    let constraint = Constraint {
+        grammar: grammar.clone(),
+        end: ConstraintEnd::Allowed,
+    };
+    let mut matcher = model.compiler.compile(&constraint).unwrap().start();
+    for token in tokens {
+        matcher.consume(*token).unwrap();
+    }
+    let mut words = vec![0; model.compiler.mask_words()];
+    matcher.allow(&mut words).unwrap();
+    (0..model.tokens.len() as TokenId)
+        .filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1)
+        .collect()
+}
+
+/// The token of a text.
+fn token_of(model: &Model, text: &str) -> TokenId {
+    let found = model
+        .tokens
+        .iter()
+        .rposition(|bytes| bytes == text.as_bytes());
+    found.unwrap() as TokenId
+}
+
+#[test]
+fn reasoning_ends_after_its_limit_of_tokens() {
+    let model = &MODELS[1];
+    let [begin, end] = ["<think>", "</think>"].map(|mark| token_of(model, mark));
+    let integer = Grammar::JsonSchema("{\"type\": \"integer\"}".into());
+    let text: Vec<TokenId> = "caf\u{e9} \u{1f600}".bytes().map(TokenId::from).collect();
+    for content in [None, Some(&integer)] {
+        for prompt in &PROMPTS[..2] {
+            for limit in 0..=text.len() {
+                let rules = OutputRules {
+                    content,
+                    reasoning_tokens_max: Some(limit as u32),
+                    ..OutputRules::default()
+                };
+                let reading = reading("qwen3", "none", prompt);
+                let grammar = reading.lark(&rules, &model.marks, &[END]).unwrap();
+                let opening = if prompt.is_empty() {
+                    vec![begin]
+                } else {
+                    vec![]
+                };
+                for count in 0..limit {
+                    let output = [&opening[..], &text[..count]].concat();
+                    let allowed = allowed_after(model, &grammar, &output);
+                    assert!(allowed.contains(&text[count]), "{count} of {limit}");
+                }
+                let full = [&opening[..], &text[..limit]].concat();
+                assert_eq!(allowed_after(model, &grammar, &full), [end], "{limit}");
+                let answer = allowed_after(model, &grammar, &[&full[..], &[end]].concat());
+                assert!(answer.contains(&u32::from(b'7')));
+                let is_free = content.is_none();
+                assert_eq!(answer.contains(&END), is_free, "the answer may be empty");
+                assert_eq!(answer.contains(&u32::from(b'x')), is_free);
+            }
+        }
+    }
+    let rules = OutputRules {
+        reasoning_tokens_max: Some(3),
+        ..OutputRules::default()
+    };
+    let refused = reading("qwen3", "none", "").lark(&rules, &MODELS[0].marks, &[END]);
+    let reason = refused.unwrap_err().to_string();
+    assert!(reason.contains("</think>"), "{reason}");
+}
+
+// Lesson: 35.
+/// vLLM 44297, 44993: the rest of a draft behind the end of reasoning was not constrained.
+#[test]
+fn drafts_are_cut_behind_the_end_of_reasoning() {
+    let model = &MODELS[1];
+    let end = token_of(model, "</think>");
+    let integer = Grammar::JsonSchema("{\"type\": \"integer\"}".into());
+    let reading = reading("qwen3", "none", "p<think>\n");
+    let grammar = reading
+        .lark(&content(&integer), &model.marks, &[END])
+        .unwrap();
+    let constraint = Constraint {
+        grammar,
+        end: ConstraintEnd::Allowed,
+    };
+    let compiled = model.compiler.compile(&constraint).unwrap();
+    let bytes = |text: &str| -> Vec<TokenId> { text.bytes().map(TokenId::from).collect() };
+    for at in 0..6 {
+        let thinking = &bytes("abcdef")[..at];
+        for (answer, valid) in [("\n\n42", 4), ("42x", 2), ("x", 0)] {
+            let draft = [thinking, &[end], &bytes(answer)].concat();
+            let mut matcher = compiled.start();
+            assert_eq!(
+                matcher.valid_prefix(&draft),
+                at + 1 + valid,
+                "{at} {answer:?}"
+            );
+            // The tokens may have come one by one, before and behind the draft's beginning.
+            for (nth, token) in draft[..at + 1 + valid].iter().enumerate() {
+                assert_eq!(matcher.valid_prefix(&draft[nth..]), at + 1 + valid - nth);
+                matcher.consume(*token).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_form_that_every_output_has_needs_no_grammar() {
+    let free = reading("qwen3", "hermes", "");
+    let any = callable(false);
+    let mut rules = required(&any, false);
+    assert!(!free.is_free(&rules));
+    rules.calls.are_required = false;
+    assert!(free.is_free(&rules));
+    rules.reasoning_tokens_max = Some(9);
+    assert!(!free.is_free(&rules));
+    assert!(
+        reading("none", "hermes", "").is_free(&rules),
+        "nothing to limit"
+    );
+    rules.reasoning_tokens_max = None;
+    rules.calls.is_single = true;
+    assert!(!free.is_free(&rules));
+    rules.calls = CallRules {
+        is_single: false,
+        ..rules.calls
+    };
+    let strict = callable(true);
+    rules.calls.tools = &strict;
+    assert!(!free.is_free(&rules));
+}
+
+#[test]
+fn arguments_that_no_format_can_enforce_are_refused() {
+    let refusal = |format: &str, schema: Value, is_strict: bool| {
+        let tools = [CallableTool {
+            name: "weather".to_owned(),
+            schema: Some(schema),
+            is_strict,
+        }];
+        let made =
+            reading("none", format, "").lark(&required(&tools, false), &MODELS[1].marks, &[END]);
+        made.err().map(|error| error.to_string())
+    };
+    let with = |city: Value| json!({"type": "object", "properties": {"city": city}});
+    for (schema, named) in [
+        (with(json!({"type": "string", "pattern": "a+"})), "pattern"),
+        (with(json!({"type": ["string", "integer"]})), "city"),
+        (with(json!({"enum": ["1", 2]})), "city"),
+        (json!({"type": "object", "required": ["x"]}), "required"),
+        (
+            json!({"type": "object", "minProperties": 1}),
+            "minProperties",
+        ),
+        (json!({"type": "object", "properties": {"a b": {}}}), "a b"),
+        (json!({"type": "array"}), "type"),
+    ] {
+        let reason = refusal("qwen3_coder", schema.clone(), true);
+        assert!(
+            reason.is_some_and(|reason| reason.contains(named)),
+            "{schema}"
+        );
+    }
+    let open = with(json!({"type": "string", "pattern": "a+"}));
+    assert_eq!(refusal("qwen3_coder", open, false), None);
+    let options = json!({"type": "object", "x-guidance": {}});
+    assert!(
+        refusal("hermes", options, false)
+            .unwrap()
+            .contains("x-guidance")
+    );
+}
+
+/// The property above is empty if no text ends.
+#[test]
+fn most_texts_that_are_drawn_end() {
+    let tools = callable(true);
+    let rules = required(&tools, true);
+    for format in call_formats() {
+        // Without tokens for its marks nothing would lead out of a message.
+        let models = MODELS.iter().skip(usize::from(format == "openai"));
+        for model in models {
+            assert!(check_calls(model, format, &rules, &[]).unwrap(), "{format}");
+        }
+    }
+}
