@@ -22,8 +22,8 @@ use crate::request::sampling::{
     logprobs_count, output, sampling, special_tokens,
 };
 use crate::request::{
-    self, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted, RequestWarning,
-    TokenizedPrompt, UNSUPPORTED, text,
+    self, AnswerFacts, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted,
+    RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
 };
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonShape};
@@ -276,6 +276,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         output,
         reading,
         delivery,
+        facts: AnswerFacts::default(),
         priority,
         cache_salt,
         warnings,

@@ -71,6 +71,8 @@ async fn a_required_key_guards_every_client_route() {
         post("/v1/chat/completions", "{}"),
         post("/tokenize", "{}"),
         post("/detokenize", "{}"),
+        post("/v1/messages", "{}"),
+        post("/v1/messages/count_tokens", "{}"),
         Request::get("/v1/models").body(Body::empty()).unwrap(),
         Request::get("/v1/models/x").body(Body::empty()).unwrap(),
         keyed("three", post(TEXT, short().to_string())),

@@ -7,6 +7,7 @@ mod constraints;
 mod endings;
 mod input;
 mod keys;
+mod messages;
 mod operations;
 mod ranges;
 mod scripted_server;

@@ -25,6 +25,8 @@ fn base(route: &str) -> Value {
         "/detokenize" => json!({"tokens": [5]}),
         "/admin/drain" => json!({"worker": "d0"}),
         "/admin/role" => json!({"worker": "d0", "role": "both"}),
+        "/v1/messages" => json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+        "/v1/messages/count_tokens" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
         other => panic!("{other}: add a body that it serves"),
     }
 }
