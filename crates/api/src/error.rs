@@ -283,6 +283,11 @@ impl ApiError {
         &self.message
     }
 
+    /// Time after which the request may be sent again, if the error tells one.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
     /// Whether the request was refused because there is no room for it now.
     pub(crate) fn is_saturation(&self) -> bool {
         self.drop_reason.is_some()

@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
 /// Routes that a sample can choose.
-const ROUTES: [&str; 9] = [
+const ROUTES: [&str; 10] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/tokenize",
@@ -32,6 +32,7 @@ const ROUTES: [&str; 9] = [
     "/v1/models",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/responses",
 ];
 
 /// A frontend that repeats the first tokens of the prompt.
@@ -183,6 +184,15 @@ mod tests {
             sample(3, r#"{"tokens":[1,2,3,4]}"#),
             sample(4, r#"{"worker":"d0"}"#),
             sample(5, r#"{"worker":"d0","role":"both"}"#),
+            sample(
+                9,
+                r#"{"instructions":"Be brief.","input":[{"role":"developer","content":"Now."},{"role":"user","content":[
+                {"type":"input_text","text":"x"}]},{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text",
+                "text":"Hm"}]},{"type":"function_call","call_id":"1","name":"f","arguments":"{}"},
+                {"type":"function_call_output","call_id":"1","output":"y"}],"tools":[{"type":"function","name":"f",
+                "parameters":{"type":"object"}},{"type":"web_search"}],"tool_choice":"auto","store":true,
+                "text":{"format":{"type":"text"}},"max_output_tokens":3,"stream":true}"#,
+            ),
             sample(
                 7,
                 r#"{"max_tokens":3,"system":[{"type":"text","text":"x-anthropic-billing-header: a\nBe brief."}],

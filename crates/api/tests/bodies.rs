@@ -139,6 +139,7 @@ fn filled(before: &str, piece: &str, after: &str) -> String {
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 
 /// Names, routes and bodies of the cases.
 fn bodies() -> Vec<(&'static str, &'static str, String)> {
@@ -430,6 +431,25 @@ fn bodies() -> Vec<(&'static str, &'static str, String)> {
             ),
         ),
         (
+            "calls and their outputs",
+            RESPONSES,
+            repeated(
+                r#"{"input":["#,
+                r#"{"type":"function_call","call_id":"","name":"f","arguments":""},{"type":"function_call_output","call_id":"","output":""}"#,
+                "]}",
+            ),
+        ),
+        (
+            "a long input",
+            RESPONSES,
+            filled(r#"{"input":""#, "ab ", r#""}"#),
+        ),
+        (
+            "long instructions",
+            RESPONSES,
+            filled(r#"{"input":"a","instructions":""#, r"\n", r#""}"#),
+        ),
+        (
             "detokenize",
             "/detokenize",
             repeated(r#"{"tokens":["#, "1", "]}"),
@@ -634,7 +654,9 @@ fn a_body_costs_at_most_four_times_its_bytes() {
                     "arguments" | "a tool of numbers" | "a tool of arrays" => {
                         2 * (TEMPLATE_BYTES + TEMPLATE_BYTES_PER_BYTE * body.len())
                     }
-                    _ if path == MESSAGES => CONVERTED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES,
+                    _ if [MESSAGES, RESPONSES].contains(&path) => {
+                        CONVERTED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES
+                    }
                     "a long message" | "calls" => {
                         COPIED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES
                     }

@@ -108,6 +108,8 @@ pub(crate) struct GenerateRequest {
 /// Facts of a request that its answer shows, in APIs whose answers do.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AnswerFacts {
+    /// Fields that the answer repeats, the text of a JSON object.
+    pub(crate) repeated: Option<Arc<str>>,
     /// Limit of output tokens that the client set.
     pub(crate) tokens_max: Option<u32>,
     pub(crate) reasoning: ReasoningShown,

@@ -296,6 +296,7 @@ fn messages(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiEr
     ask.facts = AnswerFacts {
         tokens_max: Some(tokens_max),
         reasoning: thinking.shown,
+        ..AnswerFacts::default()
     };
     Ok(ask)
 }

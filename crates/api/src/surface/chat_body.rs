@@ -74,6 +74,10 @@ impl JsonText {
         self.0.push('"');
     }
 
+    pub(super) fn into_string(self) -> String {
+        self.0
+    }
+
     pub(super) fn as_str(&self) -> &str {
         &self.0
     }
@@ -188,6 +192,13 @@ impl<'a> ChatMessages<'a> {
         calls.member("arguments", arguments);
         calls.end('}');
         calls.end('}');
+    }
+
+    /// Whether the assistant's message has text or a call already. Reasoning and text of the same
+    /// answer come before them.
+    pub(super) fn has_answered(&self) -> bool {
+        let answer = self.answer.as_ref();
+        answer.is_some_and(|draft| !draft.texts.is_empty() || !draft.calls.is_empty())
     }
 
     /// Ends the assistant's message, if there is one.

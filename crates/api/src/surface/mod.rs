@@ -11,6 +11,7 @@ mod chat_body;
 mod openai;
 mod openai_chat;
 mod openai_completions;
+mod openai_responses;
 pub(crate) mod tokenize;
 
 use crate::body_work::BodyWork;
@@ -27,9 +28,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Every API that generates.
-pub(crate) const SURFACES: [&dyn Surface; 3] = [
+pub(crate) const SURFACES: [&dyn Surface; 4] = [
     &openai_chat::CHAT,
     &openai_completions::COMPLETIONS,
+    &openai_responses::RESPONSES,
     &anthropic_messages::MESSAGES_API,
 ];
 

@@ -72,6 +72,7 @@ async fn a_required_key_guards_every_client_route() {
         post("/tokenize", "{}"),
         post("/detokenize", "{}"),
         post("/v1/messages", "{}"),
+        post("/v1/responses", "{}"),
         post("/v1/messages/count_tokens", "{}"),
         Request::get("/v1/models").body(Body::empty()).unwrap(),
         Request::get("/v1/models/x").body(Body::empty()).unwrap(),

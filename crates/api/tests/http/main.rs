@@ -10,6 +10,7 @@ mod keys;
 mod messages;
 mod operations;
 mod ranges;
+mod responses;
 mod scripted_server;
 mod slo;
 mod threads;

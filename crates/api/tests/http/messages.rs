@@ -237,6 +237,7 @@ async fn conversations_render_as_those_of_chat() {
             {"type": "text", "text": "Go on."},
         ]},
         {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Once more.", "signature": "x"},
             {"type": "tool_use", "id": "t3", "name": "g", "input": {}},
         ]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t3"}]},
@@ -259,7 +260,8 @@ async fn conversations_render_as_those_of_chat() {
             {"role": "tool", "tool_call_id": "t1", "content": "found"},
             {"role": "tool", "tool_call_id": "t2", "content": "a\nb"},
             {"role": "user", "content": "Go on."},
-            {"role": "assistant", "content": "", "tool_calls": [call("t3", "g", "{}")]},
+            {"role": "assistant", "content": "", "reasoning_content": "Once more.",
+             "tool_calls": [call("t3", "g", "{}")]},
             {"role": "tool", "tool_call_id": "t3", "content": ""},
         ],
         "tools": [tool("f"), tool("g")],
