@@ -112,12 +112,12 @@ pub(crate) struct AnswerFacts {
     pub(crate) repeated: Option<Arc<str>>,
     /// Limit of output tokens that the client set.
     pub(crate) tokens_max: Option<u32>,
-    pub(crate) reasoning: ReasoningShown,
+    pub(crate) thinking: ThinkingShown,
 }
 
-/// Whether an answer has the model's reasoning.
+/// Whether an answer has blocks of the model's thinking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ReasoningShown {
+pub(crate) enum ThinkingShown {
     #[default]
     Shown,
     Hidden,

@@ -24,8 +24,8 @@ use crate::output_piece::OutputPieces;
 use crate::request::sampling::{SAMPLING_FIELDS, STOP_TEXT, STOPS_MAX, TOKENS};
 use crate::request::text::encode_for_list;
 use crate::request::{
-    self, ANTHROPIC_HEADERS, AnswerFacts, GenerateRequest, MODEL_FIELDS, ReasoningShown,
-    ResponseMode, UsageShown,
+    self, ANTHROPIC_HEADERS, AnswerFacts, GenerateRequest, MODEL_FIELDS, ResponseMode,
+    ThinkingShown, UsageShown,
 };
 use answer::MessageEvents;
 use axum::http::StatusCode;
@@ -295,7 +295,7 @@ fn messages(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiEr
     };
     ask.facts = AnswerFacts {
         tokens_max: Some(tokens_max),
-        reasoning: thinking.shown,
+        thinking: thinking.shown,
         ..AnswerFacts::default()
     };
     Ok(ask)
@@ -337,15 +337,15 @@ fn conversation(
 
 /// The reasoning that a request asks for.
 struct Thinking {
-    shown: ReasoningShown,
+    shown: ThinkingShown,
     budget_tokens: Option<i64>,
 }
 
 impl Thinking {
     fn write(&self, chat: &mut JsonText) {
         let flag = match self.shown {
-            ReasoningShown::Shown => "true",
-            ReasoningShown::Hidden => "false",
+            ThinkingShown::Shown => "true",
+            ThinkingShown::Hidden => "false",
         };
         chat.name("chat_template_kwargs");
         chat.begin('{');
@@ -361,7 +361,7 @@ impl Thinking {
 
 fn thinking(fields: &JsonFields, tokens_max: i64) -> Result<Thinking, ApiError> {
     let hidden = Thinking {
-        shown: ReasoningShown::Hidden,
+        shown: ThinkingShown::Hidden,
         budget_tokens: None,
     };
     let Some(thinking) = fields.object(&THINKING)? else {
@@ -381,7 +381,7 @@ fn thinking(fields: &JsonFields, tokens_max: i64) -> Result<Thinking, ApiError> 
         return Err(thinking.invalid(&BUDGET_TOKENS, message));
     }
     Ok(Thinking {
-        shown: ReasoningShown::Shown,
+        shown: ThinkingShown::Shown,
         budget_tokens,
     })
 }

@@ -8,7 +8,7 @@ use super::error_object;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, ToolCallPiece};
-use crate::request::{ReasoningShown, UsageShown};
+use crate::request::{ThinkingShown, UsageShown};
 use crate::surface::chat_body::BROKEN_ARGUMENTS;
 use crate::surface::openai::write_json;
 use crate::surface::{AnswerEnd, AnswerHead, EventRenderer, EventUsage};
@@ -24,9 +24,13 @@ pub(super) fn whole(head: &AnswerHead, choices: &[OutputPieces], end: AnswerEnd)
     let choice = choices.first();
     let pieces = choice.into_iter().flat_map(OutputPieces::iter);
     let content = pieces.filter_map(|piece| block(piece, head));
-    let mut message = message(head, &content.collect::<Vec<_>>(), counts);
-    let end = choice.and_then(OutputPieces::end);
-    let (reason, sequence) = stop_reason(end, head, counts);
+    let content: Vec<Value> = content.collect();
+    let has_calls = content.iter().any(|block| block["type"] == "tool_use");
+    let mut message = message(head, &content, counts);
+    let (reason, sequence) = match choice.and_then(OutputPieces::end) {
+        Some(end) => stop_reason(end, has_calls, head, counts),
+        None => (Value::Null, Value::Null),
+    };
     message["stop_reason"] = reason;
     message["stop_sequence"] = sequence;
     if !head.warnings.is_empty() {
@@ -72,7 +76,7 @@ fn usage(counts: TokenCounts) -> Value {
 fn block(piece: &OutputPiece, head: &AnswerHead) -> Option<Value> {
     match piece {
         OutputPiece::Text(text) => Some(json!({"type": "text", "text": text})),
-        OutputPiece::Reasoning(_) if head.facts.reasoning == ReasoningShown::Hidden => None,
+        OutputPiece::Reasoning(_) if head.facts.thinking == ThinkingShown::Hidden => None,
         OutputPiece::Reasoning(text) => {
             let signature = signature(&blake3::hash(text.as_bytes()));
             Some(json!({"type": "thinking", "thinking": text, "signature": signature}))
@@ -109,17 +113,19 @@ fn signature(hash: &blake3::Hash) -> String {
 }
 
 /// The reason of the end, and the client's stop sequence that was met.
-fn stop_reason(end: Option<&ChoiceEnd>, head: &AnswerHead, counts: TokenCounts) -> (Value, Value) {
-    let Some(end) = end else {
-        return (Value::Null, Value::Null);
-    };
+fn stop_reason(
+    end: &ChoiceEnd,
+    has_calls: bool,
+    head: &AnswerHead,
+    counts: TokenCounts,
+) -> (Value, Value) {
     let is_below = |limit: u32| counts.output_tokens < u64::from(limit);
     match (end.reason, &end.cause) {
         (FinishReason::Length, _) if head.facts.tokens_max.is_some_and(is_below) => {
             ("model_context_window_exceeded".into(), Value::Null)
         }
         (FinishReason::Length, _) => ("max_tokens".into(), Value::Null),
-        (FinishReason::Stop, _) if end.has_calls => ("tool_use".into(), Value::Null),
+        (FinishReason::Stop, _) if has_calls => ("tool_use".into(), Value::Null),
         (FinishReason::Stop, StopCause::Text(text)) => {
             ("stop_sequence".into(), text.as_str().into())
         }
@@ -133,6 +139,7 @@ pub(super) struct MessageEvents {
     /// The block that has begun and not ended.
     open: Option<OpenBlock>,
     blocks_count: usize,
+    has_calls: bool,
     end: Option<ChoiceEnd>,
 }
 
@@ -149,6 +156,7 @@ impl MessageEvents {
             head,
             open: None,
             blocks_count: 0,
+            has_calls: false,
             end: None,
         }
     }
@@ -198,7 +206,7 @@ impl MessageEvents {
     }
 
     fn reasoning(&mut self, out: &mut Vec<u8>, text: &str) {
-        if self.head.facts.reasoning == ReasoningShown::Hidden {
+        if self.head.facts.thinking == ThinkingShown::Hidden {
             return;
         }
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
@@ -212,6 +220,7 @@ impl MessageEvents {
     }
 
     fn call(&mut self, out: &mut Vec<u8>, call: &ToolCallPiece) {
+        self.has_calls = true;
         if call.head.is_some() {
             self.begin_block(out, OpenBlock::Call, &tool_use(call));
         }
@@ -253,7 +262,10 @@ impl EventRenderer for MessageEvents {
 
     fn last(&mut self, out: &mut Vec<u8>, _: UsageShown, end: AnswerEnd) {
         let AnswerEnd { counts, timing } = end;
-        let (reason, sequence) = stop_reason(self.end.as_ref(), &self.head, counts);
+        let (reason, sequence) = match &self.end {
+            Some(end) => stop_reason(end, self.has_calls, &self.head, counts),
+            None => (Value::Null, Value::Null),
+        };
         let mut event = json!({
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
