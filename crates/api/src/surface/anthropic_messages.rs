@@ -90,7 +90,7 @@ request_fields! {
     THINKING_FIELDS {
         THINKING_TYPE: TextShape = text_field(
             "type",
-            TextShape::one_of(&["enabled", "adaptive", "disabled"]),
+            TextShape::one_of(&["enabled", "adaptive", "between_tools", "disabled"]),
             "`disabled` tells a template that knows `enable_thinking` or `thinking` that the model is not to reason; where it does all the same, the answer leaves its reasoning out.",
         ).required();
         BUDGET_TOKENS: IntegerRange = integer(
@@ -143,6 +143,7 @@ const MESSAGES_REQUEST: ObjectSpec = request_object!(
         TOOL_FIELDS,
         OUTPUT_FIELDS,
         SAMPLING_FIELDS,
+        content::CACHE_FIELDS,
         IGNORED_FIELDS,
     ]],
     &[REFUSED_FIELDS]
@@ -155,6 +156,7 @@ pub(crate) const COUNT_REQUEST: ObjectSpec = request_object!(
         MODEL_FIELDS,
         CONVERSATION_FIELDS,
         TOOL_FIELDS,
+        content::CACHE_FIELDS,
         IGNORED_FIELDS
     ]],
     &[REFUSED_FIELDS]

@@ -56,6 +56,11 @@ request_fields! {
         TEXT: &'static ObjectSpec = object("text", &TEXT_OBJECT, "Form of the output.");
         REASONING: &'static ObjectSpec =
             object("reasoning", &REASONING_OBJECT, "Effort of the reasoning.");
+        THINKING_TOKEN_BUDGET: IntegerRange = integer(
+            "thinking_token_budget",
+            TOKENS,
+            "Limit of the tokens of reasoning, as in chat.",
+        ).default("no limit");
         STREAM: FlagValue = flag("stream", "The answer is sent as server-sent events.");
         STORE: FlagValue = flag(
             "store",
@@ -241,6 +246,9 @@ fn response(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiEr
     write_format(&fields, &mut chat)?;
     if let Some(tokens) = fields.integer(&MAX_OUTPUT_TOKENS)? {
         chat.member("max_completion_tokens", &tokens.to_string());
+    }
+    if let Some(tokens) = fields.integer(&THINKING_TOKEN_BUDGET)? {
+        chat.member(THINKING_TOKEN_BUDGET.name(), &tokens.to_string());
     }
     if let Some(reasoning) = fields.object(&REASONING)? {
         reasoning.text(&SUMMARY)?;
