@@ -14,6 +14,10 @@ pub(crate) enum BodyWork {
     RenderTemplate,
     /// Tokenization of a text or of a rendered conversation, whose tokens are the answer.
     ListTokens,
+    /// Rendering of a body that becomes the body of a chat request first.
+    RenderConverted,
+    /// Tokenization of such a body, whose number of tokens is the answer.
+    ListConverted,
     /// Turns tokens of a body back into text.
     JoinTokens,
 }

@@ -42,6 +42,19 @@ pub(crate) enum QuotaLimit {
     Streams(u32),
 }
 
+/// Names of fields in two APIs: the beginning of a path in one, and in the other. The first that
+/// fits counts.
+pub(crate) type FieldNames = &'static [(&'static str, &'static str)];
+
+/// Returns the path of a field as another API names it.
+pub(crate) fn renamed_path(path: String, names: FieldNames) -> String {
+    let renamed = names.iter().find_map(|(name, other)| {
+        let rest = path.strip_prefix(name)?;
+        Some(format!("{other}{rest}"))
+    });
+    renamed.unwrap_or(path)
+}
+
 impl ApiError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
@@ -266,6 +279,30 @@ impl ApiError {
         self.param.as_deref()
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Time after which the request may be sent again, if the error tells one.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Whether the request was refused because there is no room for it now.
+    pub(crate) fn is_saturation(&self) -> bool {
+        self.drop_reason.is_some()
+    }
+
+    /// Names fields as another API does.
+    pub(crate) fn renamed(mut self, names: FieldNames) -> Self {
+        for (name, other) in names {
+            let quoted = format!("`{name}");
+            self.message = self.message.replace(&quoted, &format!("`{other}"));
+        }
+        self.param = self.param.map(|path| renamed_path(path, names));
+        self
+    }
+
     /// The OpenAI error object.
     pub(crate) fn object(&self) -> Value {
         let kind = match self.status {
@@ -368,16 +405,10 @@ impl From<&Failure> for ApiError {
 }
 
 impl IntoResponse for ApiError {
+    /// Answers in OpenAI's shape. The error itself goes along, so that the layer around all routes
+    /// can give it the shape of the path's API.
     fn into_response(self) -> Response {
-        let body = self.object();
-        self.into_response_with(body)
-    }
-}
-
-impl ApiError {
-    /// Answers with this body, the error's shape in the API of the request.
-    pub(crate) fn into_response_with(self, body: Value) -> Response {
-        let mut response = (self.status, axum::Json(body)).into_response();
+        let mut response = (self.status, axum::Json(self.object())).into_response();
         let headers = response.headers_mut();
         if self.status == StatusCode::REQUEST_TIMEOUT {
             // The connection is closed, because the rest of the body was not read.
@@ -402,6 +433,7 @@ impl ApiError {
         if let (true, Some(code)) = (self.refused, self.code) {
             headers.insert(REFUSAL_REASON, HeaderValue::from_static(code));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

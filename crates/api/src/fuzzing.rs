@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
 /// Routes that a sample can choose.
-const ROUTES: [&str; 7] = [
+const ROUTES: [&str; 10] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/tokenize",
@@ -30,6 +30,9 @@ const ROUTES: [&str; 7] = [
     "/admin/drain",
     "/admin/role",
     "/v1/models",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
 ];
 
 /// A frontend that repeats the first tokens of the prompt.
@@ -181,10 +184,32 @@ mod tests {
             sample(3, r#"{"tokens":[1,2,3,4]}"#),
             sample(4, r#"{"worker":"d0"}"#),
             sample(5, r#"{"worker":"d0","role":"both"}"#),
+            sample(
+                9,
+                r#"{"instructions":"Be brief.","input":[{"role":"developer","content":"Now."},{"role":"user","content":[
+                {"type":"input_text","text":"x"}]},{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text",
+                "text":"Hm"}]},{"type":"function_call","call_id":"1","name":"f","arguments":"{}"},
+                {"type":"function_call_output","call_id":"1","output":"y"}],"tools":[{"type":"function","name":"f",
+                "parameters":{"type":"object"}},{"type":"web_search"}],"tool_choice":"auto","store":true,
+                "text":{"format":{"type":"text"}},"max_output_tokens":3,"stream":true}"#,
+            ),
+            sample(
+                7,
+                r#"{"max_tokens":3,"system":[{"type":"text","text":"x-anthropic-billing-header: a\nBe brief."}],
+                "messages":[{"role":"user","content":[{"type":"text","text":"x"}]},{"role":"assistant","content":[
+                {"type":"thinking","thinking":"Hm","signature":"s"},{"type":"tool_use","id":"1","name":"f","input":{}}]},
+                {"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":"y"}]}],
+                "tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"auto"},
+                "thinking":{"type":"enabled","budget_tokens":1},"stop_sequences":["z"],"stream":true}"#,
+            ),
+            sample(
+                8,
+                r#"{"messages":[{"role":"user","content":"x"}],"system":"y"}"#,
+            ),
         ];
         for (index, sample) in samples.iter().enumerate() {
             // The frontend has no worker that could be commanded.
-            let expected_status = if sample[0] < 4 { 200 } else { 404 };
+            let expected_status = if matches!(sample[0], 4 | 5) { 404 } else { 200 };
             assert_eq!(http(sample).as_u16(), expected_status, "sample {index}");
         }
         cleave_fuzz::check_samples("http", &samples, 3_000, |bytes| {

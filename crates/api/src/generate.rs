@@ -50,7 +50,7 @@ pub(crate) async fn generate(
         ask.fit_default_output(tokens_max);
     }
     app.metrics().count_warnings(&ask.warnings);
-    let head = AnswerHead::new(request_id, model.clone(), ask.warnings.clone());
+    let head = AnswerHead::new(request_id, model.clone(), &ask);
     let permit = caller.permit();
     let mut flights = AnswerFlights::start(app.frontend(), &ask, &model, &slos, meter, permit);
     match ask.delivery {

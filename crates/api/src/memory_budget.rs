@@ -87,6 +87,9 @@ pub(crate) fn units(bytes: usize) -> u32 {
 /// Limit of the tokens that `/tokenize` lists and `/detokenize` takes, unless the context is
 /// longer.
 pub(crate) const LISTED_TOKENS_MAX: usize = 1 << 20;
+/// Length of a chat request in bytes, per byte of the body that it is made of: a tool without a
+/// description grows most. Long texts do not grow.
+const CONVERTED_BYTES_PER_BYTE: usize = 2;
 /// Memory that `/tokenize` takes per token of its answer, besides the tokens' texts: ids, their
 /// digits, quotes, and buffers that double.
 const LISTED_BYTES_PER_TOKEN: usize = 28;
@@ -122,13 +125,26 @@ impl TemplateMemory {
         work: BodyWork,
         model: &ModelText,
     ) -> Result<OwnedSemaphorePermit, ApiError> {
+        let given_bytes = body_bytes;
+        let (body_bytes, copied_bytes) = match work {
+            BodyWork::RenderConverted | BodyWork::ListConverted => {
+                let converted = body_bytes.saturating_mul(CONVERTED_BYTES_PER_BYTE);
+                (converted, converted)
+            }
+            BodyWork::ParseOnly
+            | BodyWork::RenderTemplate
+            | BodyWork::ListTokens
+            | BodyWork::JoinTokens => (body_bytes, 0),
+        };
         let encoded_bytes = body_bytes.min(model.library_bytes_max());
         let encoding = encoded_bytes.saturating_mul(ENCODING_BYTES_PER_BYTE);
         let listed = |tokens: usize| tokens.min(listed_tokens_max(model));
         let bytes = match work {
             BodyWork::ParseOnly => encoding,
-            BodyWork::RenderTemplate => rendering_bytes_max(body_bytes).saturating_add(encoding),
-            BodyWork::ListTokens => {
+            BodyWork::RenderTemplate | BodyWork::RenderConverted => {
+                rendering_bytes_max(body_bytes).saturating_add(encoding)
+            }
+            BodyWork::ListTokens | BodyWork::ListConverted => {
                 let list = listed(body_bytes).saturating_mul(LISTED_BYTES_PER_TOKEN);
                 let texts = body_bytes.saturating_mul(LISTED_BYTES_PER_BYTE);
                 let answer = list.saturating_add(texts);
@@ -138,12 +154,12 @@ impl TemplateMemory {
             // A token is a digit and a comma, or more.
             BodyWork::JoinTokens => listed(body_bytes / 2).saturating_mul(JOINED_BYTES_PER_TOKEN),
         };
-        let pool = if body_bytes <= SHORT_BYTES {
+        let pool = if given_bytes <= SHORT_BYTES {
             &self.short
         } else {
             &self.long
         };
-        pool.reserve(bytes).await
+        pool.reserve(bytes.saturating_add(copied_bytes)).await
     }
 }
 

@@ -50,6 +50,7 @@ pub struct RequestSpan {
 /// Collects the data of one request until its end.
 pub(crate) struct RequestRecord {
     frontend: Arc<dyn Frontend>,
+    surface: &'static dyn Surface,
     span: RequestSpan,
     /// The trace context that the request's flights belong to, if any.
     trace: Option<TraceParent>,
@@ -78,6 +79,7 @@ impl RequestRecord {
         let began = SystemTime::now();
         Self {
             frontend,
+            surface,
             trace,
             tokens_received: 0,
             span: RequestSpan {
@@ -133,7 +135,7 @@ impl RequestRecord {
     }
 
     pub(crate) fn failed(&mut self, error: &ApiError) {
-        self.span.status = Some(error.status().as_u16());
+        self.span.status = Some(self.surface.error_status(error).as_u16());
         self.span.error = error.code();
     }
 

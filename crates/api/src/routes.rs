@@ -129,6 +129,18 @@ pub(crate) static CLIENT_ROUTES: &[ServedRoute<App>] = &[
         },
     },
     ServedRoute {
+        path: "/v1/messages/count_tokens",
+        handler: || post(count_tokens),
+        doc: RouteDoc {
+            operation: "count_message_tokens",
+            summary: "Count the tokens of a conversation (Anthropic Messages).",
+            request: Some(&surface::anthropic_messages::COUNT_REQUEST),
+            schema: "MessageTokens",
+            error_schema: "MessagesError",
+            ..TEXT_DOC
+        },
+    },
+    ServedRoute {
         path: "/openapi.json",
         handler: || get(openapi),
         doc: RouteDoc {
@@ -253,7 +265,11 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
         client,
         trace,
     });
+    let shape = surface::surface_of(request.uri().path());
     let mut response = next.run(request).await;
+    if let (Some(surface), Some(error)) = (shape, response.extensions_mut().remove::<ApiError>()) {
+        response = in_shape(surface, &error, &id, response);
+    }
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
     let status = response.status().as_u16();
     app.metrics().count_response(route, status);
@@ -263,6 +279,20 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// Gives an error the shape that it has in an API. The headers of the answer stay.
+fn in_shape(
+    surface: &dyn Surface,
+    error: &ApiError,
+    request_id: &str,
+    response: Response,
+) -> Response {
+    let body = surface.error(error, request_id).to_string();
+    let (mut parts, _) = response.into_parts();
+    parts.status = surface.error_status(error);
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, Body::from(body))
 }
 
 #[expect(
@@ -284,15 +314,11 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::wrong_method(method.as_str(), uri.path())
 }
 
-/// Answers a request in the shapes of its API, errors included.
+/// Answers a request to generate.
 async fn completion_of(app: &App, surface: &'static dyn Surface, request: Request) -> Response {
-    let in_its_shape = |error: ApiError| {
-        let body = surface.error(&error);
-        error.into_response_with(body)
-    };
     let (mut parts, body) = request.into_parts();
     let Some(request_ids) = parts.extensions.remove::<RequestIds>() else {
-        return in_its_shape(ApiError::internal("unnamed", "The request has no id."));
+        return ApiError::internal("unnamed", "The request has no id.").into_response();
     };
     let RequestIds {
         request_id,
@@ -315,11 +341,12 @@ async fn completion_of(app: &App, surface: &'static dyn Surface, request: Reques
     let authenticated = authenticate(app, &parts.headers, body).await;
     let (caller, body) = match authenticated.inspect_err(log_error) {
         Ok(authenticated) => authenticated,
-        Err(error) => return in_its_shape(error),
+        Err(error) => return error.into_response(),
     };
     let permit = caller.permit();
     let result = generate(app, meta, caller, &parts.headers, body).await;
-    let mut response = result.inspect_err(log_error).unwrap_or_else(in_its_shape);
+    let result = result.inspect_err(log_error);
+    let mut response = result.unwrap_or_else(ApiError::into_response);
     if let Some(permit) = permit {
         permit.write_headers(response.headers_mut(), Instant::now());
     }
@@ -362,6 +389,15 @@ async fn detokenize(
 ) -> Result<Response, ApiError> {
     let read = surface::tokenize::detokenize;
     answer_text_request(&app, &headers, body, BodyWork::JoinTokens, read).await
+}
+
+async fn count_tokens(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let read = surface::anthropic_messages::count_tokens;
+    answer_text_request(&app, &headers, body, BodyWork::ListConverted, read).await
 }
 
 /// Answers with the JSON that `read` makes of a body.

@@ -1,6 +1,6 @@
 //! Server-sent events.
 //!
-//! Owns: the order of events in a stream, and the comments that keep a silent one alive. Never:
+//! Owns: the order of events in a stream, and the signs of life of a silent one. Never:
 //! decides when a stream starts (an error before that is an HTTP status), or knows the JSON of an
 //! event, which the API's [`EventRenderer`] writes. Invariant: a stream ends with the API's last
 //! events if and only if the whole answer was sent; otherwise its last event is an error, so that
@@ -34,10 +34,8 @@ pub(crate) struct StreamSetup {
     pub(crate) keep_alive: Option<Duration>,
 }
 
-/// A comment, which clients ignore and which resets the idle timers of proxies.
-const KEEP_ALIVE_COMMENT: &[u8] = b": keep-alive\n\n";
-
-/// Builds the response. It begins with the first pieces, or with a comment if there is none yet.
+/// Builds the response. It begins with the first pieces, or with a sign of life if there is none
+/// yet.
 pub(crate) fn stream(live: StreamSetup, first: Option<(usize, OutputPieces)>) -> Response {
     let timing = match live.timing {
         TimingShown::Asked => live.flights.timing().header(),
@@ -46,7 +44,7 @@ pub(crate) fn stream(live: StreamSetup, first: Option<(usize, OutputPieces)>) ->
     // The sender moves with each chunk, so it is boxed.
     let mut sender = Box::new(SseWriter {
         waiting: vec![OutputPieces::default(); live.flights.count()],
-        comment_timer: live.keep_alive.map(|span| Box::pin(sleep(span))),
+        silence_timer: live.keep_alive.map(|span| Box::pin(sleep(span))),
         last_event_at: Instant::now(),
         live,
         ready: Vec::new(),
@@ -55,7 +53,7 @@ pub(crate) fn stream(live: StreamSetup, first: Option<(usize, OutputPieces)>) ->
     });
     match first {
         Some((index, pieces)) => sender.add_pieces(index, pieces),
-        None => sender.ready.extend(KEEP_ALIVE_COMMENT),
+        None => sender.ready.extend(sender.live.events.keep_alive()),
     }
     let chunks = streams::unfold(sender, |mut sender| async {
         let chunk = match AssertUnwindSafe(sender.next()).catch_unwind().await {
@@ -86,9 +84,9 @@ struct SseWriter {
     live: StreamSetup,
     /// Pieces of each choice that a client would not notice yet: scores of text that is held back.
     waiting: Vec<OutputPieces>,
-    /// Fires when a comment may be due. It is not reset for each event; if it fires too early, it
-    /// is set to the remaining time.
-    comment_timer: Option<Pin<Box<Sleep>>>,
+    /// Fires when a sign of life may be due. It is not reset for each event; if it fires too early,
+    /// it is set to the remaining time.
+    silence_timer: Option<Pin<Box<Sleep>>>,
     /// Time of the last event.
     last_event_at: Instant,
     /// Whole events to send next.
@@ -112,8 +110,8 @@ impl SseWriter {
     /// where the router counts it.
     async fn next(&mut self) -> Option<Bytes> {
         while self.ready.is_empty() && !self.finished {
-            let Some(next) = self.next_or_comment().await else {
-                return Some(Bytes::from_static(KEEP_ALIVE_COMMENT));
+            let Some(next) = self.next_or_silence().await else {
+                return Some(Bytes::from_static(self.live.events.keep_alive()));
             };
             self.apply(next);
         }
@@ -121,10 +119,10 @@ impl SseWriter {
         (!ready.is_empty()).then(|| Bytes::from(ready))
     }
 
-    /// Returns the next pieces, or `None` when a comment is due.
-    async fn next_or_comment(&mut self) -> Option<NextPieces> {
+    /// Returns the next pieces, or `None` when a sign of life is due.
+    async fn next_or_silence(&mut self) -> Option<NextPieces> {
         let next = self.live.flights.next();
-        let (Some(quiet), Some(span)) = (&mut self.comment_timer, self.live.keep_alive) else {
+        let (Some(quiet), Some(span)) = (&mut self.silence_timer, self.live.keep_alive) else {
             return Some(next.await);
         };
         tokio::pin!(next);
@@ -145,7 +143,7 @@ impl SseWriter {
     }
 
     fn apply(&mut self, next: NextPieces) {
-        if self.comment_timer.is_some() {
+        if self.silence_timer.is_some() {
             self.last_event_at = Instant::now();
         }
         match next {
@@ -175,7 +173,7 @@ impl SseWriter {
         if waiting.are_noticeable() {
             let pieces = std::mem::take(waiting);
             let usage = self.usage();
-            let (out, events) = (&mut self.ready, &self.live.events);
+            let (out, events) = (&mut self.ready, &mut self.live.events);
             events.pieces(out, index, &pieces, usage);
         }
     }
@@ -187,7 +185,7 @@ impl SseWriter {
             usage,
             timing,
             keep_alive: _,
-        } = &self.live;
+        } = &mut self.live;
         let end = AnswerEnd {
             counts: flights.counts(),
             timing: (*timing == TimingShown::Asked).then(|| flights.timing().object()),

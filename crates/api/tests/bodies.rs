@@ -71,6 +71,8 @@ const BYTES_PER_BYTE: usize = 4;
 /// The same where a template joins a long text piece by piece, since the library copies the text so
 /// far twice; and where it prints values with more separators than the body has.
 const COPIED_BYTES_PER_BYTE: usize = 6;
+/// The same of a body that becomes a chat request first.
+const CONVERTED_BYTES_PER_BYTE: usize = COPIED_BYTES_PER_BYTE + 2;
 /// Limits of a template, which may write JSON with any number of blanks and keep a second copy.
 const TEMPLATE_BYTES: usize = 8 << 20;
 const TEMPLATE_BYTES_PER_BYTE: usize = 16;
@@ -136,6 +138,8 @@ fn filled(before: &str, piece: &str, after: &str) -> String {
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 
 /// Names, routes and bodies of the cases.
 fn bodies() -> Vec<(&'static str, &'static str, String)> {
@@ -382,6 +386,70 @@ fn bodies() -> Vec<(&'static str, &'static str, String)> {
             repeated(r#"{"messages":["#, r#"{"role":"user","content":""}"#, "]}"),
         ),
         (
+            "tiny messages of blocks",
+            MESSAGES,
+            repeated(
+                r#"{"max_tokens":1,"messages":["#,
+                r#"{"role":"user","content":[]}"#,
+                "]}",
+            ),
+        ),
+        (
+            "a long message of blocks",
+            MESSAGES,
+            filled(
+                r#"{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"text","text":""#,
+                "ab ",
+                r#""}]}]}"#,
+            ),
+        ),
+        (
+            "blocks",
+            MESSAGES,
+            repeated(
+                r#"{"max_tokens":1,"messages":[{"role":"user","content":["#,
+                r#"{"type":"text","text":"a"}"#,
+                "]}]}",
+            ),
+        ),
+        (
+            "results of tools",
+            MESSAGES,
+            repeated(
+                r#"{"max_tokens":1,"messages":[{"role":"user","content":["#,
+                r#"{"type":"tool_result","tool_use_id":""}"#,
+                "]}]}",
+            ),
+        ),
+        (
+            "tools of blocks",
+            MESSAGES,
+            repeated(
+                r#"{"max_tokens":1,"messages":[{"role":"user","content":""}],"tools":["#,
+                r#"{"name":"f"}"#,
+                "]}",
+            ),
+        ),
+        (
+            "calls and their outputs",
+            RESPONSES,
+            repeated(
+                r#"{"input":["#,
+                r#"{"type":"function_call","call_id":"","name":"f","arguments":""},{"type":"function_call_output","call_id":"","output":""}"#,
+                "]}",
+            ),
+        ),
+        (
+            "a long input",
+            RESPONSES,
+            filled(r#"{"input":""#, "ab ", r#""}"#),
+        ),
+        (
+            "long instructions",
+            RESPONSES,
+            filled(r#"{"input":"a","instructions":""#, r"\n", r#""}"#),
+        ),
+        (
             "detokenize",
             "/detokenize",
             repeated(r#"{"tokens":["#, "1", "]}"),
@@ -585,6 +653,9 @@ fn a_body_costs_at_most_four_times_its_bytes() {
                 let most = match name {
                     "arguments" | "a tool of numbers" | "a tool of arrays" => {
                         2 * (TEMPLATE_BYTES + TEMPLATE_BYTES_PER_BYTE * body.len())
+                    }
+                    _ if [MESSAGES, RESPONSES].contains(&path) => {
+                        CONVERTED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES
                     }
                     "a long message" | "calls" => {
                         COPIED_BYTES_PER_BYTE * body.len() + OVERHEAD_BYTES

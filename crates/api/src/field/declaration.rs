@@ -273,6 +273,11 @@ impl FieldSpec {
         RequestField::new(name, "Passed to the template.", shape, AnyValue).spec
     }
 
+    /// A field that is accepted and changes nothing, for the reason that its meaning gives.
+    pub(crate) const fn ignored(name: &'static str, doc: &'static str) -> Self {
+        RequestField::new(name, doc, ValueShape::Any, AnyValue).spec
+    }
+
     /// A field of another form of its object.
     pub(crate) const fn absent(name: &'static str) -> Self {
         RequestField::new(name, "", ValueShape::Absent, AnyValue).spec

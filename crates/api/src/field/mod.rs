@@ -118,6 +118,15 @@ impl<'a> JsonFields<'a> {
         self.path(field.name())
     }
 
+    /// Returns those fields of a group that are given, with their names.
+    pub(crate) fn given(
+        &self,
+        group: FieldGroup,
+    ) -> impl Iterator<Item = (&'static str, Json<'a>)> + '_ {
+        let given = |field: &'static FieldSpec| Some((field.name, self.known(field.name)?));
+        group.iter().filter_map(given)
+    }
+
     /// Returns the field unless it is absent or `null`.
     pub(crate) fn any<K: Copy>(&self, field: &RequestField<K>) -> Option<Json<'a>> {
         let name = field.name();

@@ -15,7 +15,7 @@ mod pages;
 use crate::admin::ADMIN_ROUTES;
 use crate::field::schema::{add_titled, shape_schema};
 use crate::field::{ObjectSpec, ValueShape};
-use crate::request::{EVERY_HEADER, GENERATE_DOC, REQUEST_ID};
+use crate::request::{EVERY_HEADER, REQUEST_ID};
 use crate::routes::{CLIENT_ROUTES, PROBE_ROUTES};
 use crate::surface::SURFACES;
 use axum::Router;
@@ -56,6 +56,8 @@ pub(crate) struct RouteDoc {
     pub(crate) schema: &'static str,
     /// Statuses of answers with an error.
     pub(crate) errors: &'static [u16],
+    /// Title of the schema of errors.
+    pub(crate) error_schema: &'static str,
 }
 
 /// A header of requests.
@@ -69,6 +71,8 @@ pub(crate) struct HeaderDoc {
 }
 
 const JSON: &str = "application/json";
+/// Title of the schema of errors in OpenAI's shape.
+const ERROR: &str = "Error";
 
 /// Content types of an answer that may be a stream.
 pub(crate) const JSON_OR_EVENTS: &[&str] = &[JSON, "text/event-stream"];
@@ -85,6 +89,7 @@ impl RouteDoc {
         contents: &[JSON],
         schema: "",
         errors: &[],
+        error_schema: ERROR,
     };
 }
 
@@ -115,6 +120,8 @@ fn routes() -> impl Iterator<Item = (&'static str, &'static RouteDoc)> {
 fn document() -> Value {
     let mut paths = Map::new();
     let mut schemas = Map::new();
+    let mut parameters = Map::new();
+    let mut responses = Map::new();
     for (path, doc) in routes() {
         // A path of several segments is one parameter.
         let path = path.replace("{*", "{");
@@ -125,37 +132,26 @@ fn document() -> Value {
             Some(_) => "post",
             None => "get",
         };
+        for header in doc.headers {
+            let parameter = json!({
+                "name": header.name,
+                "in": "header",
+                "required": false,
+                "schema": shape_schema(&header.shape),
+                "description": header.doc,
+            });
+            parameters.insert(header.title.to_owned(), parameter);
+        }
+        for status in doc.errors {
+            let error = ErrorDoc::of(*status);
+            responses.insert(error.title_in(doc), error.answer(doc));
+        }
         let operation = operation(&path, doc);
         paths.insert(path, json!({method: operation}));
     }
     let answers: Map<String, Value> =
         serde_json::from_str(ANSWERS).expect("answers.json is an object");
     schemas.extend(answers);
-    let parameters = GENERATE_DOC.headers.iter().map(|header| {
-        let parameter = json!({
-            "name": header.name,
-            "in": "header",
-            "required": false,
-            "schema": shape_schema(&header.shape),
-            "description": header.doc,
-        });
-        (header.title.to_owned(), parameter)
-    });
-    let errors = ERRORS.iter().map(|error| {
-        let mut headers = json!({REQUEST_ID.name: request_id_header()});
-        if error.has_retry_after {
-            headers["Retry-After"] = json!({
-                "description": "Seconds until the client should try again.",
-                "schema": {"type": "string"},
-            });
-        }
-        let answer = json!({
-            "description": error.description,
-            "headers": headers,
-            "content": {JSON: {"schema": reference("schemas", "Error")}},
-        });
-        (error.title.to_owned(), answer)
-    });
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -165,8 +161,8 @@ fn document() -> Value {
         },
         "paths": paths,
         "components": {
-            "parameters": parameters.collect::<Map<_, _>>(),
-            "responses": errors.collect::<Map<_, _>>(),
+            "parameters": parameters,
+            "responses": responses,
             "schemas": schemas,
         },
     })
@@ -212,9 +208,8 @@ fn operation(path: &str, doc: &RouteDoc) -> Value {
         }),
     );
     for status in doc.errors {
-        let error = ERRORS.iter().find(|error| error.status == *status);
-        let error = error.expect("every status that a route documents is in the list");
-        responses.insert(status.to_string(), reference("responses", error.title));
+        let title = ErrorDoc::of(*status).title_in(doc);
+        responses.insert(status.to_string(), reference("responses", &title));
     }
     operation["responses"] = responses.into();
     operation
@@ -242,14 +237,40 @@ impl ErrorDoc {
             status,
             title,
             description,
-            has_retry_after: matches!(status, 429 | 503),
+            has_retry_after: matches!(status, 429 | 503 | 529),
         }
+    }
+
+    fn of(status: u16) -> &'static Self {
+        let error = ERRORS.iter().find(|error| error.status == status);
+        error.expect("every status that a route documents is in the list")
+    }
+
+    /// Title among the answers; errors of another shape have their own.
+    fn title_in(&self, doc: &RouteDoc) -> String {
+        let prefix = doc.error_schema.strip_suffix(ERROR).unwrap_or_default();
+        format!("{prefix}{}", self.title)
+    }
+
+    fn answer(&self, doc: &RouteDoc) -> Value {
+        let mut headers = json!({REQUEST_ID.name: request_id_header()});
+        if self.has_retry_after {
+            headers["Retry-After"] = json!({
+                "description": "Seconds until the client should try again.",
+                "schema": {"type": "string"},
+            });
+        }
+        json!({
+            "description": self.description,
+            "headers": headers,
+            "content": {JSON: {"schema": reference("schemas", doc.error_schema)}},
+        })
     }
 }
 
-const ERRORS: [ErrorDoc; 10] = [
+static ERRORS: [ErrorDoc; 11] = [
     ErrorDoc::new(400, "BadRequest", "A field is invalid; `param` names it."),
-    ErrorDoc::new(401, "Unauthorized", "The admin key is missing or wrong."),
+    ErrorDoc::new(401, "Unauthorized", "The key is missing or wrong."),
     ErrorDoc::new(
         403,
         "Forbidden",
@@ -277,5 +298,10 @@ const ERRORS: [ErrorDoc; 10] = [
         503,
         "Unavailable",
         "No worker can serve the request now; `Retry-After` says when to try again.",
+    ),
+    ErrorDoc::new(
+        529,
+        "Overloaded",
+        "There is no room for the request now, or it would miss its targets; `Retry-After` says when to try again.",
     ),
 ];

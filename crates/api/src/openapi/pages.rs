@@ -96,11 +96,13 @@ struct FieldRow {
 
 #[test]
 fn the_page_of_the_api_lists_the_declared_fields() {
-    let [chat, completions, tokenize, detokenize] = [
+    let [chat, completions, tokenize, detokenize, messages, responses] = [
         "/v1/chat/completions",
         "/v1/completions",
         "/tokenize",
         "/detokenize",
+        "/v1/messages",
+        "/v1/responses",
     ]
     .map(request_of);
     let (in_chat, in_completions) = (rows(chat), rows(completions));
@@ -115,17 +117,23 @@ fn the_page_of_the_api_lists_the_declared_fields() {
     let lists = without([rows(tokenize), rows(detokenize)].concat(), &in_chat);
     // Both commands take `worker`.
     let commands = rows(request_of("/admin/role"));
+    let of_messages = without(rows(messages), &both);
+    let of_responses = without(rows(responses), &both);
 
     let tables = [
         ("both", table(&both)),
         ("chat", table(&chat_only)),
         ("completions", table(&without(in_completions, &both))),
         ("tokens", table(&lists)),
+        ("messages", table(&of_messages)),
+        ("responses", table(&of_responses)),
         ("commands", table(&commands)),
         (
             "refused",
             refused_table(&refused(chat), &refused(completions)),
         ),
+        ("refused-messages", list_of_refused(messages)),
+        ("refused-responses", list_of_refused(responses)),
     ];
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md");
     let mut page = fs::read_to_string(path).unwrap();
@@ -260,6 +268,15 @@ fn refused_table(
     let mut table = "| field | refused by | reason |\n|---|---|---|\n".to_owned();
     for (route, reason, names) in rows {
         table += &format!("| {} | {route} | {reason} |\n", names.join(", "));
+    }
+    table
+}
+
+/// The fields that one route refuses.
+fn list_of_refused(spec: &ObjectSpec) -> String {
+    let mut table = "| field | reason |\n|---|---|\n".to_owned();
+    for (path, reason) in refused(spec) {
+        table += &format!("| `{path}` | {reason} |\n");
     }
     table
 }

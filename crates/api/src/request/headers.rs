@@ -74,8 +74,28 @@ const TIMING: HeaderDoc = HeaderDoc {
     doc: "1: the answer includes the durations of its stages.",
 };
 
+const ANTHROPIC_VERSION: HeaderDoc = HeaderDoc {
+    title: "AnthropicVersion",
+    name: "anthropic-version",
+    shape: ValueShape::Text(TextShape::ANY),
+    doc: "Version of Anthropic's API; any is served the same, and so is a request without it.",
+};
+
 /// Headers of every request.
 pub(crate) const EVERY_HEADER: &[HeaderDoc] = &[REQUEST_ID];
+
+/// Headers of requests of Anthropic's API that generate.
+pub(crate) const ANTHROPIC_HEADERS: &[HeaderDoc] = &[
+    REQUEST_ID,
+    TRACE_PARENT,
+    SLO_CLASS,
+    SLO_TTFT,
+    SLO_TPOT,
+    SLO_E2E,
+    TENANT,
+    TIMING,
+    ANTHROPIC_VERSION,
+];
 
 /// The parts of their documentation that all routes share that generate.
 pub(crate) const GENERATE_DOC: RouteDoc = RouteDoc {

@@ -14,8 +14,8 @@ pub(crate) mod sampling;
 pub(crate) mod text;
 
 pub(crate) use headers::{
-    EVERY_HEADER, GENERATE_DOC, REQUEST_ID, apply_tenant_limits, read_origin, request_id,
-    resolve_slos, timing,
+    ANTHROPIC_HEADERS, EVERY_HEADER, GENERATE_DOC, REQUEST_ID, apply_tenant_limits, read_origin,
+    request_id, resolve_slos, timing,
 };
 
 use crate::error::ApiError;
@@ -98,10 +98,29 @@ pub(crate) struct GenerateRequest {
     /// How reasoning and calls are read, if the output may have any.
     pub(crate) reading: Option<OutputReading>,
     pub(crate) delivery: ResponseMode,
+    pub(crate) facts: AnswerFacts,
     pub(crate) priority: i32,
     pub(crate) cache_salt: u64,
     pub(crate) warnings: Vec<RequestWarning>,
     pub(crate) output_limit: OutputLimit,
+}
+
+/// Facts of a request that its answer shows, in APIs whose answers do.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AnswerFacts {
+    /// Fields that the answer repeats, the text of a JSON object.
+    pub(crate) repeated: Option<Arc<str>>,
+    /// Limit of output tokens that the client set.
+    pub(crate) tokens_max: Option<u32>,
+    pub(crate) thinking: ThinkingShown,
+}
+
+/// Whether an answer has blocks of the model's thinking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ThinkingShown {
+    #[default]
+    Shown,
+    Hidden,
 }
 
 /// Origin of the limit of a request's output tokens.

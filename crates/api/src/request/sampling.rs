@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// each step.
 const TOKEN_LIST_MAX: usize = 1024;
 /// Limit of stop strings; OpenAI's is 4.
-const STOPS_MAX: usize = 16;
+pub(crate) const STOPS_MAX: usize = 16;
 /// A stop string: each token's text is compared with all of them.
-const STOP_TEXT: TextShape = TextShape {
+pub(crate) const STOP_TEXT: TextShape = TextShape {
     bytes_max: Some(1024),
     ..TextShape::NOT_EMPTY
 };

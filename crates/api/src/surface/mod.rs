@@ -6,9 +6,12 @@
 //!
 //! A new API is a file here with its [`Surface`], and a row in [`SURFACES`].
 
+pub(crate) mod anthropic_messages;
+mod chat_body;
 mod openai;
 mod openai_chat;
 mod openai_completions;
+mod openai_responses;
 pub(crate) mod tokenize;
 
 use crate::body_work::BodyWork;
@@ -16,7 +19,8 @@ use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;
 use crate::output_piece::OutputPieces;
-use crate::request::{GenerateRequest, RequestWarning, UsageShown};
+use crate::request::{AnswerFacts, GenerateRequest, RequestWarning, UsageShown};
+use axum::http::StatusCode;
 use cleave_text::ModelText;
 use cleave_text::json::Document;
 use serde_json::Value;
@@ -24,8 +28,21 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Every API that generates.
-pub(crate) const SURFACES: [&dyn Surface; 2] =
-    [&openai_chat::CHAT, &openai_completions::COMPLETIONS];
+pub(crate) const SURFACES: [&dyn Surface; 4] = [
+    &openai_chat::CHAT,
+    &openai_completions::COMPLETIONS,
+    &openai_responses::RESPONSES,
+    &anthropic_messages::MESSAGES_API,
+];
+
+/// The API that a path belongs to: its route, or one below it.
+pub(crate) fn surface_of(path: &str) -> Option<&'static dyn Surface> {
+    let owns = |surface: &&dyn Surface| {
+        let rest = path.strip_prefix(surface.route());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    SURFACES.into_iter().find(owns)
+}
 
 /// One API: its requests, and the JSON of its answers.
 pub(crate) trait Surface: Send + Sync {
@@ -53,23 +70,34 @@ pub(crate) trait Surface: Send + Sync {
     /// Begins the rendering of an answer as a stream of events.
     fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer>;
 
-    /// Renders the body of an error before the answer began.
-    fn error(&self, error: &ApiError) -> Value;
+    /// Returns the HTTP status of an error.
+    fn error_status(&self, error: &ApiError) -> StatusCode {
+        error.status()
+    }
+
+    /// Renders the body of an error, whatever part of the server found it.
+    fn error(&self, error: &ApiError, request_id: &str) -> Value;
 }
 
 /// Renders the events of one stream, as server-sent events, to the end of a buffer.
 pub(crate) trait EventRenderer: Send {
     /// Events before the first piece.
-    fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage);
+    fn first(&mut self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage);
 
     /// An event with pieces of a choice.
-    fn pieces(&self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage);
+    fn pieces(&mut self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage);
 
     /// Events after the whole answer was sent.
-    fn last(&self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd);
+    fn last(&mut self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd);
 
     /// The last event of a stream that broke off.
-    fn error(&self, out: &mut Vec<u8>, error: &ApiError);
+    fn error(&mut self, out: &mut Vec<u8>, error: &ApiError);
+
+    /// Bytes that a silent stream sends; they reset the idle timers of proxies. By default a
+    /// comment, which clients ignore.
+    fn keep_alive(&self) -> &'static [u8] {
+        b": keep-alive\n\n"
+    }
 }
 
 /// The facts that all parts of an answer share.
@@ -79,6 +107,7 @@ pub(crate) struct AnswerHead {
     pub(crate) created: u64,
     pub(crate) model: Arc<ModelText>,
     pub(crate) warnings: Vec<RequestWarning>,
+    pub(crate) facts: AnswerFacts,
 }
 
 /// The facts that are known when an answer ends.
@@ -101,16 +130,13 @@ pub(crate) enum EventUsage {
 
 impl AnswerHead {
     /// Makes the head of an answer that begins now.
-    pub(crate) fn new(
-        request_id: Arc<str>,
-        model: Arc<ModelText>,
-        warnings: Vec<RequestWarning>,
-    ) -> Self {
+    pub(crate) fn new(request_id: Arc<str>, model: Arc<ModelText>, ask: &GenerateRequest) -> Self {
         Self {
             request_id,
             created: unix_now(),
             model,
-            warnings,
+            warnings: ask.warnings.clone(),
+            facts: ask.facts.clone(),
         }
     }
 }

@@ -97,7 +97,7 @@ impl Surface for OpenAiSurface {
         Box::new(OpenAiEvents::new(self, head))
     }
 
-    fn error(&self, error: &ApiError) -> Value {
+    fn error(&self, error: &ApiError, _: &str) -> Value {
         error.object()
     }
 }
@@ -316,7 +316,7 @@ impl OpenAiEvents {
 }
 
 impl EventRenderer for OpenAiEvents {
-    fn first(&self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage) {
+    fn first(&mut self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage) {
         let Some(first_choice) = self.answer.surface.first_choice else {
             return;
         };
@@ -327,7 +327,13 @@ impl EventRenderer for OpenAiEvents {
         }
     }
 
-    fn pieces(&self, out: &mut Vec<u8>, index: usize, pieces: &OutputPieces, usage: EventUsage) {
+    fn pieces(
+        &mut self,
+        out: &mut Vec<u8>,
+        index: usize,
+        pieces: &OutputPieces,
+        usage: EventUsage,
+    ) {
         let mut scores = pieces.scores();
         let end = pieces.end();
         let deltas = pieces.iter().flat_map(ChoiceDelta::of).flatten();
@@ -346,7 +352,7 @@ impl EventRenderer for OpenAiEvents {
         }
     }
 
-    fn last(&self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd) {
+    fn last(&mut self, out: &mut Vec<u8>, usage: UsageShown, end: AnswerEnd) {
         let AnswerEnd { counts, timing } = end;
         if usage != UsageShown::Never || timing.is_some() {
             let mut chunk = self.answer.chunk(json!([]));
@@ -361,7 +367,7 @@ impl EventRenderer for OpenAiEvents {
         out.extend(b"data: [DONE]\n\n");
     }
 
-    fn error(&self, out: &mut Vec<u8>, error: &ApiError) {
+    fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
         write_event(out, &error.object());
     }
 }

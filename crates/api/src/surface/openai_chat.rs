@@ -25,8 +25,8 @@ use crate::request::sampling::{
     logprobs_count, output, sampling, special_tokens,
 };
 use crate::request::{
-    self, CallReason, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted,
-    ReasoningShown, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
+    self, AnswerFacts, CallReason, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS,
+    OutputWanted, ReasoningShown, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
 };
 use cleave_domain::{GRAMMAR_BYTES_MAX, TokenId};
 use cleave_text::json::{Document, Json, JsonShape};
@@ -299,6 +299,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         output,
         reading,
         delivery,
+        facts: AnswerFacts::default(),
         priority,
         cache_salt,
         warnings,

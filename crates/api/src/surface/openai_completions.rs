@@ -16,8 +16,8 @@ use crate::request::sampling::{
     logprobs_count, output, sampling, special_tokens, token_ids,
 };
 use crate::request::{
-    self, CHOICES, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS, OutputWanted,
-    TokenizedPrompt, UNSUPPORTED, text,
+    self, AnswerFacts, CHOICES, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS,
+    OutputWanted, TokenizedPrompt, UNSUPPORTED, text,
 };
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
@@ -230,6 +230,7 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         output,
         reading: None,
         delivery,
+        facts: AnswerFacts::default(),
         priority,
         cache_salt,
         warnings: Vec::new(),

@@ -25,6 +25,9 @@ fn base(route: &str) -> Value {
         "/detokenize" => json!({"tokens": [5]}),
         "/admin/drain" => json!({"worker": "d0"}),
         "/admin/role" => json!({"worker": "d0", "role": "both"}),
+        "/v1/messages" => json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+        "/v1/responses" => json!({"input": "Hi"}),
+        "/v1/messages/count_tokens" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
         other => panic!("{other}: add a body that it serves"),
     }
 }
@@ -140,7 +143,13 @@ impl NumberField {
         if answer.status != 200 {
             // Rules beyond the range: the context, and the vocabulary.
             let code = &answer.json()["error"]["code"];
-            let is_count = ["max_tokens", "max_completion_tokens", "min_tokens"];
+            let is_count = [
+                "max_tokens",
+                "max_completion_tokens",
+                "max_output_tokens",
+                "min_tokens",
+                "top_logprobs",
+            ];
             let is_count = is_count.contains(&&*self.name);
             assert!(is_count, "{self:?} {value} {code}: {}", answer.body);
             return;

@@ -1,0 +1,331 @@
+//! The items of a request, as messages of chat.
+//!
+//! Owns: the items of each kind. Never: renders. Invariant: items of one answer (reasoning, text,
+//! calls) are one message of the assistant, as templates expect; what no template can show is
+//! refused.
+
+use super::{INPUT, INSTRUCTIONS};
+use crate::error::ApiError;
+use crate::field::{
+    AnyValue, FieldSpec, JsonFields, ListShape, ObjectSpec, RequestField, TextShape, ValueShape,
+    any, clipped, list, request_fields, request_object, text as text_field, wrong_type,
+};
+use crate::surface::chat_body::{BROKEN_ARGUMENTS, ChatMessages, JsonText, LINE_BREAK};
+use cleave_text::json::{Document, Json, JsonItems, JsonShape};
+
+request_fields! {
+    MESSAGE_FIELDS {
+        MESSAGE_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&[MESSAGE]), "Kind of the item.")
+                .default("`message`");
+        ROLE: TextShape = text_field(
+            "role",
+            TextShape::one_of(&["user", ASSISTANT, "system", "developer"]),
+            "Author of the message.",
+        ).required();
+        CONTENT: AnyValue = any("content", CONTENT_SHAPE, "Text, or parts, of the message; parts are joined by line breaks.")
+            .required();
+    }
+}
+
+request_fields! {
+    CALL_FIELDS {
+        CALL_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["function_call"]), "Kind of the item.").required();
+        CALL_ID: TextShape = text_field("call_id", TextShape::ANY, "Id of the call.").required();
+        CALL_NAME: TextShape = text_field("name", TextShape::ANY, "Name of the function.").required();
+        CALL_ARGUMENTS: TextShape = text_field(
+            "arguments",
+            TextShape::ANY,
+            "Arguments of the call, as the model wrote them; what is no object of JSON is shown as text.",
+        ).required();
+    }
+}
+
+request_fields! {
+    OUTPUT_FIELDS {
+        OUTPUT_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["function_call_output"]), "Kind of the item.")
+                .required();
+        OUTPUT_ID: TextShape = text_field("call_id", TextShape::ANY, "Id of the call.").required();
+        OUTPUT: AnyValue = any("output", CONTENT_SHAPE, "Text, or parts, of the result.").required();
+    }
+}
+
+request_fields! {
+    REASONING_FIELDS {
+        REASONING_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["reasoning"]), "Kind of the item.").required();
+        REASONING_CONTENT: ListShape = list(
+            "content",
+            ListShape::of(&ValueShape::Object(&REASONING_PART)),
+            "Earlier reasoning, passed to the template.",
+        );
+        REASONING_SUMMARY: ListShape = list(
+            "summary",
+            ListShape::of(&ValueShape::Object(&REASONING_PART)),
+            "Counts where there is no content.",
+        );
+    }
+}
+
+request_fields! {
+    TEXT_FIELDS {
+        TEXT_TYPE: TextShape = text_field(
+            "type",
+            TextShape::one_of(&["input_text", "output_text", "text"]),
+            "Kind of the part.",
+        ).required();
+        TEXT: TextShape = text_field("text", TextShape::ANY, "The text.").required();
+    }
+}
+
+request_fields! {
+    REFUSAL_FIELDS {
+        REFUSAL_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["refusal"]), "Kind of the part.").required();
+        REFUSAL: TextShape =
+            text_field("refusal", TextShape::ANY, "Text of an earlier refusal.").required();
+    }
+}
+
+request_fields! {
+    REASONING_PART_FIELDS {
+        REASONING_PART_TYPE: TextShape = text_field(
+            "type",
+            TextShape::one_of(&["reasoning_text", "summary_text"]),
+            "Kind of the part.",
+        ).required();
+        REASONING_TEXT: TextShape = text_field("text", TextShape::ANY, "The text.").required();
+    }
+}
+
+/// Fields of items that answers have, and that mean nothing in a request.
+const STATE_FIELDS: &[FieldSpec] = &[
+    FieldSpec::ignored("id", "Ignored."),
+    FieldSpec::ignored("status", "Ignored."),
+];
+const ENCRYPTED_FIELDS: &[FieldSpec] = &[FieldSpec::ignored(
+    "encrypted_content",
+    "Ignored: only OpenAI can read it.",
+)];
+
+const CONTENT_SHAPE: ValueShape = ValueShape::OneOf(&[
+    ValueShape::Text(TextShape::ANY),
+    ValueShape::List(ListShape::of(&ValueShape::Object(&PART))),
+]);
+const PART: ObjectSpec = request_object!("InputPart", &[&[TEXT_FIELDS], &[REFUSAL_FIELDS]]);
+const REASONING_PART: ObjectSpec = request_object!("", &[&[REASONING_PART_FIELDS]]);
+
+/// An item of a conversation.
+pub(super) const ITEM: ObjectSpec = request_object!(
+    "InputItem",
+    &[
+        &[MESSAGE_FIELDS, STATE_FIELDS],
+        &[CALL_FIELDS, STATE_FIELDS],
+        &[OUTPUT_FIELDS, STATE_FIELDS],
+        &[REASONING_FIELDS, ENCRYPTED_FIELDS, STATE_FIELDS],
+    ]
+);
+
+const MESSAGE: &str = "message";
+const ASSISTANT: &str = "assistant";
+/// Between texts of the system, escaped.
+const PARAGRAPH: &str = r"\n\n";
+
+/// Writes the messages of a chat request, and returns the body.
+pub(super) fn write_conversation(
+    fields: &JsonFields,
+    chat: JsonText,
+) -> Result<JsonText, ApiError> {
+    let mut conversation = Conversation {
+        system: Vec::new(),
+        messages: ChatMessages::new(chat),
+        has_begun: false,
+    };
+    fields.text(&INSTRUCTIONS)?;
+    conversation.system.extend(fields.any(&INSTRUCTIONS));
+    let input = fields.any(&INPUT).ok_or_else(|| fields.missing(&INPUT))?;
+    match input.shape() {
+        JsonShape::String(_) => conversation.message("user", &[input]),
+        JsonShape::Array(items) => {
+            for (index, item) in items.enumerate() {
+                let path = format!("{}[{index}]", INPUT.name());
+                conversation.item(&fields.object_at(path, item, &ITEM)?)?;
+            }
+        }
+        _ => {
+            let path = fields.path_of(&INPUT);
+            return Err(wrong_type(&path, "a string or an array of items", input));
+        }
+    }
+    if !conversation.has_begun && conversation.system.is_empty() {
+        return Err(fields.invalid(&INPUT, "`input` must have at least one item."));
+    }
+    conversation.begin();
+    Ok(conversation.messages.finish())
+}
+
+/// A conversation that is being written. Some templates allow one message of the system, at the
+/// beginning, so those before any other are one.
+struct Conversation<'a> {
+    system: Vec<Json<'a>>,
+    messages: ChatMessages<'a>,
+    /// Whether a message beside the system's has come.
+    has_begun: bool,
+}
+
+impl<'a> Conversation<'a> {
+    /// Writes the system's message, if there is one, before the first other message.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.has_begun, true) && !self.system.is_empty() {
+            self.messages.message("system", &self.system, PARAGRAPH);
+        }
+    }
+
+    fn message(&mut self, role: &str, texts: &[Json<'a>]) {
+        let is_of_system = matches!(role, "system" | "developer");
+        if is_of_system && !self.has_begun {
+            self.system.extend(texts);
+            return;
+        }
+        self.begin();
+        if role != ASSISTANT {
+            return self.messages.message(role, texts, LINE_BREAK);
+        }
+        if self.messages.has_answered() {
+            self.messages.end_answer();
+        }
+        for text in texts {
+            self.messages.answer_text(*text);
+        }
+    }
+
+    fn item(&mut self, item: &JsonFields<'a>) -> Result<(), ApiError> {
+        let kind = item.text(&MESSAGE_TYPE)?;
+        let kind = kind.as_deref().unwrap_or(MESSAGE);
+        if is_kind(kind, &MESSAGE_TYPE) {
+            let role = item.required_text(&ROLE)?;
+            if !is_kind(&role, &ROLE) {
+                let (path, roles) = (item.path_of(&ROLE), ROLE.choices().join(", "));
+                let role = clipped(&role);
+                let message = format!("`{path}` must be one of {roles}, not {role:?}.");
+                return Err(item.invalid(&ROLE, message));
+            }
+            let texts = content(item, &CONTENT)?;
+            self.message(&role, &texts);
+        } else if is_kind(kind, &CALL_TYPE) {
+            self.begin();
+            let (id, name) = (string(item, &CALL_ID)?, string(item, &CALL_NAME)?);
+            let arguments = string(item, &CALL_ARGUMENTS)?;
+            self.messages.call(id, name, &object_of(arguments));
+        } else if is_kind(kind, &OUTPUT_TYPE) {
+            self.begin();
+            let id = string(item, &OUTPUT_ID)?;
+            self.messages.result(id, &content(item, &OUTPUT)?);
+        } else if is_kind(kind, &REASONING_TYPE) {
+            self.begin();
+            if self.messages.has_answered() {
+                self.messages.end_answer();
+            }
+            let mut texts = reasoning(item, &REASONING_CONTENT)?;
+            if texts.is_empty() {
+                texts = reasoning(item, &REASONING_SUMMARY)?;
+            }
+            for text in texts {
+                self.messages.reasoning(text);
+            }
+        } else {
+            let path = item.path_of(&MESSAGE_TYPE);
+            let kind = clipped(kind);
+            let message = format!("`{path}`: items of type {kind:?} are not supported.");
+            return Err(item.unsupported(&MESSAGE_TYPE, message));
+        }
+        Ok(())
+    }
+}
+
+fn is_kind(kind: &str, field: &RequestField<TextShape>) -> bool {
+    field.choices().contains(&kind)
+}
+
+/// Returns a required text as it is written, with its quotes.
+fn string<'a>(
+    item: &JsonFields<'a>,
+    field: &RequestField<TextShape>,
+) -> Result<Json<'a>, ApiError> {
+    item.required_text(field)?;
+    item.any(field).ok_or_else(|| item.missing(field))
+}
+
+/// Returns the arguments of a call as JSON. An agent sends back what the model wrote, mistakes
+/// included, and the model is to see them.
+fn object_of(arguments: Json<'_>) -> String {
+    let JsonShape::String(text) = arguments.shape() else {
+        unreachable!("the reader has checked it");
+    };
+    let text = text.get().into_owned();
+    let is_object = |document: Document| matches!(document.root().shape(), JsonShape::Object(_));
+    if text.trim().is_empty() || Document::check(text).is_ok_and(is_object) {
+        return arguments.text().to_owned();
+    }
+    format!("{{\"{BROKEN_ARGUMENTS}\":{}}}", arguments.text())
+}
+
+/// Returns the texts of a content, a string or parts.
+fn content<'a>(
+    item: &JsonFields<'a>,
+    field: &RequestField<AnyValue>,
+) -> Result<Vec<Json<'a>>, ApiError> {
+    let content = item.any(field).ok_or_else(|| item.missing(field))?;
+    let path = item.path_of(field);
+    match content.shape() {
+        JsonShape::String(_) => Ok(vec![content]),
+        JsonShape::Array(parts) => part_texts(item, &path, parts),
+        _ => Err(wrong_type(&path, "a string or an array of parts", content)),
+    }
+}
+
+fn part_texts<'a>(
+    item: &JsonFields<'a>,
+    path: &str,
+    parts: JsonItems<'a>,
+) -> Result<Vec<Json<'a>>, ApiError> {
+    let mut texts = Vec::new();
+    for (index, part) in parts.enumerate() {
+        let part = item.object_at(format!("{path}[{index}]"), part, &PART)?;
+        let kind = part.required_text(&TEXT_TYPE)?;
+        if is_kind(&kind, &TEXT_TYPE) {
+            texts.push(string(&part, &TEXT)?);
+        } else if is_kind(&kind, &REFUSAL_TYPE) {
+            texts.push(string(&part, &REFUSAL)?);
+        } else {
+            let path = part.path_of(&TEXT_TYPE);
+            let kind = clipped(&kind);
+            let message = format!(
+                "`{path}`: parts of type {kind:?} are not supported; the model reads text only."
+            );
+            return Err(part.unsupported(&TEXT_TYPE, message));
+        }
+    }
+    Ok(texts)
+}
+
+fn reasoning<'a>(
+    item: &JsonFields<'a>,
+    field: &RequestField<ListShape>,
+) -> Result<Vec<Json<'a>>, ApiError> {
+    let mut texts = Vec::new();
+    for (index, part) in item.list(field)?.into_iter().flatten().enumerate() {
+        let path = format!("{}[{index}]", item.path_of(field));
+        let part = item.object_at(path, part, &REASONING_PART)?;
+        let kind = part.required_text(&REASONING_PART_TYPE)?;
+        if !is_kind(&kind, &REASONING_PART_TYPE) {
+            let path = part.path_of(&REASONING_PART_TYPE);
+            let message = format!("`{path}` {:?} is not known.", clipped(&kind));
+            return Err(part.invalid(&REASONING_PART_TYPE, message));
+        }
+        texts.push(string(&part, &REASONING_TEXT)?);
+    }
+    Ok(texts)
+}
