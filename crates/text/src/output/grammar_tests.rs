@@ -452,6 +452,112 @@ fn drafts_are_cut_behind_the_end_of_reasoning() {
     }
 }
 
+/// Whether a text, in single bytes, is one of a grammar's.
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    let model = &MODELS[0];
+    let constraint = Constraint {
+        grammar: grammar.clone(),
+        end: ConstraintEnd::Allowed,
+    };
+    let mut matcher = model.compiler.compile(&constraint).unwrap().start();
+    let mut bytes = text.bytes().map(TokenId::from);
+    let mut words = vec![0; model.compiler.mask_words()];
+    let is_whole = bytes.all(|byte| matcher.consume(byte).is_ok());
+    is_whole && matcher.allow(&mut words).is_ok() && words[END as usize / 32] >> (END % 32) & 1 == 1
+}
+
+/// Without its schema each of these calls would be read.
+#[test]
+fn a_free_text_has_no_call_that_is_not_strict() {
+    let tools = callable(true);
+    let mut rules = required(&tools, false);
+    rules.calls.are_required = false;
+    let free = |format: &str| {
+        let reading = reading("none", format, "");
+        reading.lark(&rules, &MODELS[0].marks, &[END]).unwrap()
+    };
+    let bad = r#"{"name": "weather", "parameters": {"bad": 1}}"#;
+    let good = r#"{"name": "weather", "parameters": {"city": "a"}}"#;
+    for (format, good, bad) in [
+        (
+            "hermes",
+            "I say <tool_cal".to_owned(),
+            format!("So <tool_call>{bad}"),
+        ),
+        ("llama3_json", good.to_owned(), bad.to_owned()),
+        (
+            "llama3_json",
+            format!("{good}; {good}"),
+            format!("{good}; {bad}"),
+        ),
+        ("llama3_json", format!("See: {bad}"), format!(" {bad}")),
+        (
+            "llama3_json",
+            format!("a<|python_tag|>{good}"),
+            format!("a<|python_tag|>{bad}"),
+        ),
+        (
+            "llama3_json",
+            format!("a<|python_tag|>{good}; {good}"),
+            format!("a<|python_tag|>{good}; {bad}"),
+        ),
+        (
+            "pythonic",
+            r#"[weather(city="a")]"#.to_owned(),
+            "[weather(bad=1)]".to_owned(),
+        ),
+        (
+            "mistral",
+            "See [TOOL".to_owned(),
+            "[TOOL_CALLS]weather[ARGS]{}".to_owned(),
+        ),
+    ] {
+        let grammar = free(format);
+        assert!(accepts(&grammar, &good), "{format}: {good}");
+        assert!(!accepts(&grammar, &bad), "{format}: {bad}");
+    }
+}
+
+#[test]
+fn marks_within_strings_of_arguments_end_nothing() {
+    for (format, prompt, text, expected) in [
+        (
+            "qwen3_coder",
+            "",
+            "<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\n<parameter=deep>\n{\"a\":\"</parameter>\"}\n</parameter>\n</function>\n</tool_call>",
+            json!({"city": "a", "deep": {"a": "</parameter>"}}),
+        ),
+        (
+            "openai",
+            "<|start|>assistant",
+            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\":\"<|end|>\"}",
+            json!({"city": "<|end|>"}),
+        ),
+        (
+            "pythonic",
+            "",
+            r#"[weather(city="a\b)")]"#,
+            json!({"city": "a\u{8})"}),
+        ),
+    ] {
+        let tools = [CallableTool {
+            name: "weather".to_owned(),
+            schema: Some(json!({"type": "object", "properties": {
+                "city": {"type": "string"}, "deep": {"type": "object"}}})),
+            is_strict: true,
+        }];
+        let reading = reading("none", format, prompt);
+        let grammar = reading.lark(&required(&tools, false), &MODELS[0].marks, &[END]);
+        assert!(accepts(&grammar.unwrap(), text), "{text}");
+        let (calls, rest) = divided(&read(&reading, &[text]));
+        let arguments: Vec<Value> = calls
+            .iter()
+            .map(|(_, arguments)| serde_json::from_str(arguments).unwrap())
+            .collect();
+        assert_eq!((arguments, &*rest), (vec![expected], ""), "{text}");
+    }
+}
+
 #[test]
 fn a_form_that_every_output_has_needs_no_grammar() {
     let free = reading("qwen3", "hermes", "");
