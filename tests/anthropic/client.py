@@ -22,7 +22,7 @@ def main() -> None:
         model = json.load(answer)["data"][0]["id"]
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     messages = [{"role": "user", "content": "How is the weather in Rome?"}]
-    draw = {"temperature": 0.8, "extra_body": {"seed": 4}}
+    draw = {"extra_body": {"temperature": 0.8, "seed": 4}}
     ask = {"model": model, "messages": messages, "max_tokens": 24, "system": "Be brief.", **draw}
 
     # A message is the same whole and streamed, and its prompt has the tokens that are counted.

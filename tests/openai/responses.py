@@ -30,7 +30,7 @@ def main() -> None:
         "input": "How is the weather in Rome?",
         "instructions": "Be brief.",
         "temperature": 0.8,
-        "extra_body": {"seed": 4},
+        "extra_body": {"seed": 4, "thinking_token_budget": 8},
     }
 
     # A response is the same whole and streamed.
@@ -50,7 +50,6 @@ def main() -> None:
     schema = Weather.model_json_schema()
     tool = {"type": "function", "name": "weather", "parameters": schema | {"additionalProperties": False}, "strict": True}
     forced = dict(ask, tools=[tool, {"type": "web_search"}], tool_choice="required", parallel_tool_calls=False, max_output_tokens=1500)
-    forced["extra_body"] = {"seed": 4, "thinking_token_budget": 16}
     response = client.responses.create(**forced)
     assert response.status == "completed", response
     reasoning, call = response.output
@@ -72,7 +71,7 @@ def main() -> None:
     assert all(item.type != "function_call" for item in second.output)
 
     # An answer of a schema follows the reasoning.
-    parsed = client.responses.parse(**dict(ask, extra_body=forced["extra_body"]), text_format=Weather, max_output_tokens=1500)
+    parsed = client.responses.parse(**ask, text_format=Weather, max_output_tokens=1500)
     assert isinstance(parsed.output_parsed, Weather)
 
     # Errors name their field.
