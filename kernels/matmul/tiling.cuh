@@ -25,7 +25,7 @@ struct Shape {
     static constexpr u32 ROW_WARPS = ROW_WARPS_;
     static constexpr u32 DEPTH = DEPTH_;
     static constexpr u32 STAGES = STAGES_;
-    // Those that copy and multiply. Where blocks share the spans of a tile, one more warp counts the arrivals: it has
+    // Threads that copy and multiply. Where blocks share the spans of a tile, one more warp counts the arrivals: it has
     // no copies on the way for which it would have to wait.
     static constexpr u32 THREADS = 32 * COLUMN_WARPS * ROW_WARPS;
     static constexpr u32 BLOCK_THREADS = THREADS + (CUT == Cut::Spans ? 32 : 0);

@@ -137,42 +137,6 @@ def openai_node(cleave: str) -> str:
     return with_server(demo(cleave), use)
 
 
-def random_weights(cleave: str, folder: str) -> Process:
-    """Serves random weights with Qwen3's chat template, in which the prompt opens the reasoning."""
-    shutil.copytree(ROOT / "testdata" / "qwen3", folder, dirs_exist_ok=True)
-    config = Path(folder) / "config.json"
-    # Tools take more than the context of the small checkpoint.
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 4096}))
-    template = Path(folder) / "chat_template.jinja"
-    closing = r"{{- '<think>\n\n</think>\n\n' }}"
-    template.write_text(template.read_text().replace(closing, closing + r"{%- else %}{{- '<think>\n' }}"))
-    return Process(cleave, "serve", "--port", "0", "--threads", "2", "--kv-cache", "64MiB", "--model", folder, *TALKATIVE)
-
-
-def openai_responses(cleave: str) -> str:
-    """Runs OpenAI's Python client on the Responses API."""
-    python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
-    with tempfile.TemporaryDirectory() as folder:
-
-        def use(url: str) -> str:
-            run([python, ROOT / "tests" / "openai" / "responses.py", url])
-            return "responses, streams, `.parse`, required tools, a second turn, reasoning, errors"
-
-        return with_server(random_weights(cleave, folder), use)
-
-
-def anthropic_python(cleave: str) -> str:
-    """Runs Anthropic's Python client."""
-    python = venv("anthropic", [f"anthropic=={ANTHROPIC}"])
-    with tempfile.TemporaryDirectory() as folder:
-
-        def use(url: str) -> str:
-            run([python, ROOT / "tests" / "anthropic" / "client.py", url])
-            return "messages, streams, counts of tokens, required tools, a second turn, thinking, errors"
-
-        return with_server(random_weights(cleave, folder), use)
-
-
 def schemathesis(cleave: str, examples: int = 20) -> str:
     """Sends requests that schemathesis generates from /openapi.json."""
     python = venv("schemathesis", [f"schemathesis=={SCHEMATHESIS}"])
@@ -219,8 +183,6 @@ CLIENTS = {
     "Anthropic Python": (ANTHROPIC, anthropic_python),
     "OpenAI Node": (OPENAI_NODE, openai_node),
     "schemathesis": (SCHEMATHESIS, schemathesis),
-    "OpenAI Python, Responses": (OPENAI_PYTHON, openai_responses),
-    "Anthropic Python": (ANTHROPIC, anthropic_python),
 }
 GENERATORS = {
     "aiperf": (generators.AIPERF, lambda cleave: through_nginx(cleave, generators.aiperf)),
