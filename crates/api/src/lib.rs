@@ -49,7 +49,7 @@ pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};
 pub use metrics::metrics_described;
 pub use request_record::RequestSpan;
-pub use routes::metrics_answer;
+pub use routes::{loading_answer, metrics_answer};
 pub use trace_parent::TraceParent;
 pub use ui::{
     ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,

@@ -281,6 +281,20 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     response
 }
 
+/// Answers a request for this path with 503 while the model is loaded, and ends the connection: the
+/// next request finds the server with the model.
+pub fn loading_answer(path: &str, headers: &HeaderMap) -> Response {
+    let error = ApiError::unavailable("loading", "The model is being loaded.");
+    let plain = error.clone().into_response();
+    let mut response = match surface::surface_of(path) {
+        Some(surface) => in_shape(surface, &error, &request::request_id(headers), plain),
+        None => plain,
+    };
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(header::CONNECTION, close);
+    response
+}
+
 /// Gives an error the shape that it has in an API. The headers of the answer stay.
 fn in_shape(
     surface: &dyn Surface,

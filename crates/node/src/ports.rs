@@ -8,8 +8,8 @@
 use crate::http::RouterPorts;
 use crate::{NodeError, RouterOptions};
 use axum::Router;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, Uri};
+use cleave_api::loading_answer;
 use cleave_server::{HttpLimits, HttpServer, PortRoutes, ServerError, bind};
 use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_tls::{PeerTls, ServerTls};
@@ -186,7 +186,8 @@ impl LoadingServers {
     ) -> Result<(), NodeError> {
         let handle = second_handle(listener);
         let handle = handle.map_err(|error| ServerError::Bind("the listener".into(), error))?;
-        let routes = Router::new().fallback(async || loading_response());
+        let answer = async |uri: Uri, headers: HeaderMap| loading_answer(uri.path(), &headers);
+        let routes = Router::new().fallback(answer);
         let faces = PortRoutes {
             secure: certificate.map(|tls| (tls.clone(), routes.clone())),
             ..PortRoutes::clear(routes)
@@ -208,16 +209,6 @@ fn second_handle(listener: &TcpListener) -> io::Result<TcpListener> {
     use std::os::fd::AsFd;
     let handle = listener.as_fd().try_clone_to_owned()?;
     TcpListener::from_std(std::net::TcpListener::from(handle))
-}
-
-fn loading_response() -> Response {
-    let text = r#"{"error":{"message":"The model is being loaded.","type":"service_unavailable_error","param":null,"code":"loading"}}"#;
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::RETRY_AFTER, "1"),
-        (header::CONNECTION, "close"),
-    ];
-    (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()
 }
 
 /// Loads NVIDIA's transfer library, if links may use it; `None` if it is not there.

@@ -21,6 +21,8 @@ async fn a_bound_port_answers_503_until_the_model_is_there() {
         assert!(answer.starts_with("HTTP/1.1 503"), "{path}: {answer}");
         assert!(answer.contains("being loaded"), "{answer}");
     }
+    let message = http(&address, "/v1/messages").await;
+    assert!(message.contains(r#""type":"error""#), "{message}");
     // Nobody else has it meanwhile.
     let second = FleetPorts::open(&address, &options).await;
     assert!(
