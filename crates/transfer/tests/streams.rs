@@ -121,17 +121,42 @@ async fn relay(
     }
 }
 
+/// A limit on silence that a test waits for.
+const SILENCE_REACHED: Duration = Duration::from_secs(2);
+/// Longer than `LinkedWorker::next` waits, so a loss that a test sees has another reason.
+const SILENCE_UNREACHED: Duration = Duration::from_secs(60);
+
+/// `silence_max` of the two ends of a link.
+#[derive(Clone, Copy)]
+struct LinkSilenceLimits {
+    sender: Duration,
+    receiver: Duration,
+}
+
+impl LinkSilenceLimits {
+    const UNREACHED: Self = Self {
+        sender: SILENCE_UNREACHED,
+        receiver: SILENCE_UNREACHED,
+    };
+}
+
 async fn gated_pair(
-    silence_max: Duration,
+    silence_limits: LinkSilenceLimits,
     credit_bytes: u32,
 ) -> (LinkedWorker, LinkedWorker, ConnectionProxy) {
-    let config = |me| LinksConfig {
+    let config = |me, silence_max| LinksConfig {
         silence_max,
         credit_bytes,
         ..config(me, "f")
     };
-    let mut sender = LinkedWorker::on(LocalNet::default(), config(worker_ref(1, 1))).await;
-    let receiver = LinkedWorker::on(LocalNet::default(), config(worker_ref(2, 1))).await;
+    let LinkSilenceLimits {
+        sender: sender_silence_max,
+        receiver: receiver_silence_max,
+    } = silence_limits;
+    let sender_config = config(worker_ref(1, 1), sender_silence_max);
+    let receiver_config = config(worker_ref(2, 1), receiver_silence_max);
+    let mut sender = LinkedWorker::on(LocalNet::default(), sender_config).await;
+    let receiver = LinkedWorker::on(LocalNet::default(), receiver_config).await;
     let gate = ConnectionProxy::before(receiver.address.clone()).await;
     sender
         .links
@@ -143,7 +168,8 @@ async fn gated_pair(
 
 #[tokio::test]
 async fn messages_of_several_streams_arrive_all_in_any_order() {
-    let (mut sender, mut receiver, gate) = gated_pair(Duration::from_secs(20), 64 * BLOCK).await;
+    let (mut sender, mut receiver, gate) =
+        gated_pair(LinkSilenceLimits::UNREACHED, 64 * BLOCK).await;
     gate.set(2, ProxyState::Paused);
     // Idle streams take messages in turn, so the paused one holds some.
     let mut expected: BTreeSet<(u64, Option<u32>)> = BTreeSet::new();
@@ -188,7 +214,7 @@ async fn one_lost_stream_loses_the_link_once_at_both_ends() {
     for end in [ProxyState::Cut, ProxyState::HalfClosed] {
         for stream in 0..4 {
             let (mut sender, mut receiver, gate) =
-                gated_pair(Duration::from_secs(20), 4 * BLOCK).await;
+                gated_pair(LinkSilenceLimits::UNREACHED, 4 * BLOCK).await;
             let link = sender.links.link(receiver.me).unwrap();
             sender.send_block(receiver.me, 1, 0).await;
             assert!(receiver.next_packet().await.payload.is_some());
@@ -208,13 +234,44 @@ async fn one_lost_stream_loses_the_link_once_at_both_ends() {
 // Lesson: 9.
 #[tokio::test]
 async fn one_silent_stream_loses_the_link() {
-    let (mut sender, mut receiver, gate) = gated_pair(Duration::from_millis(500), 4 * BLOCK).await;
+    // A paused stream is silent at both ends. The end whose limit passes first reports the silence
+    // and closes the link, and the other end reports the close. With equal limits either end may be
+    // first, so each end in turn has the only limit that passes.
+    let sender_first = async {
+        let (sender, receiver, _gate) = pair_with_a_silent_stream(LinkSilenceLimits {
+            sender: SILENCE_REACHED,
+            ..LinkSilenceLimits::UNREACHED
+        })
+        .await;
+        assert_lost_by_silence(sender, receiver).await;
+    };
+    let receiver_first = async {
+        let (sender, receiver, _gate) = pair_with_a_silent_stream(LinkSilenceLimits {
+            receiver: SILENCE_REACHED,
+            ..LinkSilenceLimits::UNREACHED
+        })
+        .await;
+        assert_lost_by_silence(receiver, sender).await;
+    };
+    tokio::join!(sender_first, receiver_first);
+}
+
+async fn pair_with_a_silent_stream(
+    silence_limits: LinkSilenceLimits,
+) -> (LinkedWorker, LinkedWorker, ConnectionProxy) {
+    let (mut sender, mut receiver, gate) = gated_pair(silence_limits, 4 * BLOCK).await;
     sender.send_block(receiver.me, 1, 0).await;
     assert!(receiver.next_packet().await.payload.is_some());
     gate.set(3, ProxyState::Paused);
-    let (_, reason) = sender.next_lost().await;
-    assert!(reason.contains("nothing was heard"), "{reason}");
-    assert_eq!(receiver.next_lost().await.0, sender.me);
+    (sender, receiver, gate)
+}
+
+/// Asserts that `first` loses the link by its limit on silence, and `second` by the close.
+async fn assert_lost_by_silence(mut first: LinkedWorker, mut second: LinkedWorker) {
+    let silent = format!("nothing was heard for {SILENCE_REACHED:?}");
+    assert_eq!(first.next_lost().await, (second.me, silent));
+    let closed = "the peer closed the link".to_owned();
+    assert_eq!(second.next_lost().await, (first.me, closed));
 }
 
 /// The identity of the receiver's host, and the name of its socket there.
