@@ -5,7 +5,7 @@ use super::tests::{formats, read};
 use super::{AnswerPart, OutputReading, ToolCallParser, ToolSpec};
 use crate::grammar::MarkTokens;
 use cleave_domain::{Constraint, ConstraintEnd, Grammar, TokenId};
-use cleave_grammar::{GrammarCompiler, TokenBytes, Vocabulary};
+use cleave_grammar::{GrammarCompiler, GrammarError, TokenBytes, Vocabulary};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::{Arc, LazyLock};
@@ -623,6 +623,38 @@ fn arguments_that_no_format_can_enforce_are_refused() {
             .unwrap()
             .contains("x-guidance")
     );
+}
+
+/// Whatever a client describes is a grammar, or an error.
+#[test]
+fn damaged_schemas_are_grammars_or_errors() {
+    let samples: Vec<Vec<u8>> = (0..call_formats().len() as u8)
+        .map(|format| [&[format], schema().to_string().as_bytes()].concat())
+        .collect();
+    cleave_fuzz::check_samples("tool-schemas", &samples, 600, |bytes| {
+        let (choice, text) = bytes.split_first().unwrap_or((&0, &[]));
+        let formats = call_formats();
+        let format = formats[usize::from(*choice) % formats.len()];
+        let Ok(schema) = serde_json::from_slice(text) else {
+            return;
+        };
+        let tools = [CallableTool {
+            name: "weather".to_owned(),
+            schema: Some(schema),
+            is_strict: choice % 2 == 0,
+        }];
+        let reading = reading("qwen3", format, "<|start|>assistant");
+        let model = &MODELS[1];
+        let grammar = reading.lark(&required(&tools, false), &model.marks, &[END]);
+        let Ok(grammar) = grammar else { return };
+        let compiled = model.compiler.compile(&Constraint {
+            grammar,
+            end: ConstraintEnd::Allowed,
+        });
+        if let Err(error) = compiled {
+            assert_ne!(error, GrammarError::Failed);
+        }
+    });
 }
 
 /// The property above is empty if no text ends.
