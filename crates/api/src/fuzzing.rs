@@ -162,8 +162,15 @@ mod tests {
             "tool_call_id":"1","content":"a view"}],"tools":[{"type":"function","function":{"name":"look",
             "parameters":{"type":"object"}}}],"max_completion_tokens":3,"logprobs":true,"top_logprobs":2,
             "temperature":0.7,"stop":["\n"],"n":2,"stream":false}"#;
+        let forced = r##"{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{
+            "name":"look","strict":true,"parameters":{"type":"object","properties":{"at":{"type":"integer"},
+            "deep":{"anyOf":[{"$ref":"#/$defs/d"},{"type":"null"}]}},"required":["at"],"$defs":{"d":{"enum":["a","b"]}}}}}],
+            "tool_choice":{"type":"function","function":{"name":"look"}},"parallel_tool_calls":false,
+            "response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"array"}}},
+            "thinking_token_budget":3,"reasoning_effort":"low","include_reasoning":false,"max_tokens":3}"##;
         let samples = [
             sample(0, chat),
+            sample(0, forced),
             sample(
                 0,
                 r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true}}"#,

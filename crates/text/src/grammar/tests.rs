@@ -169,6 +169,24 @@ fn forced_tokens_are_allowed_one_after_the_other() {
     }
 }
 
+/// A mark that the grammar demands is drafted with the text around it.
+#[test]
+fn forced_marks_are_tokens() {
+    let model = MODELS.last().expect("a model");
+    let mark = model.tokenizer().id_of("<tool_call>").expect("a mark");
+    let lark = format!("start: \"so it is\" <[{mark}]> <[{mark}]> \"done and over\"");
+    let mut matcher = compiled(model, Grammar::Lark(lark.into())).start();
+    let forced = model.forced_tokens(&mut matcher);
+    let marks: Vec<usize> = (0..forced.len()).filter(|at| forced[*at] == mark).collect();
+    assert_eq!(marks.len(), 2, "{forced:?}");
+    assert_eq!(text(model, &forced[..marks[0]]), "so it is");
+    assert!("done and over".starts_with(&text(model, &forced[marks[1] + 1..])));
+    for token in &forced {
+        assert_eq!(matcher.valid_prefix(&[*token]), 1, "{forced:?}");
+        matcher.consume(*token).unwrap();
+    }
+}
+
 #[test]
 fn only_the_end_follows_a_finished_grammar() {
     for model in MODELS.iter() {

@@ -1,100 +1,14 @@
 //! Grammars of outputs: each text of one is read as what the grammar says.
 
+use super::byte_model::{ByteModel, END, MODELS, accepts, allowed_after, draw, token_of};
 use super::output_grammar::{CallRules, CallableTool, OutputRules};
 use super::tests::{formats, read};
 use super::{AnswerPart, OutputReading, ToolCallParser, ToolSpec};
-use crate::grammar::MarkTokens;
 use cleave_domain::{Constraint, ConstraintEnd, Grammar, TokenId};
-use cleave_grammar::{GrammarCompiler, TokenBytes, Vocabulary};
+use cleave_grammar::GrammarError;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use std::sync::{Arc, LazyLock};
-
-const END: TokenId = 256;
-/// Tokens beside the bytes and the end: marks, which are special or not, and parts of texts.
-const MARKS: [&str; 26] = [
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "<|python_tag|>",
-    "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_end|>",
-    "<|tool_call_argument_begin|>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁sep｜>",
-    "｜DSML｜",
-    "<|channel|>",
-    "<|message|>",
-    "<|start|>",
-    "<|constrain|>",
-    "<|end|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<|\"|>",
-];
-const TEXTS: [&str; 15] = [
-    "</parameter>",
-    "</arg_value>",
-    "\"}",
-    "{\"name\": \"",
-    "weather",
-    "arguments",
-    "\\u00e9",
-    "parameter>",
-    "</function>",
-    "<function=",
-    "city",
-    "\n</",
-    "1, ",
-    "it's \"x",
-    "null",
-];
-
-struct Model {
-    compiler: GrammarCompiler,
-    marks: MarkTokens,
-    tokens: Vec<Vec<u8>>,
-}
-
-/// A model whose marks are tokens, or texts.
-fn model(has_marks: bool) -> Model {
-    let mut tokens: Vec<(Vec<u8>, bool)> = (0..=255).map(|byte| (vec![byte], false)).collect();
-    tokens.push((b"<|return|>".to_vec(), true));
-    let mut marks = Vec::new();
-    if has_marks {
-        for (nth, mark) in MARKS.iter().enumerate() {
-            marks.push(((*mark).to_owned(), tokens.len() as TokenId));
-            tokens.push((mark.as_bytes().to_vec(), nth % 2 == 0));
-        }
-    }
-    tokens.extend(TEXTS.map(|text| (text.as_bytes().to_vec(), false)));
-    let token = |(bytes, is_special): &(Vec<u8>, bool)| {
-        if *is_special {
-            TokenBytes::Special(String::from_utf8(bytes.clone()).unwrap())
-        } else {
-            TokenBytes::Text(bytes.clone())
-        }
-    };
-    let vocabulary = Vocabulary {
-        tokens: tokens.iter().map(token).collect(),
-        end_tokens: [END].into(),
-    };
-    Model {
-        compiler: GrammarCompiler::new(vocabulary).unwrap(),
-        marks: marks.into_iter().collect(),
-        tokens: tokens.into_iter().map(|(bytes, _)| bytes).collect(),
-    }
-}
-
-static MODELS: LazyLock<[Model; 2]> = LazyLock::new(|| [model(false), model(true)]);
+use std::sync::Arc;
 
 fn schema() -> Value {
     json!({
@@ -148,64 +62,6 @@ fn are_valid(name: &str, arguments: &Value) -> bool {
     members.contains_key("city") && members.iter().all(is_member)
 }
 
-/// A text of a grammar, drawn by these numbers, and what is left of them. A shorter one of two
-/// endings is preferred once they are spent, so that most texts end.
-fn draw(model: &Model, grammar: &Grammar, choices: &[u16]) -> Option<String> {
-    let constraint = Constraint {
-        grammar: grammar.clone(),
-        end: ConstraintEnd::Allowed,
-    };
-    let compiled = model.compiler.compile(&constraint);
-    let compiled = compiled.unwrap_or_else(|error| panic!("{error:?}: {grammar:?}"));
-    let mut matcher = compiled.start();
-    let mut output = Vec::new();
-    let mut words = vec![0; model.compiler.mask_words()];
-    let closing = b"\"}]>)\n,:1ca/< ";
-    for step in 0..600 {
-        matcher.allow(&mut words).unwrap();
-        let is_allowed = |token: &TokenId| words[*token as usize / 32] >> (token % 32) & 1 == 1;
-        if is_allowed(&END) && step > choices.len() / 2 {
-            return Some(String::from_utf8_lossy(&output).into_owned());
-        }
-        let allowed: Vec<TokenId> = (0..model.tokens.len() as TokenId)
-            .filter(|token| *token != END && is_allowed(token))
-            .collect();
-        if allowed.is_empty() {
-            return Some(String::from_utf8_lossy(&output).into_owned());
-        }
-        let token = match choices.get(step) {
-            // Tokens of several bytes are as likely as all single ones.
-            Some(choice) => {
-                let long: Vec<TokenId> = allowed
-                    .iter()
-                    .copied()
-                    .filter(|token| *token > END)
-                    .collect();
-                let from = if choice % 2 == 0 && !long.is_empty() {
-                    &long
-                } else {
-                    &allowed
-                };
-                from[*choice as usize / 2 % from.len()]
-            }
-            None => {
-                let mark = allowed.iter().find(|token| {
-                    **token > END
-                        && model
-                            .marks
-                            .has(&String::from_utf8_lossy(&model.tokens[**token as usize]))
-                });
-                let byte = closing.iter().map(|byte| TokenId::from(*byte));
-                let byte = byte.into_iter().find(|byte| allowed.contains(byte));
-                mark.copied().or(byte).unwrap_or(allowed[0])
-            }
-        };
-        matcher.consume(token).unwrap();
-        output.extend_from_slice(&model.tokens[token as usize]);
-    }
-    None
-}
-
 fn reading(reasoning: &str, calls: &str, prompt: &str) -> OutputReading {
     OutputReading::new(&formats(reasoning, calls), prompt, specs()).unwrap()
 }
@@ -240,7 +96,7 @@ fn divided(parts: &[AnswerPart]) -> (Vec<(String, String)>, String) {
 }
 
 fn check_calls(
-    model: &Model,
+    model: &ByteModel,
     format: &str,
     rules: &OutputRules<'_>,
     choices: &[u16],
@@ -345,32 +201,6 @@ proptest! {
     }
 }
 
-/// Tokens that may come after these.
-fn allowed_after(model: &Model, grammar: &Grammar, tokens: &[TokenId]) -> Vec<TokenId> {
-    let constraint = Constraint {
-        grammar: grammar.clone(),
-        end: ConstraintEnd::Allowed,
-    };
-    let mut matcher = model.compiler.compile(&constraint).unwrap().start();
-    for token in tokens {
-        matcher.consume(*token).unwrap();
-    }
-    let mut words = vec![0; model.compiler.mask_words()];
-    matcher.allow(&mut words).unwrap();
-    (0..model.tokens.len() as TokenId)
-        .filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1)
-        .collect()
-}
-
-/// The token of a text.
-fn token_of(model: &Model, text: &str) -> TokenId {
-    let found = model
-        .tokens
-        .iter()
-        .rposition(|bytes| bytes == text.as_bytes());
-    found.unwrap() as TokenId
-}
-
 #[test]
 fn reasoning_ends_after_its_limit_of_tokens() {
     let model = &MODELS[1];
@@ -450,20 +280,6 @@ fn drafts_are_cut_behind_the_end_of_reasoning() {
             }
         }
     }
-}
-
-/// Whether a text, in single bytes, is one of a grammar's.
-fn accepts(grammar: &Grammar, text: &str) -> bool {
-    let model = &MODELS[0];
-    let constraint = Constraint {
-        grammar: grammar.clone(),
-        end: ConstraintEnd::Allowed,
-    };
-    let mut matcher = model.compiler.compile(&constraint).unwrap().start();
-    let mut bytes = text.bytes().map(TokenId::from);
-    let mut words = vec![0; model.compiler.mask_words()];
-    let is_whole = bytes.all(|byte| matcher.consume(byte).is_ok());
-    is_whole && matcher.allow(&mut words).is_ok() && words[END as usize / 32] >> (END % 32) & 1 == 1
 }
 
 /// Without its schema each of these calls would be read.
@@ -623,6 +439,38 @@ fn arguments_that_no_format_can_enforce_are_refused() {
             .unwrap()
             .contains("x-guidance")
     );
+}
+
+/// Whatever a client describes is a grammar, or an error.
+#[test]
+fn damaged_schemas_are_grammars_or_errors() {
+    let samples: Vec<Vec<u8>> = (0..call_formats().len() as u8)
+        .map(|format| [&[format], schema().to_string().as_bytes()].concat())
+        .collect();
+    cleave_fuzz::check_samples("tool-schemas", &samples, 600, |bytes| {
+        let (choice, text) = bytes.split_first().unwrap_or((&0, &[]));
+        let formats = call_formats();
+        let format = formats[usize::from(*choice) % formats.len()];
+        let Ok(schema) = serde_json::from_slice(text) else {
+            return;
+        };
+        let tools = [CallableTool {
+            name: "weather".to_owned(),
+            schema: Some(schema),
+            is_strict: choice % 2 == 0,
+        }];
+        let reading = reading("qwen3", format, "<|start|>assistant");
+        let model = &MODELS[1];
+        let grammar = reading.lark(&required(&tools, false), &model.marks, &[END]);
+        let Ok(grammar) = grammar else { return };
+        let compiled = model.compiler.compile(&Constraint {
+            grammar,
+            end: ConstraintEnd::Allowed,
+        });
+        if let Err(error) = compiled {
+            assert_ne!(error, GrammarError::Failed);
+        }
+    });
 }
 
 /// The property above is empty if no text ends.

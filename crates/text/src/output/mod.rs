@@ -7,6 +7,8 @@
 //! resembles a call is text.
 
 mod argument_grammar;
+#[cfg(test)]
+mod byte_model;
 mod call_grammar;
 mod calls;
 mod escaped_call;
