@@ -143,9 +143,6 @@ impl SseWriter {
     }
 
     fn apply(&mut self, next: NextPieces) {
-        if self.silence_timer.is_some() {
-            self.last_event_at = Instant::now();
-        }
         match next {
             Some(Ok((index, pieces))) => self.add_pieces(index, pieces),
             Some(Err(error)) => {
@@ -153,6 +150,10 @@ impl SseWriter {
                 self.finished = true;
             }
             None => self.finish(),
+        }
+        // Pieces that a renderer leaves out are silence to a proxy.
+        if self.silence_timer.is_some() && !self.ready.is_empty() {
+            self.last_event_at = Instant::now();
         }
     }
 

@@ -1,14 +1,17 @@
 //! Anthropic's Messages API.
 
 use crate::scripted_server::{
-    CACHED, HttpAnswer, TestServer, done, ended, files, options, plain, post, server, server_with,
+    CACHED, HttpAnswer, TestServer, done, ended, files, next_chunk, options, plain, post, server,
+    server_with,
 };
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
 use cleave_text::SpecialTokens;
 use serde_json::{Value, json};
 use std::time::Duration;
+use tokio::time::{Instant, advance};
 
 pub(crate) const MESSAGES: &str = "/v1/messages";
+const PING: &[u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 const COUNT: &str = "/v1/messages/count_tokens";
 const CALL: &str = "Sure.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"a b\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
 
@@ -484,18 +487,36 @@ async fn a_silent_stream_pings() {
     let set = server_with(files("qwen3"), options);
     let sender = set.script_live();
     let mut stream = set.stream(MESSAGES, body(&json!({"stream": true}))).await;
-    let ping = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
-    assert_eq!(
-        crate::scripted_server::next_chunk(&mut stream).await,
-        ping[..]
-    );
+    assert_eq!(next_chunk(&mut stream).await, PING[..]);
     sender.unbounded_send(plain(0, 64)).unwrap();
-    let first = crate::scripted_server::next_chunk(&mut stream).await;
+    let first = next_chunk(&mut stream).await;
     assert!(first.starts_with(b"event: message_start\n"));
-    assert_eq!(
-        crate::scripted_server::next_chunk(&mut stream).await,
-        ping[..]
-    );
+    assert_eq!(next_chunk(&mut stream).await, PING[..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_pings_during_reasoning_that_is_left_out() {
+    let mut options = options();
+    options.keep_alive = Some(Duration::from_secs(15));
+    let set = server_with(files("qwen3"), options);
+    let sender = set.script_live();
+    let tokens = set.tokens("<think>\nHm hm hm hm hm");
+    assert!(tokens.len() > 4);
+    sender.unbounded_send(plain(0, tokens[0])).unwrap();
+    let mut stream = set.stream(MESSAGES, body(&json!({"stream": true}))).await;
+    let first = next_chunk(&mut stream).await;
+    assert!(first.starts_with(b"event: message_start\n"));
+    let think = async {
+        for (index, &token) in tokens.iter().enumerate().skip(1) {
+            advance(Duration::from_secs(10)).await;
+            sender.unbounded_send(plain(index as u32, token)).unwrap();
+        }
+    };
+    let start = Instant::now();
+    let ping = async { (next_chunk(&mut stream).await, start.elapsed()) };
+    let ((), (second, waited)) = futures::join!(think, ping);
+    assert_eq!(second, PING[..]);
+    assert!(waited <= Duration::from_secs(30), "{waited:?}");
 }
 
 #[tokio::test]
