@@ -4,8 +4,8 @@
 usage: parser_suites.py [--suites FOLDER] [--verbose]
 
 vLLM's tests of its parsers (PyPI's source of vllm) run unchanged, by pytest, on Cleave's readers: this file is also the
-pytest plugin that stands in for the package `vllm`. The tests of the Rust crates tool-parser and reasoning-parser are
-read as text, and what they assert about an output that is read whole is checked. Each output that a test reads is read a second time character
+pytest plugin that stands in for the package `vllm`. The tests of the Rust crates tool-parser,
+reasoning-parser and dynamo-parsers are read as text, and what they assert about an output that is read whole is checked. Each output that a test reads is read a second time character
 by character and a third time in random pieces. The sources and pytest come into --suites, by default a temporary folder;
 nothing of them is kept. Prints the rows of docs/benchmarks/parser-suites.md, with --verbose each difference too. Exit
 status: 1 if a division of an output changes its parts.
@@ -31,7 +31,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VLLM = "0.33.0"
-CRATE = "1.10.0"
+CRATES = {"tool-parser": "1.10.0", "reasoning-parser": "1.10.0", "dynamo-parsers": "11.0.1"}
 
 # Files of vLLM's tests by the format that they test.
 CALL_FILES = {
@@ -415,7 +415,7 @@ def pytest_sessionfinish():
     Shim.reader.process.stdin.close()
 
 
-# The tests of the crates tool-parser and reasoning-parser, read as text.
+# The tests of the Rust crates, read as text.
 
 RUST_FILES = {
     "tool_parser_deepseek": "deepseek_v3", "tool_parser_deepseek31": "deepseek_v31", "tool_parser_gemma4": "gemma4",
@@ -437,6 +437,7 @@ def literal(found):
 def expected_value(text):
     """The value of a literal on the right of an assertion; an exception if it is none."""
     text = text.strip().rstrip(",").strip()
+    text = re.sub(r"^Some\((.*?)(?:\.to_string\(\)|\.into\(\))?\)$", r"\1", text, flags=re.DOTALL)
     text = re.sub(r"^(?:serde_json::)?json!\((.*)\)$", r"\1", text, flags=re.DOTALL)
     if text.endswith("Value::Null"):
         return None
@@ -444,16 +445,17 @@ def expected_value(text):
     return literal(found) if found else json.loads(text)
 
 
-def rust_cases(source):
-    """Each output that a test reads whole: name, text, and the assertions up to the next one."""
-    for test in re.split(r"#\[(?:tokio::)?test\]", source)[1:]:
+def rust_cases(source, call=r"parse_complete\((?P<format>)&?(?P<text>\w+)\)"):
+    """Each output that a test reads whole: name, the format's name if the call has it, text, and the assertions up to the
+    next one."""
+    for test in re.split(r"#\[(?:(?:tokio::)?test|rstest)\]", source)[1:]:
         name = re.search(r"fn (\w+)", test)[1]
         texts = list(re.finditer(r"let (\w+)(?:: &str)? =\s*" + LITERAL + ";", test, re.DOTALL))
-        reads = list(re.finditer(r"parse_complete\(&?(\w+)\)", test))
+        reads = list(re.finditer(call, test))
         for read, following in zip(reads, [*reads[1:], None]):
-            given = [found for found in texts if found[1] == read[1] and found.start() < read.start()]
+            given = [found for found in texts if found[1] == read["text"] and found.start() < read.start()]
             if given:
-                yield name, literal(given[-1]), test[read.end() : following.start() if following else len(test)]
+                yield name, read["format"] or read.groupdict().get("kind"), literal(given[-1]), test[read.end() : following.start() if following else len(test)]
 
 
 def rust_differences(asserted, text, calls, given):
@@ -462,21 +464,27 @@ def rust_differences(asserted, text, calls, given):
     # Comments behind assertions, and assertions that hold under a condition.
     asserted = re.sub(r";[ \t]*//[^\n]*", ";", asserted)
     asserted = re.sub(r"if \w+\.is_empty\(\) \{.*?\n    \}", "", asserted, flags=re.DOTALL)
-    variables = dict(re.findall(r"let (\w+): (?:serde_json::)?Value\s*=\s*serde_json::from_str\(&\w+\[(\d+)\]\.function\.arguments\)", asserted))
-    for left, right in re.findall(r"assert_eq!\(\s*([^,]+?),\s*((?:[^;]|;(?!\n))*?)\s*\);", asserted, re.DOTALL):
+    variables = {}
+    binding = r"let (?:\((\w+), (\w+)\)|(\w+)(?:: (?:serde_json::)?Value)?)\s*=\s*[^;\[]*\w+\[(\d+)\][^;]*;"
+    for found in re.finditer(binding + r"|assert_eq!\(\s*([^,]+?),\s*((?:[^;]|;(?!\n))*?)\s*\);", asserted, re.DOTALL):
+        name, pair, single, number, left, right = found.groups()
+        if left is None:
+            variables |= {name: (int(number), 0), pair or single: (int(number), 1)}
+            continue
         right = re.split(r',\s*"(?:[^"\\]|\\.)*"(?:,[^"]*)?$', right)[0] if right.count('"') > 2 else right
         index = re.match(r"\w+\[(\d+)\]\.function\.name", left)
-        keys = re.match(r"(\w+)((?:\[[^\]]+\])+)$", left)
+        keys = re.match(r"(\w+)((?:\[[^\]]+\])*)$", left)
         try:
             want = given if right.strip() in ("input", "text") else expected_value(right)
-            if re.match(r"\w+\.len\(\)$", left) and "tool" in left:
+            if re.match(r"(tools|tool_calls|calls|result)\.len\(\)$", left):
                 got = len(calls)
             elif index:
                 got = calls[int(index[1])][0]
-            elif re.fullmatch(r"_?normal_text", left):
-                got = text
+            elif re.fullmatch(r"_?(normal|normal_text|content)", left):
+                got, want = text, want or ""
             elif keys and keys[1] in variables:
-                got = json.loads(calls[int(variables[keys[1]])][1])
+                number, part = variables[keys[1]]
+                got = json.loads(calls[number][1]) if part else calls[number][0]
                 for key in re.findall(r"\[([^\]]+)\]", keys[2]):
                     got = got[json.loads(key)]
             else:
@@ -491,6 +499,9 @@ def rust_differences(asserted, text, calls, given):
     return differences, count
 
 
+DYNAMO_CALL = (r"(?:detect_and_parse_tool_call\(\s*&?(?=\w+,\s*Some\(\"(?P<format>\w+)\"\))|try_tool_call_parse_(?P<kind>\w+)\(\s*&?)"
+               r"(?P<text>\w+)")
+DYNAMO_NAMES = {"dsml": "deepseek_v32", "deepseek_v3_2": "deepseek_v32", "deepseek_v3_1": "deepseek_v31"}
 REASONING_TYPES = {
     "DeepSeekR1Parser": ("deepseek_r1", "<think>"), "Glm45Parser": ("glm45", ""), "KimiThinkingParser": ("kimi_k2", "<think>"),
     "NanoV3Parser": ("nemotron_v3", ""), "Qwen3Parser": ("qwen3", ""), "QwenThinkingParser": ("qwen3", "<think>"),
@@ -525,23 +536,39 @@ def check_reasoning(folder, reader, verbose):
     return [(f"reasoning-parser {name}", counts) for name, counts in sorted(outcomes.items())]
 
 
+def check_case(reader, calls, source, given, asserted):
+    """The outcome of one case, and the differences that are not of whitespace."""
+    words = set(re.findall(r"[\w.\-]{1,64}", source))
+    names = sorted(words | {word.rsplit(".", 1)[-1] for word in words} - {""})
+    tools = [{"name": name, "parameters": {}} for name in names if not name[0].isdigit()]
+    case = {"calls": calls, "reasoning": "none", "prompt": "", "tools": tools}
+    _, text, made = reader.parts(case, given)
+    differences, count = rust_differences(asserted, text, made, given)
+    real = [pair for pair in differences if str(pair[0]).strip() != str(pair[1]).strip()]
+    outcome = "internal" if not count else "passed" if not differences else "failed" if real else "whitespace"
+    return outcome, "; ".join(f"{got!r} for {want!r}" for got, want in real)
+
+
 def check_rust(folder, reader, verbose):
-    """Rows of the crate's tests."""
+    """Rows of the tests of tool-parser, then of dynamo-parsers."""
+    cases = []
     for file, calls in RUST_FILES.items():
-        source = (folder / "tests" / f"{file}.rs").read_text()
-        names = sorted(set(re.findall(r"[\w.\-]{1,64}", source)))
-        tools = [{"name": name, "parameters": {}} for name in names if not name[0].isdigit()]
-        outcomes = collections.Counter()
-        for name, given, asserted in rust_cases(source):
-            case = {"calls": calls, "reasoning": "none", "prompt": "", "tools": tools}
-            _, text, made = reader.parts(case, given)
-            differences, count = rust_differences(asserted, text, made, given)
-            real = [pair for pair in differences if str(pair[0]).strip() != str(pair[1]).strip()]
-            outcome = "internal" if not count else "passed" if not differences else "failed" if real else "whitespace"
-            outcomes[outcome] += 1
-            if verbose and outcome == "failed":
-                print(f"  {name}: " + "; ".join(f"{got!r} for {want!r}" for got, want in real)[:300])
-        yield f"tool-parser {calls}", outcomes
+        source = (folder / "tool-parser" / "tests" / f"{file}.rs").read_text()
+        cases += [("tool-parser", calls, source, name, given, asserted) for name, _, given, asserted in rust_cases(source)]
+    for file in sorted((folder / "dynamo-parsers" / "src" / "tool_calling").rglob("*.rs")):
+        source = file.read_text()
+        for name, calls, given, asserted in rust_cases(source, DYNAMO_CALL):
+            # Its one parser of DeepSeek's tags reads the marks of both versions.
+            calls = "deepseek_v4" if calls == "dsml" and "tool_calls>" in given else DYNAMO_NAMES.get(calls, calls)
+            if calls in CALL_FILES or calls == "mistral":
+                cases.append(("dynamo-parsers", calls, source, name, given, asserted))
+    outcomes = collections.defaultdict(collections.Counter)
+    for crate, calls, source, name, given, asserted in cases:
+        outcome, reason = check_case(reader, calls, source, given, asserted)
+        outcomes[f"{crate} {calls}"][outcome] += 1
+        if verbose and outcome == "failed":
+            print(f"  {crate} {calls} {name}: {reason[:300]}")
+    return outcomes.items()
 
 
 def check_vllm(folder, program, verbose):
@@ -586,7 +613,7 @@ def fetch(folder):
     if not (folder / "crates").is_dir():
         with tempfile.TemporaryDirectory() as project:
             lines = ["[package]", 'name = "suites"', 'version = "0.0.0"', "[lib]", 'path = "lib.rs"', "[dependencies]"]
-            lines += [f'{crate} = "={CRATE}"' for crate in ("tool-parser", "reasoning-parser")]
+            lines += [f'{crate} = "={version}"' for crate, version in CRATES.items()]
             pathlib.Path(project, "Cargo.toml").write_text("\n".join(lines))
             pathlib.Path(project, "lib.rs").touch()
             subprocess.run(["cargo", "vendor", "--quiet", folder / "crates"], cwd=project, check=True, stdout=subprocess.DEVNULL)
@@ -611,7 +638,7 @@ def main():
         fetch(suites)
         rows, last = check_vllm(suites / "vllm", program, args.verbose)
         reader = Reader(program)
-        rows += check_rust(suites / "crates" / "tool-parser", reader, args.verbose)
+        rows += check_rust(suites / "crates", reader, args.verbose)
         rows += check_reasoning(suites / "crates" / "reasoning-parser", reader, args.verbose)
     print("| suite and format | cases | equal | but for whitespace | different |\n|---|---:|---:|---:|---:|")
     for name, outcomes in rows:
