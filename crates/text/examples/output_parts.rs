@@ -1,8 +1,8 @@
-//! Reads outputs of models: one JSON object a line on standard input, one with the parts on standard output.
+//! Reads outputs of models: a JSON object a line on standard input, its parts a line on output.
 //!
-//! An input has `calls` and `reasoning` (names of parsers), `prompt` (the end of the prompt, which may
-//! open the reasoning), `tools` (objects with `name` and `parameters`) and `pieces` (the output's text).
-//! The answer is a list of parts for each piece, then one for the end.
+//! An input has `calls` and `reasoning` (names of parsers), `prompt` (the end of the prompt, which
+//! may open the reasoning), `tools` (objects with `name` and `parameters`) and `pieces` (the
+//! output's text). The answer is a list of parts for each piece, then one for the end.
 
 use cleave_text::{
     AnswerPart, OutputFormats, OutputReading, ReasoningParser, ToolCallParser, ToolSpec,
