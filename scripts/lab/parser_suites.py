@@ -4,11 +4,12 @@
 usage: parser_suites.py [--suites FOLDER] [--verbose]
 
 vLLM's tests of its parsers (PyPI's source of vllm) run unchanged, by pytest, on Cleave's readers: this file is also the
-pytest plugin that stands in for the package `vllm`. The tests of the Rust crates tool-parser,
-reasoning-parser and dynamo-parsers are read as text, and what they assert about an output that is read whole is checked. Each output that a test reads is read a second time character
-by character and a third time in random pieces. The sources and pytest come into --suites, by default a temporary folder;
-nothing of them is kept. Prints the rows of docs/benchmarks/parser-suites.md, with --verbose each difference too. Exit
-status: 1 if a division of an output changes its parts.
+pytest plugin that stands in for the package `vllm`. The tests of the Rust crates tool-parser, reasoning-parser and
+dynamo-parsers are read as text, and their assertions about an output that is read whole are checked. Each output that a
+test reads is read a second time character by character and a third time in random pieces. The sources and pytest come
+into --suites, by default a temporary folder; nothing of them is kept. Prints the rows of
+docs/benchmarks/parser-suites.md, with --verbose each difference too. Exit status: 1 if a division of an output changes
+its parts.
 """
 
 import argparse
@@ -235,8 +236,8 @@ class Shim:
         self.pieces, self.case = [], None
 
     def case_of(self, request):
-        """What is read with. Cleave reads calls of a request's tools only, and vLLM's tests often give none: each word of
-        the test's source is the name of one."""
+        """Returns the case that outputs are read with. Cleave reads calls of a request's tools only, and vLLM's tests
+        often give none: each word of the test's source is the name of one."""
         tools = tools_of(getattr(request, "tools", None)) or self.tools
         given = {tool["name"] for tool in tools}
         prompt = ""
@@ -285,7 +286,7 @@ class Shim:
     extract_reasoning_streaming = extract_tool_calls_streaming
 
     def finish(self):
-        """What the end of the output brings; vLLM's tests do not tell it."""
+        """Returns the parts that the end of the output brings; vLLM's tests do not tell it."""
         if not self.pieces:
             return None
         lists = self.reader.read(self.case_of(self.request), self.pieces)
