@@ -447,8 +447,8 @@ def expected_value(text):
 
 
 def rust_cases(source, call=r"parse_complete\((?P<format>)&?(?P<text>\w+)\)"):
-    """Each output that a test reads whole: name, the format's name if the call has it, text, and the assertions up to the
-    next one."""
+    """Yields each output that a test reads whole: name, the format's name if the call has it, text, and the assertions
+    up to the next one."""
     for test in re.split(r"#\[(?:(?:tokio::)?test|rstest)\]", source)[1:]:
         name = re.search(r"fn (\w+)", test)[1]
         texts = list(re.finditer(r"let (\w+)(?:: &str)? =\s*" + LITERAL + ";", test, re.DOTALL))
