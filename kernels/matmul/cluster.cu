@@ -303,12 +303,11 @@ template <class C> DEVICE void multiply_in_cluster(const MatmulClusterArgs& args
     using S = typename C::S;
     // 65536 registers for 384 threads are 168 each; one that copies needs few.
     constexpr u32 COPYING_REGISTERS = 40, MULTIPLYING_REGISTERS = 232;
-    let_next_begin();
+    start_kernel();
     const StageRing<C> ring(shared);
     if (threadIdx.x == 0) ring.make_barriers();
     // No block copies to another, or reports to it, before that one has its barriers.
     sync_cluster();
-    wait_for_previous();
     const Work work = work_of<C>(args.product);
     if (threadIdx.x < S::THREADS) {
         registers_take<MULTIPLYING_REGISTERS>();
