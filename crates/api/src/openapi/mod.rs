@@ -71,11 +71,12 @@ pub(crate) struct HeaderDoc {
 }
 
 const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
 /// Title of the schema of errors in OpenAI's shape.
 const ERROR: &str = "Error";
 
 /// Content types of an answer that may be a stream.
-pub(crate) const JSON_OR_EVENTS: &[&str] = &[JSON, "text/event-stream"];
+pub(crate) const JSON_OR_EVENTS: &[&str] = &[JSON, EVENTS];
 
 impl RouteDoc {
     /// A route that is asked with GET and answers with JSON.
@@ -194,6 +195,8 @@ fn operation(path: &str, doc: &RouteDoc) -> Value {
     let contents = doc.contents.iter().map(|content| {
         let schema = match *content {
             JSON => reference("schemas", doc.schema),
+            // Some readers take a schema for that of the whole stream, others for that of an event.
+            EVENTS => json!({}),
             _ => json!({"type": "string"}),
         };
         ((*content).to_owned(), json!({"schema": schema}))
