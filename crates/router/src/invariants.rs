@@ -57,8 +57,9 @@ fn check_attempt(
         attempt.finished.is_some() || decode.is_some() || in_doubt,
         "{handoff} has no claim on its decode worker"
     );
+    // A decode worker that has ended the sequence has everything, whatever its sender says later.
     assert!(
-        attempt.prefilled || sender.is_some(),
+        attempt.prefilled || attempt.finished.is_some() || sender.is_some(),
         "{handoff}: its sender has no claim and has not finished"
     );
     if let Some(leg) = flight.leg() {
