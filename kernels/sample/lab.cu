@@ -15,6 +15,7 @@ namespace {
 using lab::Buffer;
 
 constexpr u32 VOCABULARY = 128256;
+constexpr u32 MASK_WORDS = (VOCABULARY + 31) / 32;
 // Sets of logits that take turns: 32 of them are a gigabyte at batch 64, more than a cache holds even at batch 1.
 constexpr int SETS = 32;
 
@@ -25,6 +26,8 @@ struct Variant {
     u32 top_k;
     double top_p;
     float top_n_sigma;
+    // One of so many tokens is allowed; 0 without a mask.
+    u32 allowed_every = 0;
 };
 
 constexpr Variant VARIANTS[] = {
@@ -34,6 +37,8 @@ constexpr Variant VARIANTS[] = {
     {"top-p 0.9", 1.0f, 0.0f, 0, 0.9, 0.0f},
     {"top-n-sigma 1", 1.0f, 0.0f, 0, 1.0, 1.0f},
     {"all rules", 1.25f, 0.02f, 200, 0.95, 2.0f},
+    {"greedy, a mask of 1 in 8", 0.0f, 0.0f, 0, 1.0, 0.0f, 8},
+    {"seeded, a mask of 1 in 8", 1.0f, 0.0f, 0, 1.0, 0.0f, 8},
     // One token is kept, so that the draw must give the most likely one.
     {"top-k 1", 1.0f, 0.0f, 1, 1.0, 0.0f},
 };
@@ -51,6 +56,16 @@ std::vector<float> logits_of(u32 batch) {
         logit = 4.0f * sum;
     }
     return logits;
+}
+
+// Masks that allow one of `every` tokens.
+std::vector<u32> masks_of(u32 batch, u32 every) {
+    std::vector<u32> masks(size_t(batch) * MASK_WORDS);
+    for (u32 row = 0; row < batch; row++) {
+        for (u32 token = row % every; token < VOCABULARY; token += every)
+            masks[size_t(row) * MASK_WORDS + token / 32] |= 1u << token % 32;
+    }
+    return masks;
 }
 
 // Rows whose token is not the most likely one, the first of equals; as a share.
@@ -72,13 +87,17 @@ void measure(u32 batch, const Variant& variant) {
     for (u32 row = 0; row < batch; row++) {
         const u64 whole = u64(1) << 53, bits = (row + 1) * 0x9e3779b97f4a7c15ull >> 11;
         const u64 top_p = variant.top_p < 1.0 ? u64(variant.top_p * double(whole)) : whole;
-        rules.push_back(DrawRule{bits, top_p, variant.heat, variant.min_p, variant.top_k, 0, 0, variant.top_n_sigma});
+        const u32 mask = variant.allowed_every > 0 ? row * MASK_WORDS : NO_MASK;
+        rules.push_back(
+            DrawRule{bits, top_p, variant.heat, variant.min_p, variant.top_k, 0, 0, variant.top_n_sigma, row, mask});
     }
+    const Buffer<u32> masks(masks_of(batch, variant.allowed_every > 0 ? variant.allowed_every : 1));
     const Buffer<DrawRule> rules_there(rules);
     const Buffer<u64> best(batch);
     const Buffer<u32> tokens(batch);
     SampleArgs args{};
     args.rules = rules_there.get();
+    args.masks = masks.get();
     args.best = best.get();
     args.tokens = tokens.get();
     args.vocab = VOCABULARY;
@@ -91,7 +110,7 @@ void measure(u32 batch, const Variant& variant) {
         sample_prepare<<<dim3(batch, (VOCABULARY + 8191) / 8192), PREPARE_THREADS>>>(args);
         sample_draw<<<batch, THREADS>>>(args);
     });
-    const bool is_certain = variant.heat == 0.0f || variant.top_k == 1;
+    const bool is_certain = variant.allowed_every == 0 && (variant.heat == 0.0f || variant.top_k == 1);
     figure.error = is_certain ? wrong_share(host, tokens.read()) : 0;
     lab::report(figure, 0, 0);
 }

@@ -1,4 +1,4 @@
-// From logits to a token, one row at a time: bias, bans and penalties, top-n-sigma, temperature, top-k, top-p, min-p,
+// From logits to a token, one row at a time: the mask of a constraint, bias, bans and penalties, top-n-sigma, temperature, top-k, top-p, min-p,
 // and the draw with a number that the host made of seed and position.
 //
 // The rules are those of crates/engine/src/sampling, to the bit: the exponential is the same sequence of
@@ -23,6 +23,8 @@ struct DrawRule {
     u32 edits_first;   // in edits; sorted by token, several of one token in the order they apply
     u32 edits_count;
     float top_n_sigma; // 0 keeps all
+    u32 row;           // of logits, counters and tokens
+    u32 mask;          // the first word of its mask, or NO_MASK or DRAWN_LATER
 };
 
 enum EditKind : u32 { EDIT_ADD = 0, EDIT_BAN = 1, EDIT_PENALIZE = 2 };
@@ -39,6 +41,7 @@ struct SampleArgs {
     float* logits;           // (rows, vocab), changed
     const DrawRule* rules;   // (rows)
     const Edit* edits;
+    const u32* masks;        // for each rule with a mask (vocab / 32, rounded up) words: bit t % 32 of word t / 32 allows t
     u64* best;               // (rows), zero before and after: see key_of_token
     u32* tokens;             // (rows), the token drawn, or NO_TOKEN if logits were not finite
     u32 vocab;
@@ -46,6 +49,9 @@ struct SampleArgs {
 };
 
 constexpr u32 NO_TOKEN = 0xffffffffu;
+constexpr u32 NO_MASK = 0xffffffffu;
+// The row gets NO_TOKEN: another launch draws it once its mask is known, or nobody reads its token.
+constexpr u32 DRAWN_LATER = 0xfffffffeu;
 constexpr u64 NOT_FINITE = ~u64(0);
 
 constexpr u32 PREPARE_THREADS = 256;
@@ -113,19 +119,25 @@ DEVICE u64 best_of(const float* logits, u32 first, u32 end) {
 // Grid: (rows, any number of blocks that share a row).
 extern "C" KERNEL(PREPARE_THREADS, 1) sample_prepare(GRID_CONSTANT const SampleArgs args) {
     start_kernel();
-    u32 row = blockIdx.x;
+    DrawRule rule = args.rules[blockIdx.x];
+    if (rule.mask == DRAWN_LATER) return;
     u32 each = (args.vocab + gridDim.y - 1) / gridDim.y;
     u32 first = blockIdx.y * each;
     u32 end = first + each < args.vocab ? first + each : args.vocab;
-    float* logits = args.logits + u64(row) * args.vocab;
-    DrawRule rule = args.rules[row];
+    float* logits = args.logits + u64(rule.row) * args.vocab;
     u64 best = best_of(logits, first, end);
-    if (rule.edits_count > 0) {
+    if (rule.edits_count > 0 || rule.mask != NO_MASK) {
         __shared__ u32 is_broken;
         if (threadIdx.x == 0) is_broken = 0;
         sync_block();
         if (best == NOT_FINITE) is_broken = 1;
         sync_block();
+        if (rule.mask != NO_MASK) {
+            const u32* mask = args.masks + rule.mask;
+            for (u32 token = first + threadIdx.x; token < end; token += PREPARE_THREADS)
+                if (!(mask[token / 32] >> (token % 32) & 1)) logits[token] = NEGATIVE_INFINITY;
+            sync_block();
+        }
         const Edit* edits = args.edits + rule.edits_first;
         for (u32 i = threadIdx.x; i < rule.edits_count; i += PREPARE_THREADS) {
             u32 token = edits[i].token;
@@ -133,14 +145,14 @@ extern "C" KERNEL(PREPARE_THREADS, 1) sample_prepare(GRID_CONSTANT const SampleA
             for (u32 j = i; is_mine && j < rule.edits_count && edits[j].token == token; j++) apply(logits[token], edits[j]);
         }
         sync_block();
-        // Bans are infinite by intention.
+        // Bans and masks are infinite by intention.
         best = 0;
         for (u32 token = first + threadIdx.x; token < end; token += PREPARE_THREADS)
             best = larger(best, key_of_token(logits[token], token));
         if (is_broken) best = NOT_FINITE;
     }
     for (u32 mask = 16; mask > 0; mask /= 2) best = larger(best, shuffle_xor(best, mask));
-    if (lane_index() == 0 && best != 0) atomic_max(&args.best[row], best);
+    if (lane_index() == 0 && best != 0) atomic_max(&args.best[rule.row], best);
 }
 
 // The state of one block for its row.
@@ -467,17 +479,21 @@ extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
     start_kernel();
     __shared__ Shared shared;
     DrawRule rule = args.rules[blockIdx.x];
-    u64 best = args.best[blockIdx.x];
+    if (rule.mask == DRAWN_LATER) {
+        if (threadIdx.x == 0) args.tokens[rule.row] = NO_TOKEN;
+        return;
+    }
+    u64 best = args.best[rule.row];
     sync_block();
-    if (threadIdx.x == 0) args.best[blockIdx.x] = 0;
+    if (threadIdx.x == 0) args.best[rule.row] = 0;
     float most = logit_of(u32(best >> 32));
     bool is_decided = best == NOT_FINITE || rule.heat == 0.0f || most == NEGATIVE_INFINITY;
     if (is_decided) {
         u32 token = most == NEGATIVE_INFINITY ? 0 : ~u32(best);
-        if (threadIdx.x == 0) args.tokens[blockIdx.x] = best == NOT_FINITE ? NO_TOKEN : token;
+        if (threadIdx.x == 0) args.tokens[rule.row] = best == NOT_FINITE ? NO_TOKEN : token;
         return;
     }
-    Row row{args.logits + u64(blockIdx.x) * args.vocab, args.vocab, most, rule.heat, rule.min_p, 0, ~0u};
+    Row row{args.logits + u64(rule.row) * args.vocab, args.vocab, most, rule.heat, rule.min_p, 0, ~0u};
     if (rule.top_k > 0 && rule.top_k < args.vocab) {
         ByCount by{key_reached_by(row, rule.top_k, shared)};
         cut(row, by, rule.top_k, shared);
@@ -496,5 +512,5 @@ extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
         cut(row, by, wanted, shared);
     }
     u32 token = draw(row, rule.bits, shared);
-    if (threadIdx.x == 0) args.tokens[blockIdx.x] = token;
+    if (threadIdx.x == 0) args.tokens[rule.row] = token;
 }

@@ -203,6 +203,7 @@ args! {
         logits: DeviceAddress,
         rules: DeviceAddress,
         edits: DeviceAddress,
+        masks: DeviceAddress,
         best: DeviceAddress,
         tokens: DeviceAddress,
         vocab: u32,
@@ -240,6 +241,8 @@ pub(crate) struct DeviceRule {
     pub(crate) edits_first: u32,
     pub(crate) edits_count: u32,
     pub(crate) top_n_sigma: f32,
+    pub(crate) row: u32,
+    pub(crate) mask: u32,
 }
 
 /// Mirrors `LogitEdit` of `kernels/sample`.

@@ -58,6 +58,14 @@ impl DeviceIdleTimer {
         self.drawn[pass % PASSES_TIMED].record(stream)
     }
 
+    /// Records that another part of the newest pass's draw was queued.
+    pub(crate) fn draw_extended(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
+        match self.drawn_count.checked_sub(1) {
+            Some(pass) => self.drawn[pass % PASSES_TIMED].record(stream),
+            None => Ok(()),
+        }
+    }
+
     /// Notes that the oldest pass in flight was fetched, and measures the time before it. A failed
     /// measurement is no failure of the pass.
     pub(crate) fn pass_fetched(&mut self) {

@@ -15,7 +15,7 @@ use crate::matmul::MatmulTarget;
 use crate::step_messages::{StepMessage, StepMessages};
 use cleave_domain::TokenId;
 use cleave_engine::STEPS_IN_FLIGHT_MAX;
-use cleave_engine::ops::{DrawRule, LogitChange, LogitEdit, Precision};
+use cleave_engine::ops::{DrawRule, LogitChange, LogitEdit, MaskedDraw, Precision};
 
 /// Tokens of the vocabulary that one thread block of the first kernel takes, few enough that even
 /// one row gives work to many blocks.
@@ -25,6 +25,10 @@ const PREPARE_TOKENS: usize = 8192;
 const ROWS_BYTES: usize = 4 << 10;
 /// `NO_TOKEN` of the kernels.
 const NO_TOKEN: u32 = u32::MAX;
+/// `NO_MASK` of the kernels.
+const NO_MASK: u32 = u32::MAX;
+/// `DRAWN_LATER` of the kernels.
+const DRAWN_LATER: u32 = u32::MAX - 1;
 
 #[derive(Debug)]
 pub(crate) struct CudaSampling {
@@ -42,6 +46,8 @@ pub(crate) struct CudaSampling {
     oldest: usize,
     returns_count: usize,
     sent: SentRules,
+    /// Columns of `logits`.
+    vocab: usize,
     reallocations_count: u64,
 }
 
@@ -54,11 +60,12 @@ struct TokenReturn {
     done: CudaEvent,
 }
 
-/// Addresses of the current pass's rules on the device.
+/// Addresses of rules on the device.
 #[derive(Clone, Copy, Debug, Default)]
 struct SentRules {
     rules: u64,
     edits: u64,
+    masks: u64,
 }
 
 impl CudaSampling {
@@ -85,6 +92,7 @@ impl CudaSampling {
             oldest: 0,
             returns_count: 0,
             sent: SentRules::default(),
+            vocab: 0,
             reallocations_count: 0,
         })
     }
@@ -100,6 +108,7 @@ impl CudaSampling {
         let before = self.logits.memory().at(0);
         let address = self.logits.ensure_bytes(stream, bytes)?.at(0);
         self.reallocations_count += u64::from(address != before);
+        self.vocab = vocab;
         Ok(MatmulTarget {
             address,
             stored: Precision::F32,
@@ -116,17 +125,21 @@ impl CudaSampling {
         self.reallocations_count
     }
 
-    /// Sends rules, padded with greedy ones up to `bucket` rows, and grows the buffers for their
-    /// tokens.
+    /// Sends rules, padded up to `bucket` rows, and grows the buffers for their tokens.
     pub(crate) fn send_rules(
         &mut self,
-        rules: &[DrawRule],
+        rules: &[Option<DrawRule>],
         bucket: usize,
         stream: &CudaStream,
         messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
-        let (mut rules, edits) = device_rules(rules);
-        rules.resize(bucket, PADDING);
+        let mut edits = Vec::new();
+        let rules: Vec<DeviceRule> = (0..bucket)
+            .map(|row| match rules.get(row) {
+                Some(Some(rule)) => device_rule(rule, (row as u32, NO_MASK), &mut edits),
+                Some(None) | None => drawn_later(row as u32),
+            })
+            .collect();
         let bytes = bucket * size_of::<u32>();
         let before = (self.tokens.memory().at(0), self.best.memory().at(0));
         let tokens = self.tokens.ensure_bytes(stream, bytes)?.at(0);
@@ -138,34 +151,67 @@ impl CudaSampling {
         self.sent = SentRules {
             rules: messages.send(stream, StepMessage::Rules, &rules)?,
             edits: messages.send(stream, StepMessage::Edits, &edits)?,
+            masks: 0,
         };
         Ok(())
     }
 
     /// Queues the draw of one token for each of `bucket` rows of logits, by the rules that were
     /// sent last.
-    pub(crate) fn queue_draw(
-        &self,
-        bucket: usize,
-        vocab: usize,
+    pub(crate) fn queue_draw(&self, bucket: usize, stream: &CudaStream) -> Result<(), CudaError> {
+        self.launch(self.sent, bucket, stream)
+    }
+
+    /// Queues the draws of rows that the newest draw left out, under masks, and the copy of their
+    /// tokens: it is the newest draw that they belong to.
+    ///
+    /// # Panics
+    /// If no draw is queued, or it has no such row.
+    pub(crate) fn queue_masked_draw(
+        &mut self,
+        draws: &[MaskedDraw<'_>],
         stream: &CudaStream,
+        messages: &mut StepMessages,
     ) -> Result<(), CudaError> {
+        let (mut rules, mut edits, mut masks) = (Vec::new(), Vec::new(), Vec::new());
+        let newest = self.newest_return();
+        for MaskedDraw { row, rule, mask } in draws {
+            assert!(
+                (*row as usize) < self.returns[newest].rows,
+                "row {row} was not drawn"
+            );
+            let place = (*row, masks.len() as u32);
+            rules.push(device_rule(rule, place, &mut edits));
+            masks.extend_from_slice(&mask.words()[..self.vocab.div_ceil(32)]);
+        }
+        let sent = SentRules {
+            rules: messages.send(stream, StepMessage::MaskedRules, &rules)?,
+            edits: messages.send(stream, StepMessage::MaskedEdits, &edits)?,
+            masks: messages.send(stream, StepMessage::Masks, &masks)?,
+        };
+        self.launch(sent, rules.len(), stream)?;
+        self.copy_tokens(newest, stream)
+    }
+
+    /// Launches the draws of so many rules.
+    fn launch(&self, sent: SentRules, count: usize, stream: &CudaStream) -> Result<(), CudaError> {
         let args = SampleArgs {
             logits: self.logits.memory().at(0),
-            rules: self.sent.rules,
-            edits: self.sent.edits,
+            rules: sent.rules,
+            edits: sent.edits,
+            masks: sent.masks,
             best: self.best.memory().at(0),
             tokens: self.tokens.memory().at(0),
-            vocab: vocab as u32,
+            vocab: self.vocab as u32,
             padding: 0,
         };
-        let shares = vocab.div_ceil(PREPARE_TOKENS);
-        // SAFETY: the stream has just queued the logits of so many rows; counters and tokens have
-        // room for them.
+        let shares = self.vocab.div_ceil(PREPARE_TOKENS);
+        // SAFETY: the stream has queued the logits of all rows that the rules name; counters and
+        // tokens have room for them, and each mask has a word per 32 tokens.
         unsafe {
-            let grid = [bucket as u32, shares as u32, 1];
+            let grid = [count as u32, shares as u32, 1];
             self.prepare.launch(stream, grid, args)?;
-            self.draw.launch(stream, [bucket as u32, 1, 1], args)
+            self.draw.launch(stream, [count as u32, 1, 1], args)
         }
     }
 
@@ -187,18 +233,31 @@ impl CudaSampling {
             self.returns_count < STEPS_IN_FLIGHT_MAX,
             "more draws queued than steps may be in flight"
         );
-        let to = &mut self.returns[(self.oldest + self.returns_count) % STEPS_IN_FLIGHT_MAX];
+        self.returns_count += 1;
+        let newest = self.newest_return();
+        let to = &mut self.returns[newest];
         let bytes = rows * size_of::<u32>();
         if to.memory.bytes() < bytes {
             // This draw's previous tokens were fetched, so the old memory is free.
             to.memory = PinnedMemory::new(stream.device(), bytes.next_power_of_two())?;
         }
+        to.rows = rows;
+        self.copy_tokens(newest, stream)
+    }
+
+    /// The index of the newest draw that was not fetched.
+    fn newest_return(&self) -> usize {
+        let count = self.returns_count;
+        let before = count.checked_sub(1).expect("a draw is queued");
+        (self.oldest + before) % STEPS_IN_FLIGHT_MAX
+    }
+
+    fn copy_tokens(&mut self, index: usize, stream: &CudaStream) -> Result<(), CudaError> {
+        let to = &mut self.returns[index];
+        let bytes = to.rows * size_of::<u32>();
         let from = (self.tokens.memory(), 0);
         stream.copy_out(from, (&mut to.memory, 0..bytes))?;
-        to.done.record(stream)?;
-        to.rows = rows;
-        self.returns_count += 1;
-        Ok(())
+        to.done.record(stream)
     }
 
     /// Waits for the oldest draw, and returns its tokens.
@@ -237,45 +296,38 @@ impl CudaSampling {
     }
 }
 
-/// The rule of a padding row: its logits are arbitrary, and its token is never read.
-const PADDING: DeviceRule = DeviceRule {
-    bits: 0,
-    top_p: 1 << 53,
-    inverse_temperature: 0.0,
-    min_p: 0.0,
-    top_k: 0,
-    edits_first: 0,
-    edits_count: 0,
-    top_n_sigma: 0.0,
-};
+/// The rule of a row that is not drawn: one of padding, or one whose mask comes later.
+fn drawn_later(row: u32) -> DeviceRule {
+    device_rule(&DrawRule::greedy(), (row, DRAWN_LATER), &mut Vec::new())
+}
 
-/// Returns the rules as kernels read them, with the edits of all rules in one list.
-fn device_rules(rules: &[DrawRule]) -> (Vec<DeviceRule>, Vec<DeviceEdit>) {
-    let mut edits = Vec::new();
-    let rules = rules.iter().map(|rule| {
-        let DrawRule {
-            random_bits: bits,
-            inverse_temperature,
-            top_k,
-            top_p,
-            min_p,
-            top_n_sigma,
-            edits: of_row,
-        } = rule;
-        let first = edits.len();
-        edits.extend(of_row.iter().map(device_edit));
-        DeviceRule {
-            bits: *bits,
-            top_p: *top_p,
-            inverse_temperature: *inverse_temperature,
-            min_p: *min_p,
-            top_k: *top_k,
-            edits_first: first as u32,
-            edits_count: of_row.len() as u32,
-            top_n_sigma: *top_n_sigma,
-        }
-    });
-    (rules.collect(), edits)
+/// Returns a rule as kernels read it, for a row and the first word of its mask, and appends its
+/// edits to those of the other rules.
+fn device_rule(rule: &DrawRule, place: (u32, u32), edits: &mut Vec<DeviceEdit>) -> DeviceRule {
+    let DrawRule {
+        random_bits: bits,
+        inverse_temperature,
+        top_k,
+        top_p,
+        min_p,
+        top_n_sigma,
+        edits: of_row,
+    } = rule;
+    let first = edits.len();
+    edits.extend(of_row.iter().map(device_edit));
+    let (row, mask) = place;
+    DeviceRule {
+        bits: *bits,
+        top_p: *top_p,
+        inverse_temperature: *inverse_temperature,
+        min_p: *min_p,
+        top_k: *top_k,
+        edits_first: first as u32,
+        edits_count: of_row.len() as u32,
+        top_n_sigma: *top_n_sigma,
+        row,
+        mask,
+    }
 }
 
 fn device_edit(edit: &LogitEdit) -> DeviceEdit {

@@ -40,6 +40,9 @@ pub(crate) enum StepMessage {
     Indices,
     Rules,
     Edits,
+    MaskedRules,
+    MaskedEdits,
+    Masks,
 }
 
 #[derive(Debug)]

@@ -879,7 +879,7 @@ fn recorded_decode_steps_fill_the_device() {
             window: None,
             scale: 0.1,
         };
-        let rule = DrawRule::greedy();
+        let rule = Some(DrawRule::greedy());
         // The longest batch comes first, so that the workspace has its size. Some steps warm up,
         // one is recorded, the others are replayed.
         let mut recorded = Vec::new();
@@ -1010,7 +1010,7 @@ fn a_drawn_token_is_embedded_before_the_host_receives_it() {
     let mut picks = ops.rows(2, 2, BufferRole::Activations).unwrap();
     ops.set_rows(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
     let mut out = ops.rows(3, width, BufferRole::Residual).unwrap();
-    let greedy = DrawRule::greedy();
+    let greedy = Some(DrawRule::greedy());
     ops.begin(&Batch::default(), PassPurpose::Unspecified)
         .unwrap();
     ops.queue_draw(&head, &[greedy.clone(), greedy], &picks)

@@ -240,7 +240,7 @@ fn copies_work_after_a_pass_fails_while_recorded() {
         blocks: vec![BlockIndex(0)],
         ..Batch::default()
     };
-    let rule = DrawRule::greedy();
+    let rule = Some(DrawRule::greedy());
     // One step allocates, one is recorded.
     for _ in 0..2 {
         let purpose = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));

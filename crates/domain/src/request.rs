@@ -74,6 +74,7 @@ pub struct SamplingParams {
     /// Drop tokens whose logits are more than this many standard deviations below the largest
     /// (Top-nσ, arXiv:2411.07641); 0 keeps all. As in llama.cpp, the deviation is that of all
     /// logits after bias and penalties, whatever top-k leaves, and logits of −∞ do not count.
+    #[serde(default)]
     pub top_n_sigma: f32,
     /// Divides positive and multiplies negative logits of tokens seen in prompt or output
     /// (CTRL, arXiv:1909.05858). 1 does nothing.

@@ -64,6 +64,11 @@ impl TokenMask {
         self.words.resize(vocab_size.div_ceil(32), 0);
     }
 
+    /// The words, `[ceil(vocab / 32)]`; bits beyond the vocabulary have no effect.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// The words, for a matcher to set; bits beyond the vocabulary have no effect.
     pub fn words_mut(&mut self) -> &mut [u32] {
         &mut self.words
@@ -86,18 +91,20 @@ impl TokenMask {
         tokens.filter(move |token| *token < vocab_size)
     }
 
+    /// Whether none of the tokens below `vocab_size` is in the set.
+    pub(crate) fn is_empty(&self, vocab_size: u32) -> bool {
+        self.tokens(vocab_size).next().is_none()
+    }
+
     /// Whether all of the set's tokens below `vocab_size` are among these.
     pub(crate) fn is_within(&self, tokens: &[TokenId], vocab_size: u32) -> bool {
         // Most sets have hundreds of others: the first one answers.
         self.tokens(vocab_size).all(|token| tokens.contains(&token))
     }
 
-    /// Sets the logits of all other tokens to −∞, `[vocab]`; false if that leaves none.
-    pub(crate) fn apply(&self, logits: &mut [f32]) -> bool {
-        let mut is_any_left = false;
+    /// Sets the logits of all other tokens to −∞, `[vocab]`.
+    pub(crate) fn apply(&self, logits: &mut [f32]) {
         for (word, logits) in self.words.iter().zip(logits.chunks_mut(32)) {
-            let within = u32::MAX >> (32 - logits.len());
-            is_any_left |= word & within != 0;
             if *word == u32::MAX {
                 continue;
             }
@@ -110,7 +117,6 @@ impl TokenMask {
                 };
             }
         }
-        is_any_left
     }
 }
 
@@ -144,7 +150,6 @@ impl SlotConstraint {
     }
 
     /// The mask, if it was found for this place.
-    #[cfg(test)]
     pub(crate) fn known_mask(&self) -> Option<&TokenMask> {
         self.is_mask_known.then_some(&self.mask)
     }
@@ -187,7 +192,7 @@ mod tests {
     fn a_mask_leaves_the_logits_of_its_tokens() {
         let kept: Vec<TokenId> = [0, 5].into_iter().chain(32..64).chain([69]).collect();
         let mut logits = vec![1.5; 70];
-        assert!(mask(70, &kept).apply(&mut logits));
+        mask(70, &kept).apply(&mut logits);
         for (token, logit) in (0..).zip(&logits) {
             let expected = if kept.contains(&token) {
                 1.5
@@ -199,9 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn tokens_beyond_the_vocabulary_are_not_left() {
+    fn tokens_beyond_the_vocabulary_do_not_count() {
         let beyond = mask(70, &[75]);
-        assert!(!beyond.apply(&mut [0.0; 70]));
+        assert!(beyond.is_empty(70));
+        assert!(!mask(70, &[69]).is_empty(70));
         assert!(beyond.is_within(&[], 70));
         assert_eq!(
             mask(70, &[3, 64, 75]).tokens(70).collect::<Vec<_>>(),

@@ -130,8 +130,9 @@ impl<O: Ops> ForwardPass<'_, O> {
         self.ops.logits(&self.weights.head, rows, x, out)
     }
 
-    /// Queues the draw of the tokens after the first wanted rows, one per rule.
-    pub(crate) fn draw(&mut self, rules: &[DrawRule]) -> Result<(), EngineError> {
+    /// Queues the draw of the tokens after the first wanted rows, `[rows]`; see
+    /// [`Ops::queue_draw`].
+    pub(crate) fn draw(&mut self, rules: &[Option<DrawRule>]) -> Result<(), EngineError> {
         let x = self.buffers.head_input_from(0);
         self.ops.queue_draw(&self.weights.head, rules, x)
     }

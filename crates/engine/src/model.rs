@@ -82,7 +82,7 @@ pub struct ModelEngine<O: Ops> {
     device_rows_count: usize,
     /// Tokens that the device drew, reused so that a step allocates nothing.
     drawn: Vec<Option<TokenId>>,
-    rules: Vec<DrawRule>,
+    rules: Vec<Option<DrawRule>>,
     logit_rows_max: usize,
     /// Logits on the host, `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
@@ -288,8 +288,10 @@ impl<O: Ops> ModelEngine<O> {
         self.rules.clear();
         for purpose in &logit_rows.purposes {
             if let LogitPurpose::Sample(slot, tokens_count) = *purpose {
+                let slot = slot_of(slots, slot);
+                let is_free = slot.constraint.is_none();
                 self.rules
-                    .push(slot_of(slots, slot).draw_rule(tokens_count));
+                    .push(is_free.then(|| slot.draw_rule(tokens_count)));
             }
         }
         // Device rows come first, so that the device draws a prefix of the wanted rows and the host
@@ -298,7 +300,7 @@ impl<O: Ops> ModelEngine<O> {
     }
 
     /// Lays a step out and queues it, with the draws that the device makes and the copies of states
-    /// before and after it.
+    /// before and after it. Masks of constraints are found once the device has the pass.
     fn queue_pass(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
         self.build_batch(plan);
         let prepared = self.prepare_states(plan);
@@ -308,10 +310,12 @@ impl<O: Ops> ModelEngine<O> {
             return queued;
         }
         let taken = self.take_snapshots(plan);
-        if taken.is_err() {
+        self.prepare_masks();
+        let queued = taken.and_then(|()| self.queue_masked_draws());
+        if queued.is_err() {
             self.discard_draw();
         }
-        taken
+        queued
     }
 
     fn queue_operations(&mut self) -> Result<(), EngineError> {
@@ -348,7 +352,6 @@ impl<O: Ops> ModelEngine<O> {
             return Ok(result);
         }
         self.queue_pass(plan)?;
-        self.prepare_masks();
         if self.ops.can_draw() {
             let draws = self.draws_on_device();
             self.fetch(&draws)?;

@@ -22,7 +22,7 @@ mod supports;
 
 pub use batch::{Batch, BatchSegment, FedRow};
 pub use cleave_models::{HeadShape, InnerSlices, SLICES_MAX};
-pub use draw::{DrawRule, LogitChange, LogitEdit};
+pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
@@ -112,7 +112,7 @@ pub enum PassPurpose<'a> {
     Unspecified,
     /// The token after every row, and nothing else, in one [`Ops::queue_draw`] by these rules: a
     /// decode step.
-    DrawEveryRow(&'a [DrawRule]),
+    DrawEveryRow(&'a [Option<DrawRule>]),
 }
 
 /// Whether the caller must run the operations of a pass.
@@ -505,17 +505,26 @@ pub trait Ops: Send {
         false
     }
 
-    /// Queues the logits as in [`Ops::logits`], and a draw of the token after each row by its rule;
-    /// without rules nothing is drawn. The same logits give the same token as on the host. At most
+    /// Queues the logits as in [`Ops::logits`], and a draw of the token after each row by its rule,
+    /// `[rows]`; a row with `None` is left to [`Ops::queue_masked_draw`], and until then has no
+    /// token. The same logits give the same token as on the host. At most
     /// [`STEPS_IN_FLIGHT_MAX`](crate::STEPS_IN_FLIGHT_MAX) draws are queued and not fetched. Only
     /// if [`Ops::can_draw`].
     fn queue_draw(
         &mut self,
         head: &MatrixOf<Self>,
-        rules: &[DrawRule],
+        rules: &[Option<DrawRule>],
         x: &Self::Rows,
     ) -> Result<(), EngineError> {
         let _ = (head, rules, x);
+        Err(cannot_draw())
+    }
+
+    /// Queues the draws of rows that the last [`Ops::queue_draw`] left out, as a part of it: the
+    /// masks of these rows may be found while the device runs the pass. Called at most once after a
+    /// [`Ops::queue_draw`], before its tokens are fetched and before the next pass.
+    fn queue_masked_draw(&mut self, draws: &[MaskedDraw<'_>]) -> Result<(), EngineError> {
+        let _ = draws;
         Err(cannot_draw())
     }
 
@@ -523,7 +532,7 @@ pub trait Ops: Send {
     /// work has ended, and none of it disturbs later calls.
     fn abandon_pass(&mut self) {}
 
-    /// Waits for the oldest [`Ops::draw`] that was not fetched, and for all work queued before it,
+    /// Waits for the oldest [`Ops::queue_draw`] that was not fetched, and for all work queued before it,
     /// and appends its tokens, `(rows)`; `None` for a row whose logits are not all finite. A failed
     /// draw counts as fetched.
     fn fetch_drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
@@ -531,7 +540,7 @@ pub trait Ops: Send {
         Err(cannot_draw())
     }
 
-    /// Whether [`Ops::drawn`] would return without waiting.
+    /// Whether [`Ops::fetch_drawn`] would return without waiting.
     fn is_draw_ready(&mut self) -> bool {
         true
     }

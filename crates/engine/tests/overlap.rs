@@ -2,10 +2,13 @@
 
 use crate::reference::{self, PlainDeviceProbe};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
-    StepPlan, StepResult,
+    BlockIndex, Constraint, ConstraintEnd, Grammar, LogitsWanted, OpenSlot, SampledToken,
+    SamplingParams, Segment, SlotIndex, StepId, StepPlan, StepResult,
 };
-use cleave_engine::{Engine, EngineError, EngineLimits, Overlap, conformance};
+use cleave_engine::{
+    ConstraintError, ConstraintSource, Engine, EngineError, EngineLimits, Overlap, TokenMask,
+    TokenMatcher, conformance,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -329,6 +332,100 @@ fn a_host_step_after_a_failed_draw_does_not_begin() {
         Err(EngineError::Device(problem)) if problem.contains("the step before failed")
     ));
     assert!(is_not_finite(&engine.collect()));
+}
+
+/// A constraint that allows even tokens, and fails after so many of them.
+struct EvenTokens {
+    count_max: usize,
+}
+
+struct EvenMatcher {
+    left: usize,
+}
+
+impl ConstraintSource for EvenTokens {
+    fn open(
+        &self,
+        _: &Constraint,
+        output: &[u32],
+    ) -> Result<Box<dyn TokenMatcher>, ConstraintError> {
+        let left = self.count_max - output.len();
+        Ok(Box::new(EvenMatcher { left }))
+    }
+}
+
+impl TokenMatcher for EvenMatcher {
+    fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        if self.left == 0 {
+            return Err(ConstraintError("no more tokens".to_owned()));
+        }
+        mask.words_mut().fill(0x5555_5555);
+        Ok(())
+    }
+
+    fn push(&mut self, token: u32) {
+        assert_eq!(token % 2, 0);
+        self.left -= 1;
+    }
+
+    fn valid_prefix(&mut self, tokens: &[u32]) -> usize {
+        tokens.iter().take_while(|token| *token % 2 == 0).count()
+    }
+
+    fn forced(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
+}
+
+/// [`prompts`], with a constraint in slot 0.
+fn constrained_prompts() -> StepPlan {
+    let mut plan = prompts();
+    Arc::make_mut(&mut plan.opens[0].sampling).constraint = Some(Arc::new(Constraint {
+        grammar: Grammar::Lark("even".into()),
+        end: ConstraintEnd::Allowed,
+    }));
+    plan
+}
+
+#[test]
+fn a_step_with_a_mask_stays_in_flight() {
+    let (mut alone, _) = engine();
+    let (mut device, watched) = engine();
+    alone.enforce(Arc::new(EvenTokens { count_max: 9 }));
+    device.enforce(Arc::new(EvenTokens { count_max: 9 }));
+    // The row without a mask goes on before the host has its token.
+    let ahead_alone = plan(2, vec![], vec![segment(1, 3, 1)]);
+    let both = plan(3, vec![], vec![segment(0, 6, 1), segment(1, 4, 1)]);
+    let plans = [constrained_prompts(), ahead_alone, both];
+    let expected = plans.clone().map(|plan| alone.step(&plan).unwrap());
+    let device = ahead(&mut device);
+    device.begin(&plans[0]).unwrap();
+    assert!(!device.is_done(), "the host waited for the device");
+    device.begin(&plans[1]).unwrap();
+    assert_eq!(watched.fed_count.load(Ordering::Relaxed), 1);
+    assert_eq!(device.collect().unwrap(), expected[0]);
+    device.begin(&plans[2]).unwrap();
+    assert!(!device.is_done(), "the host waited for the device");
+    assert_eq!(device.collect().unwrap(), expected[1]);
+    assert_eq!(device.collect().unwrap(), expected[2]);
+    assert_eq!(tokens(&expected[2])[0] % 2, 0);
+}
+
+#[test]
+fn a_failed_mask_names_its_slot_and_drops_the_draw() {
+    let (mut engine, _) = engine();
+    engine.enforce(Arc::new(EvenTokens { count_max: 1 }));
+    let engine = ahead(&mut engine);
+    engine.begin(&constrained_prompts()).unwrap();
+    let first = engine.collect().unwrap();
+    let failed = engine.begin(&decode(1));
+    let slots = vec![SlotIndex(0)];
+    assert_eq!(failed, Err(EngineError::Constraint(slots)));
+    let alone = plan(3, vec![], vec![segment(1, 3, 1)]);
+    engine.begin(&alone).unwrap();
+    let result = engine.collect().unwrap();
+    assert_eq!(result.step, StepId(3));
+    assert_eq!((result.sampled.len(), first.sampled.len()), (1, 2));
 }
 
 /// `min_tokens` counts every token, including one that the host has not received.

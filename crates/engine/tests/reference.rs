@@ -4,8 +4,8 @@ use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, InnerSlices,
-    KvPoolShape, KvType, LogitEdit, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
-    QkNorms, ResidualIo, RotaryTable, WeightLoader,
+    KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer,
+    Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
@@ -49,6 +49,8 @@ fn absorb(state: &mut [u8], token: TokenId) {
 pub(crate) struct PlainDevice {
     /// Tokens of the last draw.
     drawn: Vec<Option<TokenId>>,
+    /// Logits of the last draw, `(rows, vocab)`.
+    logits: Vec<f32>,
     /// Draws that were not fetched, oldest first.
     queued: VecDeque<Vec<Option<TokenId>>>,
     pub(crate) watched: Arc<PlainDeviceProbe>,
@@ -535,7 +537,7 @@ impl Ops for PlainOps {
     fn queue_draw(
         &mut self,
         head: &Matrix,
-        rules: &[DrawRule],
+        rules: &[Option<DrawRule>],
         x: &Rows,
     ) -> Result<(), EngineError> {
         let vocab = head.bias.len();
@@ -553,14 +555,34 @@ impl Ops for PlainOps {
         let drawn: Vec<_> = rows
             .map(|(logits, rule)| {
                 let is_finite = logits.iter().all(|logit| logit.is_finite());
-                is_finite.then(|| draw_plainly(logits, rule))
+                let rule = rule.as_ref().filter(|_| is_finite)?;
+                Some(draw_plainly(logits, rule))
             })
             .collect();
         if !drawn.is_empty() {
             device.drawn.clone_from(&drawn);
         }
         device.queued.push_back(drawn);
+        device.logits = logits;
         assert!(device.queued.len() <= STEPS_IN_FLIGHT_MAX);
+        Ok(())
+    }
+
+    fn queue_masked_draw(&mut self, draws: &[MaskedDraw<'_>]) -> Result<(), EngineError> {
+        let device = self.device.as_mut().expect("only a device is asked");
+        let drawn = device.queued.back_mut().expect("a draw was queued");
+        let vocab = device.logits.len() / drawn.len();
+        for MaskedDraw { row, rule, mask } in draws {
+            let logits = &mut device.logits[*row as usize * vocab..][..vocab];
+            let is_finite = logits.iter().all(|logit| logit.is_finite());
+            let masked = (0..)
+                .zip(&mut *logits)
+                .filter(|(token, _)| !mask.allows(*token));
+            masked.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            let token = is_finite.then(|| draw_plainly(logits, rule));
+            drawn[*row as usize] = token;
+        }
+        device.drawn.clone_from(drawn);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::matmul::MatmulProduct;
 use crate::pack::CudaMatrix;
 use crate::recording::GraphUse;
 use cleave_engine::EngineError;
-use cleave_engine::ops::DrawRule;
+use cleave_engine::ops::{DrawRule, MaskedDraw};
 
 impl CudaOps {
     /// Computes rows' logits, copies them to the host, and waits.
@@ -54,7 +54,7 @@ impl CudaOps {
     pub(super) fn queue_head_and_draw(
         &mut self,
         head: &CudaMatrix,
-        rules: &[DrawRule],
+        rules: &[Option<DrawRule>],
         x: &CudaRows,
     ) -> Result<(), EngineError> {
         let rows = rules.len();
@@ -84,8 +84,7 @@ impl CudaOps {
             let queued = self
                 .matmul
                 .run(&product, target, &self.stream, &mut self.messages);
-            let queued =
-                queued.and_then(|()| self.sampling.queue_draw(bucket, head.columns, &self.stream));
+            let queued = queued.and_then(|()| self.sampling.queue_draw(bucket, &self.stream));
             if let Some((_, GraphUse::Record)) = decode {
                 let graph = self.stream.end_recording();
                 queued?;
@@ -99,5 +98,16 @@ impl CudaOps {
         }
         self.sampling.queue_token_copy(rows, &self.stream)?;
         Ok(self.idle.pass_drawn(&self.stream)?)
+    }
+
+    /// Queues the draws under masks after the newest draw, whose logits are still on the device: no
+    /// recording has them, because the masks come after its replay began.
+    pub(super) fn queue_draws_under_masks(
+        &mut self,
+        draws: &[MaskedDraw<'_>],
+    ) -> Result<(), EngineError> {
+        self.sampling
+            .queue_masked_draw(draws, &self.stream, &mut self.messages)?;
+        Ok(self.idle.draw_extended(&self.stream)?)
     }
 }

@@ -31,7 +31,7 @@ use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, KvPoolShape, KvType,
-    Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
+    MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use host::HOST_COPY_BYTES;
@@ -460,10 +460,14 @@ impl Ops for CudaOps {
     fn queue_draw(
         &mut self,
         head: &CudaMatrix,
-        rules: &[DrawRule],
+        rules: &[Option<DrawRule>],
         x: &CudaRows,
     ) -> Result<(), EngineError> {
         self.queue_head_and_draw(head, rules, x)
+    }
+
+    fn queue_masked_draw(&mut self, draws: &[MaskedDraw<'_>]) -> Result<(), EngineError> {
+        self.queue_draws_under_masks(draws)
     }
 
     fn abandon_pass(&mut self) {

@@ -1,12 +1,14 @@
 //! Tokens drawn on a device equal those that the host draws from the same logits.
 //!
-//! Owns: logits of many kinds, with and without ties, and sampling rules in every combination.
+//! Owns: logits of many kinds, with and without ties, sampling rules in every combination, and
+//! masks.
 //! Never: tolerates a difference.
 //! Invariant: device and host see the same logits to the bit: the logits are columns of a matrix,
 //! and each input row is a unit vector that selects one.
 
 use super::rng::ConformanceRng;
-use crate::ops::{BufferRole, DrawRule, Ops, WeightLoader};
+use crate::constraint::{ConstraintError, SlotConstraint, TokenMask, TokenMatcher};
+use crate::ops::{BufferRole, DrawRule, MaskedDraw, Ops, WeightLoader};
 use crate::sampling::{SamplingSlot, TokenSampler};
 use cleave_checkpoint::StoredTensor;
 use cleave_domain::{OpenSlot, SamplingParams, SlotIndex, TokenId};
@@ -66,18 +68,38 @@ fn round_of<O: Ops>(
         .collect();
     set(ops, &mut picks, &ones)?;
     let opens: Vec<OpenSlot> = (0..ROWS).map(|_| rng.open(vocab)).collect();
-    let rule = |open: &OpenSlot| {
-        let slot = SamplingSlot::open(open, None);
+    let masks: Vec<Option<TokenMask>> = opens.iter().map(|open| rng.mask(vocab, open)).collect();
+    let slot_of = |row: usize| {
+        let allowed = masks[row].clone().map(|mask| Box::new(AllowedTokens(mask)));
+        SamplingSlot::open(&opens[row], allowed.map(|mask| SlotConstraint::new(mask)))
+    };
+    let rule = |row: usize| {
+        let slot = slot_of(row);
         slot.draw_rule(slot.tokens_count())
     };
-    let rules: Vec<DrawRule> = opens.iter().map(rule).collect();
+    let rules: Vec<Option<DrawRule>> = (0..ROWS)
+        .map(|row| masks[row].is_none().then(|| rule(row)))
+        .collect();
+    let masked = (0..ROWS).filter_map(|row| masks[row].as_ref().map(|mask| (row, mask)));
+    let masked: Vec<MaskedDraw<'_>> = masked
+        .map(|(row, mask)| MaskedDraw {
+            row: row as u32,
+            rule: slot_of(row)
+                .masked_rule(vocab)
+                .expect("its mask is not empty"),
+            mask,
+        })
+        .collect();
     let mut tokens = Vec::new();
     ops.queue_draw(&matrix, &rules, &picks).map_err(to_text)?;
+    if !masked.is_empty() {
+        ops.queue_masked_draw(&masked).map_err(to_text)?;
+    }
     ops.fetch_drawn(&mut tokens).map_err(to_text)?;
     let mut sampler = TokenSampler::default();
     for (row, open) in opens.iter().enumerate() {
         let mut logits: Vec<f32> = (0..vocab).map(|token| table[token * ROWS + row]).collect();
-        let drawn = sampler.draw(&mut SamplingSlot::open(open, None), &mut logits);
+        let drawn = sampler.draw(&mut slot_of(row), &mut logits);
         let expected = drawn.ok().map(|(token, _)| token);
         if tokens.get(row) != Some(&expected) {
             let (got, rule) = (tokens.get(row), &open.sampling);
@@ -87,7 +109,49 @@ fn round_of<O: Ops>(
     Ok(())
 }
 
+/// A constraint that allows the same tokens at every place.
+struct AllowedTokens(TokenMask);
+
+impl TokenMatcher for AllowedTokens {
+    fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        mask.words_mut().copy_from_slice(self.0.words());
+        Ok(())
+    }
+
+    fn push(&mut self, _: TokenId) {}
+
+    fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
+        let allowed = tokens.iter().take_while(|token| self.0.allows(**token));
+        allowed.count()
+    }
+
+    fn forced(&mut self) -> Vec<TokenId> {
+        Vec::new()
+    }
+}
+
 impl ConformanceRng {
+    /// No mask, or one of the stop tokens alone, of a few tokens, or of many.
+    fn mask(&mut self, vocab: usize, open: &OpenSlot) -> Option<TokenMask> {
+        if self.chance(0.5) {
+            return None;
+        }
+        let mut mask = TokenMask::none_of(vocab);
+        let mut allow = |token: TokenId| mask.words_mut()[token as usize / 32] |= 1 << (token % 32);
+        let kind = self.below(4);
+        match kind {
+            0 => open.stop_tokens.iter().copied().for_each(&mut allow),
+            1 => (0..5).for_each(|_| allow(self.below(vocab as u64) as TokenId)),
+            _ => {
+                let share = self.share();
+                (0..vocab as TokenId)
+                    .filter(|_| self.chance(share))
+                    .for_each(&mut allow);
+            }
+        }
+        (!mask.is_empty(vocab as u32)).then_some(mask)
+    }
+
     /// A logit from a bell-shaped distribution, often rounded to a coarse grid or 0, so that ties
     /// are frequent.
     fn logit(&mut self) -> f32 {

@@ -1,12 +1,13 @@
 //! The rows of a step whose logits are needed, and what the host does with them.
 //!
-//! Owns: the purpose of each row, draws and scores on the host, and the masks of constraints.
+//! Owns: the purpose of each row, draws and scores on the host, and the masks of constraints for
+//! draws on either side.
 //! Never: runs a pass.
 //! Invariant: a row that ran a draft draws only if the token before it equals the draft.
 
 use super::ModelEngine;
 use crate::forward::ForwardPass;
-use crate::ops::Ops;
+use crate::ops::{MaskedDraw, Ops};
 use crate::sampling::{self, DrawError, SamplingSlot};
 use crate::{Engine, EngineError};
 use cleave_domain::{LogitsWanted, SampledToken, Segment, SlotIndex, StepResult, TokenId};
@@ -59,7 +60,7 @@ impl<O: Ops> ModelEngine<O> {
     /// idle after it.
     pub(super) fn prepare_masks(&mut self) {
         let vocab_size = self.weights.spec().vocab_size;
-        let drawn = &self.logit_rows.purposes[self.device_rows_count..];
+        let drawn = &self.logit_rows.purposes;
         let is_drawn = |slot: usize| {
             let is_sample = |purpose: &LogitPurpose| matches!(purpose, LogitPurpose::Sample(..));
             drawn
@@ -72,6 +73,44 @@ impl<O: Ops> ModelEngine<O> {
                 .filter(|slot| slot.constraint.is_some() && is_drawn(index))
         });
         sampling::prepare_masks(constrained, vocab_size);
+    }
+
+    /// Queues the draws that the device makes under masks.
+    ///
+    /// # Errors
+    /// `Constraint` if a constraint fails, with all slots for which one did.
+    pub(super) fn queue_masked_draws(&mut self) -> Result<(), EngineError> {
+        let vocab_size = self.weights.spec().vocab_size;
+        let device_rows = &self.logit_rows.purposes[..self.device_rows_count];
+        let (mut rules, mut failed) = (Vec::new(), Vec::new());
+        for (row, purpose) in (0..).zip(device_rows) {
+            let slot = purpose.slot();
+            let state = slot_of(&mut self.slots, slot);
+            if state.constraint.is_none() {
+                continue;
+            }
+            match state.masked_rule(vocab_size) {
+                Ok(rule) => rules.push((row, slot, rule)),
+                Err(_) => failed.push(slot),
+            }
+        }
+        if !failed.is_empty() {
+            return Err(EngineError::Constraint(failed));
+        }
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let slots = &self.slots;
+        let draws: Vec<MaskedDraw<'_>> = rules
+            .into_iter()
+            .map(|(row, slot, rule)| {
+                let state = slots[slot.0 as usize].as_ref();
+                let mask = state.and_then(|state| state.known_mask());
+                let mask = mask.expect("its rule was made with it");
+                MaskedDraw { row, rule, mask }
+            })
+            .collect();
+        self.ops.queue_masked_draw(&draws)
     }
 
     pub(super) fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {

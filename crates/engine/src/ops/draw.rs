@@ -1,11 +1,12 @@
 //! Rules by which a device draws tokens.
 //!
 //! Owns: the rule of one row. Never: draws.
-//! Invariant: a draw depends on its rule and the logits only.
+//! Invariant: a draw depends on its rule, its mask and the logits only.
 
+use crate::constraint::TokenMask;
 use cleave_domain::TokenId;
 
-/// Rule of one row's draw, see [`Ops::draw`](super::Ops::draw).
+/// Rule of one row's draw, see [`Ops::queue_draw`](super::Ops::queue_draw).
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrawRule {
     /// Uniform random number below 2^53, a function of seed and position.
@@ -39,6 +40,18 @@ impl DrawRule {
             edits: Vec::new(),
         }
     }
+}
+
+/// The draw of a row whose tokens are limited, see
+/// [`Ops::queue_masked_draw`](super::Ops::queue_masked_draw).
+#[derive(Debug)]
+pub struct MaskedDraw<'a> {
+    /// Row of the last [`Ops::queue_draw`](super::Ops::queue_draw); it has no rule there.
+    pub row: u32,
+    /// The rule, applied to the logits that the mask leaves.
+    pub rule: DrawRule,
+    /// The tokens that may be drawn; at least one is in the vocabulary.
+    pub mask: &'a TokenMask,
 }
 
 /// A change of one token's logit.

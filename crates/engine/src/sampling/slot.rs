@@ -6,7 +6,7 @@
 
 use super::draw::{DrawError, top_p_threshold};
 use super::philox::draw_bits;
-use crate::constraint::SlotConstraint;
+use crate::constraint::{SlotConstraint, TokenMask};
 use crate::ops::{DrawRule, LogitChange, LogitEdit};
 use cleave_domain::{OpenSlot, SamplingParams, TokenId};
 use std::collections::BTreeMap;
@@ -149,10 +149,9 @@ impl SamplingSlot {
         biases.chain(bans).chain(penalties)
     }
 
-    /// Whether a device can draw the next token: only the host can report scores and has the tokens
-    /// that a constraint allows.
+    /// Whether a device can draw the next token: only the host can report scores.
     pub(crate) fn device_can_draw(&self) -> bool {
-        self.sampling.logprobs.is_none() && self.constraint.is_none()
+        self.sampling.logprobs.is_none()
     }
 
     /// Finds the tokens that the constraint allows next. Errors are those of the draw, later.
@@ -164,15 +163,25 @@ impl SamplingSlot {
 
     /// Sets the logits of the tokens that the constraint does not allow to −∞.
     pub(super) fn apply_constraint(&mut self, logits: &mut [f32]) -> Result<StopBan, DrawError> {
+        let stop_ban = self.find_mask(logits.len())?;
+        if let Some(mask) = self.known_mask() {
+            mask.apply(logits);
+        }
+        Ok(stop_ban)
+    }
+
+    /// Finds the tokens that the constraint allows next, if there is one, and whether stop tokens
+    /// are banned under it.
+    fn find_mask(&mut self, vocab_size: usize) -> Result<StopBan, DrawError> {
         let Some(constraint) = &mut self.constraint else {
             return Ok(StopBan::InForce);
         };
-        let mask = constraint.mask(logits.len());
+        let mask = constraint.mask(vocab_size);
         let mask = mask.map_err(|_| DrawError::Constraint)?;
-        if !mask.apply(logits) {
+        let vocab_size = u32::try_from(vocab_size).unwrap_or(u32::MAX);
+        if mask.is_empty(vocab_size) {
             return Err(DrawError::Constraint);
         }
-        let vocab_size = u32::try_from(logits.len()).unwrap_or(u32::MAX);
         Ok(if mask.is_within(&self.stop_tokens, vocab_size) {
             StopBan::Lifted
         } else {
@@ -180,11 +189,27 @@ impl SamplingSlot {
         })
     }
 
-    /// Rule by which a device draws the token after `tokens_count` ones. The last of them may still
-    /// be pending if no rule depends on it.
+    /// The tokens that the constraint allows next, if they were found.
+    pub(crate) fn known_mask(&self) -> Option<&TokenMask> {
+        self.constraint.as_ref()?.known_mask()
+    }
+
+    /// Rule by which a device draws the token after `tokens_count` ones, of a slot without a
+    /// constraint. The last of them may still be pending if no rule depends on it.
     pub(crate) fn draw_rule(&self, tokens_count: usize) -> DrawRule {
+        self.rule(tokens_count, StopBan::InForce)
+    }
+
+    /// Rule by which a device draws the next token under the mask of the constraint, which
+    /// [`SamplingSlot::known_mask`] has afterwards.
+    pub(crate) fn masked_rule(&mut self, vocab_size: usize) -> Result<DrawRule, DrawError> {
+        let stop_ban = self.find_mask(vocab_size)?;
+        Ok(self.rule(self.history.len(), stop_ban))
+    }
+
+    fn rule(&self, tokens_count: usize, stop_ban: StopBan) -> DrawRule {
         let sampling = &*self.sampling;
-        let mut edits: Vec<LogitEdit> = self.edits(tokens_count, StopBan::InForce).collect();
+        let mut edits: Vec<LogitEdit> = self.edits(tokens_count, stop_ban).collect();
         edits.sort_by_key(|edit| edit.token);
         DrawRule {
             random_bits: draw_bits(sampling.seed, tokens_count as u64),
