@@ -13,7 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// A checkpoint with Qwen3's template and tokens, in a folder of its own, with room for tools in
 /// its context.
-fn model() -> TempDir {
+pub(crate) fn model() -> TempDir {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/qwen3");
     let folder = tempfile::tempdir().expect("a folder");
     for file in fs::read_dir(&from).expect("a checkpoint") {
@@ -40,7 +40,7 @@ fn model() -> TempDir {
     folder
 }
 
-fn tool(name: &str, count: u32) -> Value {
+pub(crate) fn tool(name: &str, count: u32) -> Value {
     json!({"type": "function", "function": {"name": name, "strict": true, "parameters": {
         "type": "object",
         "properties": {
@@ -203,7 +203,7 @@ fn requests() -> Vec<(Value, IsAnswer)> {
 }
 
 // Invariant: I11, I54.
-// Lesson: 35.
+// Lesson: 35, 42, 43, 45.
 #[test]
 fn calls_and_reasoning_are_valid_and_alike_everywhere() {
     let folder = model();

@@ -18,6 +18,7 @@ pub(crate) struct ChaosWorker {
     pub(crate) data_proxy: Option<FaultProxy>,
     metrics_address: String,
     silence: &'static str,
+    flags: Vec<String>,
 }
 
 pub(crate) struct ChaosFleet {
@@ -43,10 +44,13 @@ pub(crate) struct SilenceLimits {
 }
 
 /// Short limits, so that a run has many losses.
-const SHORT_SILENCE: SilenceLimits = SilenceLimits {
+pub(crate) const SHORT_SILENCE: SilenceLimits = SilenceLimits {
     router: "1",
     workers: "1",
 };
+
+/// Flags of a worker that serves the bundled checkpoint.
+const PLAIN_FLAGS: [&str; 2] = ["--kv-cache", "12MiB"];
 
 impl ChaosFleet {
     pub(crate) fn start(runtime: &Handle) -> Self {
@@ -54,6 +58,15 @@ impl ChaosFleet {
     }
 
     pub(crate) fn start_with(runtime: &Handle, silence: SilenceLimits) -> Self {
+        Self::start_flagged(runtime, silence, |_| PLAIN_FLAGS.map(str::to_owned).into())
+    }
+
+    /// Starts a fleet each of whose workers has flags of its own, by its index.
+    pub(crate) fn start_flagged(
+        runtime: &Handle,
+        silence: SilenceLimits,
+        flags: impl Fn(usize) -> Vec<String>,
+    ) -> Self {
         let arguments = [
             "router",
             "--listen",
@@ -66,6 +79,7 @@ impl ChaosFleet {
         ];
         let mut router = CleaveProcess::start(&arguments);
         let address = router.address();
+        let mut indices = 0..WORKERS.len();
         let workers = WORKERS.map(|(name, leg)| {
             let line = runtime.block_on(FaultProxy::start());
             line.set_target(Some(address.clone()));
@@ -78,6 +92,7 @@ impl ChaosFleet {
                 data_proxy: data,
                 metrics_address: String::new(),
                 silence: silence.workers,
+                flags: flags(indices.next().expect("one for each worker")),
             };
             worker.start();
             worker
@@ -133,13 +148,12 @@ impl ChaosWorker {
             &self.router_proxy.address,
             "--threads",
             "1",
-            "--kv-cache",
-            "12MiB",
             "--worker-silence",
             self.silence,
             "--metrics-listen",
             "127.0.0.1:0",
         ];
+        arguments.extend(self.flags.iter().map(String::as_str));
         if let Some(data) = &self.data_proxy {
             data.set_target(None);
             arguments.extend(["--data-advertise", &data.address]);

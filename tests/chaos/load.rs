@@ -29,6 +29,9 @@ pub(crate) struct LoadAnswer {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct LoadChoice {
     text: String,
+    reasoning: String,
+    /// Names and arguments of calls, in order, without their ids, which are random.
+    calls: String,
     /// Tokens with their log-probabilities, as they were sent.
     scores: Vec<Value>,
     finish: Value,
@@ -99,14 +102,75 @@ pub(crate) fn bodies(rng: &mut FaultRng) -> Vec<(&'static str, Value)> {
     bodies
 }
 
-/// A question with a stop string late in its own answer.
-pub(crate) fn with_stop(body: &Value, answer: &LoadAnswer) -> Value {
+/// Questions whose answers a constraint, calls or reasoning shape, for the model of
+/// [`crate::tools::model`].
+pub(crate) fn constrained_bodies(rng: &mut FaultRng) -> Vec<(&'static str, Value)> {
+    const TEXT: &str = "/v1/completions";
+    const CHAT: &str = "/v1/chat/completions";
+    let tools = json!([
+        crate::tools::tool("weather", 40),
+        crate::tools::tool("climate", 40)
+    ]);
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {
+        "type": "array", "minItems": 12, "maxItems": 20, "items": {
+            "type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+            "required": ["name", "n"], "additionalProperties": false}}}});
+    let mut bodies = Vec::new();
+    for temperature in [0.0, 0.9] {
+        let seed = rng.below(1000);
+        let mut ask = |path: &'static str, fields: Value| {
+            let mut body = json!({"temperature": temperature, "seed": seed, "max_tokens": 700});
+            match path {
+                TEXT => body["prompt"] = json!("It counts:"),
+                _ => {
+                    body["messages"] = json!([{"role": "user", "content": format!("{seed}: what is the weather?")}])
+                }
+            }
+            let fields = fields.as_object().expect("an object").clone();
+            body.as_object_mut().expect("an object").extend(fields);
+            bodies.push((path, body));
+        };
+        let thinking = json!({"opens_thinking": true});
+        ask(
+            TEXT,
+            json!({"guided_regex": format!("(({seed}|one|two|number twelve), ){{90}}"), "n": 2}),
+        );
+        ask(
+            TEXT,
+            json!({"response_format": schema, "logprobs": 2, "repetition_penalty": 1.2}),
+        );
+        ask(
+            CHAT,
+            json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "n": 3,
+            "thinking_token_budget": 30}),
+        );
+        ask(
+            CHAT,
+            json!({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "climate"}},
+            "chat_template_kwargs": thinking, "thinking_token_budget": 60}),
+        );
+        ask(
+            CHAT,
+            json!({"response_format": schema, "chat_template_kwargs": thinking, "thinking_token_budget": 45,
+            "logprobs": true, "top_logprobs": 1}),
+        );
+        // Nothing but reasoning and text, in the same steps.
+        ask(
+            CHAT,
+            json!({"ignore_eos": true, "max_tokens": 300, "chat_template_kwargs": thinking}),
+        );
+    }
+    bodies
+}
+
+/// A question with a stop string late in its own answer, if that has a text.
+pub(crate) fn with_stop(body: &Value, answer: &LoadAnswer) -> Option<Value> {
     let text: Vec<char> = answer.choices[0].text.chars().collect();
     let from = text.len() * 7 / 10;
     let stop: String = text[from..(from + 6).min(text.len())].iter().collect();
     let mut body = body.clone();
     body["stop"] = json!([stop]);
-    body
+    (!stop.is_empty()).then_some(body)
 }
 
 /// The same question as a stream.
@@ -141,7 +205,10 @@ impl LoadAnswer {
         let mut pairs = self.choices.iter().zip(&whole.choices);
         self.choices.len() <= whole.choices.len()
             && pairs.all(|(part, whole)| {
-                whole.text.starts_with(&part.text) && whole.scores.starts_with(&part.scores)
+                whole.text.starts_with(&part.text)
+                    && whole.reasoning.starts_with(&part.reasoning)
+                    && whole.calls.starts_with(&part.calls)
+                    && whole.scores.starts_with(&part.scores)
             })
     }
 }
@@ -155,6 +222,15 @@ impl LoadChoice {
         ];
         for text in texts.into_iter().filter_map(Value::as_str) {
             self.text.push_str(text);
+        }
+        for message in [&choice["delta"], &choice["message"]] {
+            let reasoning = message["reasoning_content"].as_str();
+            self.reasoning.push_str(reasoning.unwrap_or_default());
+            for call in message["tool_calls"].as_array().into_iter().flatten() {
+                for part in [&call["function"]["name"], &call["function"]["arguments"]] {
+                    self.calls.push_str(part.as_str().unwrap_or_default());
+                }
+            }
         }
         let scores = &choice["logprobs"];
         self.scores

@@ -16,6 +16,7 @@ mod rng;
 mod stopped_router;
 
 use crate::harness::{HttpClient, serve, wait_for};
+use crate::serving::GUESSES;
 use faults::{FaultKind, KINDS};
 use fleet::ChaosFleet;
 use load::{LoadCounters, LoadQuestion, QuestionOutcome, ReadOn, bodies, streamed, with_stop};
@@ -42,12 +43,14 @@ fn print_progress(line: &str) {
 
 /// The questions with their answers, from an undisturbed process.
 fn expected_answers(rng: &mut FaultRng) -> Vec<LoadQuestion> {
-    answered(bodies(rng))
+    answered(bodies(rng), &[])
 }
 
-/// Each body, also as a stream and with a stop string, with the answers of an undisturbed process.
-fn answered(bodies: Vec<(&'static str, serde_json::Value)>) -> Vec<LoadQuestion> {
-    let mut process = serve(&["--prefill", "0", "--decode", "0", "--both", "1"]);
+/// Each body, also as a stream and with a stop string, with the answers of an undisturbed process
+/// with these flags.
+fn answered(bodies: Vec<(&'static str, serde_json::Value)>, more: &[&str]) -> Vec<LoadQuestion> {
+    let both = ["--prefill", "0", "--decode", "0", "--both", "1"];
+    let mut process = serve(&[&both[..], more].concat());
     let address = process.address();
     HttpClient::new(&address).wait_ready();
     let (base, http) = (format!("http://{address}"), load::http());
@@ -62,8 +65,8 @@ fn answered(bodies: Vec<(&'static str, serde_json::Value)>) -> Vec<LoadQuestion>
     for (path, body) in bodies {
         let expected = answer(path, &body);
         assert!(expected.output_tokens() > 0);
-        let stopped = with_stop(&body, &expected);
-        for body in [streamed(&body), body, streamed(&stopped)] {
+        let stopped = with_stop(&body, &expected).map(|body| streamed(&body));
+        for body in [streamed(&body), body].into_iter().chain(stopped) {
             let expected = answer(path, &body);
             asks.push(LoadQuestion {
                 path,
@@ -79,57 +82,131 @@ fn answered(bodies: Vec<(&'static str, serde_json::Value)>) -> Vec<LoadQuestion>
 #[test]
 fn streams_survive_their_workers_faults() {
     let seed = number("CLEAVE_CHAOS_SEED", 1);
-    let count = number("CLEAVE_CHAOS_FAULTS", KINDS.len() as u64) as usize;
-    let clients = number("CLEAVE_CHAOS_CLIENTS", 8);
-    print_progress(&format!(
-        "chaos: CLEAVE_CHAOS_SEED={seed}, {count} faults, {clients} clients"
-    ));
     let mut rng = FaultRng::new(seed);
     let asks = expected_answers(&mut rng);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let mut fleet = ChaosFleet::start(runtime.handle());
-    let counters = LoadCounters::default();
-    let plan = faults::schedule(&mut rng, count);
-    let mut struck: BTreeMap<FaultKind, u64> = BTreeMap::new();
-    let began = Instant::now();
-    let base = fleet.base.clone();
-    std::thread::scope(|scope| {
-        for _ in 0..clients {
-            let rng = FaultRng::new(rng.next());
-            let (base, asks, counters) = (&base, &asks, &counters);
-            scope.spawn(move || load::run_client(base, asks, counters, rng));
-        }
-        // Dropped last, also by a panic, so that the clients end.
-        let _over = StopLoadOnDrop(&counters);
-        for (index, (kind, worker_index)) in plan.into_iter().enumerate() {
-            wait_for_events(&counters, 200 + rng.below(400) as u64);
-            let at = began.elapsed();
-            let name = fleet.workers[worker_index].name;
-            faults::inject(&mut fleet, kind, worker_index, &counters);
-            *struck.entry(kind).or_default() += 1;
-            let took = began.elapsed() - at;
-            print_progress(&format!(
-                "{index:>4} {at:>9.1?} {kind:?} {name}: whole again after {took:.1?}"
-            ));
-            let failures = counters.failures.lock().expect("no panic holds it").len();
-            assert_eq!(
-                failures,
-                0,
-                "seed {seed}: {}",
-                failure_report(&counters, &fleet)
-            );
-        }
-        wait_for_events(&counters, 400);
-    });
-    wait_until_blocks_are_free(&fleet);
-    let failures = counters.failures.lock().expect("no panic holds it").len();
-    print_progress(&table(&struck, &counters, &fleet));
-    assert_eq!(
-        failures,
-        0,
-        "seed {seed}: {}",
-        failure_report(&counters, &fleet)
-    );
+    let fleet = ChaosFleet::start(runtime.handle());
+    let faults_count = number("CLEAVE_CHAOS_FAULTS", KINDS.len() as u64) as usize;
+    ChaosLoad {
+        seed,
+        rng,
+        asks,
+        faults_count,
+    }
+    .run(fleet);
+}
+
+// Invariant: I18, I54.
+// Lesson: 35, 39, 40, 45.
+/// Calls, schemas and reasoning. The first decode worker drafts, the second does not, and the pool
+/// of the third is so short that it swaps.
+#[test]
+fn constrained_streams_survive_their_workers_faults() {
+    let seed = number("CLEAVE_CHAOS_SEED", 1);
+    let mut rng = FaultRng::new(seed);
+    let folder = crate::tools::model();
+    let model = folder.path().to_str().expect("a path");
+    let off = [
+        "--calibrate",
+        "0",
+        "--speculative-config",
+        "off",
+        "--model",
+        model,
+    ];
+    let asks = answered(load::constrained_bodies(&mut rng), &off);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let flags = |worker: usize| {
+        let own: &[&str] = match worker {
+            2 => &[&GUESSES[..], &["--kv-cache", "12MiB"]].concat(),
+            3 => &[
+                "--calibrate",
+                "0",
+                "--speculative-config",
+                "off",
+                "--kv-cache",
+                "12MiB",
+            ],
+            _ => &["--calibrate", "0", "--kv-cache", "4MiB"],
+        };
+        let all = ["--model", model].into_iter().chain(own.iter().copied());
+        all.map(str::to_owned).collect()
+    };
+    let fleet = ChaosFleet::start_flagged(runtime.handle(), fleet::SHORT_SILENCE, flags);
+    // A part of the kinds of faults in each run; which ones, the seed says.
+    let faults_count = number("CLEAVE_CHAOS_FAULTS", 8) as usize;
+    ChaosLoad {
+        seed,
+        rng,
+        asks,
+        faults_count,
+    }
+    .run(fleet);
+}
+
+/// A load on a fleet, and the faults that strike it.
+struct ChaosLoad {
+    seed: u64,
+    rng: FaultRng,
+    asks: Vec<LoadQuestion>,
+    faults_count: usize,
+}
+
+impl ChaosLoad {
+    fn run(self, mut fleet: ChaosFleet) {
+        let Self {
+            seed,
+            mut rng,
+            asks,
+            faults_count: count,
+        } = self;
+        let clients = number("CLEAVE_CHAOS_CLIENTS", 8);
+        print_progress(&format!(
+            "chaos: CLEAVE_CHAOS_SEED={seed}, {count} faults, {clients} clients"
+        ));
+        let counters = LoadCounters::default();
+        let plan = faults::schedule(&mut rng, count);
+        let mut struck: BTreeMap<FaultKind, u64> = BTreeMap::new();
+        let began = Instant::now();
+        let base = fleet.base.clone();
+        std::thread::scope(|scope| {
+            for _ in 0..clients {
+                let rng = FaultRng::new(rng.next());
+                let (base, asks, counters) = (&base, &asks, &counters);
+                scope.spawn(move || load::run_client(base, asks, counters, rng));
+            }
+            // Dropped last, also by a panic, so that the clients end.
+            let _over = StopLoadOnDrop(&counters);
+            for (index, (kind, worker_index)) in plan.into_iter().enumerate() {
+                wait_for_events(&counters, 200 + rng.below(400) as u64);
+                let at = began.elapsed();
+                let name = fleet.workers[worker_index].name;
+                faults::inject(&mut fleet, kind, worker_index, &counters);
+                *struck.entry(kind).or_default() += 1;
+                let took = began.elapsed() - at;
+                print_progress(&format!(
+                    "{index:>4} {at:>9.1?} {kind:?} {name}: whole again after {took:.1?}"
+                ));
+                let failures = counters.failures.lock().expect("no panic holds it").len();
+                assert_eq!(
+                    failures,
+                    0,
+                    "seed {seed}: {}",
+                    failure_report(&counters, &fleet)
+                );
+            }
+            wait_for_events(&counters, 400);
+        });
+        wait_until_blocks_are_free(&fleet);
+        let failures = counters.failures.lock().expect("no panic holds it").len();
+        print_progress(&table(&struck, &counters, &fleet));
+        assert_eq!(
+            failures,
+            0,
+            "seed {seed}: {}",
+            failure_report(&counters, &fleet)
+        );
+    }
 }
 
 // Invariant: I18.
@@ -251,15 +328,14 @@ fn table(struck: &BTreeMap<FaultKind, u64>, counters: &LoadCounters, fleet: &Cha
     };
     let pause = Duration::from_micros(value_of(&counters.pause_micros));
     let failures = counters.failures.lock().expect("no panic holds it").len();
-    let leaked = fleet
-        .workers
-        .iter()
-        .map(|worker| {
-            worker
-                .metrics_client()
-                .metric("cleave_pool_blocks", &["kind=\"leaked\""])
-        })
-        .sum::<f64>();
+    let of_workers = |name: &str, kind: &str| {
+        let workers = fleet.workers.iter();
+        let values = workers.map(|worker| worker.metrics_client().metric(name, &[kind]));
+        values.sum::<f64>()
+    };
+    let leaked = of_workers("cleave_pool_blocks", "kind=\"leaked\"");
+    // Of the workers' present lives.
+    let swapped = of_workers("cleave_swap_blocks_total", "kind=\"in\"");
     for (name, value) in [
         (
             "clients that left in mid-stream",
@@ -288,6 +364,7 @@ fn table(struck: &BTreeMap<FaultKind, u64>, counters: &LoadCounters, fleet: &Cha
             value_of(&counters.refused).to_string(),
         ),
         ("longest pause in a stream", format!("{pause:.2?}")),
+        ("blocks swapped in", swapped.to_string()),
         ("blocks leaked", leaked.to_string()),
         ("answers that differed or broke off", failures.to_string()),
     ] {

@@ -23,7 +23,7 @@ const CLIENTS: usize = 8;
 fn a_busy_router_that_was_stopped_loses_no_worker() {
     // Few questions are enough, because each is asked many times.
     let bodies = load::bodies(&mut FaultRng::new(3));
-    let asks = answered(bodies.into_iter().step_by(4).collect());
+    let asks = answered(bodies.into_iter().step_by(4).collect(), &[]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let fleet = ChaosFleet::start_with(runtime.handle(), SILENCE);
     let counters = LoadCounters::default();

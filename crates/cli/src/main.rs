@@ -54,10 +54,12 @@ fn main() -> ExitCode {
                 from,
                 log,
                 states,
+                constraints,
             } => {
                 let options = cleave_sim::ChaosOptions {
                     log,
                     states,
+                    constraints,
                     ..Default::default()
                 };
                 sim::chaos(seeds, from, &options)

@@ -203,6 +203,7 @@ mod tests {
         }
     }
 
+    // Lesson: 46.
     #[test]
     fn tokens_beyond_the_vocabulary_do_not_count() {
         let beyond = mask(70, &[75]);

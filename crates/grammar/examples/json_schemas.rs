@@ -70,6 +70,7 @@ fn report_file(compiler: &GrammarCompiler, path: &Path) {
     for (index, group) in groups.iter().enumerate() {
         let mut line = group_outcome(compiler, group);
         line["file"] = path.to_string_lossy().into();
+        line["bytes"] = group["schema"].to_string().len().into();
         line["group"] = index.into();
         println!("{line}");
     }

@@ -8,6 +8,8 @@
 
 mod compile;
 mod compose;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod matcher;
 mod vocabulary;
 

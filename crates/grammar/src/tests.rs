@@ -1,20 +1,8 @@
 //! Grammars over the 256 bytes and an end token.
 
+use crate::fuzzing::{COMPILER, END, grammar};
 use crate::{GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes, Vocabulary};
 use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar, TokenId};
-use std::sync::LazyLock;
-
-const END: TokenId = 256;
-
-static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
-    let bytes = (0..=255).map(|byte| TokenBytes::Text(vec![byte]));
-    let end = TokenBytes::Special("<|end|>".to_owned());
-    GrammarCompiler::new(Vocabulary {
-        tokens: bytes.chain([end]).collect(),
-        end_tokens: [END].into(),
-    })
-    .unwrap()
-});
 
 fn start(grammar: Grammar, end: ConstraintEnd) -> Result<GrammarMatcher, GrammarError> {
     let compiled = COMPILER.compile(&Constraint { grammar, end });
@@ -286,6 +274,98 @@ fn long_chains_and_deep_nesting_end_no_process() {
     }
 }
 
+// Lesson: 38.
+#[test]
+fn huge_bounds_and_endless_references_end_no_process() {
+    let most = u64::MAX;
+    for schema in [
+        r##"{"$ref":"#"}"##.to_owned(),
+        r##"{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}}"##
+            .to_owned(),
+        r##"{"allOf":[{"$ref":"#"}]}"##.to_owned(),
+        r##"{"anyOf":[{"$ref":"#"},{"type":"null"}]}"##.to_owned(),
+        format!(r#"{{"type":"array","items":{{}},"maxItems":{most}}}"#),
+        format!(r#"{{"type":"array","items":{{}},"minItems":{most}}}"#),
+        format!(r#"{{"type":"string","maxLength":{most}}}"#),
+        format!(r#"{{"type":"string","minLength":{most}}}"#),
+        r#"{"type":"string","pattern":"^[^\n\r]{1,129}$"}"#.to_owned(),
+        r#"{"type":"string","pattern":"^([a-z]{0,999}[0-9]{0,999}){0,999}$"}"#.to_owned(),
+        r#"{"type":"integer","multipleOf":1e-300}"#.to_owned(),
+        r#"{"type":"number","minimum":1e308,"maximum":1e309}"#.to_owned(),
+    ] {
+        // Some are grammars, and these give a mask.
+        if let Ok(mut matcher) = self::schema(&schema) {
+            let mut words = vec![0; COMPILER.mask_words()];
+            matcher.allow(&mut words).unwrap();
+            assert!(words.iter().any(|word| *word != 0), "{schema}");
+        }
+    }
+    for grammar in [
+        Grammar::Regex("(([abc]*)*)*".into()),
+        Grammar::Regex("((a{0,1000}){0,1000}){0,1000}".into()),
+        Grammar::Lark("start: start".into()),
+        Grammar::Lark("start: a\na: b\nb: a | \"x\"".into()),
+        Grammar::Lark("start: (\"a\"{0,100000}){0,100000}".into()),
+    ] {
+        if let Ok(mut matcher) = start(grammar.clone(), ConstraintEnd::Allowed) {
+            let mut words = vec![0; COMPILER.mask_words()];
+            let _ = matcher.allow(&mut words);
+        }
+    }
+}
+
+// Lesson: 40.
+/// A window of drafts may have the end in it, and anything behind the end.
+#[test]
+fn drafts_behind_the_end_of_a_grammar_break_nothing() {
+    let [a, b] = [TokenId::from(b'a'), TokenId::from(b'b')];
+    for behind in [a, b, END] {
+        let mut matcher = start(Grammar::Regex("ab".into()), ConstraintEnd::Allowed).unwrap();
+        let drafts = [a, b, END, behind, behind];
+        for drawn in 0..3 {
+            let valid = matcher.valid_prefix(&drafts[drawn..]);
+            // Behind the last token only the end is left, which needs no draft.
+            let most = if behind == END { 5 - drawn } else { 3 - drawn };
+            assert!(valid <= most, "{drafts:?} from {drawn}: {valid}");
+            assert!(
+                valid >= 3 - drawn || drawn == 2,
+                "{drafts:?} from {drawn}: {valid}"
+            );
+            matcher.consume(drafts[drawn]).unwrap();
+        }
+        assert!(is_next(&mut matcher, END) && !is_next(&mut matcher, a));
+        assert!(matcher.forced().is_empty(), "nothing follows the end");
+    }
+}
+
+// Lesson: 47.
+#[test]
+fn every_end_token_ends_a_grammar() {
+    let vocabulary = Vocabulary {
+        tokens: vec![
+            TokenBytes::Text(b"a".to_vec()),
+            TokenBytes::Special("<|end|>".to_owned()),
+            TokenBytes::Special("<|eot|>".to_owned()),
+            TokenBytes::Special("<|other|>".to_owned()),
+        ],
+        end_tokens: [1, 2].into(),
+    };
+    let compiler = GrammarCompiler::new(vocabulary).unwrap();
+    let constraint = Constraint {
+        grammar: Grammar::Regex("aa?".into()),
+        end: ConstraintEnd::Allowed,
+    };
+    let compiled = compiler.compile(&constraint).unwrap();
+    for end in [1, 2] {
+        let mut matcher = compiled.start();
+        matcher.consume(0).unwrap();
+        let mut words = [0];
+        matcher.allow(&mut words).unwrap();
+        assert_eq!(words, [0b0111]);
+        assert_eq!(matcher.consume(end), Ok(()));
+    }
+}
+
 #[test]
 fn schemas_with_hundreds_of_optional_properties_are_enforced() {
     let properties = (0..300).map(|index| format!(r#""p{index}":{{"type":"integer"}},"#));
@@ -306,32 +386,9 @@ fn damaged_grammars_are_errors_or_grammars() {
         r##"J{"type":"object","properties":{"a":{"enum":[1,null,"x"]},"b":{"$ref":"#/$defs/c"}},"$defs":{"c":{"type":"array","items":{"anyOf":[{"type":"number","multipleOf":0.5},{"format":"date-time"}]},"minItems":1}},"required":["b"]}"##,
         r"R(foo|[^b-z]{2,5}\d+)*?\.\p{Lu}|(?i:x)&",
         "Lstart: a (\",\" a)* /[0-9]+/i\na: \"x\" | T{2,3} | <|end|> | %json {\"type\": \"null\"}\nT: /[a-z]/ & /[^q]/\n%ignore /[ \\t]+/\n%llguidance {\"no_forcing\": true}",
+        "Cyes|no|no\"\\|\u{1F980}x",
     ]
     .map(|sample| sample.as_bytes().to_vec())
     .into();
-    cleave_fuzz::check_samples("grammar", &samples, 600, |bytes| {
-        let text = String::from_utf8_lossy(bytes);
-        let mut letters = text.chars();
-        let grammar = match letters.next() {
-            Some('J') => Grammar::JsonSchema(letters.as_str().into()),
-            Some('R') => Grammar::Regex(letters.as_str().into()),
-            _ => Grammar::Lark(letters.as_str().into()),
-        };
-        let Ok(mut matcher) = start(grammar, ConstraintEnd::Allowed) else {
-            return;
-        };
-        let mut words = vec![0; COMPILER.mask_words()];
-        for step in 0..40 {
-            if matcher.allow(&mut words).is_err() {
-                return;
-            }
-            let allowed =
-                (0..=END).filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1);
-            let allowed: Vec<TokenId> = allowed.collect();
-            let token = allowed[step * 7 % allowed.len()];
-            if token == END || matcher.consume(token).is_err() {
-                return;
-            }
-        }
-    });
+    cleave_fuzz::check_samples("grammar", &samples, 600, grammar);
 }

@@ -85,6 +85,7 @@ scenarios! {
         start 1 on b prompt=8 max=20 family=900 stop=1 min=5
         run 200
         empty"
+    // Lesson: 40.
     an_end_within_a_draft_emits_nothing_more: "
         worker b both guess=4
         worker e decode guess=4
@@ -120,6 +121,7 @@ scenarios! {
         step b
         run 300
         empty"
+    // Lesson: 40.
     a_failed_step_discards_its_drafts: "
         worker b both guess=4
         start 1 on b prompt=7 max=12 family=900

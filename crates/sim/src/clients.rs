@@ -108,6 +108,12 @@ impl ChaosClients {
         client.has_left
     }
 
+    /// Whether a flight's request has a constraint.
+    pub(crate) fn is_constrained(&self, flight: FlightId) -> bool {
+        let index = self.by_flight.get(&flight);
+        index.is_some_and(|index| self.all[*index].request.sampling.constraint.is_some())
+    }
+
     fn client_of(&mut self, flight: FlightId) -> Result<&mut ChaosClient, String> {
         let index = self.by_flight.get(&flight);
         let index = index.ok_or_else(|| format!("no client submitted {flight}"))?;

@@ -372,7 +372,8 @@ impl ChaosRun<'_> {
         process.tape = LifeTape::begin(self.taping, started);
         process.wake = WakeTimer::default();
         process.quarantined = 0;
-        let mut body = CellWorker::new(limits, draw_of_slot, 0);
+        let body = CellWorker::new(limits, draw_of_slot, 0);
+        let mut body = body.mistaking(self.matcher_fault);
         let contents = body.find_disk(std::mem::take(&mut process.disk_left));
         process.body = Some(body);
         if !contents.is_empty() {

@@ -8,6 +8,7 @@
 
 mod bit_flips;
 mod clients;
+mod constraints;
 mod disk;
 mod event_log;
 pub mod explore;
@@ -24,6 +25,7 @@ mod worker_effects;
 mod world;
 
 pub use bit_flips::LinkChecks;
+pub use cleave_testkit::MatcherFault;
 pub use clients::EndingCounts;
 pub use event_log::LEGEND;
 
@@ -43,6 +45,10 @@ pub struct ChaosOptions {
     pub link_checks: LinkChecks,
     /// Gives the seed's model a state, drawn apart, so that the rest of its world stays the same.
     pub states: bool,
+    /// Gives requests of the seed constraints, drawn apart in the same way.
+    pub constraints: bool,
+    /// The mistake of every engine with its constraints, if there is to be one.
+    pub matcher_fault: Option<MatcherFault>,
 }
 
 /// The result of a run without violation.
@@ -100,6 +106,9 @@ pub fn run_chaos(seed: u64, options: &ChaosOptions) -> Result<ChaosReport, Box<V
     let mut world = world::ChaosWorld::draw(seed);
     if options.states {
         world.draw_states();
+    }
+    if options.constraints {
+        constraints::draw_constraints(seed, &mut world.requests);
     }
     let mut run = run::ChaosRun::new(&world, options);
     let outcome = catch_unwind(AssertUnwindSafe(|| run.run_to_end())).unwrap_or_else(|panic| {

@@ -5,7 +5,7 @@
 //! tokens equal the reference's whatever path it takes.
 
 use cleave_domain::{FinishReason, Request, SplitMix64, TokenId};
-use cleave_testkit::{KvHash, TokenDraw};
+use cleave_testkit::{CellConstraint, KvHash, TokenDraw};
 
 /// Token ids are `0..VOCAB`.
 pub(crate) const VOCAB_SIZE: u64 = 50;
@@ -29,12 +29,29 @@ pub(crate) fn draw_of_slot(slot: &TokenDraw<'_>) -> TokenId {
         open.sampling.seed ^ slot.salt,
         slot.position,
         slot.last,
-        banned,
+        DrawableTokens {
+            banned,
+            allowed: slot.allowed,
+        },
     )
 }
 
+/// The tokens that may be drawn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DrawableTokens<'a> {
+    /// Tokens that are not drawn, unless nothing else is allowed.
+    pub(crate) banned: &'a [TokenId],
+    /// The only tokens that are drawn, under a constraint.
+    pub(crate) allowed: Option<&'a [TokenId]>,
+}
+
 /// Draws the token at `position`, after a sequence whose last cell is `last`.
-pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[TokenId]) -> TokenId {
+pub(crate) fn draw_token(
+    seed: u64,
+    position: u32,
+    last: KvHash,
+    drawable: DrawableTokens<'_>,
+) -> TokenId {
     let own =
         SplitMix64::finalize(SplitMix64::finalize(seed) ^ last.0 ^ (u64::from(position) << 40));
     let mut throw = if seed & REPEATING_SEED_BIT != 0 && !own.is_multiple_of(UNREPEATED_ONE_IN) {
@@ -42,9 +59,19 @@ pub(crate) fn draw_token(seed: u64, position: u32, last: KvHash, banned: &[Token
     } else {
         own
     };
+    if let Some(allowed) = drawable.allowed {
+        let is_unbanned = |token: &&TokenId| !drawable.banned.contains(token);
+        let unbanned: Vec<TokenId> = allowed.iter().filter(is_unbanned).copied().collect();
+        let choice = if unbanned.is_empty() {
+            allowed
+        } else {
+            &unbanned
+        };
+        return choice[(throw % choice.len() as u64) as usize];
+    }
     loop {
         let token = (throw % VOCAB_SIZE) as TokenId;
-        if !banned.contains(&token) {
+        if !drawable.banned.contains(&token) {
             return token;
         }
         throw = SplitMix64::finalize(throw.wrapping_add(1));
@@ -65,6 +92,8 @@ pub(crate) fn reference_stream(request: &Request, context_tokens_max: u32) -> Re
     for token in request.prompt.iter() {
         last = last.extend(*token);
     }
+    let constraint = request.sampling.constraint.as_deref();
+    let constraint = constraint.and_then(CellConstraint::of);
     let mut tokens: Vec<TokenId> = Vec::new();
     loop {
         let count = tokens.len() as u32;
@@ -74,7 +103,13 @@ pub(crate) fn reference_stream(request: &Request, context_tokens_max: u32) -> Re
         } else {
             &[]
         };
-        let token = draw_token(request.sampling.seed, position, last, banned);
+        // The matcher is made anew for each token, from the output alone.
+        let allowed = constraint.map(|constraint| constraint.start_after(&tokens).allowed());
+        let drawable = DrawableTokens {
+            banned,
+            allowed: allowed.as_deref(),
+        };
+        let token = draw_token(request.sampling.seed, position, last, drawable);
         tokens.push(token);
         last = last.extend(token);
         let reason = if request.stop.stop_tokens.contains(&token) {

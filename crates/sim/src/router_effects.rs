@@ -79,7 +79,14 @@ impl ChaosRun<'_> {
                     emission.sampled.token,
                     from.worker
                 );
+                let cached = emission
+                    .prompt
+                    .as_ref()
+                    .is_some_and(|f| f.cached_tokens > 0);
                 self.clients.receive_token(handoff, emission)?;
+                if cached {
+                    self.count_constrained("constrained with cached tokens", handoff.flight);
+                }
                 Ok(words)
             }
             WorkerMessage::Report(report) => {
@@ -165,8 +172,13 @@ impl RouterActions for ChaosRouter<'_, '_> {
     }
 
     fn fence(&mut self, handoff: HandoffId) -> Result<(), String> {
-        let generated = self.run.clients.fence(handoff)?.into();
+        let generated = self.run.clients.fence(handoff)?;
         self.run.count("fenced");
+        if !generated.is_empty() {
+            let flight = handoff.flight;
+            self.run.count_constrained("constrained resumed", flight);
+        }
+        let generated = generated.into();
         let counted = RouterInput::Counted { handoff, generated };
         self.run.counted(self.router, counted);
         Ok(())

@@ -12,12 +12,12 @@ use crate::network::{SimNetwork, StreamDirection};
 use crate::tape::{LifeTape, TapeMode};
 use crate::world::ChaosWorld;
 use cleave_domain::{
-    BlockHash, Emission, HandoffId, Incarnation, Order, Report, RouterId, SplitMix64, Tape,
-    TapeRecord, Time, WorkerId, WorkerRef,
+    BlockHash, Emission, FlightId, HandoffId, Incarnation, Order, Report, RouterId, SplitMix64,
+    Tape, TapeRecord, Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_router::RouterReadiness;
-use cleave_testkit::{CellWorker, EventQueue, FrameCells, WakeTimer};
+use cleave_testkit::{CellWorker, EventQueue, FrameCells, MatcherFault, WakeTimer};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -184,6 +184,7 @@ pub(crate) struct ChaosRun<'a> {
     /// Draws the messages that are damaged, and the bit of each.
     pub(crate) flip_rng: SplitMix64,
     checks: LinkChecks,
+    pub(crate) matcher_fault: Option<MatcherFault>,
     pub(crate) log: EventLog,
     pub(crate) faults_over: bool,
     pub(crate) no_restarts: bool,
@@ -227,6 +228,7 @@ impl<'a> ChaosRun<'a> {
             rng: SplitMix64::new(!world.seed),
             flip_rng: bit_flips::flip_rng(!world.seed),
             checks: options.link_checks,
+            matcher_fault: options.matcher_fault,
             log: EventLog::new(if options.log {
                 LogRetention::All
             } else {
@@ -271,6 +273,13 @@ impl<'a> ChaosRun<'a> {
 
     pub(crate) fn count(&mut self, name: &'static str) {
         *self.counts.entry(name).or_default() += 1;
+    }
+
+    /// Counts what happened to a flight, if it has a constraint.
+    pub(crate) fn count_constrained(&mut self, name: &'static str, flight: FlightId) {
+        if self.clients.is_constrained(flight) {
+            self.count(name);
+        }
     }
 
     /// Runs the world to its end: faults, recovery, rest, and a drained fleet.

@@ -86,6 +86,16 @@ impl ChaosRun<'_> {
     }
 
     fn note(&mut self, note: &WorkerNote) {
+        let constrained = match note {
+            WorkerNote::Joined { handoff } => Some(("constrained joined", handoff)),
+            WorkerNote::Preempted { handoff, .. } => Some(("constrained preempted", handoff)),
+            WorkerNote::SwappedIn { handoff, .. } => Some(("constrained swapped in", handoff)),
+            WorkerNote::MigratedOut { handoff, .. } => Some(("constrained moved", handoff)),
+            _ => None,
+        };
+        if let Some((name, handoff)) = constrained {
+            self.count_constrained(name, handoff.flight);
+        }
         match note {
             WorkerNote::Stepped { .. } => self.count("steps"),
             WorkerNote::Drafted {
@@ -152,6 +162,10 @@ impl ChaosRun<'_> {
             EngineOpResult::Answer(input) => {
                 let words = log_text::input(&input);
                 let broke = is_device_failure(&input);
+                if matches!(&input, WorkerInput::Stepped { result, .. } if !result.forced.is_empty())
+                {
+                    self.count("steps that forced tokens");
+                }
                 self.feed_worker(worker_index(worker), input)?;
                 if broke && self.rng.chance(ENGINE_LOST) {
                     self.lose_engine(worker)?;

@@ -2,7 +2,7 @@
 //! `CHAOS_LOG` keeps every line of a violation, and `CHAOS_FRESH` (any text: CI gives the commit)
 //! adds seeds that never ran before.
 
-use cleave_sim::{ChaosOptions, LinkChecks, run_chaos, tape};
+use cleave_sim::{ChaosOptions, LinkChecks, MatcherFault, run_chaos, tape};
 use std::collections::BTreeMap;
 
 fn variable(name: &str, default: u64) -> u64 {
@@ -116,6 +116,71 @@ fn seeded_worlds_with_states_break_no_property() {
     }
 }
 
+// Invariant: I54.
+// Lesson: 35, 36, 39, 40, 45.
+/// The same worlds with constrained requests among the others, every other one for a model with a
+/// state. Rows without a constraint run in the same steps, and are compared too.
+#[test]
+fn constrained_streams_are_alike_in_every_world() {
+    let from = variable("CHAOS_FROM", 0);
+    let count = variable("CHAOS_SEEDS", 500) / 2;
+    let mut sums: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for (part, states) in [false, true].into_iter().enumerate() {
+        let options = ChaosOptions {
+            log: std::env::var("CHAOS_LOG").is_ok(),
+            states,
+            constraints: true,
+            ..ChaosOptions::default()
+        };
+        let first = from + part as u64 * count;
+        for (name, times) in run_worlds(first..first + count, &options) {
+            *sums.entry(name).or_default() += times;
+        }
+    }
+    for corner in [
+        "constrained joined",
+        "constrained moved",
+        "constrained preempted",
+        "constrained resumed",
+        "constrained swapped in",
+        "constrained with cached tokens",
+        "guesses true",
+        "guesses wrong",
+        "steps that forced tokens",
+    ] {
+        let reached = sums.get(corner).is_some_and(|times| *times > 0);
+        assert!(reached || count < 250, "no world had {corner:?}");
+    }
+}
+
+// Invariant: I54.
+// Lesson: 35, 36, 39.
+/// Shows that the comparison notices each mistake that an engine could make with a constraint.
+#[test]
+fn every_mistake_with_a_constraint_is_noticed() {
+    for fault in [
+        MatcherFault::FirstTokenTwice,
+        MatcherFault::NotRebuilt,
+        MatcherFault::StaleMask,
+        MatcherFault::LeakedMask,
+        MatcherFault::ThinkingEndMissed,
+    ] {
+        let options = ChaosOptions {
+            constraints: true,
+            matcher_fault: Some(fault),
+            ..ChaosOptions::default()
+        };
+        let problems = (0..60).filter_map(|seed| run_chaos(seed, &options).err());
+        let problems: Vec<String> = problems.map(|violation| violation.problem).collect();
+        println!("{fault:?}: {} of 60 worlds break", problems.len());
+        let is_wrong = |problem: &&String| {
+            problem.contains("the reference is") || problem.contains("leaves its constraint")
+        };
+        let wrong_count = problems.iter().filter(is_wrong).count();
+        assert!(wrong_count >= 2, "{fault:?}: {problems:#?}");
+    }
+}
+
 // Invariant: I50.
 /// Shows that the flips are real: without the links' check, clients receive wrong tokens.
 #[test]
@@ -146,7 +211,12 @@ fn fresh_worlds_break_no_property() {
     let from = text.bytes().fold(0xcbf2_9ce4_8422_2325, hash) % 1_000_000_000_000;
     println!("fresh worlds for {text}: CHAOS_FROM={from} CHAOS_SEEDS=300");
     for seed in from..from + 300 {
-        if let Err(violation) = run_chaos(seed, &ChaosOptions::default()) {
+        // Every other one has constraints.
+        let options = ChaosOptions {
+            constraints: seed % 2 == 1,
+            ..ChaosOptions::default()
+        };
+        if let Err(violation) = run_chaos(seed, &options) {
             panic!("{violation}");
         }
     }

@@ -4,7 +4,7 @@
 //! Invariant: a step reads exactly the cells that its sequence's tokens would have written; any
 //! other cell is a violation.
 
-use crate::KvHash;
+use crate::{CellConstraint, CellMatcher, KvHash, MatcherFault};
 use cleave_domain::{
     BlockIndex, Capacity, KvPlane, KvUnit, LogitsWanted, OpenSlot, SampledToken, Segment,
     SegmentState, SlotIndex, SplitMix64, StateCapacity, StepPlan, StepResult, TokenId, TokenScores,
@@ -56,6 +56,8 @@ pub struct TokenDraw<'a> {
     pub last: KvHash,
     /// Salt of the engine: engines with equal salts draw equal tokens.
     pub salt: u64,
+    /// The tokens that the sequence's constraint allows, ascending and not empty, if it has one.
+    pub allowed: Option<&'a [TokenId]>,
 }
 
 /// Times of engine operations, in nanoseconds.
@@ -87,12 +89,18 @@ pub struct CellEngine {
     /// Mixed into every draw: engines with equal salts draw equal tokens.
     draw_salt: u64,
     slots: BTreeMap<SlotIndex, CellEngineSlot>,
+    matcher_fault: Option<MatcherFault>,
+    /// The last mask of the step, which a fault may use once more.
+    last_mask: Option<Vec<TokenId>>,
 }
 
 #[derive(Clone, Debug)]
 struct CellEngineSlot {
     open: OpenSlot,
     salt: u64,
+    matcher: Option<CellMatcher>,
+    /// The mask of its last draw, which a fault may use once more.
+    last_mask: Option<Vec<TokenId>>,
 }
 
 impl CellEngine {
@@ -108,7 +116,14 @@ impl CellEngine {
             states: vec![capacity.states.map_or(Vec::new(), slot); slots_count],
             unit_cells: (capacity.block_bytes / CELL_BYTES) as usize,
             slots: BTreeMap::new(),
+            matcher_fault: None,
+            last_mask: None,
         }
+    }
+
+    /// Makes a mistake with every matcher from now on.
+    pub(crate) fn break_matchers(&mut self, fault: MatcherFault) {
+        self.matcher_fault = Some(fault);
     }
 
     /// Runs a step. Cache salts are looked up by sampling seed, which no two requests of a world
@@ -123,6 +138,7 @@ impl CellEngine {
             step: plan.step,
             ..StepResult::default()
         };
+        self.last_mask = None;
         let mut slots_seen: Vec<SlotIndex> = Vec::new();
         for segment in &plan.segments {
             if slots_seen.contains(&segment.slot) {
@@ -139,8 +155,30 @@ impl CellEngine {
         for open in &plan.opens {
             let salt = salt_of(open.sampling.seed);
             let open = open.clone();
-            self.slots.insert(open.slot, CellEngineSlot { open, salt });
+            let matcher = self.matcher(&open);
+            let engine_slot = CellEngineSlot {
+                open,
+                salt,
+                matcher,
+                last_mask: None,
+            };
+            self.slots.insert(engine_slot.open.slot, engine_slot);
         }
+    }
+
+    /// The matcher of a slot that opens.
+    fn matcher(&self, open: &OpenSlot) -> Option<CellMatcher> {
+        let constraint = CellConstraint::of(open.sampling.constraint.as_deref()?);
+        let constraint = constraint.expect("requests of worlds have constraints of worlds");
+        let output = match self.matcher_fault {
+            Some(MatcherFault::NotRebuilt) => Vec::new(),
+            Some(MatcherFault::FirstTokenTwice) => {
+                let first = open.output.first();
+                first.into_iter().chain(&open.output).copied().collect()
+            }
+            _ => open.output.clone(),
+        };
+        Some(constraint.start_after(&output))
     }
 
     fn run(&mut self, segment: &Segment, result: &mut StepResult) -> Result<(), String> {
@@ -157,8 +195,13 @@ impl CellEngine {
                 segment.slot, segment.position, segment.len, history_len
             ));
         }
-        // Drafts are written like tokens, whether they are accepted or not.
-        let run = [&history[..sent_len], &segment.drafts].concat();
+        // Drafts are written like tokens, whether they are accepted or not; the engine leaves out
+        // those that the constraint does not allow.
+        let drafts = match &engine_slot.matcher {
+            Some(matcher) => &segment.drafts[..matcher.valid_prefix(&segment.drafts)],
+            None => &segment.drafts,
+        };
+        let run = [&history[..sent_len], drafts].concat();
         self.run_state(segment, &run, salt)?;
         let (mut last, mut last_sent) = (KvHash::default(), KvHash::default());
         // Every position before the segment must hold the cell of this very sequence; the
@@ -245,8 +288,12 @@ impl CellEngine {
         result: &mut StepResult,
     ) -> Result<(), String> {
         let mut drafts = segment.drafts.iter();
+        let matcher = |engine: &Self| engine.slots.get(&segment.slot)?.matcher.clone();
+        let was_thinking = matcher(self).is_some_and(|matcher| matcher.is_thinking());
         for position in segment.position + segment.history_len().. {
-            let token = self.sample(segment.slot, position, last)?;
+            let is_first = position == segment.position + segment.history_len();
+            let mask = self.mask(segment.slot, was_thinking && !is_first);
+            let token = self.sample(segment.slot, position, last, mask.as_deref())?;
             let sampled = SampledToken {
                 token,
                 scores: None,
@@ -257,18 +304,53 @@ impl CellEngine {
                 break;
             }
         }
+        let forced = matcher(self).map_or(Vec::new(), |matcher| matcher.forced());
+        if !forced.is_empty() {
+            result.forced.push((segment.slot, forced));
+        }
         Ok(())
     }
 
-    fn sample(&mut self, slot: SlotIndex, position: u32, last: KvHash) -> Result<TokenId, String> {
+    /// The tokens that a slot's constraint allows next. `ends_unseen` says whether a fault may
+    /// have missed the end of reasoning within this step.
+    fn mask(&mut self, slot: SlotIndex, ends_unseen: bool) -> Option<Vec<TokenId>> {
+        let engine_slot = self.slots.get_mut(&slot)?;
+        let Some(matcher) = &engine_slot.matcher else {
+            let leaked = self.last_mask.clone();
+            return leaked.filter(|_| self.matcher_fault == Some(MatcherFault::LeakedMask));
+        };
+        let own = matcher.allowed();
+        let before = engine_slot.last_mask.replace(own.clone());
+        self.last_mask = Some(own.clone());
+        match self.matcher_fault {
+            Some(MatcherFault::StaleMask) => before.or(Some(own)),
+            Some(MatcherFault::ThinkingEndMissed) if ends_unseen && !matcher.is_thinking() => None,
+            _ => Some(own),
+        }
+    }
+
+    fn sample(
+        &mut self,
+        slot: SlotIndex,
+        position: u32,
+        last: KvHash,
+        allowed: Option<&[TokenId]>,
+    ) -> Result<TokenId, String> {
         let engine_slot = self.slots.get_mut(&slot).ok_or("no such slot")?;
         let token = (self.draw_token)(&TokenDraw {
             open: &engine_slot.open,
             position,
             last,
             salt: self.draw_salt,
+            allowed,
         });
         engine_slot.open.output.push(token);
+        if let Some(matcher) = &mut engine_slot.matcher {
+            matcher.push(token);
+            if let Some(at) = matcher.strayed_at() {
+                return Err(format!("{slot} leaves its constraint at output token {at}"));
+            }
+        }
         Ok(token)
     }
 
@@ -308,6 +390,7 @@ impl CellEngine {
             slot.hash(print);
             engine_slot.open.prompt.hash(print);
             engine_slot.open.output.hash(print);
+            engine_slot.matcher.hash(print);
         }
     }
 

@@ -97,6 +97,7 @@ async fn a_constraint_keeps_the_end_tokens_of_the_model() {
     assert_eq!(constraint.end, ConstraintEnd::Forced);
 }
 
+// Lesson: 41.
 #[tokio::test]
 async fn a_grammar_that_cannot_be_enforced_is_refused_by_field() {
     let set = server("llama3");
@@ -133,6 +134,7 @@ async fn a_grammar_that_cannot_be_enforced_is_refused_by_field() {
     }
 }
 
+// Lesson: 44.
 #[tokio::test]
 async fn constraints_of_the_wrong_shape_are_refused_by_field() {
     let set = server("llama3");

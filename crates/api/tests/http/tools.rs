@@ -165,6 +165,7 @@ fn strict_tool(parameters: &Value) -> Value {
     json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": parameters}})
 }
 
+// Lesson: 43.
 #[tokio::test]
 async fn choices_among_tools_constrain_the_output() {
     let set = server("qwen3");
@@ -199,6 +200,7 @@ async fn choices_among_tools_constrain_the_output() {
     }
 }
 
+// Lesson: 43.
 #[tokio::test]
 async fn choices_that_cannot_be_enforced_are_refused() {
     let set = server("qwen3");
@@ -244,6 +246,27 @@ async fn choices_that_cannot_be_enforced_are_refused() {
     }
 }
 
+// Lesson: 44.
+#[tokio::test]
+async fn a_schema_and_a_required_call_are_one_grammar() {
+    let set = server("qwen3");
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "unmistakable"}}});
+    for choice in [
+        json!("required"),
+        json!({"type": "function", "function": {"name": "f"}}),
+    ] {
+        let fields = json!({"response_format": schema, "tool_choice": choice});
+        answer(&set, CALL.trim_start_matches("Sure.\n"), fields).await;
+        let lark = grammar(&set).expect("a constraint");
+        // A call is required, so there is no content that the schema could bind.
+        assert!(
+            lark.contains("\\\"f\\\"") && !lark.contains("unmistakable"),
+            "{lark}"
+        );
+    }
+}
+
+// Lesson: 42.
 #[tokio::test]
 async fn constrained_content_follows_reasoning() {
     let set = server("qwen3");

@@ -9,10 +9,10 @@
 
 use super::hasher::StateHasher;
 use super::worlds::SmallWorld;
-use crate::model::draw_token;
+use crate::model::{DrawableTokens, draw_token};
 use cleave_domain::{Emission, Ending, FinishReason, FlightId, HandoffId, Request, TokenId};
 use cleave_router::TokenStream;
-use cleave_testkit::KvHash;
+use cleave_testkit::{CellConstraint, KvHash};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -111,9 +111,15 @@ impl SmallWorldClient {
         let history = self.request.prompt.iter().chain(&self.delivered);
         let last = history.fold(KvHash::default(), |kv, token| kv.extend(*token));
         let position = (self.request.prompt.len() + self.delivered.len()) as u32;
-        let seed = self.request.sampling.seed;
+        let sampling = &self.request.sampling;
+        let constraint = sampling.constraint.as_deref().and_then(CellConstraint::of);
+        let allowed = constraint.map(|one| one.start_after(&self.delivered).allowed());
+        let drawable = DrawableTokens {
+            allowed: allowed.as_deref(),
+            ..DrawableTokens::default()
+        };
         (1..=self.draw_salts)
-            .any(|salt| draw_token(seed ^ salt << 32, position, last, &[]) == token)
+            .any(|salt| draw_token(sampling.seed ^ salt << 32, position, last, drawable) == token)
     }
 
     pub(super) fn end(&mut self, ending: Ending) -> Result<(), String> {

@@ -4,13 +4,14 @@
 //! Invariant: a world has a unique name.
 
 use super::guard::Guard;
+use crate::model::VOCAB_SIZE;
 use cleave_domain::{
     Capacity, FlightId, Prices, Request, RequestSlo, Role, RouterId, RowPrice, SamplingParams,
     StateCapacity, WorkerDescription,
 };
 use cleave_router::OperatorRequest;
 use cleave_sched::PoolWriter;
-use cleave_testkit::build;
+use cleave_testkit::{CellConstraint, build};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ pub(super) struct SmallWorld {
     pub(super) slo_target: Option<Duration>,
     /// The slots of each worker's state plane; `None` if the model has no states.
     pub(super) states: Option<StateCapacity>,
+    /// Whether the requests have constraints, which leave several tokens at each place.
+    pub(super) constraints: bool,
     /// The guard that is disabled, if any.
     pub(super) missing_guard: Option<Guard>,
 }
@@ -119,6 +122,7 @@ fn one_request() -> SmallWorld {
         step: Duration::ZERO,
         slo_target: None,
         states: None,
+        constraints: false,
         missing_guard: None,
     }
 }
@@ -225,6 +229,13 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
             commands: &[(2, OperatorRequest::Drain)],
             steps_in_flight: 2,
             ..three.clone()
+        },
+        // Each worker must enforce the constraint behind what others have drawn.
+        SmallWorld {
+            name: "constrained",
+            requests: &[(1, 5), (2, 3)],
+            constraints: true,
+            ..drain.clone()
         },
         // Targets later than any timer: no flight is refused for them, but every leg is placed by
         // forecasts.
@@ -359,6 +370,15 @@ impl SmallWorld {
         let first = 10 * (index as u32 + 1);
         let mut sampling = SamplingParams::greedy();
         sampling.seed = index as u64;
+        // Longer than any output here, so that none ends by it.
+        let constraint = CellConstraint {
+            seed: index as u64,
+            vocab_size: VOCAB_SIZE as u32,
+            end_token: VOCAB_SIZE as u32 - 1,
+            answer_tokens: 2 * max_tokens,
+            thinking: None,
+        };
+        sampling.constraint = self.constraints.then(|| constraint.constraint());
         Arc::new(Request {
             sampling,
             slo: RequestSlo {

@@ -5,6 +5,7 @@
 
 use super::{ChaosRequest, ChaosWorld};
 use crate::event_log::millis;
+use cleave_testkit::CellConstraint;
 use std::fmt;
 
 impl fmt::Display for ChaosWorld {
@@ -87,6 +88,10 @@ fn write_arrival(f: &mut fmt::Formatter<'_>, arrival: &ChaosRequest) -> fmt::Res
         ", priority {}, salt {}",
         request.priority, request.cache_salt
     )?;
+    let constraint = request.sampling.constraint.as_deref();
+    if let Some(constraint) = constraint.and_then(CellConstraint::of) {
+        write!(f, ", {constraint:?}")?;
+    }
     if let Some(at) = arrival.leaves_at {
         write!(f, ", leaves {}", millis(at))?;
     }

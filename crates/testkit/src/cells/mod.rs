@@ -15,6 +15,7 @@ pub use actions::{CellHost, carry_out};
 pub use engine_ops::OpFault;
 pub use tier::FetchSource;
 
+use crate::MatcherFault;
 use crate::engine::{CellEngine, DrawToken, KvCell};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Generation, HandoffId, KvPlane, KvUnit, Order, StepId,
@@ -193,6 +194,14 @@ impl CellWorker {
     /// The same, with another time of answers to operations that the brain gave up.
     pub fn answering(self, answers: AnswerTime) -> Self {
         Self { answers, ..self }
+    }
+
+    /// The same, with an engine that makes a mistake with its constraints.
+    pub fn mistaking(mut self, fault: Option<MatcherFault>) -> Self {
+        if let Some(fault) = fault {
+            self.engine.break_matchers(fault);
+        }
+        self
     }
 
     /// Gives the brain an input; its outputs are to be polled and carried out.

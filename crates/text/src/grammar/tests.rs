@@ -187,6 +187,7 @@ fn forced_marks_are_tokens() {
     }
 }
 
+// Lesson: 40, 47.
 #[test]
 fn only_the_end_follows_a_finished_grammar() {
     for model in MODELS.iter() {

@@ -246,8 +246,8 @@ fn reasoning_ends_after_its_limit_of_tokens() {
     assert!(reason.contains("</think>"), "{reason}");
 }
 
-// Lesson: 35.
-/// vLLM 44297, 44993: the rest of a draft behind the end of reasoning was not constrained.
+// Lesson: 35, 39.
+/// At each place of the draft: the rest of it is constrained.
 #[test]
 fn drafts_are_cut_behind_the_end_of_reasoning() {
     let model = &MODELS[1];

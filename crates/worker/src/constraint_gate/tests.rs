@@ -64,6 +64,7 @@ fn shown(orders: &[RouterOrder]) -> Vec<(char, HandoffId)> {
     orders.iter().map(shown).collect()
 }
 
+// Lesson: 41.
 #[tokio::test]
 async fn an_order_waits_for_its_constraint_alone() {
     let (mut gate, mut known) = ConstraintGate::new(Arc::new(constraints()));
@@ -81,6 +82,7 @@ async fn an_order_waits_for_its_constraint_alone() {
     assert!(known.try_recv().is_err(), "it was compiled once");
 }
 
+// Lesson: 41.
 #[tokio::test]
 async fn an_order_passes_when_its_constraint_is_unusable() {
     let (mut gate, mut known) = ConstraintGate::new(Arc::new(constraints()));
