@@ -10,12 +10,13 @@ cd "$(dirname "$0")/../.."
 seconds=${1:-600}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(http text checkpoint frames policy grpc kubernetes trace)
+[ ${#targets[@]} -gt 0 ] || targets=(http chat completions messages responses tokenize
+  text template calls grammar checkpoint frames policy grpc kubernetes trace)
 corpus=$PWD/target/fuzz/corpus
 
 echo "== samples"
 CLEAVE_FUZZ_CORPUS=$corpus cargo test --quiet --lib -p cleave-api -p cleave-bench -p cleave-checkpoint -p cleave-fleet \
-  -p cleave-kubernetes -p cleave-policy -p cleave-text -p cleave-transfer -- damaged any_text > /dev/null
+  -p cleave-grammar -p cleave-kubernetes -p cleave-policy -p cleave-text -p cleave-transfer -- damaged any_text > /dev/null
 
 failed=()
 for target in "${targets[@]}"; do
@@ -24,7 +25,9 @@ for target in "${targets[@]}"; do
   log=$corpus/$target.log
   if CARGO_TARGET_DIR=$PWD/target/fuzz cargo fuzz run --fuzz-dir tests/fuzz --sanitizer none "$target" "$corpus/$target" -- \
     -max_total_time="$seconds" -timeout=20 -max_len=65536 -print_final_stats=1 > "$log" 2>&1; then
-    grep -E 'stat::number_of_executed_units|stat::average_exec_per_sec|stat::new_units_added' "$log"
+    # A row of the table in docs/benchmarks/fuzzing.md.
+    awk -v name="$target" '/stat::number_of_executed_units/ { runs = $2 } /stat::new_units_added/ { news = $2 }
+      END { printf "| `%s` | %d | %d |\n", name, runs, news }' "$log"
   else
     failed+=("$target")
     tail -30 "$log"

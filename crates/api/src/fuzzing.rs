@@ -107,6 +107,15 @@ fn model(name: &str) -> ModelText {
 /// # Panics
 /// If the answer is a server error or does not have the API's form.
 pub fn http(bytes: &[u8]) -> StatusCode {
+    let (route, body) = bytes.split_first().unwrap_or((&0, &[]));
+    post(ROUTES[usize::from(*route) % ROUTES.len()], body)
+}
+
+/// Sends a body to one route, and returns the status of the answer.
+///
+/// # Panics
+/// If the answer is a server error or does not have the API's form.
+pub fn post(route: &str, body: &[u8]) -> StatusCode {
     static SERVER: LazyLock<(Runtime, Router)> = LazyLock::new(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -116,8 +125,6 @@ pub fn http(bytes: &[u8]) -> StatusCode {
         app.serve_model(model("qwen3"));
         (runtime, app.router())
     });
-    let (route, body) = bytes.split_first().unwrap_or((&0, &[]));
-    let route = ROUTES[usize::from(*route) % ROUTES.len()];
     let request = HttpRequest::post(route)
         .header(header::CONTENT_TYPE, "application/json")
         // `/admin` accepts only local requests.
@@ -222,5 +229,19 @@ mod tests {
         cleave_fuzz::check_samples("http", &samples, 3_000, |bytes| {
             http(bytes);
         });
+        // Each API that generates has a target of its own.
+        for (target, route) in [
+            ("chat", 0),
+            ("completions", 1),
+            ("tokenize", 2),
+            ("messages", 7),
+            ("responses", 9),
+        ] {
+            let own = samples.iter().filter(|sample| sample[0] == route);
+            let own: Vec<Vec<u8>> = own.map(|sample| sample[1..].to_vec()).collect();
+            cleave_fuzz::check_samples(target, &own, 300, |bytes| {
+                post(ROUTES[usize::from(route)], bytes);
+            });
+        }
     }
 }

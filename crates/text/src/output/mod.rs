@@ -11,6 +11,8 @@ mod argument_grammar;
 mod byte_model;
 mod call_grammar;
 mod calls;
+#[cfg(test)]
+mod division_tests;
 mod escaped_call;
 mod escaped_grammar;
 #[cfg(test)]
@@ -28,6 +30,8 @@ mod registry;
 #[cfg(test)]
 mod rendered_tests;
 mod tagged_call;
+#[cfg(test)]
+mod template_tests;
 #[cfg(test)]
 mod tests;
 mod tool_spec;
@@ -64,10 +68,10 @@ pub enum AnswerPart {
 
 /// Parts in order; neighbours of one kind are one part.
 #[derive(Debug, Default)]
-pub(crate) struct AnswerParts(Vec<AnswerPart>);
+pub(crate) struct AnswerParts(pub(crate) Vec<AnswerPart>);
 
 impl AnswerParts {
-    fn push(&mut self, part: AnswerPart) {
+    pub(crate) fn push(&mut self, part: AnswerPart) {
         match (self.0.last_mut(), part) {
             (_, AnswerPart::Text(text) | AnswerPart::Reasoning(text)) if text.is_empty() => {}
             (_, AnswerPart::CallArguments(text)) if text.is_empty() => {}

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// Writes calls as templates of this format do.
-fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
+pub(super) fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
     let tagged = |begin: &str, name_end: &str, key: [&str; 2], value: [&str; 2], end: &str| {
         let call = |(name, arguments): &(&str, Value)| {
             let arguments = arguments.as_object().unwrap().iter().map(|(name, json)| {
@@ -29,7 +29,57 @@ fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
             .iter()
             .map(|call| format!("<tool_call>\n{call}\n</tool_call>\n"))
             .collect(),
-        "llama3_json" => objects.join(";"),
+        "llama3_json" | "llama4_json" => {
+            let renamed = |call: &String| call.replacen("\"arguments\":", "\"parameters\":", 1);
+            let objects: Vec<String> = objects.iter().map(renamed).collect();
+            objects.join("; ")
+        }
+        "pythonic" | "llama4_pythonic" => {
+            let call = |(name, arguments): &(&str, Value)| {
+                let arguments = arguments.as_object().unwrap().iter();
+                let arguments = arguments.map(|(name, value)| format!("{name}={}", python(value)));
+                format!("{name}({})", arguments.collect::<Vec<_>>().join(", "))
+            };
+            let calls: Vec<String> = calls.iter().map(call).collect();
+            format!("[{}]", calls.join(", "))
+        }
+        "deepseek_v3" => {
+            let call = |(name, arguments): &(&str, Value)| {
+                format!(
+                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+                )
+            };
+            let calls: Vec<String> = calls.iter().map(call).collect();
+            format!(
+                "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+                calls.join("\n")
+            )
+        }
+        "deepseek_v31" => {
+            let call = |(name, arguments): &(&str, Value)| {
+                format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>")
+            };
+            let calls: String = calls.iter().map(call).collect();
+            format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+        }
+        "deepseek_v32" | "deepseek_v4" => {
+            let call = |(name, arguments): &(&str, Value)| {
+                let arguments = arguments.as_object().unwrap().iter().map(|(name, json)| {
+                    let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
+                    let is_text = json.is_string();
+                    format!("<｜DSML｜parameter name=\"{name}\" string=\"{is_text}\">{text}</｜DSML｜parameter>\n")
+                });
+                let arguments: String = arguments.collect();
+                format!("<｜DSML｜invoke name=\"{name}\">\n{arguments}</｜DSML｜invoke>\n")
+            };
+            let calls: String = calls.iter().map(call).collect();
+            let group = if format == "deepseek_v4" {
+                "tool_calls"
+            } else {
+                "function_calls"
+            };
+            format!("<｜DSML｜{group}>\n{calls}</｜DSML｜{group}>")
+        }
         "mistral" => format!("[TOOL_CALLS][{}]", objects.join(", ")),
         "kimi_k2" => {
             let call = |(name, arguments): &(&str, Value)| {
@@ -52,7 +102,7 @@ fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
             };
             calls.iter().map(call).collect()
         }
-        "qwen3_coder" => {
+        "qwen3_coder" | "qwen3_xml" => {
             let calls = tagged(
                 "<function=",
                 ">\n",
@@ -72,6 +122,13 @@ fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
             );
             format!("<minimax:tool_call>{calls}</minimax:tool_call>")
         }
+        "glm47" => tagged(
+            "<tool_call>",
+            "",
+            ["<arg_key>", "</arg_key>"],
+            ["<arg_value>", "</arg_value>"],
+            "</tool_call>",
+        ),
         "glm45" => tagged(
             "<tool_call>",
             "\n",
@@ -100,8 +157,27 @@ fn escaped(value: &Value) -> String {
     }
 }
 
+/// Writes a value as a literal of Python.
+fn python(value: &Value) -> String {
+    match value {
+        Value::Null => "None".to_owned(),
+        Value::Bool(true) => "True".to_owned(),
+        Value::Bool(false) => "False".to_owned(),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(python).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::Object(members) => {
+            let member = |(name, value)| format!("{}: {}", json!(name), python(value));
+            let members: Vec<String> = members.iter().map(member).collect();
+            format!("{{{}}}", members.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Calls that a reader found.
-fn found(parts: &[AnswerPart]) -> Vec<(String, Value)> {
+pub(super) fn found(parts: &[AnswerPart]) -> Vec<(String, Value)> {
     let mut calls: Vec<(String, String)> = Vec::new();
     for part in parts {
         match part {
@@ -114,19 +190,136 @@ fn found(parts: &[AnswerPart]) -> Vec<(String, Value)> {
     calls.into_iter().map(json).collect()
 }
 
-const RENDERED: [&str; 9] = [
-    "gemma4",
-    "hermes",
-    "llama3_json",
-    "mistral",
-    "kimi_k2",
-    "openai",
-    "qwen3_coder",
-    "minimax_m2",
-    "glm45",
-];
+/// Names of all formats.
+pub(super) fn names() -> Vec<&'static str> {
+    ToolCallParser::names()
+        .filter(|name| *name != "none")
+        .collect()
+}
 
-fn pieces_of<'a>(text: &'a str, cuts: &[usize]) -> Vec<&'a str> {
+/// Texts that stand in strings: of every script, and parts of every format.
+fn texts() -> impl Strategy<Value = String> {
+    let words = prop::sample::select(vec![
+        "\"",
+        "\\",
+        "'",
+        "\n",
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        ", ",
+        ": ",
+        "</",
+        "<",
+        ">",
+        "|",
+        "`",
+        "\u{e9}",
+        "\u{1f600}",
+        "e\u{301}",
+        "\u{4f60}",
+        "\u{2028}",
+        "null",
+        "true",
+        "1e5",
+        "<tool_call>",
+        "</tool_call>",
+        "<function=weather>",
+        "</parameter",
+        "<arg_key>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "</think>",
+        "```",
+        "weather(",
+        "\u{0}",
+    ]);
+    let words = prop::collection::vec(words, 0..6).prop_map(|words| words.concat());
+    prop_oneof![words, "[a-z ]{0,12}", "\\PC{0,8}"]
+}
+
+/// Values of every kind and depth.
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        // Their texts are read back exactly.
+        any::<i16>().prop_map(|number| json!(f64::from(number) / 4.0)),
+        texts().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        let keys = prop_oneof!["[a-z_]{1,6}", "[a-z]{0,2}"];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((keys, inner), 0..4)
+                .prop_map(|members| members.into_iter().collect()),
+        ]
+    })
+}
+
+/// Arguments of the tools, of the kinds that their schema names.
+pub(super) fn arguments() -> impl Strategy<Value = Value> {
+    let note = prop_oneof![Just(Value::Null), texts().prop_map(Value::from)];
+    let objects = prop::collection::vec(("[a-z_]{1,6}", values()), 0..4);
+    let objects = objects.prop_map(|members| members.into_iter().collect::<Value>());
+    let members = (
+        prop::option::of(texts().prop_map(Value::from)),
+        prop::option::of(any::<i64>().prop_map(Value::from)),
+        prop::option::of(note),
+        prop::option::of(objects),
+    );
+    members.prop_map(|(city, days, note, deep)| {
+        let members = [
+            ("city", city),
+            ("days", days),
+            ("note", note),
+            ("deep", deep),
+        ];
+        let given = members
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        given
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    })
+}
+
+/// Whether a text stands in a value.
+fn has_text(value: &Value, is_found: &dyn Fn(&str) -> bool) -> bool {
+    match value {
+        Value::String(text) => is_found(text),
+        Value::Array(items) => items.iter().any(|item| has_text(item, is_found)),
+        Value::Object(members) => members
+            .iter()
+            .any(|(name, value)| is_found(name) || has_text(value, is_found)),
+        _ => false,
+    }
+}
+
+/// Whether a format can write these arguments at all: it writes strings without quotes, so that
+/// its own marks end them.
+pub(super) fn is_writable(format: &str, reading: &OutputReading, arguments: &Value) -> bool {
+    let marks: Vec<&str> = reading.marks().filter(|mark| mark.len() > 1).collect();
+    let has_mark = |text: &str| marks.iter().any(|mark| text.contains(mark));
+    let is_null = |text: &str| text == "null";
+    let has_key = |name: &str| name.is_empty();
+    match format {
+        // A note that says null.
+        "qwen3_coder" | "qwen3_xml" | "minimax_m2" | "glm45" | "glm47" => {
+            !has_text(arguments, &has_mark) && !has_text(&arguments["note"], &is_null)
+        }
+        // Keys have no quotes.
+        "gemma4" => !has_text(arguments, &has_mark) && !has_text(arguments, &has_key),
+        _ => !has_text(arguments, &has_mark),
+    }
+}
+
+pub(super) fn pieces_of<'a>(text: &'a str, cuts: &[usize]) -> Vec<&'a str> {
     let mut pieces = Vec::new();
     let mut rest = text;
     for cut in cuts {
@@ -140,18 +333,19 @@ fn pieces_of<'a>(text: &'a str, cuts: &[usize]) -> Vec<&'a str> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
     #[test]
     fn a_rendered_call_is_read_back(
-        format in prop::sample::select(&RENDERED[..]),
-        city in "[a-z<>\"\\\\{} \n\u{e9}\u{1f600}]{0,12}",
-        days: i32,
-        count in 1usize..3,
+        format in prop::sample::select(names()),
+        arguments in prop::collection::vec(arguments(), 1..4),
         cuts in prop::collection::vec(0usize..9, 0..40),
     ) {
-        let arguments = json!({"city": city, "days": days, "deep": {"a": [days, null, "x"]}});
-        let calls: Vec<(&str, Value)> = vec![("weather", arguments); count];
-        let output = rendered(format, &calls);
         let reading = OutputReading::new(&formats("none", format), "", tools()).unwrap();
+        prop_assume!(arguments.iter().all(|arguments| is_writable(format, &reading, arguments)));
+        let tools = ["weather", "time"].into_iter().cycle();
+        let calls: Vec<(&str, Value)> = tools.zip(arguments).collect();
+        let output = rendered(format, &calls);
         let parts = read(&reading, &pieces_of(&output, &cuts));
         let calls: Vec<(String, Value)> = calls.into_iter().map(|(name, json)| (name.to_owned(), json)).collect();
         prop_assert_eq!(found(&parts), calls, "{}", output);

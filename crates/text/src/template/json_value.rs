@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 /// A value that a template reads.
 #[derive(Clone, Debug)]
-pub struct TemplateValue(pub(super) Value);
+pub struct TemplateValue(pub(crate) Value);
 
 impl TemplateValue {
     /// Makes the value of `json`, which lies in `part`.

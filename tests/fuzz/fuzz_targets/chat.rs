@@ -1,0 +1,6 @@
+//! libFuzzer target: see `cleave_api::fuzzing::post`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    cleave_api::fuzzing::post("/v1/chat/completions", bytes);
+});

@@ -1,0 +1,6 @@
+//! libFuzzer target: see `cleave_text::fuzzing::template`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    cleave_text::fuzzing::template(bytes);
+});
