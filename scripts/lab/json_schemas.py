@@ -61,6 +61,15 @@ def summarize(name, lines):
     return outcomes["failed"] or (name == "maskbench" and verdicts["accepted"])
 
 
+def print_largest(lines, count=10):
+    """Prints a table of the longest schemas: what became of each, and how long its compilation took."""
+    print("| schema | bytes | outcome | compiled in | longest mask |\n|---|---|---|---|---|")
+    for line in sorted(lines, key=lambda line: -line["bytes"])[:count]:
+        took, mask = (f"{line[key]:.1f} ms" if key in line else "" for key in ("compile_ms", "mask_ms_max"))
+        name = pathlib.Path(line["file"]).stem
+        print(f"| `{name}` | {line['bytes']:,} | {line.get('reason', line['outcome'])} | {took} | {mask} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", type=pathlib.Path, default=ROOT / "target" / "json-schemas")
@@ -73,7 +82,10 @@ def main():
             fetch(folder)
         command = ["cargo", "run", "--quiet", "--release", "-p", "cleave-grammar", "--example", "json_schemas", "--", str(folder)]
         run = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        is_faulty |= bool(summarize(name, [json.loads(line) for line in run.stdout.splitlines()]))
+        lines = [json.loads(line) for line in run.stdout.splitlines()]
+        is_faulty |= bool(summarize(name, lines))
+        if name == "maskbench":
+            print_largest(lines)
     sys.exit(is_faulty)
 
 

@@ -56,9 +56,9 @@ def say(text: str) -> None:
 class Ask:
     """One streamed request by a simple client, for unloaded latencies and bursts."""
 
-    def __init__(self, port: int, prompt: list[int], tokens: int):
+    def __init__(self, port: int, prompt: list[int], tokens: int, fields: dict | None = None):
         body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
-        body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}} | (fields or {})
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         start, times, counted = time.monotonic(), [], 0
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
