@@ -83,40 +83,34 @@ def random_weights(cleave: str, folder: str) -> Process:
     return Process(cleave, "serve", "--port", "0", "--threads", "2", "--kv-cache", "64MiB", "--model", folder, *TALKATIVE)
 
 
-def openai_responses(cleave: str) -> str:
-    """Runs OpenAI's Python client on the Responses API."""
-    python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
+def with_random_weights(cleave: str, package: str, script: str, checked: str) -> str:
+    """Runs a client's script against random weights; `package` is the client, with its version."""
+    python = venv(package.partition("==")[0], [package])
     with tempfile.TemporaryDirectory() as folder:
 
         def use(url: str) -> str:
-            run([python, ROOT / "tests" / "openai" / "responses.py", url])
-            return "responses, streams, `.parse`, required tools, a second turn, reasoning, errors"
+            run([python, ROOT / "tests" / script, url])
+            return checked
 
         return with_server(random_weights(cleave, folder), use)
+
+
+def openai_responses(cleave: str) -> str:
+    """Runs OpenAI's Python client on the Responses API."""
+    checked = "responses, streams, `.parse`, required tools, a second turn, reasoning, errors"
+    return with_random_weights(cleave, f"openai=={OPENAI_PYTHON}", "openai/responses.py", checked)
 
 
 def anthropic_python(cleave: str) -> str:
     """Runs Anthropic's Python client."""
-    python = venv("anthropic", [f"anthropic=={ANTHROPIC}"])
-    with tempfile.TemporaryDirectory() as folder:
-
-        def use(url: str) -> str:
-            run([python, ROOT / "tests" / "anthropic" / "client.py", url])
-            return "messages, streams, counts of tokens, required tools, a second turn, thinking, errors"
-
-        return with_server(random_weights(cleave, folder), use)
+    checked = "messages, streams, counts of tokens, required tools, a second turn, thinking, errors"
+    return with_random_weights(cleave, f"anthropic=={ANTHROPIC}", "anthropic/client.py", checked)
 
 
 def openai_tools(cleave: str) -> str:
     """Runs OpenAI's Python client with tools and schemas in chat."""
-    python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
-    with tempfile.TemporaryDirectory() as folder:
-
-        def use(url: str) -> str:
-            run([python, ROOT / "tests" / "openai" / "tools.py", url])
-            return "`.parse`, `.stream`, strict and required tools, a second turn, reasoning"
-
-        return with_server(random_weights(cleave, folder), use)
+    checked = "`.parse`, `.stream`, strict and required tools, a second turn, reasoning"
+    return with_random_weights(cleave, f"openai=={OPENAI_PYTHON}", "openai/tools.py", checked)
 
 
 def openai_node(cleave: str) -> str:

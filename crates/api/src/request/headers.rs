@@ -97,18 +97,15 @@ pub(crate) const ANTHROPIC_HEADERS: &[HeaderDoc] = &[
     ANTHROPIC_VERSION,
 ];
 
+/// Headers of the other requests that generate: all but the last.
+const GENERATE_HEADERS: &[HeaderDoc] = match ANTHROPIC_HEADERS.split_last() {
+    Some((_, others)) => others,
+    None => &[],
+};
+
 /// The parts of their documentation that all routes share that generate.
 pub(crate) const GENERATE_DOC: RouteDoc = RouteDoc {
-    headers: &[
-        REQUEST_ID,
-        TRACE_PARENT,
-        SLO_CLASS,
-        SLO_TTFT,
-        SLO_TPOT,
-        SLO_E2E,
-        TENANT,
-        TIMING,
-    ],
+    headers: GENERATE_HEADERS,
     description: "The answer; with `stream: true` as server-sent events: chunks, comments while there is nothing else to send, and at the end `[DONE]` if the whole answer was sent, otherwise an error object.",
     errors: &[400, 404, 413, 415, 429, 500, 503],
     ..RouteDoc::GET

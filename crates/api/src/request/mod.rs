@@ -112,15 +112,6 @@ pub(crate) struct AnswerFacts {
     pub(crate) repeated: Option<Arc<str>>,
     /// Limit of output tokens that the client set.
     pub(crate) tokens_max: Option<u32>,
-    pub(crate) thinking: ThinkingShown,
-}
-
-/// Whether an answer has blocks of the model's thinking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ThinkingShown {
-    #[default]
-    Shown,
-    Hidden,
 }
 
 /// Origin of the limit of a request's output tokens.

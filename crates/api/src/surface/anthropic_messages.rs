@@ -8,7 +8,7 @@ mod answer;
 mod content;
 mod tools;
 
-use super::chat_body::{JsonText, generate_request};
+use super::chat_body::{ConvertedTools, JsonText, generate_request};
 use super::openai_chat::rendered_with_tools;
 use super::tokenize::TOKENIZE_REQUEST;
 use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
@@ -24,8 +24,8 @@ use crate::output_piece::OutputPieces;
 use crate::request::sampling::{SAMPLING_FIELDS, STOP_TEXT, STOPS_MAX, TOKENS};
 use crate::request::text::encode_for_list;
 use crate::request::{
-    self, ANTHROPIC_HEADERS, AnswerFacts, GenerateRequest, MODEL_FIELDS, ResponseMode,
-    ThinkingShown, UsageShown,
+    self, ANTHROPIC_HEADERS, AnswerFacts, GenerateRequest, MODEL_FIELDS, ReasoningShown,
+    ResponseMode, UsageShown,
 };
 use answer::MessageEvents;
 use axum::http::StatusCode;
@@ -33,7 +33,7 @@ use cleave_text::ModelText;
 use cleave_text::json::Document;
 use content::{LastRole, write_conversation};
 use serde_json::{Value, json};
-use tools::{MessageTools, TOOL_FIELDS, request_tools};
+use tools::{TOOL_FIELDS, request_tools};
 
 request_fields! {
     CONVERSATION_FIELDS {
@@ -290,14 +290,14 @@ fn messages(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiEr
     for prompt in &mut ask.prompts {
         prompt.stop.max_tokens = prompt.stop.max_tokens.min(tokens_max);
     }
-    ask.warnings.extend(tools.warning());
+    ask.output.reasoning = thinking.shown;
+    ask.warnings.extend(tools.warning);
     ask.delivery = match fields.flag(&STREAM)? {
         Some(true) => ResponseMode::Stream(UsageShown::Always),
         Some(false) | None => ResponseMode::Whole,
     };
     ask.facts = AnswerFacts {
         tokens_max: Some(tokens_max),
-        thinking: thinking.shown,
         ..AnswerFacts::default()
     };
     Ok(ask)
@@ -322,7 +322,7 @@ pub(crate) fn count_tokens(body: &Document, model: &ModelText) -> Result<Vec<u8>
 /// Begins the chat request of a conversation; further members may follow.
 fn conversation(
     fields: &JsonFields,
-    tools: &MessageTools<'_>,
+    tools: &ConvertedTools<'_>,
     thinking: &Thinking,
 ) -> Result<JsonText, ApiError> {
     let mut chat = JsonText::default();
@@ -339,15 +339,15 @@ fn conversation(
 
 /// The reasoning that a request asks for.
 struct Thinking {
-    shown: ThinkingShown,
+    shown: ReasoningShown,
     budget_tokens: Option<i64>,
 }
 
 impl Thinking {
     fn write(&self, chat: &mut JsonText) {
         let flag = match self.shown {
-            ThinkingShown::Shown => "true",
-            ThinkingShown::Hidden => "false",
+            ReasoningShown::Shown => "true",
+            ReasoningShown::LeftOut => "false",
         };
         chat.name("chat_template_kwargs");
         chat.begin('{');
@@ -363,7 +363,7 @@ impl Thinking {
 
 fn thinking(fields: &JsonFields, tokens_max: i64) -> Result<Thinking, ApiError> {
     let hidden = Thinking {
-        shown: ThinkingShown::Hidden,
+        shown: ReasoningShown::LeftOut,
         budget_tokens: None,
     };
     let Some(thinking) = fields.object(&THINKING)? else {
@@ -383,7 +383,7 @@ fn thinking(fields: &JsonFields, tokens_max: i64) -> Result<Thinking, ApiError> 
         return Err(thinking.invalid(&BUDGET_TOKENS, message));
     }
     Ok(Thinking {
-        shown: ThinkingShown::Shown,
+        shown: ReasoningShown::Shown,
         budget_tokens,
     })
 }

@@ -6,7 +6,7 @@
 
 use super::openai_chat::CHAT;
 use crate::error::{ApiError, FieldNames, renamed_path};
-use crate::request::GenerateRequest;
+use crate::request::{GenerateRequest, RequestWarning};
 use cleave_text::ModelText;
 use cleave_text::json::{Document, Json};
 
@@ -270,6 +270,41 @@ impl ChatTool<'_> {
         }
         out.end('}');
         out.end('}');
+    }
+}
+
+/// Limit of the tools of a request: each takes memory while the answer is read. OpenAI's is 128.
+pub(super) const TOOLS_MAX: usize = 1024;
+
+/// The tools of a request of another API, and the choice among them, as chat has them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ConvertedTools<'a> {
+    pub(super) tools: Vec<ChatTool<'a>>,
+    /// `tool_choice`, as JSON.
+    pub(super) choice: Option<String>,
+    /// Whether an answer has one call at most.
+    pub(super) is_single: bool,
+    /// The warning of tools that are left out.
+    pub(super) warning: Option<RequestWarning>,
+}
+
+impl ConvertedTools<'_> {
+    /// Writes the members of a chat request.
+    pub(super) fn write(&self, out: &mut JsonText) {
+        if !self.tools.is_empty() {
+            out.name("tools");
+            out.begin('[');
+            for tool in &self.tools {
+                tool.write(out);
+            }
+            out.end(']');
+        }
+        if let Some(choice) = &self.choice {
+            out.member("tool_choice", choice);
+        }
+        if self.is_single {
+            out.member("parallel_tool_calls", "false");
+        }
     }
 }
 

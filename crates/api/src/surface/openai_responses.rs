@@ -262,7 +262,7 @@ fn response(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiEr
     }
     chat.end('}');
     let mut ask = generate_request(chat, model, NAMES)?;
-    ask.warnings.extend(tools.warning());
+    ask.warnings.extend(tools.warning);
     ask.delivery = match fields.flag(&STREAM)? {
         Some(true) => ResponseMode::Stream(UsageShown::AtEnd),
         Some(false) | None => ResponseMode::Whole,

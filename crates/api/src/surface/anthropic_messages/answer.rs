@@ -8,7 +8,7 @@ use super::error_object;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, ToolCallPiece};
-use crate::request::{ThinkingShown, UsageShown};
+use crate::request::UsageShown;
 use crate::surface::chat_body::BROKEN_ARGUMENTS;
 use crate::surface::openai::write_json;
 use crate::surface::{AnswerEnd, AnswerHead, EventRenderer, EventUsage};
@@ -23,8 +23,7 @@ pub(super) fn whole(head: &AnswerHead, choices: &[OutputPieces], end: AnswerEnd)
     let AnswerEnd { counts, timing } = end;
     let choice = choices.first();
     let pieces = choice.into_iter().flat_map(OutputPieces::iter);
-    let content = pieces.filter_map(|piece| block(piece, head));
-    let content: Vec<Value> = content.collect();
+    let content: Vec<Value> = pieces.filter_map(block).collect();
     let has_calls = content.iter().any(|block| block["type"] == "tool_use");
     let mut message = message(head, &content, counts);
     let (reason, sequence) = match choice.and_then(OutputPieces::end) {
@@ -73,10 +72,9 @@ fn usage(counts: TokenCounts) -> Value {
 }
 
 /// A block of a whole message.
-fn block(piece: &OutputPiece, head: &AnswerHead) -> Option<Value> {
+fn block(piece: &OutputPiece) -> Option<Value> {
     match piece {
         OutputPiece::Text(text) => Some(json!({"type": "text", "text": text})),
-        OutputPiece::Reasoning(_) if head.facts.thinking == ThinkingShown::Hidden => None,
         OutputPiece::Reasoning(text) => {
             let signature = signature(&blake3::hash(text.as_bytes()));
             Some(json!({"type": "thinking", "thinking": text, "signature": signature}))
@@ -206,9 +204,6 @@ impl MessageEvents {
     }
 
     fn reasoning(&mut self, out: &mut Vec<u8>, text: &str) {
-        if self.head.facts.thinking == ThinkingShown::Hidden {
-            return;
-        }
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let block = json!({"type": "thinking", "thinking": "", "signature": ""});
             self.begin_block(out, OpenBlock::Thinking(Box::default()), &block);

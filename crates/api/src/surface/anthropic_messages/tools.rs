@@ -11,8 +11,9 @@ use crate::field::{
     clipped, flag, list, map, object, request_fields, request_object, text as text_field,
 };
 use crate::request::RequestWarning;
-use crate::surface::chat_body::{ChatTool, JsonText, write_named_choice};
-use cleave_text::json::Json;
+use crate::surface::chat_body::{
+    ChatTool, ConvertedTools, JsonText, TOOLS_MAX, write_named_choice,
+};
 
 request_fields! {
     pub(super) TOOL_FIELDS {
@@ -65,9 +66,6 @@ request_fields! {
 const TOOL: ObjectSpec = request_object!("MessageTool", &[&[ONE_TOOL_FIELDS, CACHE_FIELDS]]);
 const CHOICE_OBJECT: ObjectSpec = request_object!("", &[&[CHOICE_FIELDS]]);
 
-/// Limit of the tools of a request, that of chat.
-const TOOLS_MAX: usize = 1024;
-
 const AUTO: &str = "auto";
 const ANY: &str = "any";
 const ONE: &str = "tool";
@@ -79,66 +77,16 @@ const HOSTED_WARNING: RequestWarning = RequestWarning {
     message: "Tools with a type of Anthropic's own are left out: nothing here runs them, and the model does not know them.",
 };
 
-/// The tools of a request, checked.
-#[derive(Debug, Default)]
-pub(super) struct MessageTools<'a> {
-    tools: Vec<ChatTool<'a>>,
-    has_hosted: bool,
-    choice: Option<MessageToolChoice<'a>>,
-    is_single: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum MessageToolChoice<'a> {
-    Auto,
-    Required,
-    /// The name of a tool, a string of JSON.
-    Named(Json<'a>),
-    Hidden,
-}
-
-impl MessageTools<'_> {
-    /// Returns the warning that the answer has.
-    pub(super) fn warning(&self) -> Option<RequestWarning> {
-        self.has_hosted.then_some(HOSTED_WARNING)
-    }
-
-    /// Writes the members of a chat request.
-    pub(super) fn write(&self, chat: &mut JsonText) {
-        if !self.tools.is_empty() {
-            chat.name(TOOLS.name());
-            chat.begin('[');
-            for tool in &self.tools {
-                tool.write(chat);
-            }
-            chat.end(']');
-        }
-        match self.choice {
-            None => {}
-            Some(MessageToolChoice::Auto) => chat.member(TOOL_CHOICE.name(), r#""auto""#),
-            Some(MessageToolChoice::Required) => chat.member(TOOL_CHOICE.name(), r#""required""#),
-            Some(MessageToolChoice::Hidden) => chat.member(TOOL_CHOICE.name(), r#""none""#),
-            Some(MessageToolChoice::Named(name)) => {
-                chat.name(TOOL_CHOICE.name());
-                write_named_choice(chat, name);
-            }
-        }
-        if self.is_single {
-            chat.member("parallel_tool_calls", "false");
-        }
-    }
-}
-
 /// Reads the tools and the choice among them.
-pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<MessageTools<'a>, ApiError> {
-    let mut found = MessageTools::default();
+pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<ConvertedTools<'a>, ApiError> {
+    let mut found = ConvertedTools::default();
     let mut names = Vec::new();
     for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
         let path = format!("{}[{index}]", TOOLS.name());
         let tool = fields.object_at(path, tool, &TOOL)?;
         let name = tool.required_text(&TOOL_NAME)?;
         if tool.text(&TOOL_TYPE)?.is_some_and(|kind| kind != CUSTOM) {
-            found.has_hosted = true;
+            found.warning = Some(HOSTED_WARNING);
             continue;
         }
         names.push(name);
@@ -157,9 +105,9 @@ pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<MessageTools<
     };
     found.is_single = choice.flag(&NOT_PARALLEL)?.unwrap_or(false);
     found.choice = Some(match &*choice.required_text(&CHOICE_TYPE)? {
-        AUTO => MessageToolChoice::Auto,
-        ANY => MessageToolChoice::Required,
-        NONE => MessageToolChoice::Hidden,
+        AUTO => r#""auto""#.to_owned(),
+        ANY => r#""required""#.to_owned(),
+        NONE => r#""none""#.to_owned(),
         ONE => {
             let name = choice.required_text(&CHOICE_NAME)?;
             if !names.contains(&name) {
@@ -167,7 +115,10 @@ pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<MessageTools<
                 return Err(choice.invalid(&CHOICE_NAME, message));
             }
             let name = choice.any(&CHOICE_NAME);
-            MessageToolChoice::Named(name.ok_or_else(|| choice.missing(&CHOICE_NAME))?)
+            let name = name.ok_or_else(|| choice.missing(&CHOICE_NAME))?;
+            let mut named = JsonText::default();
+            write_named_choice(&mut named, name);
+            named.into_string()
         }
         other => {
             let message = format!("`tool_choice` of type {:?} is not known.", clipped(other));

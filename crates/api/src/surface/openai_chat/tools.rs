@@ -9,6 +9,7 @@ use crate::field::{
     TextShape, ValueShape, any, clipped, flag, list, map, object, request_fields, request_object,
     text as text_field, wrong_type,
 };
+use crate::surface::chat_body::TOOLS_MAX;
 use cleave_domain::GRAMMAR_BYTES_MAX;
 use cleave_text::json::{Json, JsonShape};
 use cleave_text::{CallableTool, ToolSpec};
@@ -124,8 +125,6 @@ request_fields! {
 
 const ALLOWED_NAME: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS]]);
 
-/// Limit of the tools of a request: each takes memory while the answer is read. OpenAI's is 128.
-const TOOLS_MAX: usize = 1024;
 /// Limit of the schemas that are read for the kinds of parameters, all tools together, in bytes.
 const SCHEMAS_BYTES_MAX: usize = 256 << 10;
 

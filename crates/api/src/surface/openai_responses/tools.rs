@@ -11,7 +11,9 @@ use crate::field::{
     wrong_type,
 };
 use crate::request::RequestWarning;
-use crate::surface::chat_body::{ChatTool, JsonText, write_named_choice};
+use crate::surface::chat_body::{
+    ChatTool, ConvertedTools, JsonText, TOOLS_MAX, write_named_choice,
+};
 use cleave_text::json::{Json, JsonShape};
 
 request_fields! {
@@ -92,9 +94,6 @@ const TOOL: ObjectSpec = request_object!("ResponseTool", &[&[FUNCTION_FIELDS]]);
 const CHOICE_OBJECT: ObjectSpec = request_object!("", &[&[CHOICE_FIELDS]]);
 const ALLOWED_TOOL: ObjectSpec = request_object!("", &[&[ALLOWED_TOOL_FIELDS]]);
 
-/// Limit of the tools of a request, that of chat.
-const TOOLS_MAX: usize = 1024;
-
 const FUNCTION: &str = "function";
 const ALLOWED: &str = "allowed_tools";
 
@@ -103,53 +102,18 @@ const HOSTED_WARNING: RequestWarning = RequestWarning {
     message: "Tools of other types than `function` are left out: nothing here runs them, and the model does not know them.",
 };
 
-/// The tools of a request, checked.
-#[derive(Debug, Default)]
-pub(super) struct ResponseTools<'a> {
-    tools: Vec<ChatTool<'a>>,
-    has_hosted: bool,
-    /// `tool_choice` of chat, as JSON.
-    choice: Option<String>,
-    is_single: bool,
-}
-
-impl ResponseTools<'_> {
-    /// Returns the warning that the answer has.
-    pub(super) fn warning(&self) -> Option<RequestWarning> {
-        self.has_hosted.then_some(HOSTED_WARNING)
-    }
-
-    /// Writes the members of a chat request.
-    pub(super) fn write(&self, chat: &mut JsonText) {
-        if !self.tools.is_empty() {
-            chat.name(TOOLS.name());
-            chat.begin('[');
-            for tool in &self.tools {
-                tool.write(chat);
-            }
-            chat.end(']');
-        }
-        if let Some(choice) = &self.choice {
-            chat.member(TOOL_CHOICE.name(), choice);
-        }
-        if self.is_single {
-            chat.member(PARALLEL_TOOL_CALLS.name(), "false");
-        }
-    }
-}
-
 /// Reads the tools and the choice among them.
-pub(super) fn response_tools<'a>(fields: &JsonFields<'a>) -> Result<ResponseTools<'a>, ApiError> {
-    let mut found = ResponseTools {
+pub(super) fn response_tools<'a>(fields: &JsonFields<'a>) -> Result<ConvertedTools<'a>, ApiError> {
+    let mut found = ConvertedTools {
         is_single: !fields.flag(&PARALLEL_TOOL_CALLS)?.unwrap_or(true),
-        ..ResponseTools::default()
+        ..ConvertedTools::default()
     };
     let mut names = Vec::new();
     for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
         let path = format!("{}[{index}]", TOOLS.name());
         let tool = fields.object_at(path, tool, &TOOL)?;
         if tool.required_text(&TOOL_TYPE)? != FUNCTION {
-            found.has_hosted = true;
+            found.warning = Some(HOSTED_WARNING);
             continue;
         }
         names.push(tool.required_text(&TOOL_NAME)?.into_owned());
