@@ -21,5 +21,6 @@ mod root;
 mod secure;
 mod serving;
 mod slo;
+mod stored_responses;
 mod tier;
 mod tools;

@@ -36,7 +36,7 @@ def main() -> None:
     # A response is the same whole and streamed.
     whole = client.responses.create(**ask, max_output_tokens=24, store=True)
     assert whole.status in ("completed", "incomplete") and whole.output_text
-    assert whole.store is False and whole.instructions == "Be brief." and whole.temperature == 0.8
+    assert whole.store is True and whole.instructions == "Be brief." and whole.temperature == 0.8
     events = list(client.responses.create(**ask, max_output_tokens=24, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
@@ -45,6 +45,14 @@ def main() -> None:
     assert last.type == f"response.{whole.status}" and shown(last.response) == shown(whole)
     assert last.response.usage.output_tokens == whole.usage.output_tokens
     assert last.response.usage.input_tokens_details.cached_tokens > 0, "the second request finds its prefix"
+
+    # A response is stored, listed, continued and removed.
+    assert client.responses.retrieve(whole.id) == whole
+    items = list(client.responses.input_items.list(whole.id, limit=1))
+    assert [item.content[0].text for item in items] == [ask["input"]]
+    later = client.responses.create(**dict(ask, input="And in Oslo?"), previous_response_id=whole.id, max_output_tokens=8)
+    assert later.previous_response_id == whole.id and later.usage.input_tokens > whole.usage.input_tokens
+    client.responses.delete(whole.id)
 
     # A required call has arguments by the schema, whole and streamed.
     schema = Weather.model_json_schema()
@@ -86,6 +94,7 @@ def main() -> None:
     create = client.responses.create
     refused(openai.NotFoundError, "model", lambda: create(**dict(ask, model="nonesuch")))
     refused(openai.BadRequestError, "previous_response_id", lambda: create(**ask, previous_response_id="resp_1"))
+    refused(openai.NotFoundError, "response_id", lambda: client.responses.retrieve("resp_1"))
     refused(openai.BadRequestError, "tool_choice.type", lambda: create(**ask, tools=[{"type": "web_search"}], tool_choice={"type": "web_search"}))
     refused(openai.BadRequestError, "input", lambda: create(**dict(ask, input="word " * 100_000)))
     print("openai", openai.__version__, "ok")

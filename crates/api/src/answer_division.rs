@@ -1,11 +1,11 @@
 //! The division of one answer into text, reasoning and tool calls.
 //!
-//! Owns: indices and ids of calls. Never: reads a format; `cleave_text` does. Invariant: a call has
+//! Owns: indices and ids of calls, and the number of tokens that are reasoning. Never: reads a format; `cleave_text` does. Invariant: a call has
 //! one head, its first piece.
 
 use crate::output_piece::{OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece};
 use crate::request::ReasoningShown;
-use cleave_text::{AnswerPart, OutputParser, OutputReading};
+use cleave_text::{AnswerPart, OutputParser, OutputPlace, OutputReading};
 
 /// Reads the text of one answer.
 pub(crate) struct AnswerDivision {
@@ -13,6 +13,9 @@ pub(crate) struct AnswerDivision {
     has_short_ids: bool,
     reasoning: ReasoningShown,
     calls_count: usize,
+    reasoning_tokens: u32,
+    /// Tokens of which it is not certain whether they begin reasoning.
+    undecided_tokens: u32,
 }
 
 impl AnswerDivision {
@@ -22,6 +25,8 @@ impl AnswerDivision {
             has_short_ids: reading.has_short_ids(),
             reasoning,
             calls_count: 0,
+            reasoning_tokens: 0,
+            undecided_tokens: 0,
         }
     }
 
@@ -29,6 +34,28 @@ impl AnswerDivision {
     pub(crate) fn push(&mut self, text: &str, pieces: &mut OutputPieces) {
         let parts = self.parser.push(text);
         self.add(parts, pieces);
+    }
+
+    /// The part to which the next character belongs.
+    pub(crate) fn place(&self) -> OutputPlace {
+        self.parser.place()
+    }
+
+    /// Counts a token whose text was pushed; `before` is the place before it. The marks around
+    /// reasoning count as reasoning.
+    pub(crate) fn count_token(&mut self, before: OutputPlace) {
+        match (before, self.place()) {
+            (OutputPlace::Reasoning, _) | (_, OutputPlace::Reasoning) => {
+                self.reasoning_tokens += 1 + std::mem::take(&mut self.undecided_tokens);
+            }
+            (_, OutputPlace::Undecided) => self.undecided_tokens += 1,
+            (_, OutputPlace::Answer) => self.undecided_tokens = 0,
+        }
+    }
+
+    /// Tokens of reasoning so far.
+    pub(crate) fn reasoning_tokens(&self) -> u32 {
+        self.reasoning_tokens
     }
 
     /// Ends the answer, and adds the rest of its pieces.

@@ -14,6 +14,7 @@ use crate::gate::{AdminKey, is_json, require_plain_body};
 use crate::memory_budget::TemplateMemory;
 use crate::metrics::HttpMetrics;
 use crate::quota::Quotas;
+use crate::response_store::{ResponsePeers, ResponseStore, ResponseStoreLimits, router_digits};
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use cleave_domain::Refusal;
@@ -23,12 +24,9 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-/// Bodies of this size or more are parsed and tokenized on a blocking thread, not on the event
-/// loop.
-const LONG_BODY_BYTES: usize = 8 * 1024;
 /// Limit of requests that wait for the first worker. Each holds its body and its reservation, so
 /// the limit equals the default length of the router's queue.
 const FIRST_WORKER_WAITS_MAX: u32 = 1024;
@@ -64,6 +62,8 @@ pub struct ApiOptions {
     pub prompts: PromptLog,
     /// Formats of outputs, if they are not those of the model's chat template.
     pub outputs: OutputOptions,
+    /// Limits of stored responses.
+    pub responses: ResponseStoreLimits,
 }
 
 /// How reasoning and tool calls are read from outputs, and given to clients.
@@ -117,6 +117,7 @@ impl Default for ApiOptions {
             admin_key: None,
             prompts: PromptLog::default(),
             outputs: OutputOptions::default(),
+            responses: ResponseStoreLimits::default(),
         }
     }
 }
@@ -139,6 +140,7 @@ struct AppState {
     short_rendering_turns: Arc<Semaphore>,
     quotas: Quotas,
     constraint_checks: ConstraintChecks,
+    responses: ResponseStore,
     is_draining: AtomicBool,
     /// Number of requests that wait for the first worker.
     first_worker_waits: Mutex<u32>,
@@ -155,14 +157,16 @@ impl App {
     /// Creates a server without a model. The start-up grace period begins now.
     pub fn new(frontend: Arc<dyn Frontend>, options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let metrics = Arc::new(HttpMetrics::new());
         let shared = AppState {
             frontend,
+            responses: ResponseStore::new(options.responses, metrics.stored_responses()),
             bodies: BodyMemory::new(options.body_memory_bytes, options.body_bytes_max),
             templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
             grace_ends: Instant::now() + options.startup_grace,
             options,
             model: watch::Sender::new(None),
-            metrics: Arc::new(HttpMetrics::new()),
+            metrics,
             long_body_turns: Arc::new(Semaphore::new(cores)),
             short_rendering_turns: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
@@ -183,6 +187,11 @@ impl App {
             since: crate::surface::unix_now(),
         };
         self.shared.model.send_replace(Some(served));
+    }
+
+    /// Asks these routers for stored responses that are not here.
+    pub fn ask_peers(&self, peers: Arc<dyn ResponsePeers>) {
+        self.shared.responses.ask_peers(peers);
     }
 
     /// Reports "not ready" from now on and keeps serving, because load balancers need time to
@@ -224,6 +233,15 @@ impl App {
 
     pub(crate) fn constraint_checks(&self) -> &ConstraintChecks {
         &self.shared.constraint_checks
+    }
+
+    pub(crate) fn responses(&self) -> &ResponseStore {
+        &self.shared.responses
+    }
+
+    /// The digits that stand for this router in the ids of its responses.
+    pub(crate) fn router_digits(&self) -> String {
+        router_digits(self.frontend().router_number())
     }
 
     pub(crate) fn served(&self) -> Option<ServedModel> {
@@ -335,27 +353,43 @@ impl App {
     /// core.
     pub(crate) async fn parse<T: Send + 'static>(
         &self,
-        mut body: ReservedBody,
+        body: ReservedBody,
         model: Arc<ModelText>,
         work: BodyWork,
         read: impl FnOnce(&Document, &ModelText) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
+        let parsed = self.parse_keeping(body, model, work, read, |_| 0).await?;
+        Ok(parsed.0)
+    }
+
+    /// As [`Self::parse`]; `kept_bytes` of the body's memory stay reserved until the permit is
+    /// dropped.
+    pub(crate) async fn parse_keeping<T: Send + 'static>(
+        &self,
+        mut body: ReservedBody,
+        model: Arc<ModelText>,
+        work: BodyWork,
+        read: impl FnOnce(&Document, &ModelText) -> Result<T, ApiError> + Send + 'static,
+        kept_bytes: impl FnOnce(&T) -> usize + Send + 'static,
+    ) -> Result<(T, Option<OwnedSemaphorePermit>), ApiError> {
         self.shared.bodies.reserve_parse_memory(&mut body).await?;
-        let is_long = body.bytes().len() >= LONG_BODY_BYTES;
+        let is_long = body.is_long();
         let turns = match (work, is_long) {
-            (BodyWork::ParseOnly, false) => return body.parse(|body| read(body, &model)),
+            (BodyWork::ParseOnly, false) => {
+                return body.parse_keeping(|body| read(body, &model), kept_bytes);
+            }
             (_, false) => &self.shared.short_rendering_turns,
             (_, true) => &self.shared.long_body_turns,
         };
         let permit = Arc::clone(turns).acquire_owned().await;
         let templates = &self.shared.templates;
-        let memory = templates.reserve(body.bytes().len(), work, &model);
+        let memory = templates.reserve(body.len(), work, &model);
         let memory = memory.await?;
         let work = move || {
             // The closure owns the reservation, because it runs on after the client has
             // disconnected.
             let _held = (permit, memory);
-            body.parse(|body| read(body, &model))
+            body.parse_keeping(|body| read(body, &model), kept_bytes)
         };
         let result = tokio::task::spawn_blocking(work).await;
         let panicked =

@@ -28,6 +28,8 @@ use tokio::time::Instant;
 /// it until only tokens are left. tests/bodies.rs measures it. The output of a chat template is
 /// separate, with its own limits: see `template` of the crate `text`.
 pub(crate) const BYTES_PER_BYTE: usize = 4;
+/// Length of a body from which on it is parsed and tokenized on a blocking thread.
+const LONG_BYTES: usize = 8 * 1024;
 /// First step in which a short body reserves, in bytes of the body; each further step is four times
 /// as large.
 const STEP_BYTES: usize = 4 * 1024;
@@ -166,6 +168,7 @@ impl BodyMemory {
         drop(permit.split(permit.num_permits().saturating_sub(used)));
         Ok(ReservedBody {
             bytes,
+            earlier_bytes: 0,
             permit: Some(permit),
         })
     }
@@ -211,12 +214,13 @@ impl BodyMemory {
         Ok(())
     }
 
-    /// Reserves again the memory that [`ReservedBody::release_parse_memory`] released.
+    /// Reserves again the memory that [`ReservedBody::release_parse_memory`] released, and that of
+    /// an earlier conversation.
     pub(crate) async fn reserve_parse_memory(
         &self,
         body: &mut ReservedBody,
     ) -> Result<(), ApiError> {
-        let bytes = body.bytes.len();
+        let bytes = body.len();
         let held = body
             .permit
             .as_ref()
@@ -238,6 +242,8 @@ impl BodyMemory {
 /// A body that was read, with its reservation.
 pub(crate) struct ReservedBody {
     bytes: Vec<u8>,
+    /// Length of the stored conversation that is read with it.
+    earlier_bytes: usize,
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -254,13 +260,43 @@ impl ReservedBody {
         &self.bytes
     }
 
+    /// Length of the body, with the stored conversation before it.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() + self.earlier_bytes
+    }
+
+    /// Whether it is read on a blocking thread, not on the event loop.
+    pub(crate) fn is_long(&self) -> bool {
+        self.len() >= LONG_BYTES
+    }
+
+    /// Counts a stored conversation of this length as a part of the body.
+    pub(crate) fn add_earlier(&mut self, bytes: usize) {
+        self.earlier_bytes += bytes;
+    }
+
     /// Parses the body and calls `read` with it. Afterwards only the result of `read` is left of
     /// the body.
     pub(crate) fn parse<T>(
         self,
         read: impl FnOnce(&Document) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        parse_json(self.bytes).and_then(|document| read(&document))
+        Ok(self.parse_keeping(read, |_| 0)?.0)
+    }
+
+    /// As [`Self::parse`]; `kept_bytes` stay reserved for the result.
+    pub(crate) fn parse_keeping<T>(
+        self,
+        read: impl FnOnce(&Document) -> Result<T, ApiError>,
+        kept_bytes: impl FnOnce(&T) -> usize,
+    ) -> Result<(T, Option<OwnedSemaphorePermit>), ApiError> {
+        let found = parse_json(self.bytes).and_then(|document| read(&document))?;
+        let kept = units(kept_bytes(&found)) as usize;
+        let kept = self.permit.filter(|_| kept > 0).and_then(|mut permit| {
+            let kept = kept.min(permit.num_permits());
+            permit.split(kept)
+        });
+        Ok((found, kept))
     }
 }
 

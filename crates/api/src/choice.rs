@@ -79,6 +79,12 @@ impl AnswerChoice {
         }
     }
 
+    /// Output tokens that are reasoning, with its marks.
+    pub(crate) fn reasoning_tokens(&self) -> u32 {
+        let parts = self.parts.as_ref();
+        parts.map_or(0, AnswerDivision::reasoning_tokens)
+    }
+
     /// Prompt tokens found in the prefix cache; known from the first token on, if the frontend
     /// reports them.
     pub(crate) fn cached_tokens(&self) -> Option<u32> {
@@ -123,8 +129,12 @@ impl AnswerChoice {
         if ends && self.output.stop_text == StopText::Cut {
             return Ok(pieces);
         }
+        let before = self.parts.as_ref().map(AnswerDivision::place);
         let text = self.text.push(sampled.token);
         self.push_text(&mut pieces, text);
+        if let (Some(parts), Some(before)) = (&mut self.parts, before) {
+            parts.count_token(before);
+        }
         Ok(pieces)
     }
 

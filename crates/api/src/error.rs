@@ -154,6 +154,20 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, message).with_code(code)
     }
 
+    /// A request names a stored response that is not there, for this reason.
+    pub(crate) fn response_not_found(reason: String) -> Self {
+        let error = Self::new(StatusCode::NOT_FOUND, reason).with_code("response_not_found");
+        Self {
+            param: Some("response_id".into()),
+            ..error
+        }
+    }
+
+    /// A request goes on from a response that is not there, for this reason.
+    pub(crate) fn previous_not_found(reason: String) -> Self {
+        Self::invalid("previous_response_id", reason).with_code("previous_response_not_found")
+    }
+
     pub(crate) fn worker_not_found(name: &str) -> Self {
         let message =
             format!("No worker `{name}` is connected; GET /admin/workers lists those that are.");

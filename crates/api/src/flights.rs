@@ -52,6 +52,8 @@ impl FlightEvents {
 pub(crate) struct TokenCounts {
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
+    /// Those of the output that are reasoning.
+    pub(crate) reasoning_tokens: u64,
     /// `None` while some prompt has no flight that reported its cached tokens.
     pub(crate) cached_tokens: Option<u64>,
 }
@@ -207,6 +209,11 @@ impl AnswerFlights {
                 .choices
                 .iter()
                 .map(|c| u64::from(c.tokens_count()))
+                .sum(),
+            reasoning_tokens: self
+                .choices
+                .iter()
+                .map(|c| u64::from(c.reasoning_tokens()))
                 .sum(),
             cached_tokens: cached.map(|tokens| tokens.map(u64::from)).sum(),
         }

@@ -47,6 +47,11 @@ pub trait Frontend: Operator {
         None
     }
 
+    /// A number of 24 bits that tells this router from the others of its fleet, until it ends.
+    fn router_number(&self) -> u32 {
+        0
+    }
+
     /// Whether accepted work makes progress.
     fn progress(&self) -> ServingProgress {
         ServingProgress::Advancing

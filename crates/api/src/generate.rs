@@ -1,7 +1,7 @@
 //! One request to generate, in any API, from the body to the answer.
 
 use crate::app::{App, PromptLog};
-use crate::body::drain_refused_body;
+use crate::body::{ReservedBody, drain_refused_body};
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::flights::AnswerFlights;
@@ -9,6 +9,7 @@ use crate::metrics::RequestMeter;
 use crate::output_piece::OutputPieces;
 use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode};
 use crate::request_record::{RequestMeta, RequestRecord};
+use crate::response_store::{EarlierConversation, RequestPlace};
 use crate::sse::{StreamSetup, stream};
 use crate::surface::{AnswerEnd, AnswerHead, Surface};
 use crate::timing::{TIMING_HEADER, TimingShown};
@@ -130,9 +131,24 @@ async fn prepare(
         held.release_parse_memory();
     }
     let model = app.wait_for_model().await?;
-    let read = move |body: &Document, model: &ModelText| surface.parse(body, model);
-    let work = surface.body_work();
-    let mut ask = app.parse(held, model.clone(), work, read).await?;
+    let (held, earlier) = earlier_conversation(app, surface, caller, headers, held).await?;
+    let conversation = earlier.clone();
+    let read =
+        move |body: &Document, model: &ModelText| surface.parse_after(body, model, &conversation);
+    let (earlier_bytes, work) = (earlier.bytes(), surface.body_work());
+    let kept = move |ask: &GenerateRequest| match ask.facts.kept_bytes() {
+        0 => 0,
+        bytes => bytes + earlier_bytes,
+    };
+    let parsed = app.parse_keeping(held, model.clone(), work, read, kept);
+    let (mut ask, memory) = parsed.await?;
+    app.responses().prepare(
+        &mut ask.facts,
+        &caller.tenant,
+        earlier,
+        app.frontend().router_number(),
+    );
+    ask.facts.memory = memory.map(Arc::new);
     let AuthenticatedCaller {
         policy,
         origin,
@@ -146,6 +162,48 @@ async fn prepare(
     let slos = request::resolve_slos(policy, origin, &ask, &model)?;
     request::apply_tenant_limits(policy, tenant, &mut ask);
     Ok((ask, model, slos, timing))
+}
+
+/// Finds the stored conversation that a body goes on with, and counts it as a part of the body.
+pub(crate) async fn earlier_conversation(
+    app: &App,
+    surface: &'static dyn Surface,
+    caller: &AuthenticatedCaller,
+    headers: &HeaderMap,
+    body: ReservedBody,
+) -> Result<(ReservedBody, EarlierConversation), ApiError> {
+    let is_long = body.is_long();
+    let search = move || {
+        let id = surface.previous_id(body.bytes());
+        (body, id)
+    };
+    let (mut body, id) = if is_long {
+        let searched = tokio::task::spawn_blocking(search).await;
+        searched
+            .map_err(|_| ApiError::internal("panicked", "The server failed on this request."))?
+    } else {
+        search()
+    };
+    let Some(id) = id else {
+        return Ok((body, EarlierConversation::default()));
+    };
+    let bytes_max = app.options().body_bytes_max.saturating_sub(body.len());
+    let router = app.router_digits();
+    let place = RequestPlace {
+        caller,
+        headers,
+        router: &router,
+        bytes_max,
+    };
+    let earlier = app.responses().previous(place, &id).await?;
+    if earlier.bytes() > bytes_max {
+        return Err(ApiError::context_exceeded(
+            "previous_response_id",
+            "The stored conversation and the body together are longer than a body may be.",
+        ));
+    }
+    body.add_earlier(earlier.bytes());
+    Ok((body, earlier))
 }
 
 async fn collect_answer(

@@ -28,6 +28,7 @@ mod output_piece;
 mod quota;
 mod request;
 mod request_record;
+mod response_store;
 mod routes;
 mod sse;
 mod surface;
@@ -49,6 +50,7 @@ pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};
 pub use metrics::metrics_described;
 pub use request_record::RequestSpan;
+pub use response_store::{PeerReply, ResponsePeers, ResponseStoreLimits};
 pub use routes::{loading_answer, metrics_answer};
 pub use trace_parent::TraceParent;
 pub use ui::{

@@ -7,6 +7,7 @@ use crate::error::ApiError;
 use crate::metric_registry::MetricRegistry;
 use crate::request::RequestWarning;
 use crate::request_record::RequestRecord;
+use crate::response_store::EvictionReason;
 use crate::trace_parent::TraceParent;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -44,6 +45,28 @@ pub(crate) struct HttpMetrics {
     output_tokens: Histogram,
     over_limit: Family<QuotaRefusalLabels, Counter>,
     warnings: Family<WarningLabels, Counter>,
+    stored: StoreMetrics,
+}
+
+/// Series of the stored responses. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StoreMetrics {
+    responses: Gauge,
+    bytes: Gauge,
+    evictions: Family<EndingLabels, Counter>,
+    pub(crate) not_kept: Counter,
+}
+
+impl StoreMetrics {
+    /// Sets what is stored now, and counts what went.
+    pub(crate) fn set(&self, count: usize, bytes: usize, evictions: &[EvictionReason]) {
+        self.responses.set(count as i64);
+        self.bytes.set(bytes as i64);
+        for reason in evictions {
+            let reason = EndingLabels(reason.word());
+            self.evictions.get_or_create(&reason).inc();
+        }
+    }
 }
 
 /// Label `param`: a field name of this API.
@@ -118,6 +141,7 @@ impl HttpMetrics {
             output_tokens: Histogram::new(SIZES),
             over_limit: Family::default(),
             warnings: Family::default(),
+            stored: StoreMetrics::default(),
         };
         let book = &mut metrics.registry;
         book.register(
@@ -180,7 +204,35 @@ impl HttpMetrics {
              tenant_concurrency",
             metrics.over_limit.clone(),
         );
+        let stored = &metrics.stored;
+        book.register(
+            "stored_responses",
+            "Responses that are stored for later requests",
+            stored.responses.clone(),
+        );
+        book.register_with_unit(
+            "stored_responses",
+            Unit::Bytes,
+            "Memory of the stored responses, with their inputs and keys",
+            stored.bytes.clone(),
+        );
+        book.register(
+            "stored_response_evictions",
+            "Stored responses that were removed, by reason: age, bytes (all memory is taken), \
+             tenant_bytes (the tenant's share is taken), deleted",
+            stored.evictions.clone(),
+        );
+        book.register(
+            "responses_not_stored",
+            "Responses that were to be stored and for which there was no room",
+            stored.not_kept.clone(),
+        );
         metrics
+    }
+
+    /// The series of the stored responses.
+    pub(crate) fn stored_responses(&self) -> StoreMetrics {
+        self.stored.clone()
     }
 
     /// Counts a request beyond its tenant's quota.

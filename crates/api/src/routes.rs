@@ -7,11 +7,13 @@ use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness, StreamCounts};
-use crate::generate::generate;
+use crate::generate::{earlier_conversation, generate};
 use crate::metric_registry::prometheus_text;
 use crate::openapi::{RouteDoc, ServedRoute, openapi, serve};
 use crate::request;
 use crate::request_record::RequestMeta;
+use crate::response_store::{RESPONSE_ROUTES, peer_routes};
+use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
 use crate::surface::{self, SURFACES, Surface};
 use crate::trace_parent::TraceParent;
 use crate::ui::ui_routes;
@@ -58,12 +60,12 @@ impl App {
 
     /// Router of the operators' port: `/admin`, `/ui`, probes and metrics.
     pub fn operator_router(&self) -> Router {
-        self.dressed(probe_routes().merge(self.admin()))
+        self.dressed(peer_routes(probe_routes().merge(self.admin())))
     }
 
-    /// Router of the routes that peer routers request: readiness and load.
+    /// Router of the routes that peer routers request: readiness, load and stored responses.
     pub fn fellow_router(&self) -> Router {
-        self.dressed(serve(Router::new(), &[READY, LOAD]))
+        self.dressed(peer_routes(serve(Router::new(), &[READY, LOAD])))
     }
 
     fn admin(&self) -> Router<Self> {
@@ -91,6 +93,7 @@ pub(crate) static CLIENT_ROUTES: &[ServedRoute<App>] = &[
         doc: RouteDoc {
             operation: "models",
             summary: "List the served model.",
+            headers: request::MODEL_HEADERS,
             schema: "ModelList",
             ..RouteDoc::GET
         },
@@ -101,6 +104,7 @@ pub(crate) static CLIENT_ROUTES: &[ServedRoute<App>] = &[
         doc: RouteDoc {
             operation: "model",
             summary: "Describe one model.",
+            headers: request::MODEL_HEADERS,
             schema: "Model",
             errors: &[404, 503],
             ..RouteDoc::GET
@@ -137,6 +141,17 @@ pub(crate) static CLIENT_ROUTES: &[ServedRoute<App>] = &[
             request: Some(&surface::anthropic_messages::COUNT_REQUEST),
             schema: "MessageTokens",
             error_schema: "MessagesError",
+            ..TEXT_DOC
+        },
+    },
+    ServedRoute {
+        path: "/v1/responses/input_tokens",
+        handler: || post(count_response_tokens),
+        doc: RouteDoc {
+            operation: "count_response_tokens",
+            summary: "Count the tokens of a conversation (OpenAI Responses).",
+            request: Some(&surface::openai_responses::COUNT_REQUEST),
+            schema: "ResponseTokens",
             ..TEXT_DOC
         },
     },
@@ -247,7 +262,7 @@ fn client_routes() -> Router<App> {
         };
         routes.route(surface.route(), post(answer))
     });
-    serve(generating, CLIENT_ROUTES)
+    peer_routes(serve(serve(generating, CLIENT_ROUTES), RESPONSE_ROUTES))
 }
 
 fn probe_routes() -> Router<App> {
@@ -265,7 +280,7 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
         client,
         trace,
     });
-    let shape = surface::surface_of(request.uri().path());
+    let shape = surface::surface_of(request.uri().path(), request.headers());
     let mut response = next.run(request).await;
     if let (Some(surface), Some(error)) = (shape, response.extensions_mut().remove::<ApiError>()) {
         response = in_shape(surface, &error, &id, response);
@@ -276,7 +291,10 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     let trace_id = trace.map(display);
     tracing::debug!(request_id = id, trace_id, route, status, "answered");
     if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID, id);
+        let own = shape.and_then(Surface::request_id_header);
+        for name in own.into_iter().chain([REQUEST_ID]) {
+            response.headers_mut().insert(name, id.clone());
+        }
     }
     response
 }
@@ -286,7 +304,7 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
 pub fn loading_answer(path: &str, headers: &HeaderMap) -> Response {
     let error = ApiError::unavailable("loading", "The model is being loaded.");
     let plain = error.clone().into_response();
-    let mut response = match surface::surface_of(path) {
+    let mut response = match surface::surface_of(path, headers) {
         Some(surface) => in_shape(surface, &error, &request::request_id(headers), plain),
         None => plain,
     };
@@ -414,6 +432,26 @@ async fn count_tokens(
     answer_text_request(&app, &headers, body, BodyWork::ListConverted, read).await
 }
 
+async fn count_response_tokens(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let (caller, body) = authenticate(&app, &headers, body).await?;
+    caller.admit_request()?;
+    let body = app.read_body(&headers, body).await?;
+    let model = app.wait_for_model().await?;
+    let surface = &surface::openai_responses::RESPONSES;
+    let (body, earlier) = earlier_conversation(&app, surface, &caller, &headers, body).await?;
+    let read = move |body: &Document, model: &ModelText| {
+        surface::openai_responses::count_tokens(body, model, &earlier)
+    };
+    let answer = app
+        .parse(body, model, BodyWork::ListConverted, read)
+        .await?;
+    Ok(json_answer(answer))
+}
+
 /// Answers with the JSON that `read` makes of a body.
 async fn answer_text_request(
     app: &App,
@@ -427,15 +465,25 @@ async fn answer_text_request(
     let body = app.read_body(headers, body).await?;
     let model = app.wait_for_model().await?;
     let answer = app.parse(body, model, work, read).await?;
+    Ok(json_answer(answer))
+}
+
+fn json_answer(answer: Vec<u8>) -> Response {
     let kind = (header::CONTENT_TYPE, "application/json");
-    Ok(([kind], answer).into_response())
+    ([kind], answer).into_response()
 }
 
 async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
     AuthenticatedCaller::of(&app, &headers)?;
     let served = app.served();
+    if is_of_anthropic(&headers) {
+        let models = served.iter().map(|it| model_info(it.model.name()));
+        return Ok(axum::Json(model_list(&models.collect::<Vec<_>>())));
+    }
     let data: Vec<Value> = served.iter().map(|it| model_json(&app, it)).collect();
-    Ok(axum::Json(json!({"object": "list", "data": data})))
+    // Codex reads `models`, with descriptions that only its maker's server has.
+    let list = json!({"object": "list", "data": data, "models": []});
+    Ok(axum::Json(list))
 }
 
 async fn model(
@@ -448,6 +496,9 @@ async fn model(
         ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
     })?;
     match app.served() {
+        Some(served) if served.model.name() == id && is_of_anthropic(&headers) => {
+            Ok(axum::Json(model_info(&id)))
+        }
         Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&app, &served))),
         Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),
         None => Err(ApiError::unavailable(

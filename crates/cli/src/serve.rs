@@ -314,6 +314,7 @@ fn router_options(
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
             outputs: face.outputs(),
+            responses: face.responses.limits()?,
             ..defaults.api
         },
     })

@@ -67,6 +67,10 @@ impl Frontend for RouterFrontend {
         self.submit_for(request, SubmissionContext::default())
     }
 
+    fn router_number(&self) -> u32 {
+        (self.router.0 & 0xff_ffff) as u32
+    }
+
     fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
         let SubmissionContext {
             stop_signal,

@@ -40,7 +40,9 @@ use frontend::RouterFrontend;
 use parking_lot::Mutex;
 use peer_routers::watch_peer_routers;
 use roster::WorkerRoster;
+use std::collections::BTreeSet;
 use std::error::Error;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -242,15 +244,18 @@ impl RouterBody {
     }
 
     /// Polls from now on the routers of these names for waiting requests; `own` are this router's
-    /// ports.
+    /// ports. Returns the addresses of the names, which may change.
     pub fn watch_peer_routers(
         &mut self,
         names: &[String],
         own: Vec<u16>,
         client: PeerRouterClient,
-    ) {
-        let asks = watch_peer_routers(names.to_vec(), own, client, self.driver.clone());
+    ) -> watch::Receiver<BTreeSet<SocketAddr>> {
+        let (found_sender, found) = watch::channel(BTreeSet::new());
+        let driver = self.driver.clone();
+        let asks = watch_peer_routers(names.to_vec(), own, client, driver, found_sender);
         self.peer_routers = (!names.is_empty()).then(|| tokio::spawn(asks));
+        found
     }
 
     /// Includes an engine of this process in the health.

@@ -23,14 +23,15 @@ use tracing::warn;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Keeps sending the driver how many requests are open at the routers of these names, until
-/// dropped. `own` are the ports of this router.
+/// dropped, and their addresses to `found_sender`. `own` are the ports of this router.
 pub(super) async fn watch_peer_routers(
     names: Vec<String>,
     own: Vec<u16>,
     client: PeerRouterClient,
     driver: mpsc::UnboundedSender<RouterEvent>,
+    found_sender: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
-    let (found_sender, found) = watch::channel(BTreeSet::new());
+    let found = found_sender.subscribe();
     let place = OutsideQueue::Elsewhere;
     let report_to_driver = |count| {
         driver

@@ -8,6 +8,7 @@
 mod http;
 mod node;
 mod options;
+mod peer_responses;
 mod ports;
 
 pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};

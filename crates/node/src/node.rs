@@ -4,6 +4,7 @@
 //! it accepts nothing new, waits for open work, then ends the rest with a reason.
 
 use crate::http::{RouterPorts, RouterServers, WorkerHttpState, worker_routes};
+use crate::peer_responses::PeerResponses;
 use crate::ports::{FleetPorts, WorkerPorts};
 use crate::{NodeError, RouterOptions};
 use cleave_api::{App, Frontend, Operator, ServingReadiness};
@@ -69,8 +70,12 @@ impl RouterNode {
         };
         let mut body = RouterBody::start(&options.gateway(), &telemetry)?;
         let client = PeerRouterClient::new(ports.tls().peers);
-        body.watch_peer_routers(&options.peer_routers, ports.port_numbers(), client);
+        let (names, own) = (&options.peer_routers, ports.port_numbers());
+        let addresses = body.watch_peer_routers(names, own, client.clone());
         let app = App::new(body.frontend(), options.api.clone());
+        if !names.is_empty() {
+            app.ask_peers(Arc::new(PeerResponses { client, addresses }));
+        }
         let registry = body.model_registry(app.clone());
         let metrics = external_metrics(ports.take_external(), &body, ports.tls().front)?;
         let (acceptor, scaling) = (body.acceptor.clone(), body.scaling.clone());

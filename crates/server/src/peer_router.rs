@@ -1,11 +1,12 @@
-//! Asks the fleet's other routers for their readiness and load.
+//! Asks the fleet's other routers for their readiness, their load and stored responses.
 //!
 //! Owns: the connection, by mutual TLS where the fleet has certificates and in clear otherwise, and
-//! the reason why an answer is unusable. Never runs on a request's path. Invariant: where the fleet
-//! has certificates, a router without one is neither asked nor believed.
+//! the reason why an answer is unusable. Never: knows what an answer to [`PeerRouterClient::ask`]
+//! means. Invariant: where the fleet has certificates, a router without one is neither asked nor
+//! believed, and every wait ends.
 
-use axum::http::StatusCode;
 use axum::http::uri::Uri;
+use axum::http::{HeaderMap, Method, Request, StatusCode};
 use bytes::Bytes;
 use cleave_tls::{HttpTlsStream, PeerTls};
 use http_body_util::{BodyExt, Empty, Limited};
@@ -22,7 +23,9 @@ use tower::{Service, ServiceExt, service_fn};
 
 /// How long a router may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Limit on an answer's length; real answers are short.
+/// How long a router may take to send a stored conversation.
+const LONG_ANSWER_MAX: Duration = Duration::from_secs(3);
+/// Limit on the length of an answer to the two questions; real answers are short.
 const ANSWER_BYTES_MAX: usize = 16 << 10;
 /// How often a connection to a peer is probed, and how long it may take to answer: a router may be
 /// gone without closing, and another one may have its address.
@@ -103,25 +106,55 @@ impl PeerRouterClient {
             .map_err(|error| format!("cannot parse the answer to /load: {error}"))
     }
 
-    async fn get(&self, address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let late = |_| format!("{path} was not answered within {} s", ANSWER_MAX.as_secs());
-        timeout(ANSWER_MAX, self.fetch(address, path))
-            .await
-            .map_err(late)?
+    /// The answer of a router to a request without a body, of `bytes_max` bytes at most.
+    pub async fn ask(
+        &self,
+        address: SocketAddr,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+        bytes_max: usize,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let late = |_| {
+            format!(
+                "{path} was not answered within {} s",
+                LONG_ANSWER_MAX.as_secs()
+            )
+        };
+        let answer = self.fetch(address, method, path, headers, bytes_max);
+        timeout(LONG_ANSWER_MAX, answer).await.map_err(late)?
     }
 
-    async fn fetch(&self, address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let uri = |scheme: &str| {
+    async fn get(&self, address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes), String> {
+        let late = |_| format!("{path} was not answered within {} s", ANSWER_MAX.as_secs());
+        let headers = HeaderMap::new();
+        let answer = self.fetch(address, &Method::GET, path, &headers, ANSWER_BYTES_MAX);
+        timeout(ANSWER_MAX, answer).await.map_err(late)?
+    }
+
+    async fn fetch(
+        &self,
+        address: SocketAddr,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+        bytes_max: usize,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let request = |scheme: &str| {
             let uri = format!("{scheme}://{address}{path}");
-            uri.parse().map_err(|error| format!("{uri}: {error}"))
+            let request = Request::builder().method(method).uri(&uri);
+            let request = request.body(Empty::new());
+            let mut request = request.map_err(|error| format!("{uri}: {error}"))?;
+            request.headers_mut().extend(headers.clone());
+            Ok::<_, String>(request)
         };
         let answered = match self {
-            Self::Clear(client) => client.get(uri("http")?),
-            Self::Peers(client) => client.get(uri("https")?),
+            Self::Clear(client) => client.request(request("http")?),
+            Self::Peers(client) => client.request(request("https")?),
         };
         let answer = answered.await.map_err(|error| root_cause(&error))?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
+        let body = Limited::new(answer.into_body(), bytes_max);
         let body = body
             .collect()
             .await

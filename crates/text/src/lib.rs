@@ -26,8 +26,8 @@ pub use detokenize::{TextStart, TextStream};
 pub use model_files::{ModelError, ModelFiles};
 pub use model_text::{ModelText, NumberBounds, SamplingDefaults, bounds_from_to};
 pub use output::{
-    AnswerPart, CallRules, CallableTool, OutputFormats, OutputParser, OutputReading, OutputRules,
-    ReasoningField, ReasoningParser, ToolCallParser, ToolSpec, UnknownParser,
+    AnswerPart, CallRules, CallableTool, OutputFormats, OutputParser, OutputPlace, OutputReading,
+    OutputRules, ReasoningField, ReasoningParser, ToolCallParser, ToolSpec, UnknownParser,
 };
 pub use stop::{StopMatch, StopStrings};
 pub use template::{RenderEnd, RenderError, TemplateInput, TemplateValue, rendering_bytes_max};

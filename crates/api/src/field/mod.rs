@@ -88,8 +88,18 @@ impl<'a> JsonFields<'a> {
         value: Json<'a>,
         spec: &'static ObjectSpec,
     ) -> Result<Self, ApiError> {
+        Self::of_value(self.document, path, value, spec)
+    }
+
+    /// Reads an object of another text.
+    pub(crate) fn of_value(
+        document: &'a Document,
+        path: String,
+        value: Json<'a>,
+        spec: &'static ObjectSpec,
+    ) -> Result<Self, ApiError> {
         match value.shape() {
-            JsonShape::Object(members) => Ok(Self::new(spec, self.document, path, members)),
+            JsonShape::Object(members) => Ok(Self::new(spec, document, path, members)),
             _ => Err(wrong_type(&path, "an object", value)),
         }
     }

@@ -16,6 +16,7 @@ use crate::admin::ADMIN_ROUTES;
 use crate::field::schema::{add_titled, shape_schema};
 use crate::field::{ObjectSpec, ValueShape};
 use crate::request::{EVERY_HEADER, REQUEST_ID};
+use crate::response_store::RESPONSE_ROUTES;
 use crate::routes::{CLIENT_ROUTES, PROBE_ROUTES};
 use crate::surface::SURFACES;
 use axum::Router;
@@ -58,6 +59,8 @@ pub(crate) struct RouteDoc {
     pub(crate) errors: &'static [u16],
     /// Title of the schema of errors.
     pub(crate) error_schema: &'static str,
+    /// The same path with DELETE, if it has that.
+    pub(crate) delete: Option<&'static RouteDoc>,
 }
 
 /// A header of requests.
@@ -91,6 +94,7 @@ impl RouteDoc {
         schema: "",
         errors: &[],
         error_schema: ERROR,
+        delete: None,
     };
 }
 
@@ -114,6 +118,7 @@ fn routes() -> impl Iterator<Item = (&'static str, &'static RouteDoc)> {
     let generating = generating.map(|surface| (surface.route(), surface.doc()));
     generating
         .chain(CLIENT_ROUTES.iter().map(|route| (route.path, &route.doc)))
+        .chain(RESPONSE_ROUTES.iter().map(|route| (route.path, &route.doc)))
         .chain(PROBE_ROUTES.iter().map(|route| (route.path, &route.doc)))
         .chain(ADMIN_ROUTES.iter().map(|route| (route.path, &route.doc)))
 }
@@ -147,8 +152,11 @@ fn document() -> Value {
             let error = ErrorDoc::of(*status);
             responses.insert(error.title_in(doc), error.answer(doc));
         }
-        let operation = operation(&path, doc);
-        paths.insert(path, json!({method: operation}));
+        let mut operations = json!({method: operation(&path, doc)});
+        if let Some(doc) = doc.delete {
+            operations["delete"] = operation(&path, doc);
+        }
+        paths.insert(path, operations);
     }
     let answers: Map<String, Value> =
         serde_json::from_str(ANSWERS).expect("answers.json is an object");

@@ -6,7 +6,7 @@ use crate::field::{TextShape, ValueShape, clipped};
 use crate::openapi::{HeaderDoc, RouteDoc};
 use crate::timing::TimingShown;
 use crate::trace_parent::TRACE_PARENT_HEADER;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderName, header};
 use cleave_domain::{RequestOrigin, RequestSlo, SloPolicy};
 use cleave_text::{ModelText, NumberBounds};
 use sha2::{Digest, Sha256};
@@ -67,6 +67,8 @@ const TENANT: HeaderDoc = HeaderDoc {
     shape: ValueShape::Text(NAME),
     doc: "Tenant of the request, if the policy trusts this header.",
 };
+/// The header of the tenant, and llm-d's spelling.
+const TENANT_NAMES: [&str; 2] = [TENANT.name, "x-llm-d-inference-fairness-id"];
 const TIMING: HeaderDoc = HeaderDoc {
     title: "Timing",
     name: "x-cleave-timing",
@@ -74,11 +76,14 @@ const TIMING: HeaderDoc = HeaderDoc {
     doc: "1: the answer includes the durations of its stages.",
 };
 
-const ANTHROPIC_VERSION: HeaderDoc = HeaderDoc {
+/// The header that every request of Anthropic's clients has.
+pub(crate) const ANTHROPIC_VERSION: &str = "anthropic-version";
+
+const VERSION: HeaderDoc = HeaderDoc {
     title: "AnthropicVersion",
-    name: "anthropic-version",
+    name: ANTHROPIC_VERSION,
     shape: ValueShape::Text(TextShape::ANY),
-    doc: "Version of Anthropic's API; any is served the same, and so is a request without it.",
+    doc: "Version of Anthropic's API; any is served the same. `/v1/models` answers in Anthropic's shape with it.",
 };
 
 /// Headers of every request.
@@ -94,8 +99,11 @@ pub(crate) const ANTHROPIC_HEADERS: &[HeaderDoc] = &[
     SLO_E2E,
     TENANT,
     TIMING,
-    ANTHROPIC_VERSION,
+    VERSION,
 ];
+
+/// Headers of requests for models.
+pub(crate) const MODEL_HEADERS: &[HeaderDoc] = &[REQUEST_ID, VERSION];
 
 /// Headers of the other requests that generate: all but the last.
 const GENERATE_HEADERS: &[HeaderDoc] = match ANTHROPIC_HEADERS.split_last() {
@@ -137,7 +145,7 @@ pub(crate) fn read_origin(
         headers: matched_headers.collect(),
         key_digest: key_digest(headers, policy),
         class: class(headers, policy)?,
-        tenant: name_header(headers, [TENANT.name, "x-llm-d-inference-fairness-id"])?,
+        tenant: name_header(headers, TENANT_NAMES)?,
         ttft: milliseconds(headers, [SLO_TTFT.name, "x-llm-d-slo-ttft-ms"])?,
         tpot: milliseconds(headers, [SLO_TPOT.name, "x-llm-d-slo-tpot-ms"])?,
         e2e: milliseconds(headers, [SLO_E2E.name, "x-llm-d-slo-e2e-ms"])?,
@@ -207,6 +215,22 @@ fn key_digest(headers: &HeaderMap, policy: &SloPolicy) -> Option<[u8; 32]> {
     });
     let key = bearer.or_else(|| text("x-api-key").map(str::trim))?;
     Some(Sha256::digest(key.as_bytes()).into())
+}
+
+/// Returns the headers by which a client's tenant is known, for another router of the fleet.
+pub(crate) fn identity_headers(headers: &HeaderMap, policy: &SloPolicy) -> HeaderMap {
+    let own = [header::AUTHORIZATION.as_str(), "x-api-key"];
+    let names = own.into_iter().chain(TENANT_NAMES).chain(policy.headers());
+    let mut identity = HeaderMap::new();
+    for name in names {
+        let (Ok(known), values) = (HeaderName::try_from(name), headers.get_all(name)) else {
+            continue;
+        };
+        if !identity.contains_key(&known) {
+            identity.extend(values.iter().map(|value| (known.clone(), value.clone())));
+        }
+    }
+    identity
 }
 
 /// Reads a name that the client chose, if it sent one.

@@ -14,8 +14,8 @@ pub(crate) mod sampling;
 pub(crate) mod text;
 
 pub(crate) use headers::{
-    ANTHROPIC_HEADERS, EVERY_HEADER, GENERATE_DOC, REQUEST_ID, apply_tenant_limits, read_origin,
-    request_id, resolve_slos, timing,
+    ANTHROPIC_HEADERS, ANTHROPIC_VERSION, EVERY_HEADER, GENERATE_DOC, MODEL_HEADERS, REQUEST_ID,
+    apply_tenant_limits, identity_headers, read_origin, request_id, resolve_slos, timing,
 };
 
 use crate::error::ApiError;
@@ -23,12 +23,14 @@ use crate::field::{
     FlagValue, IntegerRange, JsonFields, ObjectSpec, RefusedField, RequestField, TextShape,
     clipped, flag, integer, object, request_fields, request_object, text as text_field,
 };
+use crate::response_store::ResponseKeeper;
 use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
 use cleave_text::{ModelText, OutputReading, SpecialTokens, TextStart};
 use constraint::FieldConstraint;
 use serde::Serialize;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Limit of sequences of one HTTP request, over all prompts.
 const SEQUENCES_MAX: usize = 1024;
@@ -110,6 +112,14 @@ pub(crate) struct GenerateRequest {
 pub(crate) struct AnswerFacts {
     /// Fields that the answer repeats, the text of a JSON object.
     pub(crate) repeated: Option<Arc<str>>,
+    /// The items of the request, a JSON array, if its response is to be stored.
+    pub(crate) input: Option<Arc<str>>,
+    /// Id of the response, if it has one of its own.
+    pub(crate) response_id: Option<Arc<str>>,
+    /// Stores the response, if it is to be stored.
+    pub(crate) keeper: Option<ResponseKeeper>,
+    /// Memory of request bodies that is reserved for these facts.
+    pub(crate) memory: Option<Arc<OwnedSemaphorePermit>>,
     /// Limit of output tokens that the client set.
     pub(crate) tokens_max: Option<u32>,
 }
@@ -196,6 +206,14 @@ pub(crate) enum UsageShown {
     Never,
     AtEnd,
     Always,
+}
+
+impl AnswerFacts {
+    /// Length of the texts of the request that are kept until its answer ends, in bytes.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        let texts = [&self.repeated, &self.input];
+        texts.into_iter().flatten().map(|text| text.len()).sum()
+    }
 }
 
 impl GenerateRequest {

@@ -8,9 +8,7 @@ mod answer;
 mod content;
 mod tools;
 
-use super::chat_body::{ConvertedTools, JsonText, generate_request};
-use super::openai_chat::rendered_with_tools;
-use super::tokenize::TOKENIZE_REQUEST;
+use super::chat_body::{ConvertedTools, JsonText, generate_request, input_tokens_count};
 use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
 use crate::body_work::BodyWork;
 use crate::error::{ApiError, FieldNames};
@@ -22,13 +20,12 @@ use crate::field::{
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::OutputPieces;
 use crate::request::sampling::{SAMPLING_FIELDS, STOP_TEXT, STOPS_MAX, TOKENS};
-use crate::request::text::encode_for_list;
 use crate::request::{
-    self, ANTHROPIC_HEADERS, AnswerFacts, GenerateRequest, MODEL_FIELDS, ReasoningShown,
-    ResponseMode, UsageShown,
+    self, ANTHROPIC_HEADERS, ANTHROPIC_VERSION, AnswerFacts, GenerateRequest, MODEL_FIELDS,
+    ReasoningShown, ResponseMode, UsageShown,
 };
 use answer::MessageEvents;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use cleave_text::ModelText;
 use cleave_text::json::Document;
 use content::{LastRole, write_conversation};
@@ -191,10 +188,36 @@ const DOC: RouteDoc = RouteDoc {
 /// HTTP status of an overloaded server in this API.
 const OVERLOADED: u16 = 529;
 
-pub(super) struct MessagesSurface;
+/// Returns whether a request is one of Anthropic's clients, by its header.
+pub(crate) fn is_of_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key(ANTHROPIC_VERSION)
+}
+
+/// A model as Anthropic's API describes it. The time at which it was made is not known here.
+pub(crate) fn model_info(name: &str) -> Value {
+    json!({
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    })
+}
+
+/// The list of these models, all of them on one page.
+pub(crate) fn model_list(models: &[Value]) -> Value {
+    let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
+    json!({
+        "data": models,
+        "has_more": false,
+        "first_id": id(models.first()),
+        "last_id": id(models.last()),
+    })
+}
+
+pub(crate) struct MessagesSurface;
 
 /// Anthropic Messages, a conversation of blocks.
-pub(super) static MESSAGES_API: MessagesSurface = MessagesSurface;
+pub(crate) static MESSAGES_API: MessagesSurface = MessagesSurface;
 
 impl Surface for MessagesSurface {
     fn route(&self) -> &'static str {
@@ -223,6 +246,10 @@ impl Surface for MessagesSurface {
 
     fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer> {
         Box::new(MessageEvents::new(head))
+    }
+
+    fn request_id_header(&self) -> Option<HeaderName> {
+        Some(HeaderName::from_static("request-id"))
     }
 
     /// A server without room is overloaded; 429 is left to limits of the key.
@@ -311,11 +338,8 @@ pub(crate) fn count_tokens(body: &Document, model: &ModelText) -> Result<Vec<u8>
     let thinking = thinking(&fields, *TOKENS.end())?;
     let mut chat = conversation(&fields, &request_tools(&fields)?, &thinking)?;
     chat.end('}');
-    let chat = chat.check()?;
-    let fields = JsonFields::of_body(&chat, &TOKENIZE_REQUEST)?;
-    let (text, special) = rendered_with_tools(&fields, model)?;
-    let tokens = encode_for_list(&text, special, model, MESSAGES.name())?;
-    let answer = json!({"input_tokens": tokens.len()});
+    let count = input_tokens_count(chat, model, NAMES, MESSAGES.name())?;
+    let answer = json!({"input_tokens": count});
     Ok(answer.to_string().into_bytes())
 }
 

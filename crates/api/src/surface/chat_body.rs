@@ -4,8 +4,11 @@
 //! decides what a request may ask for; chat does. Invariant: texts are copied with their escapes,
 //! so that they do not grow.
 
-use super::openai_chat::CHAT;
+use super::openai_chat::{CHAT, rendered_with_tools};
+use super::tokenize::TOKENIZE_REQUEST;
 use crate::error::{ApiError, FieldNames, renamed_path};
+use crate::field::JsonFields;
+use crate::request::text::encode_for_list;
 use crate::request::{GenerateRequest, RequestWarning};
 use cleave_text::ModelText;
 use cleave_text::json::{Document, Json};
@@ -109,6 +112,21 @@ pub(super) fn generate_request(
         asked.path = renamed_path(std::mem::take(&mut asked.path), names);
     }
     Ok(ask)
+}
+
+/// Counts the tokens of the conversation in the body of a chat request. Errors have the names of the
+/// request's own API, in which `param` is the conversation.
+pub(super) fn input_tokens_count(
+    body: JsonText,
+    model: &ModelText,
+    names: FieldNames,
+    param: &'static str,
+) -> Result<usize, ApiError> {
+    let body = body.check()?;
+    let fields = JsonFields::of_body(&body, &TOKENIZE_REQUEST)?;
+    let rendered = rendered_with_tools(&fields, model);
+    let (text, special) = rendered.map_err(|error| error.renamed(names))?;
+    Ok(encode_for_list(&text, special, model, param)?.len())
 }
 
 /// Line break between the texts of a message, escaped, as chat joins parts.

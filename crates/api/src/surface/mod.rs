@@ -11,7 +11,7 @@ mod chat_body;
 mod openai;
 mod openai_chat;
 mod openai_completions;
-mod openai_responses;
+pub(crate) mod openai_responses;
 pub(crate) mod tokenize;
 
 use crate::body_work::BodyWork;
@@ -20,7 +20,8 @@ use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;
 use crate::output_piece::OutputPieces;
 use crate::request::{AnswerFacts, GenerateRequest, RequestWarning, UsageShown};
-use axum::http::StatusCode;
+use crate::response_store::EarlierConversation;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use cleave_text::ModelText;
 use cleave_text::json::Document;
 use serde_json::Value;
@@ -35,8 +36,12 @@ pub(crate) const SURFACES: [&dyn Surface; 4] = [
     &anthropic_messages::MESSAGES_API,
 ];
 
-/// The API that a path belongs to: its route, or one below it.
-pub(crate) fn surface_of(path: &str) -> Option<&'static dyn Surface> {
+/// The API that a request belongs to: its path is the API's route, or one below it. Models are in
+/// several APIs, and Anthropic's clients have a header of their own.
+pub(crate) fn surface_of(path: &str, headers: &HeaderMap) -> Option<&'static dyn Surface> {
+    if path.starts_with("/v1/models") && anthropic_messages::is_of_anthropic(headers) {
+        return Some(&anthropic_messages::MESSAGES_API);
+    }
     let owns = |surface: &&dyn Surface| {
         let rest = path.strip_prefix(surface.route());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -64,6 +69,26 @@ pub(crate) trait Surface: Send + Sync {
     /// A 4xx that names the field.
     fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>;
 
+    /// Id of the stored response whose conversation a body goes on with, if its API has that.
+    fn previous_id(&self, body: &[u8]) -> Option<String> {
+        let _ = body;
+        None
+    }
+
+    /// As [`Self::parse`], with the stored conversation before the body's.
+    ///
+    /// # Errors
+    /// A 4xx that names the field.
+    fn parse_after(
+        &self,
+        body: &Document,
+        model: &ModelText,
+        earlier: &EarlierConversation,
+    ) -> Result<GenerateRequest, ApiError> {
+        let _ = earlier;
+        self.parse(body, model)
+    }
+
     /// Renders an answer in one part. `choices` has the pieces of each choice.
     fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value;
 
@@ -73,6 +98,11 @@ pub(crate) trait Surface: Send + Sync {
     /// Returns the HTTP status of an error.
     fn error_status(&self, error: &ApiError) -> StatusCode {
         error.status()
+    }
+
+    /// A header that has the id of the request, beside the server's own.
+    fn request_id_header(&self) -> Option<HeaderName> {
+        None
     }
 
     /// Renders the body of an error, whatever part of the server found it.

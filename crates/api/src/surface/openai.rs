@@ -236,6 +236,7 @@ fn usage_json(counts: TokenCounts) -> Value {
     let TokenCounts {
         prompt_tokens,
         output_tokens,
+        reasoning_tokens,
         cached_tokens,
     } = counts;
     let details = cached_tokens.map(|cached_tokens| json!({"cached_tokens": cached_tokens}));
@@ -244,6 +245,7 @@ fn usage_json(counts: TokenCounts) -> Value {
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
         "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     })
 }
 

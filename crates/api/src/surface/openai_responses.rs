@@ -1,4 +1,4 @@
-//! `POST /v1/responses`, OpenAI's Responses API, without stored state.
+//! `POST /v1/responses`, OpenAI's Responses API.
 //!
 //! A request becomes the body of a chat request, so that both APIs serve the same prompts and obey
 //! the same rules. Fields that are unknown here are ignored: agents send many that mean something
@@ -8,7 +8,7 @@ mod answer;
 mod input;
 mod tools;
 
-use super::chat_body::{JsonText, generate_request};
+use super::chat_body::{ConvertedTools, JsonText, generate_request, input_tokens_count};
 use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
 use crate::body_work::BodyWork;
 use crate::error::{ApiError, FieldNames};
@@ -23,11 +23,14 @@ use crate::request::sampling::{SAMPLING_FIELDS, TOKENS};
 use crate::request::{
     self, AnswerFacts, GenerateRequest, LOGPROBS, MODEL_FIELDS, ResponseMode, UsageShown,
 };
+use crate::response_store::EarlierConversation;
 use answer::ResponseEvents;
 use cleave_text::ModelText;
 use cleave_text::json::{Document, Json, JsonShape};
-use input::write_conversation;
-use serde_json::Value;
+use input::{input_items, write_conversation};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
 use tools::{TOOL_FIELDS, response_tools};
 
 request_fields! {
@@ -45,6 +48,13 @@ request_fields! {
             TextShape::ANY,
             "Instructions before the conversation; messages of `system` and `developer` at its beginning are joined to them.",
         );
+        PREVIOUS_RESPONSE_ID: TextShape = text_field(
+            "previous_response_id",
+            TextShape::ANY,
+            "Id of a stored response: the items of its conversation, inputs and outputs, come before `input`. Its instructions do not.",
+        );
+        REASONING: &'static ObjectSpec =
+            object("reasoning", &REASONING_OBJECT, "Effort of the reasoning.");
     }
 }
 
@@ -54,8 +64,6 @@ request_fields! {
             integer("max_output_tokens", 1..=*TOKENS.end(), "Limit of output tokens.")
                 .default("the rest of `max_model_len`");
         TEXT: &'static ObjectSpec = object("text", &TEXT_OBJECT, "Form of the output.");
-        REASONING: &'static ObjectSpec =
-            object("reasoning", &REASONING_OBJECT, "Effort of the reasoning.");
         THINKING_TOKEN_BUDGET: IntegerRange = integer(
             "thinking_token_budget",
             TOKENS,
@@ -64,8 +72,8 @@ request_fields! {
         STREAM: FlagValue = flag("stream", "The answer is sent as server-sent events.");
         STORE: FlagValue = flag(
             "store",
-            "Changes nothing: no answer is stored, and each says `store: false`.",
-        );
+            "Whether the response is stored, so that a request may name it; see [stored responses](#stored-responses). The answer says whether it is.",
+        ).default("true");
         METADATA: MapShape = map(
             "metadata",
             MapShape { keys: MapKeys::Any, values: &ValueShape::Any, count_max: None },
@@ -96,8 +104,18 @@ const REPEATED_FIELDS: FieldGroup = &[
         "Repeated in the answer; every prefix is kept for reuse.",
     ),
     FieldSpec::ignored("safety_identifier", "Repeated in the answer."),
+    FieldSpec::ignored(
+        "max_tool_calls",
+        "Repeated in the answer; it limits calls of tools that the server runs, of which there are none.",
+    ),
     FieldSpec::ignored("user", "Repeated in the answer."),
 ];
+
+/// Fields that are named so that nobody looks for an effect.
+const IGNORED_FIELDS: FieldGroup = &[FieldSpec::ignored(
+    "service_tier",
+    "Ignored: SLO classes are chosen by a header, and the answer says `default`.",
+)];
 
 request_fields! {
     TEXT_FIELDS {
@@ -147,12 +165,8 @@ const REASONING_OBJECT: ObjectSpec = request_object!("", &[&[REASONING_FIELDS]])
 /// Fields that would change the answer.
 const REFUSED_FIELDS: &[RefusedField] = &[
     RefusedField::new(
-        "previous_response_id",
-        "no answer is stored; send the whole conversation as `input`",
-    ),
-    RefusedField::new(
         "conversation",
-        "no conversation is stored; send it as `input`",
+        "conversations have no object of their own; `previous_response_id` goes on with one",
     ),
     RefusedField::new("prompt", "no prompts are stored; send the text as `input`"),
     RefusedField::new(
@@ -170,7 +184,15 @@ const RESPONSES_REQUEST: ObjectSpec = request_object!(
         OUTPUT_FIELDS,
         SAMPLING_FIELDS,
         REPEATED_FIELDS,
+        IGNORED_FIELDS,
     ]],
+    &[REFUSED_FIELDS]
+);
+
+/// The body of `/v1/responses/input_tokens`: a request without the fields of its output.
+pub(crate) const COUNT_REQUEST: ObjectSpec = request_object!(
+    "ResponseTokensRequest",
+    &[&[MODEL_FIELDS, CONVERSATION_FIELDS, TOOL_FIELDS]],
     &[REFUSED_FIELDS]
 );
 
@@ -193,10 +215,10 @@ const DOC: RouteDoc = RouteDoc {
     ..request::GENERATE_DOC
 };
 
-pub(super) struct ResponsesSurface;
+pub(crate) struct ResponsesSurface;
 
 /// OpenAI Responses, a conversation of items.
-pub(super) static RESPONSES: ResponsesSurface = ResponsesSurface;
+pub(crate) static RESPONSES: ResponsesSurface = ResponsesSurface;
 
 impl Surface for ResponsesSurface {
     fn route(&self) -> &'static str {
@@ -216,7 +238,29 @@ impl Surface for ResponsesSurface {
     }
 
     fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
-        response(body, model)
+        response(body, model, &EarlierConversation::default())
+    }
+
+    fn previous_id(&self, body: &[u8]) -> Option<String> {
+        /// The field alone. A body that is not as it should be is refused when it is read.
+        #[derive(Deserialize)]
+        struct PreviousId {
+            previous_response_id: Option<String>,
+        }
+        let name = PREVIOUS_RESPONSE_ID.name().as_bytes();
+        let mut places = body.windows(name.len());
+        places.find(|place| *place == name)?;
+        let found: PreviousId = serde_json::from_slice(body).ok()?;
+        found.previous_response_id
+    }
+
+    fn parse_after(
+        &self,
+        body: &Document,
+        model: &ModelText,
+        earlier: &EarlierConversation,
+    ) -> Result<GenerateRequest, ApiError> {
+        response(body, model, earlier)
     }
 
     fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
@@ -233,29 +277,23 @@ impl Surface for ResponsesSurface {
 }
 
 /// Checks a body, renders its conversation and tokenizes it.
-fn response(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError> {
+fn response(
+    body: &Document,
+    model: &ModelText,
+    earlier: &EarlierConversation,
+) -> Result<GenerateRequest, ApiError> {
     let fields = JsonFields::of_body(body, &RESPONSES_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
     check_output_fields(&fields)?;
     let tools = response_tools(&fields)?;
-    let mut chat = JsonText::default();
-    chat.begin('{');
-    let mut chat = write_conversation(&fields, chat)?;
-    tools.write(&mut chat);
+    let mut chat = conversation(&fields, &tools, earlier)?;
     write_format(&fields, &mut chat)?;
     if let Some(tokens) = fields.integer(&MAX_OUTPUT_TOKENS)? {
         chat.member("max_completion_tokens", &tokens.to_string());
     }
     if let Some(tokens) = fields.integer(&THINKING_TOKEN_BUDGET)? {
         chat.member(THINKING_TOKEN_BUDGET.name(), &tokens.to_string());
-    }
-    if let Some(reasoning) = fields.object(&REASONING)? {
-        reasoning.text(&SUMMARY)?;
-        if let Some(effort) = reasoning.text(&EFFORT)? {
-            chat.name("reasoning_effort");
-            chat.text(&effort);
-        }
     }
     for (name, value) in fields.given(SAMPLING_FIELDS) {
         chat.member(name, value.text());
@@ -268,15 +306,74 @@ fn response(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiEr
         Some(false) | None => ResponseMode::Whole,
     };
     ask.facts = AnswerFacts {
-        repeated: Some(repeated(&fields, &ask)?.into()),
+        repeated: Some(repeated(&fields, &tools, &ask)?.into()),
+        input: fields
+            .flag(&STORE)?
+            .unwrap_or(true)
+            .then(|| input_items(&fields)),
         ..AnswerFacts::default()
     };
     Ok(ask)
 }
 
+/// Counts the tokens of a request's conversation; returns the JSON of the answer.
+pub(crate) fn count_tokens(
+    body: &Document,
+    model: &ModelText,
+    earlier: &EarlierConversation,
+) -> Result<Vec<u8>, ApiError> {
+    let fields = JsonFields::of_body(body, &COUNT_REQUEST)?;
+    request::check_model(&fields, model)?;
+    fields.check_refused()?;
+    let mut chat = conversation(&fields, &response_tools(&fields)?, earlier)?;
+    chat.end('}');
+    let count = input_tokens_count(chat, model, NAMES, INPUT.name())?;
+    let answer = json!({"object": "response.input_tokens", "input_tokens": count});
+    Ok(answer.to_string().into_bytes())
+}
+
+/// Begins the chat request of a conversation; further members may follow.
+fn conversation(
+    fields: &JsonFields,
+    tools: &ConvertedTools<'_>,
+    earlier: &EarlierConversation,
+) -> Result<JsonText, ApiError> {
+    let earlier = earlier_items(fields, earlier)?;
+    let mut chat = JsonText::default();
+    chat.begin('{');
+    let mut chat = write_conversation(fields, &earlier, chat)?;
+    tools.write(&mut chat);
+    if let Some(reasoning) = fields.object(&REASONING)? {
+        reasoning.text(&SUMMARY)?;
+        if let Some(effort) = reasoning.text(&EFFORT)? {
+            chat.name("reasoning_effort");
+            chat.text(&effort);
+        }
+    }
+    Ok(chat)
+}
+
+/// The items of a stored conversation, each turn's input and output.
+fn earlier_items(
+    fields: &JsonFields,
+    earlier: &EarlierConversation,
+) -> Result<Vec<Document>, ApiError> {
+    let last = earlier.turns.last().map(|turn| &*turn.id);
+    if fields.text(&PREVIOUS_RESPONSE_ID)?.as_deref() != last {
+        let message = "`previous_response_id` must be given once.".to_owned();
+        return Err(ApiError::previous_not_found(message));
+    }
+    let items = earlier
+        .turns
+        .iter()
+        .flat_map(|turn| [&turn.input, &turn.output]);
+    let document = |items: &Arc<str>| Document::check(items.to_string());
+    let items: Result<Vec<Document>, _> = items.map(document).collect();
+    Ok(items.expect("items were checked before they were stored"))
+}
+
 /// Checks fields that change nothing, or of which one value is served.
 fn check_output_fields(fields: &JsonFields) -> Result<(), ApiError> {
-    fields.flag(&STORE)?;
     fields.map(&METADATA)?;
     if let Some(truncation) = fields.text(&TRUNCATION)?
         && !TRUNCATION.choices().contains(&&*truncation)
@@ -342,8 +439,36 @@ fn write_format(fields: &JsonFields, chat: &mut JsonText) -> Result<(), ApiError
     Ok(())
 }
 
+/// Writes the form of the output as the answer repeats it, in full.
+fn write_repeated_format(fields: &JsonFields, out: &mut JsonText) -> Result<(), ApiError> {
+    let text = fields.object(&TEXT)?;
+    let format = text.map(|text| text.object(&FORMAT)).transpose()?.flatten();
+    let kind = format.as_ref().and_then(|format| format.any(&FORMAT_TYPE));
+    out.name(TEXT.name());
+    out.begin('{');
+    out.name(FORMAT.name());
+    out.begin('{');
+    out.member(FORMAT_TYPE.name(), kind.map_or(r#""text""#, Json::text));
+    if let Some(format) = format
+        && let Some(schema) = format.any(&FORMAT_SCHEMA)
+    {
+        let name = format.any(&FORMAT_NAME);
+        out.member(FORMAT_NAME.name(), name.map_or(r#""output""#, Json::text));
+        out.member("description", "null");
+        out.member(FORMAT_SCHEMA.name(), schema.text());
+        out.member(FORMAT_STRICT.name(), "true");
+    }
+    out.end('}');
+    out.end('}');
+    Ok(())
+}
+
 /// Returns the fields that the answer repeats, the text of a JSON object.
-fn repeated(fields: &JsonFields, ask: &GenerateRequest) -> Result<String, ApiError> {
+fn repeated(
+    fields: &JsonFields,
+    tools: &ConvertedTools<'_>,
+    ask: &GenerateRequest,
+) -> Result<String, ApiError> {
     let mut out = JsonText::default();
     out.begin('{');
     for (name, value, default) in [
@@ -354,10 +479,15 @@ fn repeated(fields: &JsonFields, ask: &GenerateRequest) -> Result<String, ApiErr
             "null",
         ),
         (METADATA.name(), fields.any(&METADATA), "{}"),
+        (
+            PREVIOUS_RESPONSE_ID.name(),
+            fields.any(&PREVIOUS_RESPONSE_ID),
+            "null",
+        ),
     ] {
         out.member(name, value.map_or(default, Json::text));
     }
-    tools::write_repeated(fields, &mut out);
+    tools::write_repeated(fields, tools, &mut out);
     let reasoning = fields.object(&REASONING)?;
     let effort = reasoning
         .as_ref()
@@ -367,12 +497,7 @@ fn repeated(fields: &JsonFields, ask: &GenerateRequest) -> Result<String, ApiErr
     out.member("effort", effort.map_or("null", Json::text));
     out.member("summary", "null");
     out.end('}');
-    let text = fields.object(&TEXT)?;
-    let format = text.as_ref().and_then(|text| text.any(&FORMAT));
-    out.name("text");
-    out.begin('{');
-    out.member("format", format.map_or(r#"{"type":"text"}"#, Json::text));
-    out.end('}');
+    write_repeated_format(fields, &mut out)?;
     for (name, value) in [
         ("temperature", ask.sampling.temperature),
         ("top_p", ask.sampling.top_p),
@@ -389,10 +514,7 @@ fn repeated(fields: &JsonFields, ask: &GenerateRequest) -> Result<String, ApiErr
     }
     for (name, value) in [
         ("background", "false"),
-        ("max_tool_calls", "null"),
-        ("previous_response_id", "null"),
         ("service_tier", r#""default""#),
-        ("store", "false"),
         ("top_logprobs", "0"),
         ("truncation", r#""disabled""#),
     ] {

@@ -42,6 +42,7 @@ async fn a_chat_answer_has_the_openai_shape() {
         json!({
             "prompt_tokens": 21, "completion_tokens": count, "total_tokens": 21 + count,
             "prompt_tokens_details": {"cached_tokens": 3},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         })
     );
     let submitted = set.last_submitted();

@@ -13,6 +13,7 @@ mod ranges;
 mod responses;
 mod scripted_server;
 mod slo;
+mod stored_responses;
 mod threads;
 mod tools;
 mod ui;

@@ -4,6 +4,8 @@ use crate::scripted_server::{
     CACHED, HttpAnswer, TestServer, done, ended, files, next_chunk, options, plain, post, server,
     server_with,
 };
+use axum::body::Body;
+use axum::http::Request;
 use cleave_domain::{Ending, Failure, FinishReason, Refusal};
 use cleave_text::SpecialTokens;
 use serde_json::{Value, json};
@@ -539,4 +541,35 @@ async fn a_schema_constrains_the_answer() {
         .unwrap()
         .to_owned();
     assert!(param.starts_with("output_config.format"), "{param}");
+}
+
+#[tokio::test]
+async fn models_have_the_shape_of_the_clients_api() {
+    let set = server("qwen3");
+    let get = |path: &str| {
+        let request = Request::get(path).header("anthropic-version", "2023-06-01");
+        set.send(request.body(Body::empty()).unwrap())
+    };
+    let list = get("/v1/models").await.json();
+    let model = &list["data"][0];
+    assert_eq!(
+        (&model["type"], &model["id"]),
+        (&"model".into(), &"qwen3".into())
+    );
+    assert_eq!(list["has_more"], false);
+    assert_eq!(
+        (&list["first_id"], &list["last_id"]),
+        (&model["id"], &model["id"])
+    );
+    assert_eq!(get("/v1/models/qwen3").await.json(), *model);
+    let unknown = get("/v1/models/other").await;
+    assert_eq!(unknown.status, 404);
+    assert_eq!(unknown.json()["error"]["type"], "not_found_error");
+    assert_eq!(unknown.header("request-id"), unknown.header("x-request-id"));
+    let plain = set.get("/v1/models").await;
+    assert_eq!(plain.json()["object"], "list");
+    assert_eq!(plain.json()["models"], json!([]));
+    assert_eq!(plain.header("request-id"), "");
+    let message = set.post("/v1/messages", json!({})).await;
+    assert_eq!(message.header("request-id"), message.header("x-request-id"));
 }

@@ -26,7 +26,7 @@ fn base(route: &str) -> Value {
         "/admin/drain" => json!({"worker": "d0"}),
         "/admin/role" => json!({"worker": "d0", "role": "both"}),
         "/v1/messages" => json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
-        "/v1/responses" => json!({"input": "Hi"}),
+        "/v1/responses" | "/v1/responses/input_tokens" => json!({"input": "Hi"}),
         "/v1/messages/count_tokens" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
         other => panic!("{other}: add a body that it serves"),
     }

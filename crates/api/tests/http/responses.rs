@@ -138,7 +138,7 @@ async fn answers_are_items_in_the_order_of_the_output() {
     assert_eq!(response["tools"].as_array().unwrap().len(), 2);
     assert_eq!(response["temperature"], 0.5);
     assert_eq!(response["prompt_cache_key"], "p");
-    assert_eq!(response["store"], false);
+    assert_eq!(response["store"], true);
     assert!(response.get("client_metadata").is_none());
 }
 
@@ -156,7 +156,7 @@ async fn streams_put_together_are_the_whole_response() {
     let mut response = last["response"].clone();
     assert_eq!(response["output"], Value::from(assembled(&events)));
     for response in [&mut whole, &mut response] {
-        for field in ["id", "created_at"] {
+        for field in ["id", "created_at", "completed_at"] {
             response[field] = Value::Null;
         }
         for item in response["output"].as_array_mut().unwrap() {
@@ -301,11 +301,6 @@ async fn state_that_is_not_kept_is_refused() {
     let image = json!({"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]});
     for (fields, code, param) in [
         (
-            json!({"previous_response_id": "resp_1"}),
-            "unsupported_parameter",
-            "previous_response_id",
-        ),
-        (
             json!({"conversation": "conv_1"}),
             "unsupported_parameter",
             "conversation",
@@ -422,4 +417,51 @@ async fn a_broken_stream_ends_with_a_failed_response() {
         let is_end = |event: &Value| event["type"] == "response.completed";
         assert!(!events.iter().any(is_end));
     }
+}
+
+#[tokio::test]
+async fn input_tokens_are_those_of_the_prompt() {
+    let set = server("qwen3");
+    let fields = json!({"instructions": "Be brief.", "max_output_tokens": 5});
+    let first = answer(&set, "Yes.", &fields).await;
+    for previous in [Value::Null, first["id"].clone()] {
+        let mut fields = fields.clone();
+        fields["previous_response_id"] = previous;
+        answer(&set, "Yes.", &fields).await;
+        let counted = set.post("/v1/responses/input_tokens", body(&fields)).await;
+        let count = set.last_submitted().prompt.len();
+        let expected = json!({"object": "response.input_tokens", "input_tokens": count});
+        assert_eq!(counted.json(), expected);
+    }
+    let lost = body(&json!({"previous_response_id": "resp_1"}));
+    let lost = set.post("/v1/responses/input_tokens", lost).await;
+    lost.is_error(
+        400,
+        "previous_response_not_found",
+        Some("previous_response_id"),
+    );
+}
+
+#[tokio::test]
+async fn a_response_repeats_its_request_in_full() {
+    let set = server("qwen3");
+    let schema = json!({"type": "object"});
+    let fields = json!({
+        "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}},
+        "max_tool_calls": 3, "service_tier": "flex", "truncation": "disabled",
+    });
+    set.script_stop("{}");
+    let response = set.post(RESPONSES, body(&fields)).await.json();
+    let tool = json!({"type": "function", "name": "f", "description": null, "parameters": null, "strict": false});
+    assert_eq!(
+        response["tools"],
+        json!([tool]),
+        "only what the model knows"
+    );
+    let format = json!({"type": "json_schema", "name": "n", "description": null, "schema": schema, "strict": true});
+    assert_eq!(response["text"]["format"], format);
+    assert_eq!(response["max_tool_calls"], 3);
+    assert_eq!(response["service_tier"], "default", "what was done");
+    assert!(response["completed_at"].as_u64() >= response["created_at"].as_u64());
 }

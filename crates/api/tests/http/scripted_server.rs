@@ -48,6 +48,7 @@ pub(crate) struct ScriptedFrontend {
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
     /// Longest sequence that a worker can hold.
     pub(crate) sequence_tokens_max: Mutex<Option<u32>>,
+    pub(crate) router_number: AtomicU32,
     /// Snapshot for `/ui`, and the number of requests for it.
     pub(crate) snapshot: Mutex<Option<FleetSnapshot>>,
     pub(crate) snapshots_made: AtomicU32,
@@ -149,6 +150,10 @@ impl Frontend for ScriptedFrontend {
 
     fn sequence_tokens_max(&self) -> Option<u32> {
         *self.sequence_tokens_max.lock().unwrap()
+    }
+
+    fn router_number(&self) -> u32 {
+        self.router_number.load(Ordering::Relaxed)
     }
 
     fn policy(&self) -> Arc<SloPolicy> {

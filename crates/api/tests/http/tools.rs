@@ -391,3 +391,28 @@ async fn reasoning_in_history_is_accepted_in_both_fields() {
     assert!(prompts[0].contains("I must ask."), "{}", prompts[0]);
     assert_eq!(prompts[0], prompts[1]);
 }
+
+#[tokio::test]
+async fn tokens_of_reasoning_are_counted_with_their_marks() {
+    let set = server("qwen3");
+    let reasoned = "<think>\nHm.\n</think>";
+    for (output, reasoning) in [
+        (format!("{reasoned}\n\nYes."), reasoned),
+        (format!("{reasoned}{CALL}"), reasoned),
+        ("Yes.".to_owned(), ""),
+        ("<thin air".to_owned(), ""),
+        ("<think>\nHm".to_owned(), "<think>\nHm"),
+    ] {
+        let count = set.tokens(reasoning).len();
+        let answer = answer(&set, &output, json!({})).await;
+        let details = &answer["usage"]["completion_tokens_details"];
+        assert_eq!(details["reasoning_tokens"], count, "{output}");
+        set.script_stop(&output);
+        let response = set
+            .post("/v1/responses", json!({"input": "Hi"}))
+            .await
+            .json();
+        let details = &response["usage"]["output_tokens_details"];
+        assert_eq!(details["reasoning_tokens"], count, "{output}");
+    }
+}

@@ -2,10 +2,12 @@
 
 use crate::values::{
     SecondsArg, parse_body_bytes, parse_body_memory, parse_seconds, parse_seconds_or_zero,
+    parse_swap_bytes,
 };
+use anyhow::bail;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cleave_api::{ApiOptions, OutputOptions};
+use cleave_api::{ApiOptions, OutputOptions, ResponseStoreLimits};
 use cleave_server::HttpLimits;
 use cleave_text::{ReasoningField, ReasoningParser, ToolCallParser, UnknownParser};
 use cleave_tls::CertificateFiles;
@@ -78,6 +80,8 @@ pub(crate) struct HttpArgs {
     /// limits the same in tokens.)
     #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.stall_max), value_parser = parse_seconds)]
     pub(crate) stall_timeout: SecondsArg,
+    #[command(flatten)]
+    pub(crate) responses: ResponseStoreArgs,
     /// Format of the model's tool calls, by its name in vLLM; chosen by the chat template if
     /// absent, and `none` leaves calls in the text.
     #[arg(long, value_name = "NAME", value_parser = parser_of::<ToolCallParser>(ToolCallParser::names()))]
@@ -89,6 +93,53 @@ pub(crate) struct HttpArgs {
     /// Field of messages that has the reasoning: `reasoning_content`, or `reasoning` as in vLLM.
     #[arg(long, value_name = "FIELD", default_value = ReasoningField::default().name(), value_parser = parser_of::<ReasoningField>(ReasoningField::NAMES.into_iter()))]
     pub(crate) reasoning_field: ReasoningField,
+}
+
+/// Flags of the stored responses.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "HTTP")]
+pub(crate) struct ResponseStoreArgs {
+    /// Memory for the stored responses of OpenAI's Responses API, with their inputs and keys, such
+    /// as 256MiB. Where it is taken, a response takes the place of the oldest ones of its tenant. 0
+    /// stores none. A restart forgets all.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_swap_bytes)]
+    pub(crate) response_store_memory: u64,
+    /// The part of `--response-store-memory` that one tenant may take; a longer conversation is not
+    /// stored.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_swap_bytes)]
+    pub(crate) response_store_tenant_memory: u64,
+    /// Seconds after which a stored response is removed.
+    #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(API.responses.age_max), value_parser = parse_seconds)]
+    pub(crate) response_store_age: SecondsArg,
+}
+
+impl ResponseStoreArgs {
+    /// Converts the flags into the limits of the HTTP side.
+    ///
+    /// # Errors
+    /// If a tenant may take more than there is.
+    pub(crate) fn limits(self) -> anyhow::Result<ResponseStoreLimits> {
+        let Self {
+            response_store_memory: bytes_max,
+            response_store_tenant_memory: tenant_bytes_max,
+            response_store_age: SecondsArg(age_max),
+        } = self;
+        if bytes_max > 0 && tenant_bytes_max > bytes_max {
+            bail!(
+                "--response-store-tenant-memory is more than --response-store-memory, of which it is a part"
+            );
+        }
+        if bytes_max > 0 && tenant_bytes_max == 0 {
+            bail!(
+                "--response-store-tenant-memory 0 stores nothing: give --response-store-memory 0 if that is meant"
+            );
+        }
+        Ok(ResponseStoreLimits {
+            bytes_max: usize::try_from(bytes_max)?,
+            tenant_bytes_max: usize::try_from(tenant_bytes_max)?,
+            age_max,
+        })
+    }
 }
 
 /// Parses one of these names.
@@ -133,6 +184,18 @@ mod tests {
     struct HttpFlags {
         #[command(flatten)]
         face: HttpArgs,
+    }
+
+    #[test]
+    fn a_tenant_may_not_store_more_than_there_is() {
+        let limits = |flags: &[&str]| {
+            let flags = ["cleave"].into_iter().chain(flags.iter().copied());
+            HttpFlags::parse_from(flags).face.responses.limits()
+        };
+        assert_eq!(limits(&[]).unwrap(), ResponseStoreLimits::default());
+        assert!(limits(&["--response-store-memory", "32MiB"]).is_err());
+        assert!(limits(&["--response-store-tenant-memory", "0"]).is_err());
+        assert!(limits(&["--response-store-memory", "0"]).is_ok());
     }
 
     #[test]

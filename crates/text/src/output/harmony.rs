@@ -9,7 +9,7 @@ use super::json_scan::JsonScan;
 use super::lark_text::LarkText;
 use super::output_grammar::{ChannelStart, OutputGrammar};
 use super::tool_spec::ToolSpec;
-use super::{AnswerPart, AnswerParts, OutputMachine};
+use super::{AnswerPart, AnswerParts, OutputMachine, OutputPlace};
 use cleave_grammar::{GrammarError, lark_expression};
 use std::sync::Arc;
 
@@ -207,6 +207,16 @@ impl OutputMachine for HarmonyMachine {
     fn push(&mut self, text: &str, out: &mut AnswerParts) {
         for c in text.chars() {
             self.push_char(c, out);
+        }
+    }
+
+    fn place(&self) -> OutputPlace {
+        match &self.stage {
+            HarmonyStage::Header(_) => OutputPlace::Undecided,
+            HarmonyStage::Content(ChannelContent::Reasoning) => OutputPlace::Reasoning,
+            HarmonyStage::Content(ChannelContent::Text | ChannelContent::Call) => {
+                OutputPlace::Answer
+            }
         }
     }
 

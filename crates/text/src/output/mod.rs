@@ -101,12 +101,27 @@ impl AnswerParts {
     }
 }
 
+/// The part of an output to which its next character belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputPlace {
+    /// What came since the last certain character may be the beginning of reasoning, or of the
+    /// answer.
+    Undecided,
+    Reasoning,
+    Answer,
+}
+
 /// A machine that takes an output character by character, so that no division of it matters.
 pub(crate) trait OutputMachine: Send {
     fn push(&mut self, text: &str, out: &mut AnswerParts);
 
     /// Ends the output; what was held back becomes a part.
     fn finish(&mut self, out: &mut AnswerParts);
+
+    /// The part to which the next character belongs.
+    fn place(&self) -> OutputPlace {
+        OutputPlace::Answer
+    }
 }
 
 /// The reading of one request's outputs: the formats, and the tools that may be called.
@@ -190,6 +205,15 @@ impl OutputParser {
             }
         }
         out.0
+    }
+
+    /// The part of the output to which the next character belongs.
+    pub fn place(&self) -> OutputPlace {
+        let reasoning = self.reasoning.as_ref().map(OutputMachine::place);
+        match (reasoning, &self.calls) {
+            (None | Some(OutputPlace::Answer), Some(calls)) => calls.place(),
+            (reasoning, _) => reasoning.unwrap_or(OutputPlace::Answer),
+        }
     }
 
     /// Ends the output; returns the rest of its parts.

@@ -1,7 +1,7 @@
 //! Reasoning between two marks at the beginning of an output.
 
 use super::registry::ReasoningFormat;
-use super::{AnswerParts, OutputMachine};
+use super::{AnswerParts, OutputMachine, OutputPlace};
 
 /// Whitespace that is held back, in bytes: more of it is text, even next to a mark.
 pub(super) const SPACE_BYTES_MAX: usize = 64;
@@ -123,6 +123,14 @@ impl OutputMachine for ReasoningMachine {
     fn push(&mut self, text: &str, out: &mut AnswerParts) {
         for c in text.chars() {
             self.push_char(c, out);
+        }
+    }
+
+    fn place(&self) -> OutputPlace {
+        match self.stage {
+            ReasoningStage::Before => OutputPlace::Undecided,
+            ReasoningStage::Opened | ReasoningStage::Reasoning => OutputPlace::Reasoning,
+            ReasoningStage::Closed | ReasoningStage::Answer => OutputPlace::Answer,
         }
     }
 

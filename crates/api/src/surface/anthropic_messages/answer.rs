@@ -60,6 +60,7 @@ fn usage(counts: TokenCounts) -> Value {
     let TokenCounts {
         prompt_tokens,
         output_tokens,
+        reasoning_tokens: _,
         cached_tokens,
     } = counts;
     let cached_tokens = cached_tokens.unwrap_or(0);
@@ -232,6 +233,7 @@ impl EventRenderer for MessageEvents {
             EventUsage::Hidden | EventUsage::AtEnd => TokenCounts {
                 prompt_tokens: 0,
                 output_tokens: 0,
+                reasoning_tokens: 0,
                 cached_tokens: None,
             },
         };

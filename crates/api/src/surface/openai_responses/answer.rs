@@ -8,12 +8,27 @@
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece};
-use crate::request::UsageShown;
+use crate::request::{RequestWarning, UsageShown};
+use crate::response_store::whole_response;
 use crate::surface::openai::write_json;
-use crate::surface::{AnswerEnd, AnswerHead, EventRenderer, EventUsage};
+use crate::surface::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, unix_now};
 use axum::http::StatusCode;
 use cleave_domain::FinishReason;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The warning of a response for which there was no room.
+const NOT_STORED: RequestWarning = RequestWarning {
+    param: "store",
+    message: "The response is not stored: its conversation is longer than the memory for one tenant's responses, or other tenants' take the room.",
+};
+
+/// Whether a response can be named later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Storage {
+    Stored,
+    NotStored,
+}
 
 /// Renders one answer. Its items are kept until the end, because the last event repeats them.
 pub(super) struct ResponseEvents {
@@ -150,17 +165,28 @@ impl ResponseEvents {
     }
 
     /// The response as JSON. `more` has members that only some states have.
-    fn response(&self, status: &str, more: &Value) -> String {
+    fn response(&self, status: &str, more: &Value, storage: Storage) -> String {
+        whole_response(&self.members(status, more, storage), &self.output_text())
+    }
+
+    /// The items that have ended, a JSON array.
+    fn output_text(&self) -> String {
+        serde_json::to_string(&self.output).expect("items are JSON")
+    }
+
+    /// The response without its items, the text of a JSON object.
+    fn members(&self, status: &str, more: &Value, storage: Storage) -> String {
         let mut response = json!({
-            "id": format!("resp_{}", self.head.request_id),
+            "id": self.head.facts.response_id,
             "object": "response",
             "created_at": self.head.created,
+            "completed_at": null,
             "status": status,
             "error": null,
             "incomplete_details": null,
             "model": self.head.model.name(),
-            "output": self.output,
             "usage": null,
+            "store": storage == Storage::Stored,
         });
         for (name, value) in more.as_object().into_iter().flatten() {
             response[name] = value.clone();
@@ -174,6 +200,14 @@ impl ResponseEvents {
         text
     }
 
+    /// Whether the response is stored when it is complete.
+    fn storage(&self) -> Storage {
+        match &self.head.facts.keeper {
+            Some(_) => Storage::Stored,
+            None => Storage::NotStored,
+        }
+    }
+
     /// The kind of the last event, and its response.
     fn finished(&self, end: AnswerEnd) -> (&'static str, String) {
         let AnswerEnd { counts, timing } = end;
@@ -184,19 +218,32 @@ impl ResponseEvents {
         }
         more.extend(timing.map(|timing| ("timing".to_owned(), timing)));
         let reason = self.end.as_ref().map(|end| end.reason);
-        if reason == Some(FinishReason::Length) {
+        let (kind, status) = if reason == Some(FinishReason::Length) {
             let details = json!({"reason": "max_output_tokens"});
             more.insert("incomplete_details".into(), details);
-            (
-                "response.incomplete",
-                self.response("incomplete", &more.into()),
-            )
+            ("response.incomplete", "incomplete")
         } else {
-            (
-                "response.completed",
-                self.response("completed", &more.into()),
-            )
+            more.insert("completed_at".into(), unix_now().into());
+            ("response.completed", "completed")
+        };
+        (kind, self.stored(status, more))
+    }
+
+    /// The complete response, which is stored now if it is to be.
+    fn stored(&self, status: &str, mut more: Map<String, Value>) -> String {
+        let output = self.output_text();
+        let facts = &self.head.facts;
+        let members = self.members(status, &Value::from(more.clone()), self.storage());
+        if let (Some(keeper), Some(id)) = (&facts.keeper, &facts.response_id)
+            && keeper.keep(Arc::clone(id), &members, &output).is_err()
+        {
+            let mut warnings = self.head.warnings.clone();
+            warnings.push(NOT_STORED);
+            more.insert("warnings".into(), json!(warnings));
+            let members = self.members(status, &more.into(), Storage::NotStored);
+            return whole_response(&members, &output);
         }
+        whole_response(&members, &output)
     }
 
     fn output_index(&self) -> usize {
@@ -319,7 +366,7 @@ impl ResponseEvents {
 
 impl EventRenderer for ResponseEvents {
     fn first(&mut self, out: &mut Vec<u8>, _: usize, _: EventUsage) {
-        let response = self.response("in_progress", &Value::Null);
+        let response = self.response("in_progress", &Value::Null, self.storage());
         self.response_event(out, "response.created", &response);
         self.response_event(out, "response.in_progress", &response);
     }
@@ -349,7 +396,8 @@ impl EventRenderer for ResponseEvents {
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        let failed = self.response("failed", &json!({"error": error_object(error)}));
+        let error = json!({"error": error_object(error)});
+        let failed = self.response("failed", &error, Storage::NotStored);
         self.response_event(out, "response.failed", &failed);
     }
 }
@@ -372,14 +420,14 @@ fn usage(counts: TokenCounts) -> Value {
     let TokenCounts {
         prompt_tokens,
         output_tokens,
+        reasoning_tokens,
         cached_tokens,
     } = counts;
     json!({
         "input_tokens": prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached_tokens.unwrap_or(0)},
         "output_tokens": output_tokens,
-        // Tokens of reasoning are not counted by themselves.
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": prompt_tokens + output_tokens,
     })
 }

@@ -4,7 +4,7 @@
 //! calls) are one message of the assistant, as templates expect; what no template can show is
 //! refused.
 
-use super::{INPUT, INSTRUCTIONS};
+use super::{INPUT, INSTRUCTIONS, PREVIOUS_RESPONSE_ID};
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FieldSpec, JsonFields, ListShape, ObjectSpec, RequestField, TextShape, ValueShape,
@@ -12,6 +12,7 @@ use crate::field::{
 };
 use crate::surface::chat_body::{BROKEN_ARGUMENTS, ChatMessages, JsonText, LINE_BREAK};
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
+use std::sync::Arc;
 
 request_fields! {
     MESSAGE_FIELDS {
@@ -133,9 +134,21 @@ const ASSISTANT: &str = "assistant";
 /// Between texts of the system, escaped.
 const PARAGRAPH: &str = r"\n\n";
 
-/// Writes the messages of a chat request, and returns the body.
+/// Returns the items of a request as a JSON array; a text is a message of the user.
+pub(super) fn input_items(fields: &JsonFields) -> Arc<str> {
+    let input = fields.any(&INPUT).map_or("[]", Json::text);
+    if input.starts_with('[') {
+        return input.into();
+    }
+    let part = format!(r#"{{"type":"input_text","text":{input}}}"#);
+    format!(r#"[{{"type":"{MESSAGE}","role":"user","content":[{part}]}}]"#).into()
+}
+
+/// Writes the messages of a chat request, and returns the body. `earlier` are lists of items that
+/// come before the request's own.
 pub(super) fn write_conversation(
     fields: &JsonFields,
+    earlier: &[Document],
     chat: JsonText,
 ) -> Result<JsonText, ApiError> {
     let mut conversation = Conversation {
@@ -145,6 +158,15 @@ pub(super) fn write_conversation(
     };
     fields.text(&INSTRUCTIONS)?;
     conversation.system.extend(fields.any(&INSTRUCTIONS));
+    for document in earlier {
+        let JsonShape::Array(items) = document.root().shape() else {
+            unreachable!("stored items are a list");
+        };
+        for item in items {
+            let path = PREVIOUS_RESPONSE_ID.name().to_owned();
+            conversation.item(&JsonFields::of_value(document, path, item, &ITEM)?)?;
+        }
+    }
     let input = fields.any(&INPUT).ok_or_else(|| fields.missing(&INPUT))?;
     match input.shape() {
         JsonShape::String(_) => conversation.message("user", &[input]),

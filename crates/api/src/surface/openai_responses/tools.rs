@@ -192,10 +192,31 @@ fn named<'a>(
     choice.any(field).ok_or_else(|| choice.missing(field))
 }
 
-/// Writes the fields as the answer repeats them.
-pub(super) fn write_repeated(fields: &JsonFields, out: &mut JsonText) {
+/// Writes the fields as the answer repeats them: the tools that the model knows, each in full.
+pub(super) fn write_repeated(fields: &JsonFields, tools: &ConvertedTools<'_>, out: &mut JsonText) {
+    out.name(TOOLS.name());
+    out.begin('[');
+    for tool in &tools.tools {
+        let ChatTool {
+            name,
+            description,
+            parameters,
+            is_strict,
+        } = tool;
+        out.begin('{');
+        out.member(TOOL_TYPE.name(), r#""function""#);
+        out.member(TOOL_NAME.name(), name.text());
+        for (field, value) in [
+            (TOOL_DESCRIPTION.name(), description),
+            (TOOL_PARAMETERS.name(), parameters),
+        ] {
+            out.member(field, value.map_or("null", Json::text));
+        }
+        out.member(TOOL_STRICT.name(), &is_strict.to_string());
+        out.end('}');
+    }
+    out.end(']');
     for (name, value, default) in [
-        (TOOLS.name(), fields.any(&TOOLS), "[]"),
         (TOOL_CHOICE.name(), fields.any(&TOOL_CHOICE), r#""auto""#),
         (
             PARALLEL_TOOL_CALLS.name(),

@@ -1,0 +1,292 @@
+//! `/v1/responses/{id}`, the input items below it, and the routes that other routers ask.
+
+use super::peers::{PEER_CONVERSATION, PEER_ROUTE, RequestPlace, conversation_json};
+use crate::app::App;
+use crate::caller::AuthenticatedCaller;
+use crate::error::ApiError;
+use crate::openapi::{RouteDoc, ServedRoute};
+use axum::Router;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Map, Value, json};
+
+/// Input items of a page.
+const ITEMS_DEFAULT: usize = 20;
+const ITEMS_MAX: usize = 100;
+
+/// The routes of stored responses.
+pub(crate) static RESPONSE_ROUTES: &[ServedRoute<App>] = &[
+    ServedRoute {
+        path: "/v1/responses/{id}",
+        handler: || get(response).delete(delete),
+        doc: RouteDoc {
+            operation: "response",
+            summary: "A stored response (OpenAI Responses).",
+            schema: "ResponseAnswer",
+            errors: &[400, 401, 404],
+            delete: Some(&DELETE_DOC),
+            ..RouteDoc::GET
+        },
+    },
+    ServedRoute {
+        path: "/v1/responses/{id}/input_items",
+        handler: || get(input_items),
+        doc: RouteDoc {
+            operation: "response_input_items",
+            summary: "The input items of a stored response (OpenAI Responses).",
+            schema: "ResponseInputItems",
+            errors: &[400, 401, 404],
+            ..RouteDoc::GET
+        },
+    },
+];
+
+const DELETE_DOC: RouteDoc = RouteDoc {
+    operation: "delete_response",
+    summary: "Removes a stored response (OpenAI Responses).",
+    schema: "ResponseDeleted",
+    errors: &[400, 401, 404],
+    ..RouteDoc::GET
+};
+
+/// Adds the routes that other routers ask. A client gets no more from them than from the others.
+pub(crate) fn peer_routes(router: Router<App>) -> Router<App> {
+    router
+        .route(PEER_ROUTE, get(peer_response).delete(peer_delete))
+        .route(PEER_CONVERSATION, get(peer_conversation))
+}
+
+/// A stored response that a request names.
+struct NamedResponse {
+    app: App,
+    caller: AuthenticatedCaller,
+    headers: HeaderMap,
+    id: String,
+    router: String,
+}
+
+impl NamedResponse {
+    fn new(
+        app: App,
+        id: Result<Path<String>, PathRejection>,
+        headers: HeaderMap,
+    ) -> Result<Self, ApiError> {
+        let caller = AuthenticatedCaller::of(&app, &headers)?;
+        let Path(id) = id.map_err(|_| {
+            ApiError::invalid("response_id", "The id in the path is not UTF-8 text.")
+        })?;
+        let router = app.router_digits();
+        Ok(Self {
+            app,
+            caller,
+            headers,
+            id,
+            router,
+        })
+    }
+
+    fn place(&self) -> RequestPlace<'_> {
+        RequestPlace {
+            caller: &self.caller,
+            headers: &self.headers,
+            router: &self.router,
+            bytes_max: self.app.options().body_bytes_max,
+        }
+    }
+}
+
+async fn response(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let named = NamedResponse::new(app, id, headers)?;
+    let query = query.unwrap_or_default();
+    if query_values(&query, "stream").any(|value| value == "true") {
+        let message = "`stream`: a stored response is sent whole.";
+        return Err(ApiError::unsupported("stream", message));
+    }
+    let found = named.app.responses().find(named.place(), &named.id).await;
+    let found = found.map_err(ApiError::response_not_found)?;
+    Ok(([JSON], found.response).into_response())
+}
+
+const JSON: (header::HeaderName, &str) = (header::CONTENT_TYPE, "application/json");
+
+async fn delete(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<axum::Json<Value>, ApiError> {
+    let named = NamedResponse::new(app, id, headers)?;
+    let removed = named.app.responses().delete(named.place(), &named.id);
+    removed.await.map_err(ApiError::response_not_found)?;
+    Ok(axum::Json(
+        json!({"id": named.id, "object": "response", "deleted": true}),
+    ))
+}
+
+async fn input_items(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<axum::Json<Value>, ApiError> {
+    let named = NamedResponse::new(app, id, headers)?;
+    let query = query.unwrap_or_default();
+    let wanted = ItemsQuery::of(&query)?;
+    let found = named.app.responses().find(named.place(), &named.id).await;
+    let found = found.map_err(ApiError::response_not_found)?;
+    let items: Vec<Value> = serde_json::from_str(&found.input).expect("input was checked");
+    let items = items.into_iter().enumerate();
+    let items = items.map(|(index, item)| listed_item(item, &named.id, index));
+    wanted.page(items.collect()).map(axum::Json)
+}
+
+/// The query of a list.
+struct ItemsQuery<'a> {
+    after: Option<&'a str>,
+    limit: usize,
+    is_ascending: bool,
+}
+
+/// Values of a name in a query. Ids and numbers have no escapes.
+fn query_values<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter_map(move |(key, value)| (key == name).then_some(value))
+}
+
+impl<'a> ItemsQuery<'a> {
+    fn of(query: &'a str) -> Result<Self, ApiError> {
+        let one = |name| query_values(query, name).last();
+        let limit = match one("limit") {
+            None => ITEMS_DEFAULT,
+            Some(limit) => limit
+                .parse()
+                .ok()
+                .filter(|limit| (1..=ITEMS_MAX).contains(limit))
+                .ok_or_else(|| {
+                    let message = format!("`limit` must be between 1 and {ITEMS_MAX}.");
+                    ApiError::invalid("limit", message)
+                })?,
+        };
+        let is_ascending = match one("order") {
+            None | Some("desc") => false,
+            Some("asc") => true,
+            Some(_) => return Err(ApiError::invalid("order", "`order` is `asc` or `desc`.")),
+        };
+        Ok(Self {
+            after: one("after"),
+            limit,
+            is_ascending,
+        })
+    }
+
+    /// The page of items that the query asks for.
+    fn page(&self, mut items: Vec<Value>) -> Result<Value, ApiError> {
+        if !self.is_ascending {
+            items.reverse();
+        }
+        if let Some(after) = self.after {
+            let place = items.iter().position(|item| item["id"] == after);
+            let Some(place) = place else {
+                let message = "`after` is the id of no input item of this response.";
+                return Err(ApiError::invalid("after", message));
+            };
+            items.drain(..=place);
+        }
+        let has_more = items.len() > self.limit;
+        items.truncate(self.limit);
+        let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+        Ok(json!({
+            "object": "list",
+            "first_id": id(items.first()),
+            "last_id": id(items.last()),
+            "has_more": has_more,
+            "data": items,
+        }))
+    }
+}
+
+/// An item as lists show it: with an id and its type, and text as a part.
+fn listed_item(item: Value, response: &str, index: usize) -> Value {
+    let Value::Object(given) = item else {
+        return item;
+    };
+    let is_message = given.get("type").is_none_or(|kind| kind == "message");
+    let prefix = if is_message { "msg" } else { "item" };
+    let mut item = Map::new();
+    let number = response.trim_start_matches("resp_");
+    item.insert("id".into(), format!("{prefix}_{number}_in{index}").into());
+    item.insert("type".into(), "message".into());
+    if is_message {
+        item.insert("status".into(), "completed".into());
+    }
+    let is_answer = given.get("role").is_some_and(|role| role == "assistant");
+    item.extend(given.into_iter().filter(|(_, value)| !value.is_null()));
+    if is_message && let Some(Value::String(text)) = item.get_mut("content") {
+        let text = std::mem::take(text);
+        let part = if is_answer {
+            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+        } else {
+            json!({"type": "input_text", "text": text})
+        };
+        item.insert("content".into(), json!([part]));
+    }
+    Value::Object(item)
+}
+
+/// The answer to a router whose question is for a response that is not here.
+fn not_here(app: &App) -> Response {
+    let router = json!({"router": app.router_digits()});
+    (StatusCode::NOT_FOUND, axum::Json(router)).into_response()
+}
+
+async fn peer_response(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let NamedResponse {
+        app, caller, id, ..
+    } = NamedResponse::new(app, id, headers)?;
+    let found = app.responses().find_here(&caller.tenant, &id);
+    let Some(found) = found else {
+        return Ok(not_here(&app));
+    };
+    let response = String::from_utf8_lossy(&found.response);
+    let record = format!(r#"{{"response":{response},"input":{}}}"#, found.input);
+    Ok(([JSON], record).into_response())
+}
+
+async fn peer_conversation(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let NamedResponse {
+        app, caller, id, ..
+    } = NamedResponse::new(app, id, headers)?;
+    match app.responses().conversation_here(&caller.tenant, &id) {
+        Some(turns) => Ok(([JSON], conversation_json(&turns)).into_response()),
+        None => Ok(not_here(&app)),
+    }
+}
+
+async fn peer_delete(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let NamedResponse {
+        app, caller, id, ..
+    } = NamedResponse::new(app, id, headers)?;
+    if app.responses().delete_here(&caller.tenant, &id) {
+        return Ok(axum::Json(json!({})).into_response());
+    }
+    Ok(not_here(&app))
+}
