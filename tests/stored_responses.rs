@@ -24,7 +24,7 @@ impl TwoRouters {
         };
         let addresses = [address(1), address(2)];
         let both = addresses.join(",");
-        let routers = addresses.clone().map(|listen| {
+        let mut routers = addresses.clone().map(|listen| {
             let plain = ["router", "--listen", &listen, "--fellow-routers", &both];
             CleaveProcess::start(&[&plain[..], more].concat())
         });
@@ -39,6 +39,9 @@ impl TwoRouters {
         ];
         let to = ["--router", &both];
         let worker = CleaveProcess::start(&[&plain[..], &to, more].concat());
+        for router in &mut routers {
+            router.address();
+        }
         let clients = addresses.map(|address| HttpClient::new(&address));
         clients.iter().for_each(HttpClient::wait_ready);
         Self {
