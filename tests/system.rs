@@ -18,6 +18,7 @@ mod memory;
 mod nixl;
 mod observe;
 mod root;
+mod scripted;
 mod secure;
 mod serving;
 mod slo;

@@ -11,8 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// (flag that `docs/cli.md` lacks, the reason why a page may name it)
-const OTHER_FLAGS: [(&str, &str); 4] = [
+const OTHER_FLAGS: [(&str, &str); 5] = [
     ("--check", "scripts that write tables compare them instead"),
+    ("--agents", "scripts/ci/clients/check.py"),
     ("--generators", "scripts/ci/clients/check.py"),
     ("--help", "every command has it, and the page leaves it out"),
     ("--stand-in", "scripts/gpu/run.sh"),

@@ -18,6 +18,7 @@ mod log;
 mod manual;
 mod metrics;
 mod mock;
+mod mock_script;
 mod model;
 mod plan;
 mod processor;

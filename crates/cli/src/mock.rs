@@ -2,10 +2,11 @@
 //!
 //! Owns: the source of a profile, and a replacement for the model folder. Never: invents a price:
 //! profiles are the simulator's, or the user's own in the same format. Invariant: an invalid
-//! profile is one error that names it, before a port is bound.
+//! profile or script is one error that names it, before a port is bound.
 
 use crate::args::{EngineArgs, MockArgs, ModelArgs};
 use crate::demo;
+use crate::mock_script::MockScript;
 use anyhow::{Context, anyhow};
 use cleave_domain::{Capacity, Fingerprint, Prices, Role};
 use cleave_engine::{Engine, EngineDescription, MockEngine};
@@ -13,6 +14,7 @@ use cleave_sim::goodput::WorkerProfile;
 use cleave_text::{ModelFiles, ModelText};
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 pub(crate) const PROFILE: &str = "h100-llama-3-8b";
 
@@ -23,10 +25,12 @@ pub(crate) struct MockModel {
     capacity: Capacity,
     files: ModelFiles,
     vocab_size: u32,
+    script: Option<Arc<MockScript>>,
 }
 
 impl MockModel {
-    /// Reads the profile, and the text side of the given folder or of the bundled checkpoint.
+    /// Reads the profile, the script, and the text side of the given folder or of the bundled
+    /// checkpoint.
     ///
     /// # Errors
     /// One that names the file and the defect.
@@ -45,11 +49,17 @@ impl MockModel {
         let text = ModelText::new(files.clone())?;
         capacity.context_tokens_max = text.context_tokens_max();
         capacity.block_bytes = args.mock_block_bytes;
+        let vocab_size = text.vocabulary_count();
+        let script = args.mock_script.as_deref();
+        let script = script
+            .map(|path| MockScript::open(path, text))
+            .transpose()?;
         Ok(Self {
-            vocab_size: text.vocabulary_count(),
+            vocab_size,
             profile,
             capacity,
             files,
+            script: script.map(Arc::new),
         })
     }
 
@@ -93,14 +103,22 @@ impl MockModel {
             ..*its
         };
         let (bytes, vocab) = (capacity.block_bytes, self.vocab_size);
-        Ok(Box::new(MockEngine::new(EngineDescription {
+        // Workers with different scripts do not continue each other's answers.
+        let script = self.script.as_ref();
+        let digest = script.map(|script| format!(" script {}", script.digest()));
+        let digest = digest.unwrap_or_default();
+        let engine = MockEngine::new(EngineDescription {
             model: "mock".to_owned(),
             device: format!("mock of {}", self.profile.about),
             device_id: None,
-            fingerprint: Fingerprint(format!("mock {vocab} {block_tokens}x{bytes}")),
+            fingerprint: Fingerprint(format!("mock {vocab} {block_tokens}x{bytes}{digest}")),
             capacity,
             vocab_size: vocab,
-        })?))
+        })?;
+        Ok(match script {
+            Some(script) => Box::new(engine.scripted(Arc::<MockScript>::clone(script))),
+            None => Box::new(engine),
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::args::{EngineArgs, EngineKind, MockArgs, ModelArgs};
 use crate::mock::MockModel;
 use crate::model::{self, LoadedModel, on_own_thread};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cleave_domain::Role;
 use cleave_engine::Engine;
 use cleave_text::ModelFiles;
@@ -24,12 +24,15 @@ impl EngineSource {
     /// Opens, checks and loads the source.
     ///
     /// # Errors
-    /// One that names the file and its defect.
+    /// One that names the file and its defect, or a flag of the other source.
     pub(crate) fn open(
         model: &ModelArgs,
         mock: &MockArgs,
         engine: &EngineArgs,
     ) -> anyhow::Result<Self> {
+        if mock.mock_script.is_some() && mock.engine == EngineKind::Model {
+            bail!("--mock-script: a model gives its own answers; add --engine mock");
+        }
         Ok(match mock.engine {
             EngineKind::Model => Self::Model(Box::new(model::load(model, engine)?)),
             EngineKind::Mock => Self::Mock(Box::new(MockModel::open(mock, model)?)),

@@ -1,11 +1,12 @@
 //! An engine that computes nothing.
 //!
-//! Owns: slots' histories, the invented tokens, and a pool of blocks whose bytes can be sent.
+//! Owns: slots' histories, the tokens that are invented or follow a script, and a pool of blocks
+//! whose bytes can be sent.
 //! Never: takes time: its caller decides the time of a step. Never: reads or writes a block or a
 //! state, so that their contents change no token.
-//! Invariant: a token is a function of the sequence's seed, the token's position, and the tokens
-//! that a constraint allows there, so that every path through a fleet gives the same tokens; all
-//! tokens are equally likely, and have that score.
+//! Invariant: a token is a function of the sequence's seed and prompt, the token's position, and
+//! the tokens that a constraint allows there, so that every path through a fleet gives the same
+//! tokens; all tokens are equally likely, and have that score.
 
 use crate::constraint::{ConstraintSource, SlotConstraint, TokenMask};
 use crate::ops::PoolPlane;
@@ -21,6 +22,13 @@ use std::sync::Arc;
 /// Drafts per segment, as in engines that compute.
 const DRAFTS_MAX: u32 = 16;
 
+/// The answers that a mock engine gives instead of invented tokens.
+pub trait AnswerScript: Send + Sync {
+    /// The answer to a prompt, `[tokens]`, without the token that ends it. It depends on the prompt
+    /// alone, so that a sequence that is opened again elsewhere goes on with the same answer.
+    fn answer(&self, prompt: &[TokenId]) -> Arc<[TokenId]>;
+}
+
 /// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
     description: EngineDescription,
@@ -30,6 +38,7 @@ pub struct MockEngine {
     /// `[slots_count]`; a slot's output grows with every drawn token.
     slots: Vec<Option<MockSlot>>,
     constraints: Option<Arc<dyn ConstraintSource>>,
+    script: Option<Arc<dyn AnswerScript>>,
     /// Results of steps that were begun and not collected, oldest first; `None` if steps do not
     /// overlap.
     uncollected: Option<VecDeque<StepResult>>,
@@ -40,6 +49,8 @@ pub struct MockEngine {
 struct MockSlot {
     open: OpenSlot,
     constraint: Option<SlotConstraint>,
+    /// The whole output, `[tokens]`, if a script has it.
+    answer: Option<Arc<[TokenId]>>,
 }
 
 impl MockEngine {
@@ -62,6 +73,7 @@ impl MockEngine {
         Ok(Self {
             slots: slots.collect(),
             constraints: None,
+            script: None,
             pool,
             description,
             uncollected: None,
@@ -75,6 +87,12 @@ impl MockEngine {
             uncollected: begun,
             ..self
         }
+    }
+
+    /// Answers with the tokens of a script.
+    pub fn scripted(self, script: Arc<dyn AnswerScript>) -> Self {
+        let script = Some(script);
+        Self { script, ..self }
     }
 
     /// Whether the segment's draw depends on a token of an uncollected step, which the host does
@@ -100,9 +118,11 @@ impl MockEngine {
         };
         let entry = self.slots.get_mut(open.slot.0 as usize);
         let entry = entry.ok_or_else(|| slot_error(open.slot, "no such slot"))?;
+        let script = self.script.as_ref();
         *entry = Some(MockSlot {
             open: open.clone(),
             constraint,
+            answer: script.map(|script| script.answer(&open.prompt)),
         });
         Ok(())
     }
@@ -140,9 +160,7 @@ impl MockEngine {
         }
         let mut drafts = segment.drafts.iter();
         for position in end as u32.. {
-            let token = mock_slot
-                .draw(position, vocab_size)
-                .ok_or_else(|| EngineError::Constraint(vec![slot]))?;
+            let token = mock_slot.draw(position, vocab_size)?;
             let drawn = sampled(token, mock_slot.open.sampling.logprobs, vocab_size);
             result.sampled.push((slot, drawn));
             if drafts.next() != Some(&token) {
@@ -289,20 +307,71 @@ fn slot_error(slot: SlotIndex, problem: &str) -> EngineError {
 }
 
 impl MockSlot {
-    /// Draws the token at `position`; `None` if the constraint fails.
-    fn draw(&mut self, position: u32, vocab_size: u32) -> Option<TokenId> {
+    /// Draws the token at `position`.
+    ///
+    /// # Errors
+    /// If the constraint fails, or does not allow what a script says.
+    fn draw(&mut self, position: u32, vocab_size: u32) -> Result<TokenId, EngineError> {
+        let open = &self.open;
         let token = match &mut self.constraint {
-            None => token(&self.open, position, vocab_size),
+            None => scripted_token(self.answer.as_deref(), open, |_| true)
+                .unwrap_or_else(|| token(open, position, vocab_size)),
             Some(constraint) => {
-                let mask = constraint.mask(vocab_size as usize).ok()?;
-                let token = allowed_token(&self.open, mask, position, vocab_size)?;
+                let failed = || EngineError::Constraint(vec![open.slot]);
+                let mask = constraint.mask(vocab_size as usize).map_err(|_| failed())?;
+                let scripted = constrained_token(self.answer.as_deref(), open, mask, vocab_size)?;
+                let token = scripted.or_else(|| allowed_token(open, mask, position, vocab_size));
+                let token = token.ok_or_else(failed)?;
                 constraint.push(token);
                 token
             }
         };
         self.open.output.push(token);
-        Some(token)
+        Ok(token)
     }
+}
+
+/// The next token of a script's answer, or behind its end a stop token, one that is allowed if
+/// there is one. `None` without a script, and where no stop token may end the answer: it goes on
+/// with invented tokens, as a model's would.
+fn scripted_token(
+    answer: Option<&[TokenId]>,
+    open: &OpenSlot,
+    is_allowed: impl Fn(TokenId) -> bool,
+) -> Option<TokenId> {
+    let answer = answer?;
+    if let Some(token) = answer.get(open.output.len()) {
+        return Some(*token);
+    }
+    let stops = open.stop_tokens.iter().copied();
+    let mut stops = stops.filter(|token| !banned(open).contains(token));
+    let first = stops.next();
+    let allowed = first
+        .into_iter()
+        .chain(stops)
+        .find(|token| is_allowed(*token));
+    allowed.or(first)
+}
+
+/// The next token of a script's answer, or its end where a constraint allows nothing else.
+///
+/// # Errors
+/// If the constraint allows other tokens only.
+fn constrained_token(
+    answer: Option<&[TokenId]>,
+    open: &OpenSlot,
+    mask: &TokenMask,
+    vocab_size: u32,
+) -> Result<Option<TokenId>, EngineError> {
+    let scripted = scripted_token(answer, open, |token| mask.allows(token));
+    if scripted.is_none_or(|token| mask.allows(token)) {
+        return Ok(scripted);
+    }
+    let stops = &open.stop_tokens;
+    let end = stops.iter().find(|token| mask.allows(**token)).copied();
+    let end = end.filter(|_| mask.is_within(stops, vocab_size));
+    let problem = "the script's answer is not one that the request's constraint allows";
+    end.map(Some).ok_or_else(|| slot_error(open.slot, problem))
 }
 
 /// The token at `position` among those that a constraint allows; stop tokens that are banned only
@@ -595,6 +664,144 @@ mod tests {
         // A slot that is opened anew continues the output.
         let resumed = step(&mut engine, vec![constrained(&drawn[..2])], 0, 7).unwrap();
         assert_eq!(resumed.sampled[0].1.token, drawn[2]);
+    }
+
+    /// Answers with as many tokens as the prompt has, from 20 on.
+    struct CountingScript;
+
+    impl AnswerScript for CountingScript {
+        fn answer(&self, prompt: &[TokenId]) -> Arc<[TokenId]> {
+            (20..).take(prompt.len()).collect()
+        }
+    }
+
+    fn scripted_engine() -> MockEngine {
+        engine().scripted(Arc::new(CountingScript))
+    }
+
+    /// Draws of one slot after its first step.
+    fn later_draws(engine: &mut MockEngine, positions: Range<u32>) -> Vec<TokenId> {
+        let drawn = |position| {
+            engine.step(&decode(2, position)).unwrap().sampled[0]
+                .1
+                .token
+        };
+        positions.map(drawn).collect()
+    }
+
+    #[test]
+    fn a_script_is_answered_token_by_token_and_ended() {
+        let ended = |min_tokens| OpenSlot {
+            stop_tokens: Arc::from([98, 99]),
+            min_tokens,
+            ..open(0, &[])
+        };
+        let mut engine = scripted_engine();
+        let first = drawn(&step(&mut engine, vec![ended(0)], 0, 5).unwrap());
+        assert_eq!(first, 20);
+        assert_eq!(later_draws(&mut engine, 5..11), [21, 22, 23, 24, 98, 98]);
+        // A sequence goes on where it was, and does not end before its least length.
+        let resumed = OpenSlot {
+            output: vec![20, 21, 22, 23],
+            ..ended(7)
+        };
+        let next = drawn(&step(&mut engine, vec![resumed], 0, 9).unwrap());
+        assert_eq!(next, 24);
+        let tail = later_draws(&mut engine, 9..12);
+        assert!(!tail[..2].contains(&98) && tail[2] == 98, "{tail:?}");
+    }
+
+    #[test]
+    fn drafts_of_a_script_are_accepted_until_they_differ() {
+        let mut engine = scripted_engine();
+        let mut plan = decode(2, 5);
+        drawn(&step(&mut engine, vec![open(0, &[])], 0, 5).unwrap());
+        plan.segments[0].len = 4;
+        plan.segments[0].drafts = vec![21, 22, 9];
+        let drawn = engine.step(&plan).unwrap().sampled;
+        let tokens: Vec<_> = drawn.iter().map(|(_, sampled)| sampled.token).collect();
+        assert_eq!(tokens, [21, 22, 23]);
+    }
+
+    /// Allows the tokens 20 and 21, then the stop token 99.
+    struct TwoThenStop;
+
+    impl ConstraintSource for TwoThenStop {
+        fn open(
+            &self,
+            _: &Constraint,
+            output: &[TokenId],
+        ) -> Result<Box<dyn TokenMatcher>, ConstraintError> {
+            Ok(Box::new(TwoThenStopMatcher(output.len())))
+        }
+    }
+
+    struct TwoThenStopMatcher(usize);
+
+    impl TokenMatcher for TwoThenStopMatcher {
+        fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+            let token = [20, 21, 99][self.0.min(2)];
+            mask.words_mut()[token / 32] |= 1 << (token % 32);
+            Ok(())
+        }
+
+        fn push(&mut self, _: TokenId) {
+            self.0 += 1;
+        }
+
+        fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {
+            tokens.len()
+        }
+
+        fn forced(&mut self) -> Vec<TokenId> {
+            Vec::new()
+        }
+    }
+
+    /// Draws of a prompt of this many tokens, and of the answer as long, until one fails.
+    fn constrained_draws(prompt_count: u32, stops: &[TokenId]) -> (Vec<TokenId>, EngineError) {
+        let mut engine = scripted_engine();
+        engine.enforce(Arc::new(TwoThenStop));
+        let asked = OpenSlot {
+            prompt: (0..prompt_count).collect(),
+            stop_tokens: stops.into(),
+            ..constrained(&[])
+        };
+        let mut result = step(&mut engine, vec![asked], 0, prompt_count);
+        let mut tokens = Vec::new();
+        for position in prompt_count..10 {
+            match result {
+                Ok(result) => tokens.push(result.sampled[0].1.token),
+                Err(error) => return (tokens, error),
+            }
+            result = engine.step(&decode(2, position));
+        }
+        (tokens, EngineError::Plan("none".into()))
+    }
+
+    #[test]
+    fn a_script_that_breaks_a_constraint_fails_its_request() {
+        for (prompt_count, stops, expected) in [
+            (1, [98, 99], &[20][..]),
+            // The constraint ends with a token that is no end.
+            (3, [98, 98], &[20, 21]),
+        ] {
+            let (tokens, error) = constrained_draws(prompt_count, &stops);
+            assert_eq!(tokens, expected);
+            assert!(
+                matches!(error, EngineError::Slot(SlotIndex(0), _)),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_script_ends_where_a_constraint_allows_only_its_end() {
+        // One answer is as long as the constraint demands, the other longer.
+        for prompt_count in [2, 3] {
+            let (tokens, _) = constrained_draws(prompt_count, &[98, 99]);
+            assert_eq!(tokens[..4], [20, 21, 99, 99]);
+        }
     }
 
     #[test]

@@ -1,14 +1,16 @@
 """Runs clients and load generators of other projects against Cleave (docs/benchmarks/clients.md).
 
-usage: check.py --cleave BIN [--only NAME ...] [--generators] [--table]
+usage: check.py --cleave BIN [--only NAME ...] [--agents] [--generators] [--table]
 
 OpenAI's Python and Node clients (chat, completions, Responses, streams with comments in them, usage, errors, retries
 after refusals; tools and schemas in Python), Anthropic's Python client and schemathesis (valid and invalid requests,
-generated from our /openapi.json) run against one server. With
---generators aiperf, inference-perf and SGLang's bench_serving measure goodput through nginx, which stands before two
-routers with mock workers. --table writes the results into docs/benchmarks/clients.md, together with those of earlier
-runs in results.json. Each tool has a folder of its own under target/clients; a tool that cannot be installed is
-reported as SKIPPED. Exits with 1 if a tool that ran found a failure. Standard library only.
+generated from our /openapi.json) run against one server each. SDKs built on these APIs (AI SDK, LangChain and others)
+run against a mock engine that answers by scripted/script.yaml, so that each text and call is compared. With --agents
+command-line agents do a task of two turns by scripted/agents.yaml. With --generators aiperf, inference-perf and
+SGLang's bench_serving measure goodput through nginx, which stands before two routers with mock workers. --table writes
+the results into docs/benchmarks/clients.md, together with those of earlier runs in results.json. Each tool has a folder
+of its own under target/clients; a tool that cannot be installed is reported as SKIPPED. Exits with 1 if a tool that ran
+found a failure. Standard library only.
 
 Anthropic's Python client, and OpenAI's with the Responses API, run against random weights with a template for tools.
 """
@@ -32,8 +34,11 @@ from fleet import PREFILL, Fleet, Process, balancer  # noqa: E402
 
 from stream import ask  # noqa: E402
 
+import agents  # noqa: E402
 import generators  # noqa: E402
-from tools import Skipped, run, venv  # noqa: E402
+import scripted  # noqa: E402
+from scripted import address  # noqa: E402
+from tools import Skipped, npm, run, venv  # noqa: E402
 
 RESULTS = HERE / "results.json"
 BEGIN, END = "<!-- clients: begin, by scripts/ci/clients/check.py --table -->", "<!-- clients: end -->"
@@ -45,10 +50,6 @@ TALKATIVE = ("--sse-keep-alive", "0.001")
 
 def demo(cleave: str) -> Process:
     return Process(cleave, "serve", "--port", "0", "--threads", "2", "--kv-cache", "64MiB", *TALKATIVE)
-
-
-def address(server: Process) -> str:
-    return "http://" + server.said(r"listening on http://(\S+)")
 
 
 def with_server(server: Process, use: Callable[[str], str]) -> str:
@@ -115,14 +116,7 @@ def openai_tools(cleave: str) -> str:
 
 def openai_node(cleave: str) -> str:
     """Runs OpenAI's Node client."""
-    if not shutil.which("npm"):
-        raise Skipped("there is no npm")
-    folder = ROOT / "target" / "clients" / "node"
-    if not (folder / "node_modules" / "openai").is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), f"openai@{OPENAI_NODE}"]
-        if subprocess.run(command, cwd=folder, capture_output=True).returncode != 0:
-            raise Skipped("the client could not be had from the npm registry")
+    folder = npm("node", [f"openai@{OPENAI_NODE}"])
 
     def use(url: str) -> str:
         run(["node", HERE / "openai_node.mjs", url], cwd=folder)
@@ -177,6 +171,7 @@ CLIENTS = {
     "Anthropic Python": (ANTHROPIC, anthropic_python),
     "OpenAI Node": (OPENAI_NODE, openai_node),
     "schemathesis": (SCHEMATHESIS, schemathesis),
+    **scripted.CLIENTS,
 }
 GENERATORS = {
     "aiperf": (generators.AIPERF, lambda cleave: through_nginx(cleave, generators.aiperf)),
@@ -195,14 +190,15 @@ def write_table(results: dict[str, dict]) -> None:
 
 
 def main() -> None:
-    every = CLIENTS | GENERATORS
+    every = CLIENTS | agents.AGENTS | GENERATORS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True)
     parser.add_argument("--only", nargs="+", choices=every)
+    parser.add_argument("--agents", action="store_true")
     parser.add_argument("--generators", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    chosen = args.only or (every if args.generators else CLIENTS)
+    chosen = args.only or [*CLIENTS, *(agents.AGENTS if args.agents else ()), *(GENERATORS if args.generators else ())]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = False
 

@@ -167,6 +167,11 @@ pub(crate) struct MockArgs {
     /// default is small; use the real model's block size to measure hand-offs.
     #[arg(long, value_name = "SIZE", default_value = "64", value_parser = parse_mock_block_bytes)]
     pub(crate) mock_block_bytes: u32,
+    /// File of the mock engine's answers, in YAML or JSON: it answers with these texts, token by
+    /// token, instead of random tokens, so that clients can be tested. The format is in
+    /// docs/guides/scripted-answers.md.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) mock_script: Option<PathBuf>,
 }
 
 /// Engine of the workers; see [`MockArgs::engine`].
