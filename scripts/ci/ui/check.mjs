@@ -1,13 +1,15 @@
 // Tests `/ui` in a real browser: `check.mjs --cleave BINARY [--browser CHROMIUM] [--modules FOLDER] [--shots FOLDER]
-// [--many N] [--files FOLDER]`. Starts a router and eight mock workers under load, and compares each panel with
-// /metrics; then starts one process with N mock workers. Exits with 0 when every check held. Needs the npm
-// packages playwright-core and axe-core in --modules, and a Chromium; check.sh gets both. --files serves the
-// page's files from a folder instead of the binary, to look at changes without a build (and without the headers).
+// [--many N] [--files FOLDER] [--only chat|fleet|many]`. Tests the chat; starts a router and eight mock workers under
+// load, and compares each panel with /metrics; then starts one process with N mock workers. Exits with 0 when every
+// check held. Needs the npm packages playwright-core and axe-core in --modules, and a Chromium; check.sh gets both.
+// --files serves the pages' files from a folder instead of the binary, to look at changes without a build (and without
+// the headers).
 import { spawn } from "node:child_process";
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
+import { chat } from "./chat.mjs";
 
 const options = Object.fromEntries(
   process.argv.slice(2).map((word, at, all) => [word, all[at + 1]]).filter(([word]) => word.startsWith("--")),
@@ -117,7 +119,8 @@ async function board(base, headers = {}) {
   return JSON.parse(text.split("\n").find((line) => line.startsWith("data: ")).slice(6));
 }
 
-async function open(browser, base, scheme = "light", { size = { width: 1280, height: 1000 }, key } = {}) {
+/** Opens a page, and collects errors and requests to other servers. */
+async function browse(browser, base, path, { scheme = "light", size = { width: 1280, height: 1000 } } = {}) {
   const context = await browser.newContext({ viewport: size, colorScheme: scheme, reducedMotion: "reduce" });
   const page = await context.newPage();
   const trouble = [];
@@ -125,16 +128,24 @@ async function open(browser, base, scheme = "light", { size = { width: 1280, hei
   page.on("pageerror", (error) => trouble.push(String(error)));
   page.on("request", (request) => {
     const url = request.url();
-    if (!url.startsWith(base) && !url.startsWith("data:")) trouble.push(`a request to ${url}`);
+    if (!url.startsWith(base) && !url.startsWith("data:") && !url.startsWith(`blob:${base}`)) trouble.push(`a request to ${url}`);
   });
   if (options["--files"]) {
-    for (const name of ["style.css", "page.js", "workers.js", "prompt.js", "words.js"]) {
-      const kind = name.endsWith("css") ? "text/css" : "text/javascript";
-      await page.route(`${base}/ui/${name}`, (route) => route.fulfill({ path: join(options["--files"], name), contentType: kind }));
+    const kinds = { css: "text/css", js: "text/javascript" };
+    for (const name of readdirSync(options["--files"])) {
+      const kind = kinds[name.split(".").pop()];
+      if (kind) await page.route(`${base}/ui/${name}`, (route) => route.fulfill({ path: join(options["--files"], name), contentType: kind }));
     }
-    await page.route(`${base}/ui`, (route) => route.fulfill({ path: join(options["--files"], "page.html"), contentType: "text/html" }));
+    for (const [at, name] of [["/ui", "page.html"], ["/ui/chat", "chat.html"]]) {
+      await page.route(base + at, (route) => route.fulfill({ path: join(options["--files"], name), contentType: "text/html" }));
+    }
   }
-  await page.goto(`${base}/ui`);
+  await page.goto(base + path);
+  return { context, page, trouble };
+}
+
+async function open(browser, base, scheme = "light", { size, key } = {}) {
+  const { context, page, trouble } = await browse(browser, base, "/ui", { scheme, size });
   if (key) {
     // The page asks for the key, refuses a wrong one, and takes the right one; by the keyboard alone.
     for (const letters of [`not-${key}`, key]) {
@@ -287,13 +298,29 @@ async function prompt(page) {
   check(/24 output tokens/.test(await text(page, "prompt-status")), await text(page, "prompt-status"));
 }
 
+/** The chat by script, and one turn with the server itself. */
+async function talk(browser, folder) {
+  const server = start(["serve", "--engine", "mock", "--port", "0"]);
+  const base = await server.found;
+  await chat(browser, base, { check, until, accessible, browse, shots, folder });
+  const { context, page, trouble } = await browse(browser, base, "/ui/chat");
+  await page.locator("#maxTokens").fill("8");
+  await page.locator("#message").fill("What is a slice?");
+  await page.keyboard.press("Enter");
+  const summary = page.locator(".times summary");
+  const took = await until("an answer", async () => (await summary.count()) > 0 && (await summary.innerText()), 20_000).catch(() => "");
+  check(/^first token .* · 8 tokens · .* in all$/.test(took), `the server answers, and says what it took: ${took}`);
+  check(trouble.length === 0, `chat with the server: no console error${trouble.length ? `: ${trouble[0]}` : ""}`);
+  await context.close();
+  await end(server.child);
+}
+
 /** A healthy fleet, for people to see. */
 async function pictures(browser, folder) {
   const policy = join(folder, "policy.yaml");
   const server = start(["serve", "--engine", "mock", "--port", "0", "--prefill", "6", "--decode", "10", "--both", "2", "--kv-cache", "1536KiB", "--mock-block-bytes", "8192", "--policy", policy]);
   const base = await server.found;
   const traffic = load(base, Number(options["--rate"] ?? 14));
-  mkdirSync(shots, { recursive: true });
   for (const scheme of ["light", "dark"]) {
     const { context, page, trouble } = await open(browser, base, scheme);
     await page.locator("#send").click();
@@ -362,9 +389,12 @@ const path = options["--browser"] ?? "/usr/bin/chromium";
 if (!existsSync(path)) throw new Error(`no browser at ${path}`);
 const browser = await chromium.launch({ executablePath: path, args: ["--no-sandbox"] });
 try {
-  if (!("--only-many" in options)) await eight(browser, folder);
-  if (shots) await pictures(browser, folder);
-  if (many > 0) await crowd(browser, folder);
+  const only = options["--only"];
+  if (shots) mkdirSync(shots, { recursive: true });
+  if (!only || only === "chat") await talk(browser, folder);
+  if (!only || only === "fleet") await eight(browser, folder);
+  if (!only && shots) await pictures(browser, folder);
+  if ((!only || only === "many") && many > 0) await crowd(browser, folder);
 } catch (error) {
   failures.push(String(error));
   console.log(`FAIL ${error.stack}`);

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Tests the page for operators in a real browser: `check.sh [flags of check.mjs]`. Needs Chromium (CHROMIUM=PATH, or
-# an installed one: Debian's package `chromium` with `fonts-dejavu-core`), Node.js and two npm packages, which go to
-# target/ui-check. Prints SKIPPED without one of them. The program is CLEAVE=PATH, or built.
+# Tests the pages: the chat's state by Node.js alone, then fleet and chat in a real browser: `check.sh [flags of
+# check.mjs]`. The browser's part needs Chromium (CHROMIUM=PATH, or an installed one: Debian's package `chromium` with
+# `fonts-dejavu-core`) and two npm packages, which go to target/ui-check. Prints SKIPPED without one of them. The
+# program is CLEAVE=PATH, or built.
 #
 # The pictures of docs are made by: check.sh --shots docs
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 skip() { echo "SKIPPED: $1"; exit 0; }
 
+command -v node >/dev/null && command -v npm >/dev/null || skip "there is no Node.js"
+node --test scripts/ci/ui/conversation.test.mjs
+
 browser=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)}
 [ -n "$browser" ] || skip "there is no Chromium (apt-get install chromium fonts-dejavu-core)"
-command -v node >/dev/null && command -v npm >/dev/null || skip "there is no Node.js"
 
 modules=${CARGO_TARGET_DIR:-target}/ui-check
 mkdir -p "$modules"

@@ -1,7 +1,8 @@
-//! The page for operators and the stream that feeds it.
+//! The pages: the fleet for operators with the stream that feeds it, and a chat.
 //!
-//! Owns: `/ui`, its files and `/ui/events`. Never: decides, commands, or shows text of a client.
-//! Invariant: all data of the page comes from `/ui/events`, which is protected like `/admin`; the
+//! Owns: `/ui`, `/ui/chat`, their files and `/ui/events`. Never: decides, commands, or shows an
+//! operator the text of a client; the chat is a client as any other, and nothing of it is kept.
+//! Invariant: all data of the fleet comes from `/ui/events`, which is protected like `/admin`; the
 //! files contain nothing about the fleet, load nothing from other hosts, and cannot be framed.
 
 mod fleet_snapshot;
@@ -29,12 +30,32 @@ use snapshot_broadcast::{SnapshotBroadcast, ViewError};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-const PAGE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("page.js");
-const WORKERS_SCRIPT: &str = include_str!("workers.js");
-const PROMPT_SCRIPT: &str = include_str!("prompt.js");
-const WORDS_SCRIPT: &str = include_str!("words.js");
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Path, content type and text of each file.
+const FILES: [(&str, &str, &str); 15] = [
+    ("/ui", HTML, include_str!("page.html")),
+    ("/ui/chat", HTML, include_str!("chat.html")),
+    ("/ui/style.css", CSS, include_str!("style.css")),
+    ("/ui/chat.css", CSS, include_str!("chat.css")),
+    ("/ui/page.js", JAVASCRIPT, include_str!("page.js")),
+    ("/ui/workers.js", JAVASCRIPT, include_str!("workers.js")),
+    ("/ui/prompt.js", JAVASCRIPT, include_str!("prompt.js")),
+    ("/ui/chat.js", JAVASCRIPT, include_str!("chat.js")),
+    ("/ui/turn_view.js", JAVASCRIPT, include_str!("turn_view.js")),
+    (
+        "/ui/conversation.js",
+        JAVASCRIPT,
+        include_str!("conversation.js"),
+    ),
+    ("/ui/json.js", JAVASCRIPT, include_str!("json.js")),
+    ("/ui/events.js", JAVASCRIPT, include_str!("events.js")),
+    ("/ui/waterfall.js", JAVASCRIPT, include_str!("waterfall.js")),
+    ("/ui/theme.js", JAVASCRIPT, include_str!("theme.js")),
+    ("/ui/words.js", JAVASCRIPT, include_str!("words.js")),
+];
 
 /// Policy: no foreign resources, no inline code, no frames, no forms to other sites.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -46,29 +67,18 @@ pub fn ui_routes<S>(frontend: Arc<dyn Frontend>, key: Option<AdminKey>) -> Route
 where
     S: Clone + Send + Sync + 'static,
 {
-    let files = Router::new()
-        .route("/ui", get(|| file("text/html; charset=utf-8", PAGE)))
-        .route("/ui/", get(|| async { Redirect::permanent("../ui") }))
-        .route(
-            "/ui/style.css",
-            get(|| file("text/css; charset=utf-8", STYLE)),
-        )
-        .route("/ui/page.js", get(|| script(SCRIPT)))
-        .route("/ui/workers.js", get(|| script(WORKERS_SCRIPT)))
-        .route("/ui/prompt.js", get(|| script(PROMPT_SCRIPT)))
-        .route("/ui/words.js", get(|| script(WORDS_SCRIPT)))
-        .route_layer(from_fn_with_state(key, require_local_or_key));
+    let pages = Router::new().route("/ui/", get(|| async { Redirect::permanent("../ui") }));
+    let pages = FILES.iter().fold(pages, |pages, (path, kind, text)| {
+        pages.route(path, get(move || file(kind, text)))
+    });
+    let pages = pages.route_layer(from_fn_with_state(key, require_local_or_key));
     let facts = Router::new()
         .route("/ui/events", get(events))
         .route_layer(from_fn_with_state(key, require_operator))
         .with_state(SnapshotBroadcast::new(frontend));
-    files
+    pages
         .merge(facts)
         .route_layer(from_fn(add_security_headers))
-}
-
-async fn script(text: &'static str) -> Response {
-    file("text/javascript; charset=utf-8", text).await
 }
 
 async fn file(kind: &'static str, text: &'static str) -> Response {

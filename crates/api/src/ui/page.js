@@ -1,8 +1,10 @@
 // The page: receives the state of the fleet once a second and shows it. Owns: the stream, the key, and
 // every panel but those of the workers and of the prompt. Never: requests from another server, or shows
 // text of a client.
-import { Workers } from "./workers.js";
+import { events } from "./events.js";
 import { prepare } from "./prompt.js";
+import { followTheme } from "./theme.js";
+import { Workers } from "./workers.js";
 import { $, make, number, rate, say, time } from "./words.js";
 
 function amount(bytes) {
@@ -12,26 +14,12 @@ function amount(bytes) {
 
 const sum = (values) => values.reduce((all, value) => all + value, 0);
 
-// === theme
-
-const theme = $("theme");
-function dress() {
-  if (theme.value === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme.value;
-  localStorage.setItem("cleave-theme", theme.value);
-  workers?.draw();
-}
-theme.value = localStorage.getItem("cleave-theme") ?? "auto";
-theme.addEventListener("change", dress);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => workers.draw());
-
 // === state
 
 const rows = new Map();
 let columns = [];
-let workers;
-workers = new Workers(rows);
-dress();
+const workers = new Workers(rows);
+followTheme(() => workers.draw());
 
 /** Output tokens of each second of the last minute. */
 let drawn = [];
@@ -345,7 +333,6 @@ function stand(state, text) {
   say($("status-text"), text);
 }
 
-/** Reads server-sent events by fetch, because an EventSource cannot send the key. */
 async function listen() {
   stop?.abort();
   const control = new AbortController();
@@ -368,23 +355,11 @@ async function listen() {
 }
 
 async function read(body) {
-  const text = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await text.read();
-    if (done) return;
-    rest += value;
-    const events = rest.split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const lines = event.split("\n");
-      const kind = lines.find((line) => line.startsWith("event: "))?.slice(7);
-      const data = lines.find((line) => line.startsWith("data: "))?.slice(6);
-      if (!kind || !data) continue;
-      hear(kind, JSON.parse(data));
-      retry = 1;
-      stand("live", "Live");
-    }
+  for await (const { kind, data } of events(body)) {
+    if (!kind) continue;
+    hear(kind, JSON.parse(data));
+    retry = 1;
+    stand("live", "Live");
   }
 }
 

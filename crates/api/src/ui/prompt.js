@@ -1,18 +1,8 @@
 // The box for a prompt of the viewer, with the durations of its stages. Owns: that box. Never: stores a
 // prompt.
+import { events } from "./events.js";
+import { waterfallRows } from "./waterfall.js";
 import { $, make, say, time } from "./words.js";
-
-/** Name, colour, and the field of the answer's `timing`. */
-const STAGES = [
-  ["router queue", "queued", "router_queue_ms"],
-  ["retry", "queued", "retry_ms"],
-  ["prefill wait", "prefill", "prefill_wait_ms"],
-  ["prefill", "prefill", "prefill_ms"],
-  ["transfer", "transfer", "transfer_ms"],
-  ["decode wait", "decode", "decode_wait_ms"],
-  ["first decode", "decode", "first_decode_ms"],
-  ["decode", "decode", "decode_ms"],
-];
 
 let stop = null;
 let known = "";
@@ -79,55 +69,26 @@ async function send() {
 }
 
 async function show(body, begun) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let [rest, first, usage, timing] = ["", null, null, null];
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    rest += value;
-    const events = rest.split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
-      const chunk = JSON.parse(event.slice(6));
-      if (chunk.error) throw new Error(chunk.error.message);
-      const choice = chunk.choices?.[0];
-      const text = choice?.text ?? choice?.delta?.content ?? "";
-      if (text) {
-        first ??= performance.now() - begun;
-        $("answer").append(text);
-        $("answer").scrollTop = $("answer").scrollHeight;
-      }
-      usage = chunk.usage ?? usage;
-      timing = chunk.timing ?? timing;
+  let [first, usage, timing] = [null, null, null];
+  for await (const { data } of events(body)) {
+    if (data === "[DONE]") continue;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    const choice = chunk.choices?.[0];
+    const text = choice?.text ?? choice?.delta?.content ?? "";
+    if (text) {
+      first ??= performance.now() - begun;
+      $("answer").append(text);
+      $("answer").scrollTop = $("answer").scrollHeight;
     }
+    usage = chunk.usage ?? usage;
+    timing = chunk.timing ?? timing;
   }
   const tokens = usage ? `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} output tokens. ` : "";
   const gap = timing?.tpot_ms ? `, ${time(timing.tpot_ms)} per token` : "";
   say($("prompt-status"), `${tokens}First text here after ${time(first)}; at the router first token ${time(timing?.ttft_ms)}${gap}, ${time(timing?.e2e_ms)} in all.`);
-  if (timing) waterfall(timing);
-}
-
-function waterfall(timing) {
-  const all = STAGES.map(([, , field]) => timing[field] ?? 0).reduce((sum, part) => sum + part, 0) || 1;
-  let before = 0;
-  const rows = STAGES.filter(([, , field]) => timing[field] !== undefined).map(([name, tone, field]) => {
-    const row = make("tr");
-    const head = make("th", "", name);
-    head.scope = "row";
-    const cell = make("td");
-    const lane = make("div", `lane tone-${tone}`);
-    const bar = lane.appendChild(make("i"));
-    bar.style.left = `${(before / all) * 100}%`;
-    bar.style.width = `${(timing[field] / all) * 100}%`;
-    bar.hidden = !timing[field];
-    before += timing[field];
-    cell.append(lane);
-    row.append(head, cell, make("td", "num", time(timing[field])));
-    return row;
-  });
-  $("stages").replaceChildren(...rows);
-  $("waterfall").hidden = false;
+  if (timing) $("stages").replaceChildren(...waterfallRows(timing));
+  $("waterfall").hidden = !timing;
 }
 
 $("prompt-form").addEventListener("submit", (event) => {

@@ -14,12 +14,21 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 15] = [
     "/ui",
+    "/ui/chat",
     "/ui/style.css",
+    "/ui/chat.css",
     "/ui/page.js",
     "/ui/workers.js",
     "/ui/prompt.js",
+    "/ui/chat.js",
+    "/ui/turn_view.js",
+    "/ui/conversation.js",
+    "/ui/json.js",
+    "/ui/events.js",
+    "/ui/waterfall.js",
+    "/ui/theme.js",
     "/ui/words.js",
 ];
 
