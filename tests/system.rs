@@ -8,6 +8,7 @@
 mod autoscale;
 mod bench;
 mod chaos;
+mod chat;
 mod constrained;
 mod cuda;
 mod generate;

@@ -16,9 +16,10 @@ use tracing_subscriber::fmt::format::{self, Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-pub(crate) fn init(args: &LogArgs) {
+/// Starts to log; `default` is the level of a command where none is given.
+pub(crate) fn init(args: &LogArgs, default: LogLevel) {
     let filter = EnvFilter::builder()
-        .with_default_directive(level(args.log_level).into())
+        .with_default_directive(level(args.log_level.unwrap_or(default)).into())
         .from_env_lossy();
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)

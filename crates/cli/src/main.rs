@@ -6,6 +6,7 @@
 mod args;
 mod autoscale;
 mod bench;
+mod chat;
 mod check;
 mod demo;
 mod generate;
@@ -34,19 +35,25 @@ mod synth;
 mod top;
 mod values;
 
-use args::{BenchCommand, Cli, CliCommand, KvCommand, PlanCommand, SimCommand};
+use args::{BenchCommand, Cli, CliCommand, KvCommand, LogLevel, PlanCommand, SimCommand};
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     cleave_cpu::limit_allocator_slack();
     let cli = Cli::parse();
-    log::init(&cli.log);
+    // Lines of a log would stand between the lines of a chat.
+    let log_level = match cli.command {
+        CliCommand::Chat(_) => LogLevel::Warn,
+        _ => LogLevel::Info,
+    };
+    log::init(&cli.log, log_level);
     let done = match cli.command {
         CliCommand::Serve(args) => serve::serve(&args),
         CliCommand::Router(args) => serve::router(&args),
         CliCommand::Worker(args) => serve::worker(&args),
         CliCommand::Top(args) => top::run(&args),
+        CliCommand::Chat(args) => chat::run(&args),
         CliCommand::Generate(args) => generate::run(&args),
         CliCommand::Synth(args) => synth::run(&args),
         CliCommand::Sim(args) => match args.command {

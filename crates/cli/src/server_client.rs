@@ -5,9 +5,9 @@
 
 use anyhow::{Context, bail, ensure};
 use cleave_tls::{HttpTlsConnector, connector};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::{Request, Uri};
+use hyper::{Request, Response, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -23,7 +23,7 @@ const PAGE_BYTES_MAX: usize = 64 << 20;
 
 /// The address of a server, with a client for it.
 pub(crate) struct ServerClient {
-    client: Client<HttpTlsConnector, Empty<Bytes>>,
+    client: Client<HttpTlsConnector, Full<Bytes>>,
     /// URL without a slash at its end.
     base: String,
     key: Option<String>,
@@ -64,7 +64,7 @@ impl ServerClient {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let request = request
-            .body(Empty::new())
+            .body(Full::default())
             .context("the key is not a valid header")?;
         let answer = timeout(ANSWER_MAX, client.request(request)).await;
         let answer = answer.with_context(|| format!("{base} does not answer"))?;
@@ -74,11 +74,33 @@ impl ServerClient {
             return Ok(answer.into_body());
         }
         let body = read_body(answer.into_body()).await?;
-        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let message = body["error"]["message"]
-            .as_str()
-            .unwrap_or("no reason given");
-        bail!("{base}{path}: {status}: {message}")
+        bail!("{base}{path}: {status}: {}", refusal_text(&body))
+    }
+
+    /// Sends JSON, and returns the answer whatever its status. It waits for as long as the server
+    /// does.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or trusted.
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let Self { client, base, key } = self;
+        let mut request = Request::post(format!("{base}{path}"));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let request = request
+            .body(Full::from(body))
+            .context("the key or the SLO class is not a valid header")?;
+        let answer = client.request(request).await;
+        answer.with_context(|| format!("cannot reach {base}"))
     }
 
     /// Requests a page and parses it as JSON.
@@ -93,7 +115,18 @@ impl ServerClient {
     }
 }
 
-async fn read_body(body: Incoming) -> anyhow::Result<Bytes> {
+/// Reads the reason of a refusal out of its body.
+pub(crate) fn refusal_text(body: &[u8]) -> String {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = body["error"]["message"].as_str();
+    message.unwrap_or("no reason given").to_owned()
+}
+
+/// Reads the whole body of an answer that is not a stream.
+///
+/// # Errors
+/// If it is larger than the limit, or does not end in time.
+pub(crate) async fn read_body(body: Incoming) -> anyhow::Result<Bytes> {
     let read = timeout(ANSWER_MAX, Limited::new(body, PAGE_BYTES_MAX).collect()).await;
     let read = read.context("the server stopped in the middle of a page")?;
     Ok(read.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes())

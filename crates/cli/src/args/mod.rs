@@ -6,6 +6,7 @@
 mod autoscale;
 mod balancing;
 mod bench;
+mod chat;
 mod engine;
 mod generate;
 mod goodput;
@@ -26,6 +27,7 @@ mod transport;
 pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{PeerRouterArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
+pub(crate) use chat::ChatArgs;
 pub(crate) use engine::{
     DecodeShare, DeviceArg, DtypeArg, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
     ModelArgs, QuantizeArg,
@@ -64,6 +66,7 @@ pub(crate) struct Cli {
 const EXAMPLES: &str = "Examples:
   cleave serve                                  everything on this machine, bundled checkpoint
   cleave serve --model ./Llama-3.2-1B --port 8080 --prefill 1 --decode 2
+  cleave chat                                   a conversation, no server
   cleave generate --prompt 'A slice is'         one prompt, no server
   curl localhost:8000/v1/completions -H 'content-type: application/json' \\
        -d '{\"prompt\": \"A vector is\", \"max_tokens\": 40, \"stream\": true}'
@@ -82,6 +85,8 @@ pub(crate) enum CliCommand {
     Top(TopArgs),
     /// Start and stop workers so that their number follows a router's policy.
     Autoscale(AutoscaleArgs),
+    /// Talk with a model in the terminal; `/ui/chat` of a server does so in a browser.
+    Chat(Box<ChatArgs>),
     /// Continue one prompt and exit, without a server.
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.

@@ -20,16 +20,11 @@ pub(crate) struct LogArgs {
         default_value = "text"
     )]
     pub(crate) log_format: LogFormat,
-    /// Lowest level that is logged. RUST_LOG takes precedence where it matches, such as
-    /// `RUST_LOG=h2=debug`. At `debug` every decision about a request is a line with its id.
-    #[arg(
-        long,
-        value_enum,
-        global = true,
-        env = "CLEAVE_LOG_LEVEL",
-        default_value = "info"
-    )]
-    pub(crate) log_level: LogLevel,
+    /// Lowest level that is logged: `info` if absent, and `warn` for `cleave chat`. RUST_LOG takes
+    /// precedence where it matches, such as `RUST_LOG=h2=debug`. At `debug` every decision about a
+    /// request is a line with its id.
+    #[arg(long, value_enum, global = true, env = "CLEAVE_LOG_LEVEL")]
+    pub(crate) log_level: Option<LogLevel>,
 }
 
 /// Format of log lines; see [`LogArgs::log_format`].
