@@ -1,6 +1,6 @@
 //! `cleave chat` through pipes: with a server, with a model of its own, and with scripted answers.
 
-use crate::harness::{CleaveProcess, HttpClient, cleave, run, wait_for};
+use crate::harness::{CleaveProcess, HttpClient, cleave, root, run, wait_for};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -68,6 +68,59 @@ fn a_chat_answers_alike_with_and_without_a_server() {
         }
     };
     assert_eq!(out, line(&answer) + &line(&again));
+}
+
+const SCRIPT: &str = r#"
+answers:
+  - contains: ["21 degrees"]
+    text: "It is clear."
+  - text: |-
+      <think>
+      The tool knows.
+      </think>
+
+      <tool_call>
+      {"name": "weather", "arguments": {"city": "Rome"}}
+      </tool_call>
+"#;
+
+#[test]
+fn a_conversation_with_a_tool_goes_on_through_a_hand_off() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path.to_str().expect("a path").to_owned()
+    };
+    let script = file("answers.yaml", SCRIPT);
+    let tools = file("tools.json", r#"[{"name": "weather"}]"#);
+    let model = root().join("testdata/qwen3");
+    let model = model.to_str().expect("a path");
+    let plain = "serve --port 0 --engine mock --prefill 1 --decode 1 --placement split";
+    let more = ["--model", model, "--mock-script", &script];
+    let arguments: Vec<&str> = plain.split(' ').chain(more).collect();
+    let mut server = CleaveProcess::start(&arguments);
+    let url = format!("http://{}", server.address());
+    let saved = folder.path().join("saved.json");
+    let saved = saved.to_str().expect("a path");
+    let input = format!("How is the weather in Rome?\n21 degrees\n/save {saved}\n");
+    let flags = ["--url", &url, "--tools", &tools];
+    let (status, out, err) = piped(chat(&flags), &input);
+    assert!(status.success(), "{err}");
+    let (line, rest) = out.split_once('\n').expect("two lines");
+    assert!(
+        line.contains(r#""name":"weather""#) && line.contains("Rome"),
+        "{line}"
+    );
+    assert_eq!(rest, "It is clear.\n");
+    let file = std::fs::read_to_string(saved).expect("the conversation");
+    let file: Value = serde_json::from_str(&file).expect("JSON");
+    assert_eq!(file["turns"][1]["reasoning"], "The tool knows.");
+    // The saved conversation goes on where it ended.
+    let input = format!("/load {saved}\n/retry\n");
+    let (status, again, err) = piped(chat(&flags), &input);
+    assert!(status.success(), "{err}");
+    assert_eq!(again, "It is clear.\n");
 }
 
 /// A server of one answer for each connection; gives the bodies that it was sent.

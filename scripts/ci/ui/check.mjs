@@ -8,7 +8,8 @@ import { spawn } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
-import { join, resolve } from "node:path";
+import { dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
 import { chat } from "./chat.mjs";
 
 const options = Object.fromEntries(
@@ -298,18 +299,41 @@ async function prompt(page) {
   check(/24 output tokens/.test(await text(page, "prompt-status")), await text(page, "prompt-status"));
 }
 
-/** The chat by script, and one turn with the server itself. */
+const ANSWERS = `
+answers:
+  - contains: ["21 degrees"]
+    text: "It is clear."
+  - text: |-
+      <think>
+      The tool knows.
+      </think>
+
+      <tool_call>
+      {"name": "weather", "arguments": {"city": "Rome"}}
+      </tool_call>
+`;
+
+/** The chat by script, and two turns with the server itself, whose engine has answers by a script. */
 async function talk(browser, folder) {
-  const server = start(["serve", "--engine", "mock", "--port", "0"]);
+  const answers = join(folder, "answers.yaml");
+  writeFileSync(answers, ANSWERS);
+  const model = resolve(dirname(fileURLToPath(import.meta.url)), "../../../testdata/qwen3");
+  const split = ["--prefill", "1", "--decode", "1", "--placement", "split"];
+  const server = start(["serve", "--engine", "mock", "--port", "0", "--model", model, "--mock-script", answers, ...split]);
   const base = await server.found;
   await chat(browser, base, { check, until, accessible, browse, shots, folder });
   const { context, page, trouble } = await browse(browser, base, "/ui/chat");
-  await page.locator("#maxTokens").fill("8");
-  await page.locator("#message").fill("What is a slice?");
+  await page.locator("#tools").fill('[{"name": "weather"}]');
+  await page.locator("#message").fill("How is the weather in Rome?");
   await page.keyboard.press("Enter");
-  const summary = page.locator(".times summary");
-  const took = await until("an answer", async () => (await summary.count()) > 0 && (await summary.innerText()), 20_000).catch(() => "");
-  check(/^first token .* · 8 tokens · .* in all$/.test(took), `the server answers, and says what it took: ${took}`);
+  await page.getByLabel("Result of weather").fill("21 degrees");
+  check((await page.locator(".reasoning .words").evaluate((words) => words.textContent)) === "The tool knows.", "the server's reasoning is apart");
+  check((await page.locator(".call pre").innerText()).includes('"city": "Rome"'), "and so is its call");
+  await page.getByRole("button", { name: "Give results and go on" }).click();
+  await page.getByText("It is clear.").waitFor();
+  const took = page.locator(".times summary").last();
+  const line = await until("times", async () => (await page.locator(".times:visible").count()) === 2 && took.innerText());
+  check(/^first token .* · \d+ tokens · .* in all$/.test(line), `the server goes on, and says what it took: ${line}`);
   check(trouble.length === 0, `chat with the server: no console error${trouble.length ? `: ${trouble[0]}` : ""}`);
   await context.close();
   await end(server.child);
