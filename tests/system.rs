@@ -11,6 +11,7 @@ mod chaos;
 mod chat;
 mod constrained;
 mod cuda;
+mod embeddings;
 mod generate;
 mod harness;
 mod kv;

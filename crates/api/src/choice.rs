@@ -75,7 +75,7 @@ impl AnswerChoice {
     pub(crate) fn tokens_count(&self) -> u32 {
         match self.output_wanted {
             OutputWanted::Output => self.tokens_count,
-            OutputWanted::PromptOnly => 0,
+            OutputWanted::PromptOnly | OutputWanted::Vector => 0,
         }
     }
 
@@ -113,6 +113,9 @@ impl AnswerChoice {
         if index == 0 {
             self.cached_tokens = prompt.as_ref().map(|facts| facts.cached_tokens);
         }
+        if self.output_wanted == OutputWanted::Vector {
+            return self.vector(prompt);
+        }
         let mut pieces = self.take_echo(prompt.as_ref())?;
         self.tokens_count += 1;
         self.last = Some(sampled.token);
@@ -136,6 +139,26 @@ impl AnswerChoice {
             parts.count_token(before);
         }
         Ok(pieces)
+    }
+
+    /// Takes the vector, which comes with the one token that stands for it.
+    fn vector(&mut self, facts: Option<PromptFacts>) -> Result<OutputPieces, ApiError> {
+        self.tokens_count += 1;
+        let vector = facts.and_then(|facts| facts.pooled);
+        let vector = vector.ok_or_else(|| {
+            ApiError::internal(
+                "vector_missing",
+                "The worker sent no vector though it was asked.",
+            )
+        })?;
+        let mut pieces = OutputPieces::default();
+        pieces.push(OutputPiece::Vector(vector));
+        Ok(pieces)
+    }
+
+    /// Whether it has a vector instead of tokens.
+    pub(crate) fn is_vector(&self) -> bool {
+        self.output_wanted == OutputWanted::Vector
     }
 
     /// Takes the successful end of the flight.

@@ -129,7 +129,8 @@ impl AnswerFlights {
             Ok((index, pieces)) => {
                 if let Some(end) = pieces.end() {
                     self.open -= 1;
-                    let tokens_count = self.choices[*index].tokens_count();
+                    let choice = &self.choices[*index];
+                    let tokens_count = (!choice.is_vector()).then(|| choice.tokens_count());
                     self.meter.finished(end.reason_word(), tokens_count);
                     if self.open == 0 {
                         self.meter.completed();
@@ -155,7 +156,7 @@ impl AnswerFlights {
         match event {
             FlightEvent::Token(token) => {
                 self.meter.token(index);
-                if let Some(permit) = &self.permit {
+                if let Some(permit) = self.permit.as_ref().filter(|_| !choice.is_vector()) {
                     permit.count_output_token();
                 }
                 if let Some(facts) = &token.prompt {

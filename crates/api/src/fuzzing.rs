@@ -67,6 +67,7 @@ impl Frontend for EchoFrontend {
             cached_tokens: 0,
             scores: prompt_scores.unwrap_or_default(),
             timing: PrefillTiming::default(),
+            pooled: None,
         });
         let tokens = request.prompt.iter().cycle().take(count);
         let tokens = tokens.enumerate().map(|(index, token)| {

@@ -11,15 +11,15 @@ use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode};
 use crate::request_record::{RequestMeta, RequestRecord};
 use crate::response_store::{EarlierConversation, RequestPlace};
 use crate::sse::{StreamSetup, stream};
-use crate::surface::{AnswerEnd, AnswerHead, Surface};
+use crate::surface::{AnswerEnd, AnswerHead, Surface, SurfaceTask};
 use crate::timing::{TIMING_HEADER, TimingShown};
 use crate::trace_parent::TraceParent;
 use axum::body::Body;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use cleave_domain::RequestSlo;
-use cleave_text::ModelText;
 use cleave_text::json::Document;
+use cleave_text::{ModelTask, ModelText};
 use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::field::display;
@@ -69,9 +69,10 @@ pub(crate) async fn generate(
                 Some(span) => timeout(span, flights.next()).await.ok(),
             };
             let first = first.map(require_first).transpose()?;
+            let none = || ApiError::internal("no_stream", "This API has no streams.");
             Ok(stream(
                 StreamSetup {
-                    events: surface.events(head),
+                    events: surface.events(head).ok_or_else(none)?,
                     flights,
                     usage,
                     timing,
@@ -131,6 +132,7 @@ async fn prepare(
         held.release_parse_memory();
     }
     let model = app.wait_for_model().await?;
+    check_task(surface.task(), &model)?;
     let (held, earlier) = earlier_conversation(app, surface, caller, headers, held).await?;
     let conversation = earlier.clone();
     let read =
@@ -206,6 +208,24 @@ pub(crate) async fn earlier_conversation(
     Ok((body, earlier))
 }
 
+/// Refuses a request for answers that the model is not served for.
+fn check_task(task: SurfaceTask, model: &ModelText) -> Result<(), ApiError> {
+    let served = match (task, model.task()) {
+        (SurfaceTask::Generate, ModelTask::Generate)
+        | (SurfaceTask::Embed, ModelTask::Embed(_))
+        | (SurfaceTask::Score, ModelTask::Embed(_) | ModelTask::Rerank(_)) => return Ok(()),
+        (_, ModelTask::Generate) => {
+            "generates text; to serve its vectors, start it with --runner pooling"
+        }
+        (_, ModelTask::Embed(_)) => {
+            "is served for embeddings: /v1/embeddings, /v1/rerank and /v1/score answer"
+        }
+        (_, ModelTask::Rerank(_)) => "is served as a reranker: /v1/rerank and /v1/score answer",
+    };
+    let message = format!("The model `{}` {served}.", model.name());
+    Err(ApiError::unsupported("model", message))
+}
+
 async fn collect_answer(
     surface: &'static dyn Surface,
     head: AnswerHead,
@@ -226,8 +246,9 @@ async fn collect_answer(
         counts,
         timing: timing.map(|timing| timing.object()),
     };
-    let answer = surface.whole(head, &choices, end);
-    let mut response = axum::Json(answer).into_response();
+    let answer = surface.whole_body(head, &choices, end);
+    let kind = (header::CONTENT_TYPE, "application/json");
+    let mut response = ([kind], answer).into_response();
     if let Some(value) = timing.and_then(|timing| timing.header()) {
         response.headers_mut().insert(TIMING_HEADER, value);
     }

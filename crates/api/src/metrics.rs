@@ -312,9 +312,12 @@ impl RequestMeter {
         }
     }
 
-    pub(crate) fn finished(&mut self, reason: &'static str, output_tokens: u32) {
-        self.metrics.output_tokens.observe(f64::from(output_tokens));
-        self.record.finished(reason, output_tokens);
+    /// Observes the end of a sequence; one that asked for a vector has no output tokens.
+    pub(crate) fn finished(&mut self, reason: &'static str, output_tokens: Option<u32>) {
+        if let Some(output_tokens) = output_tokens {
+            self.metrics.output_tokens.observe(f64::from(output_tokens));
+        }
+        self.record.finished(reason, output_tokens.unwrap_or(0));
     }
 
     /// Observes the end of a complete answer.

@@ -6,6 +6,7 @@
 //! text.
 
 use cleave_domain::{FinishReason, TokenId};
+use std::sync::Arc;
 
 /// A piece of a choice. A new kind of content is a variant here, for which the compiler then names
 /// each surface.
@@ -19,6 +20,8 @@ pub(crate) enum OutputPiece {
     ToolCall(ToolCallPiece),
     /// Scores of tokens, those of an echoed prompt first.
     Scores(Vec<TokenScore>),
+    /// The vector of a request that asks for one; nothing but the end follows.
+    Vector(Arc<[f32]>),
     /// The end of the choice.
     End(ChoiceEnd),
 }
@@ -115,6 +118,7 @@ impl OutputPieces {
                     OutputPiece::Text(_)
                     | OutputPiece::Reasoning(_)
                     | OutputPiece::ToolCall(_)
+                    | OutputPiece::Vector(_)
                     | OutputPiece::End(_) => None,
                 });
                 match earlier {
@@ -122,7 +126,7 @@ impl OutputPieces {
                     None => self.0.push(OutputPiece::Scores(scores)),
                 }
             }
-            OutputPiece::End(_) => self.0.push(piece),
+            OutputPiece::Vector(_) | OutputPiece::End(_) => self.0.push(piece),
         }
     }
 
@@ -145,6 +149,14 @@ impl OutputPieces {
             _ => None,
         });
         scores.next().unwrap_or_default()
+    }
+
+    /// Returns the vector, if there is one.
+    pub(crate) fn vector(&self) -> Option<Arc<[f32]>> {
+        self.0.iter().find_map(|piece| match piece {
+            OutputPiece::Vector(vector) => Some(Arc::clone(vector)),
+            _ => None,
+        })
     }
 
     /// Returns the end of the choice, if it is among the pieces.

@@ -44,6 +44,7 @@ pub struct Checkpoint {
     /// Quantised weights, by the name that they would have if they were dense.
     quantized: BTreeMap<String, Arc<QuantizedTensor>>,
     tied: bool,
+    has_head: bool,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
     revision: OnceLock<Revision>,
@@ -104,8 +105,19 @@ impl Checkpoint {
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), vocab_size)?;
         let folder = TensorFolder::open(dir)?;
         let head = head_name(model.family);
-        let tied = model.spec.tied.unwrap_or_else(|| !folder.contains(head));
-        let layout = model.spec.tensors(model.family.tensors, tied);
+        let model_is_tied = model.spec.tied == Some(true);
+        let mut layout = model.spec.tensors(model.family.tensors, false);
+        let is_bare = has_bare_names(&layout, &folder);
+        // A bare model has no head of its own, whatever its config says of one.
+        let tied = match model.spec.tied {
+            _ if is_bare => true,
+            Some(tied) => tied,
+            None => !folder.contains(head),
+        };
+        layout.retain(|tensor| !(tied && tensor.role == TensorRole::Head));
+        if is_bare {
+            layout.iter_mut().for_each(ModelTensor::strip_model);
+        }
         let (mut tensors, mut quantized) = (BTreeMap::new(), BTreeMap::new());
         let mut names = BTreeMap::new();
         for tensor in &layout {
@@ -125,6 +137,7 @@ impl Checkpoint {
             names,
             tensors,
             quantized,
+            has_head: !is_bare || model_is_tied,
             tied,
             kv_scales: kv_scales(&folder)?,
             files: folder.shards().iter().map(SourceFile::of).collect(),
@@ -285,7 +298,14 @@ impl Checkpoint {
         self.vector(TensorRole::Embedding, None)
     }
 
-    /// The head, `(vocab, hidden)`: its own, or the embedding.
+    /// Whether the model can generate: a model that was stored without a head, as embedding models
+    /// are, can only if its head is tied to the embedding.
+    pub fn has_head(&self) -> bool {
+        self.has_head
+    }
+
+    /// The head, `(vocab, hidden)`: its own, or the embedding. The embedding stands in for the head
+    /// of a model without one, which nothing reads then.
     pub fn head(&self) -> &StoredTensor {
         let role = if self.tied {
             TensorRole::Embedding
@@ -323,6 +343,18 @@ impl Checkpoint {
             .get(name)
             .expect("open() found every tensor of the layout")
     }
+}
+
+/// Whether a folder has the names of a model without a head, as `AutoModel` stores it: those of
+/// the family without the leading `model.`.
+fn has_bare_names(layout: &[ModelTensor], folder: &TensorFolder) -> bool {
+    let embedding = layout
+        .iter()
+        .find(|tensor| tensor.role == TensorRole::Embedding);
+    embedding.is_some_and(|embedding| {
+        let bare = embedding.bare_name();
+        !folder.contains(&embedding.name) && bare != embedding.name && folder.contains(bare)
+    })
 }
 
 /// Name of the head's tensor in a family.

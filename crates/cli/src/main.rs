@@ -32,6 +32,7 @@ mod sim;
 mod single_request;
 mod source;
 mod synth;
+mod task;
 mod top;
 mod values;
 

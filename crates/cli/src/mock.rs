@@ -7,9 +7,10 @@
 use crate::args::{EngineArgs, MockArgs, ModelArgs};
 use crate::demo;
 use crate::mock_script::MockScript;
+use crate::task::model_task;
 use anyhow::{Context, anyhow};
 use cleave_domain::{Capacity, Fingerprint, Prices, Role};
-use cleave_engine::{Engine, EngineDescription, MockEngine};
+use cleave_engine::{Engine, EngineDescription, MOCK_HIDDEN, MockEngine};
 use cleave_sim::goodput::WorkerProfile;
 use cleave_text::{ModelFiles, ModelText};
 use serde_json::Value;
@@ -43,6 +44,7 @@ impl MockModel {
         };
         files.config = with_context(&files.config, capacity.context_tokens_max)?;
         files.context_tokens_max = model.max_model_len;
+        files.task = model_task(model, model.model.as_deref())?;
         if let Some(name) = &model.served_model_name {
             files.name.clone_from(name);
         }
@@ -154,6 +156,7 @@ fn with_context(config: &str, tokens: u32) -> anyhow::Result<String> {
         _ => &mut config,
     };
     text["max_position_embeddings"] = tokens.into();
+    text["hidden_size"] = MOCK_HIDDEN.into();
     text["rope_scaling"] = Value::Null;
     text["rope_parameters"] = Value::Null;
     Ok(config.to_string())

@@ -13,6 +13,7 @@ use crate::args::{
 use crate::bench::ProcessorProducts;
 use crate::demo;
 use crate::processor::ProcessorChoice;
+use crate::task::model_task;
 use anyhow::{Context, bail};
 use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, KvScales, StoredType};
@@ -21,7 +22,7 @@ use cleave_cuda::CudaWeightLoader;
 use cleave_engine::Weights;
 use cleave_engine::ops::{KvType, Precision, WeightLoader};
 use cleave_models::{ModelCost, ModelSpec, StoredSizes};
-use cleave_text::{ModelFiles, ModelText};
+use cleave_text::{ModelFiles, ModelTask, ModelText};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -107,6 +108,13 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     let checkpoint = Checkpoint::open(&folder)?;
     let mut files = ModelFiles::read(&folder)?;
     files.context_tokens_max = model.max_model_len;
+    files.task = model_task(model, model.model.as_deref())?;
+    if files.task == ModelTask::Generate && !checkpoint.has_head() {
+        bail!(
+            "{}: has no lm_head, so that it cannot generate; --runner pooling serves its vectors",
+            folder.display()
+        );
+    }
     match (&model.served_model_name, &model.model) {
         (Some(name), _) => files.name.clone_from(name),
         (None, None) => demo::NAME.clone_into(&mut files.name),

@@ -128,6 +128,7 @@ fn plan(done: u32, constrained_count: u32, constraint: &Arc<Constraint>) -> Step
         step: StepId(u64::from(done)),
         opens: opens.collect(),
         segments: segments.collect(),
+        poolings: Vec::new(),
     }
 }
 

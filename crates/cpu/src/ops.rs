@@ -413,6 +413,12 @@ impl Ops for CpuOps {
         self.product(head, rows, RowsSource::Rows(x.head(rows)), out)
     }
 
+    fn read_rows(&mut self, x: &CpuRows, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
+        let start = first * x.width;
+        out.copy_from_slice(&x.values[start..start + out.len()]);
+        Ok(())
+    }
+
     fn read_block(
         &self,
         pool: &CpuPool,

@@ -153,6 +153,7 @@ fn plan(step: u32, each: u32, sampling: &Arc<SamplingParams>) -> StepPlan {
         step: StepId(u64::from(step)),
         opens: opens.collect(),
         segments: segments.collect(),
+        poolings: Vec::new(),
     }
 }
 

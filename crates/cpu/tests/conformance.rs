@@ -5,7 +5,7 @@ use crate::harness::{available, options};
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
-use cleave_engine::conformance::{drafts, goldens, path_independence};
+use cleave_engine::conformance::{drafts, goldens, path_independence, pooled_paths, pooling};
 use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,24 @@ fn tokens_and_logits_match_the_reference_on_every_isa() {
             goldens(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
         }
     }
+}
+
+#[test]
+fn vectors_match_the_reference_on_every_isa() {
+    for isa in available() {
+        for name in ["llama3", "qwen3"] {
+            let options = options(Precision::F32, isa, 2);
+            let build = |dir: &Path, limits| engine(dir, limits, &options);
+            pooling(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn bf16_vectors_are_path_independent() {
+    let options = options(Precision::Bf16, Isa::detect(), 2);
+    let build = |dir: &Path, limits| engine(dir, limits, &options);
+    pooled_paths(&folder("qwen3"), &build).unwrap();
 }
 
 /// Every engine that the suite builds gets another number of threads, so that moving a sequence

@@ -63,6 +63,20 @@ fn cuda_f32_matches_the_reference_goldens() {
     }
 }
 
+/// Vectors of an f32 engine have the reference's logits, and those of a bf16 engine do not depend on
+/// the path, with the mean of rows that are stored in 16 bits.
+#[test]
+fn cuda_vectors_match_the_reference_on_every_path() {
+    if harness::device().is_none() {
+        return;
+    }
+    let folder = testdata().join("qwen3");
+    let f32 = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::F32));
+    conformance::pooling(&folder, &f32).unwrap();
+    let bf16 = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
+    conformance::pooled_paths(&folder, &bf16).unwrap();
+}
+
 /// The test covers windows and chunks in bf16; the emulator would take an hour for every path of
 /// every architecture.
 #[test]
@@ -117,6 +131,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
                 step: StepId(u64::from(chunk)),
                 opens: opens.into_iter().collect(),
                 segments: vec![segment],
+                poolings: Vec::new(),
             };
             engine.step(&plan).unwrap();
             for block in [2 * chunk, 2 * chunk + 1].map(BlockIndex) {

@@ -14,6 +14,7 @@ mod id;
 mod kv;
 mod message;
 mod plan;
+mod pooling;
 mod price;
 mod request;
 mod resolve;
@@ -40,8 +41,10 @@ pub use message::{
     TokenUsage,
 };
 pub use plan::{
-    LogitsWanted, OpenSlot, SampledToken, Segment, SegmentState, StepPlan, StepResult, TokenScores,
+    LogitsWanted, OpenSlot, SampledToken, Segment, SegmentPooling, SegmentState, StepPlan,
+    StepResult, TokenScores,
 };
+pub use pooling::{POOLED_LOGITS_MAX, POOLED_TOKEN, Pooling};
 pub use price::{LinkPrice, Prices, RowPrice, StepWork};
 pub use request::{Request, SamplingError, SamplingParams, StopRules};
 pub use resolve::{CLASS_HEADER, UnknownSloClass};

@@ -41,7 +41,8 @@ pub enum Order {
     /// Relay this to every other connected router.
     #[serde(rename = "PassOn")]
     Relay(Arc<ScalingGossip>),
-    /// Both legs: reserve blocks and run the request here, from its prompt to its last token.
+    /// Both legs: reserve blocks and run the request here, from its prompt to its last token. A
+    /// pooled request has no decode leg: any worker that serves prefill legs runs it.
     Run(RunOrder),
 }
 
@@ -401,4 +402,8 @@ pub struct PromptFacts {
     pub scores: Vec<SampledToken>,
     /// The times of the prefill leg.
     pub timing: PrefillTiming,
+    /// The vector of a pooled request, see [`crate::Pooling`]; its token is
+    /// [`crate::POOLED_TOKEN`].
+    #[serde(default)]
+    pub pooled: Option<Arc<[f32]>>,
 }

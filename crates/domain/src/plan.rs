@@ -1,7 +1,7 @@
 //! The plan of one engine step, and its result. It names slots, block indices and token ids, and no
 //! requests.
 
-use crate::{BlockIndex, SamplingParams, SlotIndex, StepId, TokenId};
+use crate::{BlockIndex, Pooling, SamplingParams, SlotIndex, StepId, TokenId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -14,6 +14,21 @@ pub struct StepPlan {
     pub opens: Vec<OpenSlot>,
     /// At most one segment for each slot. The engine may reorder the work, never the results.
     pub segments: Vec<Segment>,
+    /// For each segment with [`LogitsWanted::Pool`], in their order: its vector.
+    #[serde(default)]
+    pub poolings: Vec<SegmentPooling>,
+}
+
+/// The vector that a segment contributes to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SegmentPooling {
+    /// The slot of the segment.
+    pub slot: SlotIndex,
+    /// The kind of the vector.
+    pub pooling: Pooling,
+    /// The sum over all tokens before the segment, `(hidden)`, of a [`Pooling::Mean`] that has any.
+    /// The engine keeps nothing between steps, so a sequence may lose its slot.
+    pub sum: Option<Arc<[f64]>>,
 }
 
 /// Assigns a slot to a sequence, with all that the engine must know of it.
@@ -92,6 +107,8 @@ pub enum LogitsWanted {
     Score,
     /// As `Score` for all but the last position, and draw the token after that.
     ScoreAndSample,
+    /// Pool hidden states, as [`StepPlan::poolings`] says; draw none.
+    Pool,
 }
 
 impl LogitsWanted {
@@ -116,6 +133,11 @@ pub struct StepResult {
     /// next. They are proposals for drafts, and change no token.
     #[serde(default)]
     pub forced: Vec<(SlotIndex, Vec<TokenId>)>,
+    /// For each entry of [`StepPlan::poolings`], in their order: the values of its vector, or the
+    /// sum so far of a mean. Sums add one token after the other in f64, so that they do not depend
+    /// on the chunks of the prompt. Every value is finite.
+    #[serde(default)]
+    pub pooled: Vec<(SlotIndex, Arc<[f64]>)>,
 }
 
 /// A token that the engine drew.

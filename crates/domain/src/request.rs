@@ -1,6 +1,8 @@
 //! A validated request of a client: tokens and numbers, no text.
 
-use crate::{Constraint, FinishReason, GRAMMAR_BYTES_MAX, RequestSlo, TokenId};
+use crate::{
+    Constraint, FinishReason, GRAMMAR_BYTES_MAX, POOLED_LOGITS_MAX, Pooling, RequestSlo, TokenId,
+};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::fmt;
@@ -25,6 +27,10 @@ pub struct Request {
     pub cache_salt: u64,
     /// The targets that apply to it.
     pub slo: RequestSlo,
+    /// The vector that it asks for instead of tokens: one worker runs the prompt, and nothing is
+    /// decoded. Its limit is then one token, which stands for the vector.
+    #[serde(default)]
+    pub pooling: Option<Pooling>,
 }
 
 impl Request {
@@ -49,6 +55,27 @@ impl Request {
         }
         let full = self.is_at_limit(output.len(), context_tokens_max);
         full.then_some(FinishReason::Length)
+    }
+
+    /// Whether an engine with a vocabulary of `vocab_size` can run it: every token is in the
+    /// vocabulary, the sampling is in range, and a pooled request asks for its vector alone.
+    pub fn is_runnable(&self, vocab_size: u32) -> bool {
+        let in_vocabulary = |tokens: &[TokenId]| tokens.iter().all(|token| *token < vocab_size);
+        let pools = match &self.pooling {
+            None => true,
+            Some(pooling) => {
+                let named = match pooling {
+                    Pooling::Logits(tokens) => {
+                        (1..=POOLED_LOGITS_MAX).contains(&tokens.len()) && in_vocabulary(tokens)
+                    }
+                    Pooling::LastToken | Pooling::Mean | Pooling::FirstToken => true,
+                };
+                let scores = self.sampling.prompt_logprobs.is_some();
+                named && self.stop.max_tokens == 1 && !scores && self.generated.is_empty()
+            }
+        };
+        let known = in_vocabulary(&self.prompt) && in_vocabulary(&self.generated);
+        known && pools && self.sampling.check(vocab_size).is_ok()
     }
 
     /// Whether this many output tokens reach the limit of the request or the context, whatever the
@@ -272,6 +299,7 @@ mod tests {
             priority: 0,
             cache_salt: 0,
             slo: RequestSlo::default(),
+            pooling: None,
         }
     }
 

@@ -67,6 +67,11 @@ impl<O: Ops> ActivationBuffers<O> {
         })
     }
 
+    /// The final norm of the wanted rows, `(rows, hidden)`, after [`ForwardPass::run`].
+    pub(crate) fn final_rows(&self) -> &O::Rows {
+        &self.normed
+    }
+
     /// Buffer with the head's input rows from number `first` on, after
     /// `ForwardPass::gather_logit_rows`.
     fn head_input_from(&self, first: usize) -> &O::Rows {

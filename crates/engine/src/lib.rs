@@ -25,6 +25,6 @@ mod weights;
 pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
 pub use constraint::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher};
 pub use engine::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
-pub use mock::{AnswerScript, MockEngine};
+pub use mock::{AnswerScript, MOCK_HIDDEN, MockEngine};
 pub use model::{EngineLimits, ModelEngine};
 pub use weights::{LoadError, Weights};

@@ -6,14 +6,15 @@
 //! state, so that their contents change no token.
 //! Invariant: a token is a function of the sequence's seed and prompt, the token's position, and
 //! the tokens that a constraint allows there, so that every path through a fleet gives the same
-//! tokens; all tokens are equally likely, and have that score.
+//! tokens; all tokens are equally likely, and have that score. A vector is a
+//! function of the prompt alone.
 
 use crate::constraint::{ConstraintSource, SlotConstraint, TokenMask};
 use crate::ops::PoolPlane;
 use crate::{BlockSpan, Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 use cleave_domain::{
-    BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, Segment, SlotIndex, StepPlan,
-    StepResult, TokenId, TokenScores,
+    BlockIndex, KvPlane, LogitsWanted, OpenSlot, Pooling, SampledToken, Segment, SlotIndex,
+    StepPlan, StepResult, TokenId, TokenScores,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,6 +29,8 @@ pub trait AnswerScript: Send + Sync {
     /// alone, so that a sequence that is opened again elsewhere goes on with the same answer.
     fn answer(&self, prompt: &[TokenId]) -> Arc<[TokenId]>;
 }
+/// Elements of a mock's hidden states.
+pub const MOCK_HIDDEN: usize = 16;
 
 /// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
@@ -145,7 +148,7 @@ impl MockEngine {
         }
         let scores = match segment.logits {
             LogitsWanted::Score | LogitsWanted::ScoreAndSample => open.sampling.prompt_logprobs,
-            LogitsWanted::No | LogitsWanted::Sample => None,
+            LogitsWanted::No | LogitsWanted::Sample | LogitsWanted::Pool => None,
         };
         if let Some(top) = scores {
             let history = open.prompt.iter().chain(&open.output);
@@ -168,6 +171,47 @@ impl MockEngine {
             }
         }
         Ok(())
+    }
+
+    /// The values of a segment that pools, of hidden states that depend on all tokens before.
+    fn pool(&self, plan: &StepPlan, segment: &Segment) -> Result<Arc<[f64]>, EngineError> {
+        let slot = segment.slot;
+        let wanted = plan.poolings.iter().find(|wanted| wanted.slot == slot);
+        let wanted = wanted.ok_or_else(|| slot_error(slot, "pools nothing"))?;
+        let entry = self.slots.get(slot.0 as usize).and_then(Option::as_ref);
+        let open = &entry
+            .ok_or_else(|| slot_error(slot, "was never opened"))?
+            .open;
+        let (first, len) = (segment.position as usize, segment.len as usize);
+        let mut prefix = 0;
+        let hidden = open.prompt[..first + len].iter().map(|token| {
+            prefix = mix(prefix ^ u64::from(*token));
+            prefix
+        });
+        let hidden: Vec<u64> = hidden.collect();
+        let element = |state: u64, at: u64| mix(state ^ mix(at)) as i32 as f64 / 2f64.powi(31);
+        let row = |state: u64| (0..MOCK_HIDDEN as u64).map(move |at| element(state, at));
+        Ok(match &wanted.pooling {
+            Pooling::LastToken => row(hidden[first + len - 1]).collect(),
+            Pooling::FirstToken => row(hidden[0]).collect(),
+            Pooling::Logits(tokens) => {
+                let last = hidden[first + len - 1];
+                let logit = |token: &TokenId| 4.0 * element(last, u64::from(*token));
+                tokens.iter().map(logit).collect()
+            }
+            Pooling::Mean => {
+                let mut sum = match &wanted.sum {
+                    Some(sum) => sum.to_vec(),
+                    None => vec![0.0; MOCK_HIDDEN],
+                };
+                for state in &hidden[first..] {
+                    sum.iter_mut()
+                        .zip(row(*state))
+                        .for_each(|(sum, x)| *sum += x);
+                }
+                sum.into()
+            }
+        })
     }
 
     /// Number of blocks or slots of a plane, and their bytes.
@@ -244,6 +288,10 @@ impl Engine for MockEngine {
         };
         for segment in &plan.segments {
             self.run(segment, &mut result)?;
+            if segment.logits == LogitsWanted::Pool {
+                let pooled = self.pool(plan, segment)?;
+                result.pooled.push((segment.slot, pooled));
+            }
         }
         Ok(result)
     }
@@ -499,6 +547,7 @@ mod tests {
                 state: None,
             }],
             opens,
+            poolings: Vec::new(),
         })
     }
 
@@ -533,6 +582,7 @@ mod tests {
                 state: None,
             }],
             opens: vec![],
+            poolings: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@
 mod draws;
 mod fingerprint;
 mod in_flight;
+mod pooled;
 mod states;
 
 use crate::blocks::{BlockSpan, DeviceBlocks};
@@ -20,13 +21,17 @@ use crate::sampling::{SamplingSlot, TokenSampler};
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, KvPlane, KvSpec, OpenSlot, SlotIndex, StepPlan, StepResult, TokenId,
+    BlockIndex, Capacity, KvPlane, KvSpec, LogitsWanted, OpenSlot, SlotIndex, StepPlan, StepResult,
+    TokenId,
 };
 use draws::{LogitPurpose, LogitRows, logit_purposes, slot_of};
 use fingerprint::fingerprint;
 use in_flight::UncollectedStep;
+use pooled::{PooledRows, pooled_rows};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+pub(crate) use pooled::pooling_of;
 
 /// Capacity of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +83,10 @@ pub struct ModelEngine<O: Ops> {
     logit_rows: LogitRows,
     /// Rows whose logits are copied to the host; appended to `wanted` once the plan is laid out.
     host_rows: LogitRows,
+    /// Vectors that the step pools, with their rows.
+    pooled: Vec<PooledRows>,
+    /// Their rows in the batch; appended to the wanted ones once the plan is laid out.
+    pooled_rows: Vec<u32>,
     /// Number of wanted rows that the device draws.
     device_rows_count: usize,
     /// Tokens that the device drew, reused so that a step allocates nothing.
@@ -176,6 +185,8 @@ impl<O: Ops> ModelEngine<O> {
             batch: Batch::default(),
             logit_rows: LogitRows::default(),
             host_rows: LogitRows::default(),
+            pooled: Vec::new(),
+            pooled_rows: Vec::new(),
             device_rows_count: 0,
             drawn: Vec::new(),
             rules: Vec::new(),
@@ -224,6 +235,8 @@ impl<O: Ops> ModelEngine<O> {
             batch,
             logit_rows,
             host_rows: on_host,
+            pooled,
+            pooled_rows: in_pools,
             slots,
             ..
         } = self;
@@ -236,6 +249,8 @@ impl<O: Ops> ModelEngine<O> {
         batch.blocks.clear();
         logit_rows.clear();
         on_host.clear();
+        pooled.clear();
+        in_pools.clear();
         for segment in &plan.segments {
             let slot = slots[segment.slot.0 as usize].as_mut();
             let slot = slot.expect("the plan was checked: every slot is open");
@@ -275,6 +290,13 @@ impl<O: Ops> ModelEngine<O> {
                 blocks: table..batch.blocks.len(),
                 state: segment.state.map(|state| state.slot),
             });
+            if segment.logits == LogitsWanted::Pool
+                && let Some(wanted) = pooling_of(plan, segment)
+            {
+                let rows = pooled_rows(segment, &wanted.pooling);
+                let rows = first + rows.start..first + rows.end;
+                Self::add_pooled_rows(pooled, in_pools, rows, wanted);
+            }
             for (row, purpose) in logit_purposes(segment, drafts, history.len()) {
                 let is_sample = matches!(purpose, LogitPurpose::Sample(..));
                 if device_draws && is_sample && slot.device_can_draw() {
@@ -297,6 +319,7 @@ impl<O: Ops> ModelEngine<O> {
         // Device rows come first, so that the device draws a prefix of the wanted rows and the host
         // the rest.
         logit_rows.append(on_host);
+        logit_rows.rows.append(in_pools);
     }
 
     /// Lays a step out and queues it, with the draws that the device makes and the copies of states
@@ -358,10 +381,12 @@ impl<O: Ops> ModelEngine<O> {
             self.report_drawn(&draws, &mut result);
             self.spare_draws.push(draws);
         }
+        let pooled = self.pool_on_host(&mut result);
         self.draw_on_host(&mut result)?;
+        pooled?;
         self.propose_forced(&mut result);
         // The device's draws were appended before the host's; restore the plan's order.
-        if (1..self.logit_rows.rows.len()).contains(&self.device_rows_count) {
+        if (1..self.logit_rows.purposes.len()).contains(&self.device_rows_count) {
             let plan_index = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);
             result
                 .sampled

@@ -499,6 +499,15 @@ pub trait Ops: Send {
         out: &mut [f32],
     ) -> Result<(), EngineError>;
 
+    /// Copies rows `first..` of a buffer to the host, widened to f32: `out` is `(rows, width)`,
+    /// exactly filled. Waits for all work queued before.
+    fn read_rows(
+        &mut self,
+        x: &Self::Rows,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError>;
+
     /// Whether the device draws tokens itself, so that logits need not be copied to the host, and
     /// accepts the next pass before the tokens were fetched.
     fn can_draw(&self) -> bool {

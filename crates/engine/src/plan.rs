@@ -5,10 +5,12 @@
 //! Invariant: an accepted plan cannot index outside a buffer, write two sequences into one block or
 //! state slot, or run a token that is neither in the slot's history nor being drawn for it.
 
+use crate::model::pooling_of;
 use crate::sampling::{self, SamplingSlot};
 use crate::{EngineDescription, EngineError};
 use cleave_domain::{
-    BlockIndex, Capacity, LogitsWanted, OpenSlot, Segment, SegmentState, StateCapacity, StepPlan,
+    BlockIndex, Capacity, LogitsWanted, OpenSlot, Pooling, Segment, SegmentPooling, SegmentState,
+    StateCapacity, StepPlan,
 };
 
 /// Records the blocks and slots that a plan names. Serial numbers make clearing between plans
@@ -53,6 +55,13 @@ impl PlanCheck {
         slots: &[Option<SamplingSlot>],
         plan: &StepPlan,
     ) -> Result<(), EngineError> {
+        let segments = plan.segments.iter();
+        let pooling = segments.filter(|segment| segment.logits == LogitsWanted::Pool);
+        let pooling = pooling.map(|segment| segment.slot);
+        if !pooling.eq(plan.poolings.iter().map(|at| at.slot)) {
+            let problem = "vectors that are not those of the segments that pool";
+            return Err(EngineError::Plan(problem.to_owned()));
+        }
         for (index, open) in plan.opens.iter().enumerate() {
             let of_slot = |problem| EngineError::Slot(open.slot, problem);
             check_open(engine, open).map_err(of_slot)?;
@@ -135,6 +144,7 @@ impl PlanCheck {
         if samples && end != tokens_count {
             return Err(format!("samples after {end} of {tokens_count} tokens"));
         }
+        check_pooling(engine, plan, segment, tokens_count)?;
         self.check_blocks(engine, segment, end + segment.drafts.len())?;
         match (engine.capacity.states, &segment.state) {
             (None, None) => Ok(()),
@@ -243,6 +253,35 @@ impl PlanCheck {
         }
         Ok(())
     }
+}
+
+/// Checks that a segment that pools has a vector of its tokens.
+fn check_pooling(
+    engine: &EngineDescription,
+    plan: &StepPlan,
+    segment: &Segment,
+    tokens_count: usize,
+) -> Result<(), String> {
+    if segment.logits != LogitsWanted::Pool {
+        return Ok(());
+    }
+    let Some(SegmentPooling { pooling, sum, .. }) = pooling_of(plan, segment) else {
+        return Err("pools no vector".to_owned());
+    };
+    let tokens = u32::try_from(tokens_count).unwrap_or(u32::MAX);
+    if !pooling.reads(segment.position, segment.len, tokens) {
+        return Err("pools no token of the segment".to_owned());
+    }
+    let continues = *pooling == Pooling::Mean && segment.position > 0;
+    if sum.is_some() != continues {
+        return Err("has a sum of no tokens, or lacks one".to_owned());
+    }
+    if let Pooling::Logits(tokens) = pooling
+        && let Some(token) = tokens.iter().find(|token| **token >= engine.vocab_size)
+    {
+        return Err(format!("pools the logit of token {token}"));
+    }
+    Ok(())
 }
 
 /// Error message for a block that the pool does not have.

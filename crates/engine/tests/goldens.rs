@@ -2,7 +2,7 @@
 
 use crate::reference;
 use cleave_checkpoint::Checkpoint;
-use cleave_engine::conformance::{drafts, goldens, path_independence};
+use cleave_engine::conformance::{drafts, goldens, path_independence, pooling};
 use cleave_engine::{Engine, EngineLimits, Weights};
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,14 @@ checkpoint!(olmo2, "olmo2");
 checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
+
+// Invariant: I11.
+#[test]
+fn vectors_match_the_reference_on_every_path() {
+    for name in ["llama3", "olmo2", "qwen2", "qwen3"] {
+        pooling(&folder(name), &build).unwrap();
+    }
+}
 
 // Invariant: I48.
 #[test]

@@ -70,6 +70,7 @@ fn plan(step: u64, opens: Vec<OpenSlot>, segments: Vec<Segment>) -> StepPlan {
         step: StepId(step),
         opens,
         segments,
+        poolings: Vec::new(),
     }
 }
 

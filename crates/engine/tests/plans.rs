@@ -58,6 +58,7 @@ fn plan(opens: Vec<OpenSlot>, segments: Vec<Segment>) -> StepPlan {
         step: StepId(1),
         opens,
         segments,
+        poolings: Vec::new(),
     }
 }
 

@@ -534,6 +534,14 @@ impl Ops for PlainOps {
         self.device.is_some()
     }
 
+    fn read_rows(&mut self, x: &Rows, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
+        let width = x.row(0).len();
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            out.copy_from_slice(x.row(first + row));
+        }
+        Ok(())
+    }
+
     fn queue_draw(
         &mut self,
         head: &Matrix,

@@ -109,6 +109,7 @@ fn plan(opens: &[u32], segments: Vec<Segment>) -> StepPlan {
         step: StepId(1),
         opens: opens.iter().map(|slot| open(*slot)).collect(),
         segments,
+        poolings: Vec::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::connection::Registration;
 use cleave_domain::{Capacity, Fingerprint, Role, WorkerDescription, WorkerRef};
-use cleave_text::ModelFiles;
+use cleave_text::{ModelFiles, ModelTask};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,6 +39,7 @@ pub fn registration() -> Registration {
             chat_template: None,
             chat_templates_named: Vec::new(),
             context_tokens_max: None,
+            task: ModelTask::Generate,
         }),
         silence: Duration::from_secs(5),
     }

@@ -341,6 +341,7 @@ mod tests {
             },
             priority: 0,
             cache_salt: 0,
+            pooling: None,
             slo: RequestSlo::default(),
         }
     }
@@ -362,6 +363,7 @@ mod tests {
             cached_tokens,
             scores: Vec::new(),
             timing: PrefillTiming::default(),
+            pooled: None,
         }
     }
 

@@ -358,6 +358,7 @@ mod tests {
             },
             priority: 0,
             cache_salt: 0,
+            pooling: None,
             slo: RequestSlo::default(),
         }
     }

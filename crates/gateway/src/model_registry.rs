@@ -281,6 +281,10 @@ impl ServingModel {
         if self.context_tokens_max != other.context_tokens_max {
             return differ("context", self.context_tokens_max, other.context_tokens_max);
         }
+        let (ours, task) = (&self.files.task, &other.files.task);
+        if ours != task {
+            return Err(format!("its task is {ours:?}, the worker's {task:?}"));
+        }
         Ok(())
     }
 }
@@ -290,9 +294,11 @@ mod tests {
     use super::*;
     use crate::{GatewayOptions, RouterBody};
     use cleave_api::ApiOptions;
+    use cleave_domain::Pooling;
     use cleave_fleet::SILENCE_DEFAULT;
     use cleave_router::RouterLimits;
     use cleave_telemetry::Telemetry;
+    use cleave_text::{EmbedTask, ModelTask};
     use std::path::Path;
     use std::time::Duration;
     use tokio::time::timeout;
@@ -397,6 +403,21 @@ mod tests {
                 .all(|reason| reason.contains("requests open: 2"))
         );
         assert_eq!(check(&present, 0), [Ok(()), Ok(())]);
+    }
+
+    /// Requests are read for one task before a worker is chosen.
+    #[test]
+    fn a_worker_of_another_task_is_turned_away() {
+        let mut present = ConnectedModels::default();
+        let generating = served("m", 400);
+        present.join(&generating.files);
+        let mut embedding = served("m", 400);
+        let task = ModelTask::Embed(EmbedTask::of(Pooling::Mean));
+        Arc::make_mut(&mut embedding.files).task = task;
+        assert_eq!(generating.check(&served("m", 400)), Ok(()));
+        present.serving = Some(generating);
+        let reason = present.check(&embedding, 0).unwrap_err();
+        assert!(reason.contains("its task is Generate"), "{reason}");
     }
 
     /// A registry of a router without workers, and the files of a model.

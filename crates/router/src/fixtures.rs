@@ -110,6 +110,7 @@ impl LegsFixture {
             prompt_tokens: 3,
             tokens_max: 12,
             tokens_expected: 12,
+            prefill_only: false,
         };
         placed.fleet.claim_legs(name, &placement, &size);
         let attempt = FlightAttempt::new(name, worker(1), worker(2), 100);

@@ -7,10 +7,10 @@
 
 use cleave_domain::{
     BlockIndex, BlockRef, Capacity, DecodeTiming, DeviceId, Failure, Fingerprint, FinishReason,
-    FlightId, Generation, HandoffId, Incarnation, LinkPrice, OnSloMiss, Order, PrefillBacklog,
-    PrefillTiming, Prices, Refusal, Report, Request, RequestSlo, RequestStage, Role, RowPrice,
-    SloClass, SloMetric, SloPolicy, StepProgress, Tenant, TenantQuota, Time, WorkerDescription,
-    WorkerId, WorkerLoad, WorkerRef,
+    FlightId, Generation, HandoffId, Incarnation, LinkPrice, OnSloMiss, Order, Pooling,
+    PrefillBacklog, PrefillTiming, Prices, Refusal, Report, Request, RequestSlo, RequestStage,
+    Role, RowPrice, SloClass, SloMetric, SloPolicy, StepProgress, Tenant, TenantQuota, Time,
+    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::block_hashes;
 use cleave_router::{
@@ -336,6 +336,10 @@ fn request(words: &[&str], policy: &SloPolicy) -> Request {
     let from = number("from", 0);
     let prompt = from..from + number("prompt", 10);
     let mut request = build::request(prompt, number("max", 4));
+    if words.contains(&"vector") {
+        request.pooling = Some(Pooling::Mean);
+        request.stop.max_tokens = 1;
+    }
     request.stop.min_tokens = number("min", 0);
     // The output token with this number stops.
     let stops = words.iter().filter_map(|w| w.strip_prefix("stop="));
@@ -809,4 +813,7 @@ scenarios! {
     a_yielding_request_is_overtaken_without_limit
     no_flight_overtakes_in_load_mode
     a_class_has_its_own_queue_limit
+    a_vector_runs_on_one_prefill_worker
+    a_vector_of_a_lost_worker_is_computed_elsewhere
+    a_vector_is_refused_for_its_first_target_alone
 }

@@ -39,7 +39,7 @@ impl WorkerMachines {
             decoding <= queue as usize,
             "more decode legs than slots and queue allow"
         );
-        let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
+        let queued = |s: &&WorkerSequence| !s.decodes_here() && s.times.started.is_none();
         let queued = self.sequences.iter().filter(queued).count();
         assert!(
             queued <= limits.queue_max as usize,

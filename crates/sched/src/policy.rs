@@ -4,7 +4,7 @@
 //! gives up its blocks and how, when to retry. Never: changes anything, or sees the brain.
 //! Invariant: the most important sequence is never a victim of another, so it always progresses.
 
-use cleave_domain::{HandoffId, Request, Time};
+use cleave_domain::{HandoffId, Time};
 use std::time::Duration;
 
 /// A sequence's place among all others: by priority, then by the deadline of its first token, then
@@ -155,12 +155,6 @@ pub(crate) fn chunk(computed: u32, rest: u32, tokens_max: u32, block_tokens: u32
     } else {
         ChunkSize::PartOfBlock(tokens_max)
     }
-}
-
-/// Whether an engine of this vocabulary can run the request.
-pub(crate) fn runnable(request: &Request, vocab_size: u32) -> bool {
-    let mut tokens = request.prompt.iter().chain(request.generated.iter());
-    tokens.all(|token| *token < vocab_size) && request.sampling.check(vocab_size).is_ok()
 }
 
 /// Time until a retry makes sense after `steps` steps of recent length. At least 10 ms, so that

@@ -16,6 +16,7 @@ mod ahead;
 mod audit;
 mod moves;
 mod pair;
+mod pooling;
 mod scenarios;
 mod slo_targets;
 mod speculation;

@@ -7,9 +7,10 @@
 use crate::model::{ReferenceStream, reference_stream};
 use crate::world::ChaosWorld;
 use cleave_domain::{
-    Emission, Ending, Failure, FlightId, HandoffId, Request, RouterId, SampledToken, Time, TokenId,
+    Emission, Ending, Failure, FlightId, HandoffId, PromptFacts, Request, RouterId, Time, TokenId,
 };
 use cleave_router::TokenStream;
+use cleave_testkit::pooled_vector;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -157,9 +158,7 @@ impl ChaosClients {
             ));
         }
         match prompt {
-            Some(facts) if index == 0 => {
-                client.check_prompt(facts.cached_tokens, &facts.scores)?;
-            }
+            Some(facts) if index == 0 => client.check_prompt(&facts)?,
             // The first token after a resume ends a prefill leg too; its prompt facts repeat
             // earlier ones.
             Some(_) => {}
@@ -261,8 +260,21 @@ impl ChaosClients {
 }
 
 impl ChaosClient {
-    fn check_prompt(&self, cached_tokens: u32, scores: &[SampledToken]) -> Result<(), String> {
+    fn check_prompt(&self, facts: &PromptFacts) -> Result<(), String> {
         let prompt = &self.request.prompt;
+        let PromptFacts {
+            cached_tokens,
+            scores,
+            timing: _,
+            pooled,
+        } = facts;
+        let pooling = self.request.pooling.as_ref();
+        let expected = pooling.map(|pooling| pooled_vector(pooling, prompt));
+        if *pooled != expected {
+            let flight = self.flight;
+            return Err(format!("{flight} got {pooled:?}, not {expected:?}"));
+        }
+        let cached_tokens = *cached_tokens;
         if cached_tokens as usize >= prompt.len() {
             return Err(format!("{} had its whole prompt cached", self.flight));
         }

@@ -4,7 +4,7 @@
 //! Invariant: a drawn token is a function of seed, position and the cell before it. So a request's
 //! tokens equal the reference's whatever path it takes.
 
-use cleave_domain::{FinishReason, Request, SplitMix64, TokenId};
+use cleave_domain::{FinishReason, POOLED_TOKEN, Request, SplitMix64, TokenId};
 use cleave_testkit::{CellConstraint, KvHash, TokenDraw};
 
 /// Token ids are `0..VOCAB`.
@@ -86,8 +86,15 @@ pub(crate) struct ReferenceStream {
     pub(crate) reason: FinishReason,
 }
 
-/// Runs a request alone, in one go, without blocks.
+/// Runs a request alone, in one go, without blocks. A vector has a reference of its own:
+/// [`cleave_testkit::pooled_vector`].
 pub(crate) fn reference_stream(request: &Request, context_tokens_max: u32) -> ReferenceStream {
+    if request.pooling.is_some() {
+        return ReferenceStream {
+            tokens: vec![POOLED_TOKEN],
+            reason: FinishReason::Length,
+        };
+    }
     let mut last = KvHash::default();
     for token in request.prompt.iter() {
         last = last.extend(*token);

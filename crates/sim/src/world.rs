@@ -10,8 +10,8 @@ use crate::bit_flips::BitFlipRates;
 use crate::disk::TierSettings;
 use crate::speculation::draw_speculation;
 use cleave_domain::{
-    Capacity, Fingerprint, Request, RequestSlo, Role, SamplingParams, SplitMix64, StateCapacity,
-    StopRules, Time, TokenId, WorkerDescription,
+    Capacity, Fingerprint, Pooling, Request, RequestSlo, Role, SamplingParams, SplitMix64,
+    StateCapacity, StopRules, Time, TokenId, WorkerDescription,
 };
 use cleave_kv::PoolWriter;
 use cleave_router::OperatorRequest;
@@ -30,6 +30,9 @@ pub(crate) enum FaultPlan {
 
 /// Separates the draw of steps in flight from the seed's other draws.
 const STEPS_SEED_SALT: u64 = 0x6c62_272e_07bb_0142;
+
+/// Separates the draw of vectors from the seed's other draws.
+const POOLING_SEED_SALT: u64 = 0x51ab_90f3_7c12_e4d5;
 
 /// Separates the draw of states from the seed's other draws.
 const STATES_SEED_SALT: u64 = 0x2bd7_a6a6_e99c_2ddc;
@@ -179,6 +182,7 @@ impl ChaosWorld {
             .max()
             .unwrap_or_default();
         let speculation = draw_speculation(seed, &mut requests);
+        draw_poolings(seed, &mut requests);
         Self {
             seed,
             fault_plan,
@@ -331,6 +335,34 @@ fn draw_workers(rng: &mut SplitMix64, capacity: Capacity) -> Vec<WorkerDescripti
     workers
 }
 
+/// Turns some requests of every third world into ones for a vector.
+fn draw_poolings(seed: u64, requests: &mut [ChaosRequest]) {
+    let rng = &mut SplitMix64::new(seed ^ POOLING_SEED_SALT);
+    if !rng.chance(333) {
+        return;
+    }
+    let share = *rng.pick(&[100, 400, 1000]);
+    for request in requests.iter_mut() {
+        if !rng.chance(share) {
+            continue;
+        }
+        let request = Arc::make_mut(&mut request.request);
+        let pooling = match rng.count(0, 3) {
+            0 => Pooling::LastToken,
+            1 => Pooling::FirstToken,
+            2 => Pooling::Logits([0, 1].into()),
+            _ => Pooling::Mean,
+        };
+        request.pooling = Some(pooling);
+        request.sampling.prompt_logprobs = None;
+        request.stop = StopRules {
+            max_tokens: 1,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        };
+    }
+}
+
 fn draw_requests(
     rng: &mut SplitMix64,
     capacity: &Capacity,
@@ -380,6 +412,7 @@ fn draw_requests(
             },
             priority: rng.count(0, 2) as i32 - 1,
             cache_salt: u64::from(rng.chance(300)),
+            pooling: None,
             slo: RequestSlo::default(),
         };
         let at = Time::from_nanos(rng.range(0, window) * 1000);

@@ -5,10 +5,11 @@
 
 use cleave_domain::{
     Capacity, Fingerprint, FlightId, HandoffId, Incarnation, Prices, Request, RequestSlo, Role,
-    SampledToken, SamplingParams, StepPlan, StepResult, StopRules, TokenId, WorkerDescription,
-    WorkerId, WorkerRef,
+    SampledToken, SamplingParams, SlotIndex, StepPlan, StepResult, StopRules, TokenId,
+    WorkerDescription, WorkerId, WorkerRef,
 };
 use cleave_sched::{PoolWriter, WorkerLimits};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A greedy request without stop tokens, targets or output so far.
@@ -24,6 +25,7 @@ pub fn request(prompt: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> Re
         },
         priority: 0,
         cache_salt: 0,
+        pooling: None,
         slo: RequestSlo::default(),
     }
 }
@@ -94,6 +96,13 @@ pub fn step_result(plan: &StepPlan, draw: impl Fn(usize) -> TokenId) -> StepResu
     StepResult {
         step: plan.step,
         sampled: drawn.collect(),
+        pooled: pooled_zeros(plan),
         ..StepResult::default()
     }
+}
+
+/// The answer of an engine whose hidden states are zeros to everything that a plan pools.
+pub fn pooled_zeros(plan: &StepPlan) -> Vec<(SlotIndex, Arc<[f64]>)> {
+    let poolings = plan.poolings.iter();
+    poolings.map(|at| (at.slot, Arc::from([0.0]))).collect()
 }

@@ -23,7 +23,7 @@ pub use cells::{
     OpFault, carry_out,
 };
 pub use constraint::{CellConstraint, CellMatcher, CellThinking, MatcherFault};
-pub use engine::{CellEngine, DrawToken, EngineCosts, KvCell, TokenDraw};
+pub use engine::{CellEngine, DrawToken, EngineCosts, KvCell, TokenDraw, pooled_vector};
 pub use event_queue::EventQueue;
 pub use frames::BlockFrames;
 pub use kv_hash::KvHash;

@@ -4,6 +4,7 @@
 //! templates. Invariant: the type serializes, because a worker, which has the folder, sends it to
 //! routers, which have none.
 
+use crate::model_task::ModelTask;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -30,6 +31,8 @@ pub struct ModelFiles {
     pub chat_templates_named: Vec<(String, String)>,
     /// A limit below the context length of `config.json`, where the workers hold less.
     pub context_tokens_max: Option<u32>,
+    /// The task that the model is served for.
+    pub task: ModelTask,
 }
 
 /// An unusable model folder.
@@ -47,7 +50,8 @@ pub enum ModelError {
 }
 
 impl ModelFiles {
-    /// Reads a Hugging Face folder. The served name is the name of the folder.
+    /// Reads a Hugging Face folder. The served name is the name of the folder, and the task is to
+    /// generate.
     pub fn read(folder: &Path) -> Result<Self, ModelError> {
         let absolute = folder
             .canonicalize()
@@ -72,6 +76,7 @@ impl ModelFiles {
             chat_template,
             chat_templates_named: read_named_templates(&folder.join("additional_chat_templates"))?,
             context_tokens_max: None,
+            task: ModelTask::Generate,
         })
     }
 }
@@ -84,13 +89,13 @@ fn unreadable(path: &Path, error: &std::io::Error) -> ModelError {
 }
 
 /// Limit of a configuration or template, in bytes.
-const TEXT_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const TEXT_BYTES_MAX: u64 = 16 << 20;
 /// Limit of a tokenizer, in bytes: the largest in use have about forty million.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 /// Limit of the entries of the template folder that are read.
 const TEMPLATES_MAX: usize = 1000;
 
-fn read_optional(path: &Path, bytes_max: u64) -> Result<Option<String>, ModelError> {
+pub(crate) fn read_optional(path: &Path, bytes_max: u64) -> Result<Option<String>, ModelError> {
     match cleave_files::read_text(path, bytes_max) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

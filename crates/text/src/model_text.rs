@@ -4,6 +4,7 @@
 //! Invariant: it does not change after construction, so requests share it without a lock.
 
 use crate::model_files::{ModelError, ModelFiles};
+use crate::model_task::{ModelTask, RerankTokens};
 use crate::output::OutputFormats;
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
 use crate::tokenizer::{ModelTokenizer, PIECE_BYTES_MAX, load_tokenizer};
@@ -23,6 +24,10 @@ pub struct ModelText {
     context_tokens_max: u32,
     defaults: SamplingDefaults,
     output_formats: OutputFormats,
+    /// Elements of a hidden state, where config.json names them.
+    hidden_size: Option<u32>,
+    task: ModelTask,
+    rerank_tokens: Option<RerankTokens>,
     /// Made for the first constrained request.
     pub(crate) grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
@@ -60,6 +65,7 @@ impl ModelText {
             chat_template,
             chat_templates_named,
             context_tokens_max,
+            task,
         } = files;
         let config = object("config.json", &config)?;
         let generation = optional("generation_config.json", generation_config)?;
@@ -105,6 +111,10 @@ impl ModelText {
                  config.json and generation_config.json"
             );
         }
+        let rerank_tokens = match &task {
+            ModelTask::Rerank(task) => Some(task.tokens(&tokenizer)?),
+            ModelTask::Generate | ModelTask::Embed(_) => None,
+        };
         let templates = select_templates(&tokenizer_config, chat_template, chat_templates_named)?;
         // Calls are in the template for tools where there is one.
         let main = ["tool_use", "default"].iter().find_map(|name| {
@@ -131,6 +141,9 @@ impl ModelText {
             grammars: OnceLock::new(),
             output_formats,
             tokenizer,
+            hidden_size: hidden_size(&config)?,
+            task,
+            rerank_tokens,
         })
     }
 
@@ -175,6 +188,21 @@ impl ModelText {
     /// Reads outputs in other formats.
     pub fn set_output_formats(&mut self, formats: OutputFormats) {
         self.output_formats = formats;
+    }
+
+    /// What the model is served for.
+    pub fn task(&self) -> &ModelTask {
+        &self.task
+    }
+
+    /// The tokens whose logits a reranker compares; `None` for any other model.
+    pub fn rerank_tokens(&self) -> Option<RerankTokens> {
+        self.rerank_tokens
+    }
+
+    /// Elements of a vector, where config.json names them.
+    pub fn hidden_size(&self) -> Option<u32> {
+        self.hidden_size
     }
 
     pub fn has_chat_template(&self) -> bool {
@@ -336,6 +364,20 @@ const POSITIONS_MAX: f64 = (1_u32 << 24) as f64;
 fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
     let text = config.get("text_config").and_then(Value::as_object);
     text.unwrap_or(config)
+}
+
+/// Returns the elements of a hidden state.
+fn hidden_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
+    let Some(value) = text_config(config).get("hidden_size") else {
+        return Ok(None);
+    };
+    let size = value.as_u64().and_then(|size| u32::try_from(size).ok());
+    size.filter(|size| *size > 0)
+        .map(Some)
+        .ok_or_else(|| ModelError::Invalid {
+            file: "config.json",
+            reason: format!("hidden_size is {value}; it must be a whole number above 0"),
+        })
 }
 
 fn vocab_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {

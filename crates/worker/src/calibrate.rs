@@ -111,6 +111,7 @@ impl<'a> StepTimer<'a> {
             step: StepId(0),
             opens: opens.collect(),
             segments: Vec::new(),
+            poolings: Vec::new(),
         })?;
         let mut next = 0;
         let segments = (0..).zip(parts).map(|(slot, part)| {
@@ -134,6 +135,7 @@ impl<'a> StepTimer<'a> {
             step: StepId(1),
             opens: Vec::new(),
             segments: segments.collect(),
+            poolings: Vec::new(),
         };
         let from = (self.clock)();
         self.engine.step(&plan)?;

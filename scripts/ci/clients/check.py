@@ -102,6 +102,19 @@ def openai_responses(cleave: str) -> str:
     return with_random_weights(cleave, f"openai=={OPENAI_PYTHON}", "openai/responses.py", checked)
 
 
+def openai_embeddings(cleave: str) -> str:
+    """Runs OpenAI's Python client on a model that embeds."""
+    python = venv("openai", [f"openai=={OPENAI_PYTHON}"])
+    model = str(ROOT / "testdata" / "qwen3")
+    server = Process(cleave, "serve", "--port", "0", "--threads", "2", "--kv-cache", "64MiB", "--model", model, "--pooling", "mean")
+
+    def use(url: str) -> str:
+        run([python, ROOT / "tests" / "openai" / "embeddings.py", url])
+        return "embeddings in base64 and in numbers, of texts and tokens, `dimensions`, errors"
+
+    return with_server(server, use)
+
+
 def anthropic_python(cleave: str) -> str:
     """Runs Anthropic's Python client."""
     checked = "messages, streams, counts of tokens, required tools, a second turn, thinking, errors"
@@ -168,6 +181,7 @@ CLIENTS = {
     "OpenAI Python": (OPENAI_PYTHON, openai_python),
     "OpenAI Python with tools": (OPENAI_PYTHON, openai_tools),
     "OpenAI Python, Responses": (OPENAI_PYTHON, openai_responses),
+    "OpenAI Python, embeddings": (OPENAI_PYTHON, openai_embeddings),
     "Anthropic Python": (ANTHROPIC, anthropic_python),
     "OpenAI Node": (OPENAI_NODE, openai_node),
     "schemathesis": (SCHEMATHESIS, schemathesis),

@@ -96,13 +96,26 @@ struct FieldRow {
 
 #[test]
 fn the_page_of_the_api_lists_the_declared_fields() {
-    let [chat, completions, tokenize, detokenize, messages, responses] = [
+    let [
+        chat,
+        completions,
+        tokenize,
+        detokenize,
+        messages,
+        responses,
+        embeddings,
+        rerank,
+        score,
+    ] = [
         "/v1/chat/completions",
         "/v1/completions",
         "/tokenize",
         "/detokenize",
         "/v1/messages",
         "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
     ]
     .map(request_of);
     let (in_chat, in_completions) = (rows(chat), rows(completions));
@@ -127,6 +140,9 @@ fn the_page_of_the_api_lists_the_declared_fields() {
         ("tokens", table(&lists)),
         ("messages", table(&of_messages)),
         ("responses", table(&of_responses)),
+        ("embeddings", table(&without(rows(embeddings), &both))),
+        ("rerank", table(&without(rows(rerank), &both))),
+        ("score", table(&without(rows(score), &both))),
         ("commands", table(&commands)),
         (
             "refused",

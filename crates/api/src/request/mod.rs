@@ -10,6 +10,7 @@
 
 pub(crate) mod constraint;
 mod headers;
+pub(crate) mod pooled;
 pub(crate) mod sampling;
 pub(crate) mod text;
 
@@ -24,9 +25,10 @@ use crate::field::{
     clipped, flag, integer, object, request_fields, request_object, text as text_field,
 };
 use crate::response_store::ResponseKeeper;
-use cleave_domain::{Request, RequestSlo, SamplingParams, StopRules, TokenId};
+use cleave_domain::{Pooling, Request, RequestSlo, SamplingParams, StopRules, TokenId};
 use cleave_text::{ModelText, OutputReading, SpecialTokens, TextStart};
 use constraint::FieldConstraint;
+use pooled::PooledAnswer;
 use serde::Serialize;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -60,6 +62,12 @@ request_fields! {
         STREAM: FlagValue = flag("stream", "The answer is sent as server-sent events.");
         STREAM_OPTIONS: &'static ObjectSpec =
             object("stream_options", &STREAM_OPTIONS_OBJECT, "Only with `stream: true`.");
+    }
+}
+
+request_fields! {
+    /// Fields of every API: when its sequences run, and with whom they share prefixes.
+    pub(crate) SCHEDULING_FIELDS {
         PRIORITY: IntegerRange = integer(
             "priority",
             i32::MIN as i64..=i32::MAX as i64,
@@ -105,6 +113,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) cache_salt: u64,
     pub(crate) warnings: Vec<RequestWarning>,
     pub(crate) output_limit: OutputLimit,
+    /// The vector that each sequence asks for instead of tokens.
+    pub(crate) pooling: Option<Pooling>,
 }
 
 /// Facts of a request that its answer shows, in APIs whose answers do.
@@ -122,6 +132,8 @@ pub(crate) struct AnswerFacts {
     pub(crate) memory: Option<Arc<OwnedSemaphorePermit>>,
     /// Limit of output tokens that the client set.
     pub(crate) tokens_max: Option<u32>,
+    /// What is made of the vectors.
+    pub(crate) pooled: Option<Arc<PooledAnswer>>,
 }
 
 /// Origin of the limit of a request's output tokens.
@@ -157,6 +169,8 @@ pub(crate) enum OutputWanted {
     Output,
     /// `max_tokens: 0` with `echo`: only the scores of the prompt.
     PromptOnly,
+    /// A vector instead of tokens.
+    Vector,
 }
 
 /// The conversion of output tokens into text.
@@ -233,6 +247,7 @@ impl GenerateRequest {
             stop: prompt.stop.clone(),
             priority: self.priority,
             cache_salt: self.cache_salt,
+            pooling: self.pooling.clone(),
             slo: slo.clone(),
         };
         sequences.map(request).collect()

@@ -23,7 +23,7 @@ pub(crate) fn encode(
 }
 
 /// Refuses a text that cannot fit the context before it is tokenized.
-fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiError> {
+pub(crate) fn check_length(text: &str, model: &ModelText, param: &str) -> Result<(), ApiError> {
     let (context, at_least) = (
         model.context_tokens_max(),
         model.tokenizer().tokens_min(text),

@@ -9,7 +9,7 @@ mod content;
 mod tools;
 
 use super::chat_body::{ConvertedTools, JsonText, generate_request, input_tokens_count};
-use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use super::{AnswerEnd, AnswerHead, EventRenderer, Surface, json_body};
 use crate::body_work::BodyWork;
 use crate::error::{ApiError, FieldNames};
 use crate::field::{
@@ -240,12 +240,17 @@ impl Surface for MessagesSurface {
         messages(body, model)
     }
 
-    fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
-        answer::whole(&head, choices, end)
+    fn whole_body(
+        &'static self,
+        head: AnswerHead,
+        choices: &[OutputPieces],
+        end: AnswerEnd,
+    ) -> Vec<u8> {
+        json_body(&answer::whole(&head, choices, end))
     }
 
-    fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer> {
-        Box::new(MessageEvents::new(head))
+    fn events(&'static self, head: AnswerHead) -> Option<Box<dyn EventRenderer>> {
+        Some(Box::new(MessageEvents::new(head)))
     }
 
     fn request_id_header(&self) -> Option<HeaderName> {

@@ -11,7 +11,10 @@ mod chat_body;
 mod openai;
 mod openai_chat;
 mod openai_completions;
+mod openai_embeddings;
 pub(crate) mod openai_responses;
+mod pooled;
+mod rerank;
 pub(crate) mod tokenize;
 
 use crate::body_work::BodyWork;
@@ -28,13 +31,27 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Every API that generates.
-pub(crate) const SURFACES: [&dyn Surface; 4] = [
+/// Every API whose answers a model computes.
+pub(crate) const SURFACES: [&dyn Surface; 10] = [
     &openai_chat::CHAT,
     &openai_completions::COMPLETIONS,
     &openai_responses::RESPONSES,
     &anthropic_messages::MESSAGES_API,
+    &openai_embeddings::EMBEDDINGS,
+    &rerank::RERANK_V1,
+    &rerank::RERANK,
+    &rerank::RERANK_V2,
+    &rerank::SCORE_V1,
+    &rerank::SCORE,
 ];
+
+/// The answers that an API gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SurfaceTask {
+    Generate,
+    Embed,
+    Score,
+}
 
 /// The API that a request belongs to: its path is the API's route, or one below it. Models are in
 /// several APIs, and Anthropic's clients have a header of their own.
@@ -63,6 +80,11 @@ pub(crate) trait Surface: Send + Sync {
     /// Work that reading a body causes.
     fn body_work(&self) -> BodyWork;
 
+    /// The answers that it gives: only a model that is served for them has it.
+    fn task(&self) -> SurfaceTask {
+        SurfaceTask::Generate
+    }
+
     /// Checks a body, and tokenizes its prompts.
     ///
     /// # Errors
@@ -89,11 +111,20 @@ pub(crate) trait Surface: Send + Sync {
         self.parse(body, model)
     }
 
-    /// Renders an answer in one part. `choices` has the pieces of each choice.
-    fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value;
+    /// Renders an answer in one part, as the text of JSON. `choices` has the pieces of each choice.
+    fn whole_body(
+        &'static self,
+        head: AnswerHead,
+        choices: &[OutputPieces],
+        end: AnswerEnd,
+    ) -> Vec<u8>;
 
-    /// Begins the rendering of an answer as a stream of events.
-    fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer>;
+    /// Begins the rendering of an answer as a stream of events; `None` of an API without streams,
+    /// whose requests ask for none.
+    fn events(&'static self, head: AnswerHead) -> Option<Box<dyn EventRenderer>> {
+        drop(head);
+        None
+    }
 
     /// Returns the HTTP status of an error.
     fn error_status(&self, error: &ApiError) -> StatusCode {
@@ -169,6 +200,11 @@ impl AnswerHead {
             facts: ask.facts.clone(),
         }
     }
+}
+
+/// The text of an answer.
+fn json_body(answer: &Value) -> Vec<u8> {
+    serde_json::to_vec(answer).expect("a JSON value has a text")
 }
 
 /// Current time in seconds since 1970.

@@ -7,7 +7,7 @@
 //! [DONE]` if and only if the whole answer was sent, otherwise with an error object, so that no
 //! client takes half an answer for a whole one (lesson 16).
 
-use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, Surface};
+use super::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, Surface, json_body};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
@@ -70,7 +70,12 @@ impl Surface for OpenAiSurface {
         (self.parse)(body, model)
     }
 
-    fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
+    fn whole_body(
+        &'static self,
+        head: AnswerHead,
+        choices: &[OutputPieces],
+        end: AnswerEnd,
+    ) -> Vec<u8> {
         let answer = OpenAiAnswer::new(self, head);
         let choices = choices.iter().enumerate().map(|(index, pieces)| {
             let parts = ChoiceParts::of(pieces);
@@ -90,11 +95,11 @@ impl Surface for OpenAiSurface {
         if let Some(timing) = timing {
             whole.insert("timing".into(), timing);
         }
-        Value::Object(whole)
+        json_body(&Value::Object(whole))
     }
 
-    fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer> {
-        Box::new(OpenAiEvents::new(self, head))
+    fn events(&'static self, head: AnswerHead) -> Option<Box<dyn EventRenderer>> {
+        Some(Box::new(OpenAiEvents::new(self, head)))
     }
 
     fn error(&self, error: &ApiError, _: &str) -> Value {
@@ -133,6 +138,8 @@ impl<'a> ChoiceParts<'a> {
                 OutputPiece::Reasoning(text) => add(&mut parts.reasoning, text),
                 OutputPiece::ToolCall(call) => parts.calls.push(call),
                 OutputPiece::Scores(scores) => parts.scores = scores,
+                // These APIs ask for no vector.
+                OutputPiece::Vector(_) => {}
                 OutputPiece::End(end) => parts.end = Some(end),
             }
         }
@@ -173,7 +180,7 @@ impl<'a> ChoiceDelta<'a> {
                     arguments.map(|arguments| Self::CallArguments { index, arguments }),
                 ]
             }
-            OutputPiece::Scores(_) | OutputPiece::End(_) => [None; 2],
+            OutputPiece::Scores(_) | OutputPiece::Vector(_) | OutputPiece::End(_) => [None; 2],
         }
     }
 

@@ -26,7 +26,8 @@ use crate::request::sampling::{
 };
 use crate::request::{
     self, AnswerFacts, CallReason, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS,
-    OutputWanted, ReasoningShown, RequestWarning, TokenizedPrompt, UNSUPPORTED, text,
+    OutputWanted, ReasoningShown, RequestWarning, SCHEDULING_FIELDS, TokenizedPrompt, UNSUPPORTED,
+    text,
 };
 use cleave_domain::{GRAMMAR_BYTES_MAX, TokenId};
 use cleave_text::json::{Document, Json, JsonShape};
@@ -122,6 +123,7 @@ const CHAT_GROUPS: &[FieldGroup] = &[
     SPECIAL_TOKENS_FIELDS,
     CONSTRAINT_FIELDS,
     DELIVERY_FIELDS,
+    SCHEDULING_FIELDS,
     CHAT_FIELDS,
 ];
 
@@ -304,6 +306,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
         cache_salt,
         warnings,
         output_limit,
+        pooling: None,
     })
 }
 

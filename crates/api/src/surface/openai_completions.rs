@@ -17,7 +17,7 @@ use crate::request::sampling::{
 };
 use crate::request::{
     self, AnswerFacts, CHOICES, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS,
-    OutputWanted, TokenizedPrompt, UNSUPPORTED, text,
+    OutputWanted, SCHEDULING_FIELDS, TokenizedPrompt, UNSUPPORTED, text,
 };
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
@@ -80,6 +80,7 @@ const COMPLETION_GROUPS: &[FieldGroup] = &[
     SPECIAL_TOKENS_FIELDS,
     CONSTRAINT_FIELDS,
     DELIVERY_FIELDS,
+    SCHEDULING_FIELDS,
     COMPLETION_FIELDS,
 ];
 
@@ -235,6 +236,7 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         cache_salt,
         warnings: Vec::new(),
         output_limit: stop.output_limit(),
+        pooling: None,
     })
 }
 

@@ -9,7 +9,7 @@ mod input;
 mod tools;
 
 use super::chat_body::{ConvertedTools, JsonText, generate_request, input_tokens_count};
-use super::{AnswerEnd, AnswerHead, EventRenderer, Surface};
+use super::{AnswerEnd, AnswerHead, EventRenderer, Surface, json_body};
 use crate::body_work::BodyWork;
 use crate::error::{ApiError, FieldNames};
 use crate::field::{
@@ -263,12 +263,17 @@ impl Surface for ResponsesSurface {
         response(body, model, earlier)
     }
 
-    fn whole(&'static self, head: AnswerHead, choices: &[OutputPieces], end: AnswerEnd) -> Value {
-        ResponseEvents::new(head).whole(choices, end)
+    fn whole_body(
+        &'static self,
+        head: AnswerHead,
+        choices: &[OutputPieces],
+        end: AnswerEnd,
+    ) -> Vec<u8> {
+        json_body(&ResponseEvents::new(head).whole(choices, end))
     }
 
-    fn events(&'static self, head: AnswerHead) -> Box<dyn EventRenderer> {
-        Box::new(ResponseEvents::new(head))
+    fn events(&'static self, head: AnswerHead) -> Option<Box<dyn EventRenderer>> {
+        Some(Box::new(ResponseEvents::new(head)))
     }
 
     fn error(&self, error: &ApiError, _: &str) -> Value {

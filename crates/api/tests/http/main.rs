@@ -9,6 +9,7 @@ mod input;
 mod keys;
 mod messages;
 mod operations;
+mod pooled;
 mod ranges;
 mod responses;
 mod scripted_server;

@@ -1,6 +1,10 @@
 //! The ranges of numbers in `/openapi.json` are those by which bodies are read.
 
-use crate::scripted_server::{HttpAnswer, TestServer, post, request_forms, server};
+use crate::scripted_server::{
+    HttpAnswer, TestServer, files, options, post, request_forms, server, server_with,
+};
+use cleave_domain::Pooling;
+use cleave_text::{EmbedTask, ModelTask};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -28,6 +32,9 @@ fn base(route: &str) -> Value {
         "/v1/messages" => json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
         "/v1/responses" | "/v1/responses/input_tokens" => json!({"input": "Hi"}),
         "/v1/messages/count_tokens" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
+        "/v1/embeddings" => json!({"input": "Hi"}),
+        "/v1/rerank" | "/rerank" | "/v2/rerank" => json!({"query": "Hi", "documents": ["Hi"]}),
+        "/v1/score" | "/score" => json!({"text_1": "Hi", "text_2": "Hi"}),
         other => panic!("{other}: add a body that it serves"),
     }
 }
@@ -135,7 +142,11 @@ impl NumberField {
     /// accept, so the API's ranges are within theirs.
     async fn is_accepted(&self, set: &TestServer, value: &str) {
         for _ in 0..128 {
-            set.script_default();
+            if pools(&self.route) {
+                set.script_vector(&[1.0, 2.0]);
+            } else {
+                set.script_default();
+            }
         }
         let companions = companions(&self.name, value);
         let answer = self.ask(set, value, &companions).await;
@@ -149,6 +160,7 @@ impl NumberField {
                 "max_output_tokens",
                 "min_tokens",
                 "top_logprobs",
+                "dimensions",
             ];
             let is_count = is_count.contains(&&*self.name);
             assert!(is_count, "{self:?} {value} {code}: {}", answer.body);
@@ -179,6 +191,28 @@ impl NumberField {
     }
 }
 
+/// Whether a route answers with vectors.
+fn pools(route: &str) -> bool {
+    ["embeddings", "rerank", "score"]
+        .iter()
+        .any(|name| route.ends_with(name))
+}
+
+/// A server whose model generates, and one whose model embeds.
+struct RangeServers([TestServer; 2]);
+
+impl RangeServers {
+    fn new() -> Self {
+        let mut embedder = files("llama3");
+        embedder.task = ModelTask::Embed(EmbedTask::of(Pooling::LastToken));
+        Self([server("llama3"), server_with(embedder, options())])
+    }
+
+    fn of(&self, field: &NumberField) -> &TestServer {
+        &self.0[usize::from(pools(&field.route))]
+    }
+}
+
 /// The server's fields that are numbers.
 async fn fields_of(set: &TestServer) -> Vec<NumberField> {
     let fields = number_fields(&set.get("/openapi.json").await.json());
@@ -188,8 +222,9 @@ async fn fields_of(set: &TestServer) -> Vec<NumberField> {
 
 #[tokio::test]
 async fn ranges_end_as_the_document_states() {
-    let set = server("llama3");
-    for field in fields_of(&set).await {
+    let sets = RangeServers::new();
+    for field in fields_of(&sets.0[0]).await {
+        let set = sets.of(&field);
         for (end, is_high) in [
             (field.end("minimum", "exclusiveMinimum"), false),
             (field.end("maximum", "exclusiveMaximum"), true),
@@ -200,11 +235,11 @@ async fn ranges_end_as_the_document_states() {
             let outside = field.beside(&end, is_high);
             let inside = field.beside(&end, !is_high);
             if is_included {
-                field.is_accepted(&set, &end.to_string()).await;
-                field.is_refused(&set, &outside).await;
+                field.is_accepted(set, &end.to_string()).await;
+                field.is_refused(set, &outside).await;
             } else {
-                field.is_refused(&set, &end.to_string()).await;
-                field.is_accepted(&set, &inside).await;
+                field.is_refused(set, &end.to_string()).await;
+                field.is_accepted(set, &inside).await;
             }
         }
     }
@@ -219,12 +254,13 @@ proptest! {
         number in prop_oneof![-200.0..200.0_f64, -1e10..1e10_f64, any::<i32>().prop_map(f64::from)],
     ) {
         thread_local! {
-            static SET: TestServer = server("llama3");
+            static SETS: RangeServers = RangeServers::new();
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        SET.with(|set| runtime.block_on(async {
-            let fields = fields_of(set).await;
+        SETS.with(|sets| runtime.block_on(async {
+            let fields = fields_of(&sets.0[0]).await;
             let field = at.get(&fields);
+            let set = sets.of(field);
             let number = if field.is_integer() { number.trunc() } else { number };
             let value = if field.is_integer() { json!(number as i64) } else { json!(number) };
             let value = value.to_string();

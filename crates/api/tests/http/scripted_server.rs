@@ -11,9 +11,9 @@ use cleave_api::{
     WorkerState, WorkerView,
 };
 use cleave_domain::{
-    Emission, Ending, FinishReason, PrefillBacklog, PrefillTiming, PromptFacts, Request,
-    RequestStageTimes, Role, SampledToken, SloPolicy, TokenId, TokenScores, TokenUsage, WorkerLoad,
-    WorkerRef,
+    Emission, Ending, FinishReason, POOLED_TOKEN, PrefillBacklog, PrefillTiming, PromptFacts,
+    Request, RequestStageTimes, Role, SampledToken, SloPolicy, TokenId, TokenScores, TokenUsage,
+    WorkerLoad, WorkerRef,
 };
 use cleave_text::{ModelFiles, ModelText};
 use futures::StreamExt;
@@ -32,6 +32,8 @@ use tower::ServiceExt;
 pub(crate) enum FlightScript {
     /// Sends these tokens, then this ending.
     Play(Vec<TokenId>, Ending),
+    /// Sends this vector, then its end.
+    Vector(Vec<f32>),
     /// Sends the events of the test.
     Live(UnboundedReceiver<FlightEvent>),
     /// Sends this many tokens, then panics.
@@ -120,6 +122,10 @@ impl Frontend for ScriptedFrontend {
                 let events: Vec<_> = events.chain([ended(ending)]).collect();
                 futures::stream::iter(events).boxed()
             }
+            FlightScript::Vector(vector) => {
+                let events = [vector_event(vector), ended(done(FinishReason::Length))];
+                futures::stream::iter(events).boxed()
+            }
             FlightScript::Live(events) => events.boxed(),
             FlightScript::Panic(count) => {
                 let tokens: Vec<_> = (0..count).map(|index| event(&request, index, 5)).collect();
@@ -195,6 +201,7 @@ fn event(request: &Request, index: u32, token: TokenId) -> FlightEvent {
         cached_tokens: CACHED,
         scores: scored.unwrap_or_default(),
         timing: PrefillTiming::default(),
+        pooled: None,
     };
     FlightEvent::Token(Emission {
         index,
@@ -203,12 +210,24 @@ fn event(request: &Request, index: u32, token: TokenId) -> FlightEvent {
     })
 }
 
+/// The event of a pooled request.
+fn vector_event(vector: Vec<f32>) -> FlightEvent {
+    let FlightEvent::Token(mut emission) = plain(0, POOLED_TOKEN) else {
+        unreachable!("it is a token");
+    };
+    if let Some(facts) = &mut emission.prompt {
+        facts.pooled = Some(vector.into());
+    }
+    FlightEvent::Token(emission)
+}
+
 /// A token of a request without scores.
 pub(crate) fn plain(index: u32, token: TokenId) -> FlightEvent {
     let facts = PromptFacts {
         cached_tokens: CACHED,
         scores: Vec::new(),
         timing: PrefillTiming::default(),
+        pooled: None,
     };
     FlightEvent::Token(Emission {
         index,
@@ -303,6 +322,12 @@ impl TestServer {
     /// Scripts a later flight with fixed tokens.
     pub(crate) fn script_default(&self) {
         self.script_tokens(vec![64, 65, 66], done(FinishReason::Length));
+    }
+
+    /// Scripts the vector of the next flight.
+    pub(crate) fn script_vector(&self, vector: &[f32]) {
+        let script = FlightScript::Vector(vector.to_vec());
+        self.frontend.scripts.lock().unwrap().push_back(script);
     }
 
     /// Scripts the next flight with the events that the test sends.

@@ -256,6 +256,7 @@ fn first() -> FlightEvent {
             cached_tokens: 0,
             scores: Vec::new(),
             timing,
+            pooled: None,
         }),
     })
 }

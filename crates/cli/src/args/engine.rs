@@ -46,6 +46,35 @@ pub(crate) struct ModelArgs {
     /// Limit the model's context to this many tokens (prompt and output).
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_model_len: Option<u32>,
+    /// What the model is served for. `auto` embeds where the folder has a sentence-transformers
+    /// `modules.json`, and generates otherwise; `pooling` embeds, by `--pooling`, or scores
+    /// documents, by `--classifier-from-token`.
+    #[arg(long, value_enum, default_value_t = RunnerArg::Auto)]
+    pub(crate) runner: RunnerArg,
+    /// Hidden states that a vector is made of: the last token's, the mean of all, or the first
+    /// token's. As `1_Pooling/config.json` says if absent, or else the last token's.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) pooling: Option<PoolingArg>,
+    /// Serve a reranker: the score of a document is the probability of the second of these two
+    /// words against the first, each one token, after Qwen3-Reranker's prompt (`no,yes`).
+    #[arg(long, value_name = "NO,YES", value_delimiter = ',', num_args = 1)]
+    pub(crate) classifier_from_token: Option<Vec<String>>,
+}
+
+/// What a model is served for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum RunnerArg {
+    Auto,
+    Generate,
+    Pooling,
+}
+
+/// Hidden states that a vector is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PoolingArg {
+    Last,
+    Mean,
+    Cls,
 }
 
 /// Flags of the engine.

@@ -30,7 +30,7 @@ pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use chat::ChatArgs;
 pub(crate) use engine::{
     DecodeShare, DeviceArg, DtypeArg, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
-    ModelArgs, QuantizeArg,
+    ModelArgs, PoolingArg, QuantizeArg, RunnerArg,
 };
 pub(crate) use generate::{GenerateArgs, QuantizationArg, SynthArgs};
 pub(crate) use goodput::{

@@ -142,6 +142,7 @@ impl EngineBench {
             step: StepId(1),
             opens: opens.collect(),
             segments: Vec::new(),
+            poolings: Vec::new(),
         })?;
         Ok(())
     }
@@ -167,6 +168,7 @@ impl EngineBench {
                 step: StepId(1),
                 opens: Vec::new(),
                 segments: vec![self.segment(shape, 0, position, len, logits)],
+                poolings: Vec::new(),
             };
             works.push(StepWork::of_plan(&plan));
             let from = Instant::now();
@@ -222,6 +224,7 @@ impl EngineBench {
             step: StepId(1),
             opens: Vec::new(),
             segments: segments.collect(),
+            poolings: Vec::new(),
         }
     }
 

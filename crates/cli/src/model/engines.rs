@@ -211,6 +211,7 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         step: StepId(0),
         opens: vec![open],
         segments: vec![segment],
+        poolings: Vec::new(),
     })?;
     Ok(())
 }

@@ -19,17 +19,28 @@ impl CudaOps {
     /// # Errors
     /// If the copy or earlier work failed.
     pub fn values(&self, rows: &CudaRows) -> Result<Vec<f32>, EngineError> {
-        let mut bytes = vec![0; rows.memory.bytes()];
-        self.fetch(&rows.memory, 0, &mut bytes)?;
+        let mut values = vec![0.0; rows.memory.bytes() / rows.stored.element_bytes()];
+        self.fetch_values(rows, 0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Copies values from byte `offset` on to the host, widened to f32, and waits.
+    pub(super) fn fetch_values(
+        &self,
+        rows: &CudaRows,
+        offset: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let mut bytes = vec![0; out.len() * rows.stored.element_bytes()];
+        self.fetch(&rows.memory, offset, &mut bytes)?;
         let words = bytes.chunks_exact(rows.stored.element_bytes());
-        Ok(match rows.stored {
-            Precision::F32 => words
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-            Precision::Bf16 => words
-                .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-        })
+        for (value, word) in out.iter_mut().zip(words) {
+            *value = match rows.stored {
+                Precision::F32 => f32::from_le_bytes([word[0], word[1], word[2], word[3]]),
+                Precision::Bf16 => half::bf16::from_le_bytes([word[0], word[1]]).to_f32(),
+            };
+        }
+        Ok(())
     }
 
     /// Sets rows' values, rounded to the buffer's format, `(rows, width)`.

@@ -453,6 +453,18 @@ impl Ops for CudaOps {
         self.fetch_logits(head, rows, x, out)
     }
 
+    fn read_rows(
+        &mut self,
+        x: &CudaRows,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let rows = out.len() / x.width;
+        assert_eq!(out.len(), rows * x.width);
+        x.check_rows(first + rows);
+        self.fetch_values(x, first * x.row_bytes(), out)
+    }
+
     fn can_draw(&self) -> bool {
         true
     }

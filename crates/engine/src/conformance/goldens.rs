@@ -13,14 +13,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Tolerance of logits in f32: the reference sums in another order.
-const LOGIT_TOLERANCE: f32 = 1e-3;
+pub(super) const LOGIT_TOLERANCE: f32 = 1e-3;
 
 /// One prompt of `goldens.json`.
 #[derive(Clone, Debug)]
 pub(super) struct Golden {
     pub(super) prompt: Vec<u32>,
     tokens: Vec<u32>,
-    first_top: Vec<(u32, f32)>,
+    pub(super) first_top: Vec<(u32, f32)>,
     last_top: Vec<(u32, f32)>,
 }
 

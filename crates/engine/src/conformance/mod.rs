@@ -1,7 +1,7 @@
 //! Conformance suites that every engine passes, on any device.
 //!
 //! Owns: comparisons with a reference's goldens and of two devices; path independence to the bit;
-//! overlapping steps against the same steps one at a time; drafts against none.
+//! overlapping steps against the same steps one at a time; drafts against none; vectors.
 //! Never: knows how an engine is built: the caller passes a [`BuildEngine`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
@@ -11,6 +11,7 @@ mod draws;
 mod goldens;
 mod overlap;
 mod paths;
+mod pooling;
 mod residues;
 mod rng;
 mod schedule;
@@ -22,6 +23,7 @@ pub use draws::{SetRows, draws_match_host};
 pub use goldens::goldens;
 pub use overlap::overlap;
 pub use paths::path_independence;
+pub use pooling::{pooled_paths, pooling};
 
 use crate::{Engine, EngineLimits};
 use std::path::Path;

@@ -15,6 +15,7 @@ use cleave_domain::{LogitsWanted, SampledToken, Segment, SlotIndex, StepResult, 
 /// Rows of the batch whose logits are needed, and the purpose of each.
 #[derive(Debug, Default)]
 pub(super) struct LogitRows {
+    /// Rows of pooled sequences follow those that have a purpose.
     pub(super) rows: Vec<u32>,
     pub(super) purposes: Vec<LogitPurpose>,
 }
@@ -119,8 +120,9 @@ impl<O: Ops> ModelEngine<O> {
         // again for the next.
         let (mut not_finite, mut unconstrained) = (Vec::new(), Vec::new());
         let mut first = self.device_rows_count;
-        while first < self.logit_rows.rows.len() {
-            let rows = self.logit_rows.rows.len() - first;
+        let end = self.logit_rows.purposes.len();
+        while first < end {
+            let rows = end - first;
             let rows = rows.min(self.logits.len() / vocab);
             let mut pass = ForwardPass {
                 ops: &mut self.ops,
@@ -230,7 +232,7 @@ pub(super) fn logit_purposes<'a>(
     let len = segment.history_len() as usize + drafts.len();
     let position = segment.position as usize;
     let (scored, samples) = match segment.logits {
-        LogitsWanted::No => (0, false),
+        LogitsWanted::No | LogitsWanted::Pool => (0, false),
         LogitsWanted::Sample => (0, true),
         // A row scores the token after it, if that token is known.
         LogitsWanted::Score => (len.min(tokens_count - position - 1), false),

@@ -47,7 +47,7 @@ impl<O: Ops> ModelEngine<O> {
             && plan.segments.iter().all(|segment| match segment.logits {
                 LogitsWanted::No => true,
                 LogitsWanted::Sample => self.slot(segment.slot).device_can_draw(),
-                LogitsWanted::Score | LogitsWanted::ScoreAndSample => false,
+                LogitsWanted::Score | LogitsWanted::ScoreAndSample | LogitsWanted::Pool => false,
             })
     }
 

@@ -151,7 +151,7 @@ bounded_fields! {
     PrefillOrder { request, waited, due; handoff, target }
     Deadline { left; unmet }
     // A scheduler checks sampling, lengths and tokens, and refuses the request alone.
-    Request { slo; prompt, generated, sampling, stop, priority, cache_salt }
+    Request { slo; prompt, generated, sampling, stop, priority, cache_salt, pooling }
     RequestSlo { ttft, tpot, e2e; class, tenant, priority }
     PrefillTiming { wait, run; }
     DecodeTiming { wait, first; }
@@ -161,7 +161,7 @@ bounded_fields! {
         context_tokens, streams, backlog, orders_received
     }
     Emission { prompt; index, sampled }
-    PromptFacts { timing; cached_tokens, scores }
+    PromptFacts { timing; cached_tokens, scores, pooled }
     LinkState { latency; peer, transport, bytes_per_second }
 }
 

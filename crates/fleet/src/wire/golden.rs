@@ -11,14 +11,14 @@ use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId,
     Emission, Failure, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, Grammar,
     HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order,
-    PoolCounts, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
-    Request, RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
+    PoolCounts, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal,
+    Report, Request, RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
     SampledToken, SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric,
     SloOutcomes, StateCapacity, StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad,
     WorkerRef,
 };
 use cleave_telemetry::RequestContext;
-use cleave_text::ModelFiles;
+use cleave_text::{ModelFiles, ModelTask, RerankTask};
 use prost::Message;
 use serde::Serialize;
 use std::sync::Arc;
@@ -109,6 +109,7 @@ fn request() -> Arc<Request> {
         },
         priority: -1,
         cache_salt: 14,
+        pooling: Some(Pooling::Logits(Arc::new([15]))),
         slo: RequestSlo {
             class: "a".to_owned(),
             tenant: "b".to_owned(),
@@ -164,7 +165,7 @@ fn gossip() -> Arc<ScalingGossip> {
 
 const GOSSIP: &str = "1718191a1b1c1d1e1f000000000000000101020304202122232425000000000309";
 const REQUEST: &str = "0205ac0201060000003f070000803f0000803e0000c03f00000040000080bf000000bf01080000c0\
-                       3f09010a000102010163010b0c010d010e016101620101000001000704";
+                       3f09010a000102010163010b0c010d010e0161016201010000010007040103010f";
 
 #[test]
 fn orders_keep_their_bytes() {
@@ -372,6 +373,7 @@ fn other_messages_keep_their_bytes() {
             wait: SECOND,
             run: 2 * SECOND,
         },
+        pooled: Some(Arc::new([0.5])),
     };
     let emission = Emission {
         index: 60,
@@ -380,7 +382,7 @@ fn other_messages_keep_their_bytes() {
     };
     assert_bytes(
         &vec![(handoff(), emission)],
-        "0101023c3d010000003f000000bf01080000c03f013e013f0001000200",
+        "0101023c3d010000003f000000bf01080000c03f013e013f000100020001010000003f",
     );
     let link = LinkState {
         peer: worker(),
@@ -417,11 +419,15 @@ fn a_registration_keeps_its_bytes() {
         chat_template: None,
         chat_templates_named: vec![("n".to_owned(), "p".to_owned())],
         context_tokens_max: Some(80),
+        task: ModelTask::Rerank(RerankTask {
+            negative: "x".to_owned(),
+            positive: "y".to_owned(),
+        }),
     });
     assert_bytes(
         &registration,
         "030401770201016d016610800828088004801001b817400401016403683a31016d016301740001017300000101\
-         6e017001500500",
+         6e0170015002017801790500",
     );
 }
 

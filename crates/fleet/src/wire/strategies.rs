@@ -13,14 +13,14 @@ use cleave_api::TraceParent;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming,
     DeviceId, Emission, Failure, Fingerprint, FinishReason, FlightId, Generation, Grammar,
-    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order,
+    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, Pooling,
     PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
     RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, SloMetric,
     StateCapacity, StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad,
     WorkerRef,
 };
 use cleave_telemetry::RequestContext;
-use cleave_text::ModelFiles;
+use cleave_text::{EmbedTask, ModelFiles, ModelTask, RerankTask};
 use cleave_transfer::WriteGrant;
 use gossip::gossip;
 use proptest::collection::{btree_map, vec};
@@ -141,8 +141,15 @@ fn request() -> BoxedStrategy<Arc<Request>> {
         },
     );
     let tokens = (vec(any::<u32>(), 0..9), vec(any::<u32>(), 0..3));
-    let request = (tokens, sampling(), stop, any::<i32>(), any::<u64>(), slo).prop_map(
-        |((prompt, generated), sampling, stop, priority, cache_salt, slo)| {
+    let pooling = prop_oneof![
+        Just(Pooling::LastToken),
+        Just(Pooling::Mean),
+        Just(Pooling::FirstToken),
+        vec(any::<u32>(), 0..3).prop_map(|tokens| Pooling::Logits(tokens.into())),
+    ];
+    let wanted = (slo, option::of(pooling));
+    let request = (tokens, sampling(), stop, any::<i32>(), any::<u64>(), wanted).prop_map(
+        |((prompt, generated), sampling, stop, priority, cache_salt, (slo, pooling))| {
             Arc::new(Request {
                 prompt: prompt.into(),
                 generated: generated.into(),
@@ -151,6 +158,7 @@ fn request() -> BoxedStrategy<Arc<Request>> {
                 priority,
                 cache_salt,
                 slo,
+                pooling,
             })
         },
     );
@@ -402,11 +410,13 @@ fn sampled() -> impl Strategy<Value = SampledToken> {
 }
 
 pub(super) fn emission() -> impl Strategy<Value = Emission> {
-    let facts = (any::<u32>(), vec(sampled(), 0..3), prefill_timing()).prop_map(
-        |(cached_tokens, scores, timing)| PromptFacts {
+    let pooled = option::of(vec(-1e3f32..1e3, 0..3).prop_map(Arc::from));
+    let facts = (any::<u32>(), vec(sampled(), 0..3), prefill_timing(), pooled).prop_map(
+        |(cached_tokens, scores, timing, pooled)| PromptFacts {
             cached_tokens,
             scores,
             timing,
+            pooled,
         },
     );
     (any::<u32>(), sampled(), option::of(facts)).prop_map(|(index, sampled, prompt)| Emission {
@@ -414,6 +424,23 @@ pub(super) fn emission() -> impl Strategy<Value = Emission> {
         sampled,
         prompt,
     })
+}
+
+fn task() -> impl Strategy<Value = ModelTask> {
+    let prompts = vec((".{0,9}", ".{0,9}"), 0..3);
+    let embed = (any::<bool>(), prompts, option::of(".{0,9}")).prop_map(
+        |(normalize, prompts, default_prompt)| {
+            ModelTask::Embed(EmbedTask {
+                pooling: Pooling::Mean,
+                normalize,
+                prompts,
+                default_prompt,
+            })
+        },
+    );
+    let rerank = (".{0,9}", ".{0,9}")
+        .prop_map(|(negative, positive)| ModelTask::Rerank(RerankTask { negative, positive }));
+    prop_oneof![Just(ModelTask::Generate), embed, rerank]
 }
 
 pub(super) fn registration() -> impl Strategy<Value = Registration> {
@@ -446,10 +473,10 @@ pub(super) fn registration() -> impl Strategy<Value = Registration> {
         (".{0,9}", ".{0,9}", ".{0,9}"),
         (text(), text(), text(), text()),
         vec((".{0,9}", ".{0,9}"), 0..3),
-        option::of(any::<u32>()),
+        (option::of(any::<u32>()), task()),
     )
         .prop_map(
-            |(required, optional, chat_templates_named, context_tokens_max)| {
+            |(required, optional, chat_templates_named, (context_tokens_max, task))| {
                 let (name, config, tokenizer) = required;
                 let (tokenizer_config, special_tokens_map, generation_config, chat_template) =
                     optional;
@@ -463,6 +490,7 @@ pub(super) fn registration() -> impl Strategy<Value = Registration> {
                     chat_template,
                     chat_templates_named,
                     context_tokens_max,
+                    task,
                 })
             },
         );

@@ -270,7 +270,10 @@ impl ServiceTally {
             return;
         }
         let class = flight.class(policy);
-        self.answered(&class.name, outcome.output_tokens);
+        // A vector is no answer of one token.
+        if flight.request.pooling.is_none() {
+            self.answered(&class.name, outcome.output_tokens);
+        }
         let yields = some_class_yields(policy);
         let sample = flight.tpot_sample(outcome, yields, class.attainment_permille, now);
         if let Some(sample) = sample {

@@ -45,6 +45,7 @@ const ASK: AttemptSize = AttemptSize {
     prompt_tokens: 100,
     tokens_max: 400,
     tokens_expected: 130,
+    prefill_only: false,
 };
 
 fn placement(prefill: u64, decode: u64, forecast: Option<PlacementForecast>) -> ChosenPlacement {

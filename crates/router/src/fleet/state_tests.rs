@@ -79,6 +79,7 @@ fn place_by_need(
         },
         priority: 0,
         cache_salt: 0,
+        pooling: None,
         slo: RequestSlo::default(),
     };
     let query = PlacementQuery {
@@ -86,6 +87,7 @@ fn place_by_need(
             prompt_tokens: 100,
             tokens_max: 130,
             tokens_expected: 130,
+            prefill_only: false,
         },
         content: &PrefixHashes::of(&request, fleet.block_sizes()),
         excluded: &BTreeSet::new(),
@@ -108,6 +110,7 @@ fn claim(fleet: &mut RouterFleet, number: u64, placement: LegPlacement) {
         prompt_tokens: 100,
         tokens_max: 130,
         tokens_expected: 130,
+        prefill_only: false,
     };
     let chosen = crate::placement::candidates::ChosenPlacement {
         choice,
@@ -197,6 +200,7 @@ fn need(priority_over_others: PlacementPriority) -> RequestNeed {
             prompt_tokens: 100,
             tokens_max: 130,
             tokens_expected: 130,
+            prefill_only: false,
         },
         now: Time::ZERO,
         priority: 0,

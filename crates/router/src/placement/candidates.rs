@@ -15,7 +15,7 @@ use crate::placement::policy::{
     self, AttemptSize, LegChoice, NoPlacement, RoutingTerms, WorkerSnapshot,
 };
 use crate::placement::prefix::PrefixHashes;
-use cleave_domain::{Fingerprint, Time, WorkerId, WorkerRef};
+use cleave_domain::{Fingerprint, Role, Time, WorkerId, WorkerRef};
 use cleave_planner::Predict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -241,7 +241,14 @@ impl RouterFleet {
         let groups = self.groups().iter();
         let able = groups.filter(|(fingerprint, _)| query.admits(fingerprint));
         let reliefs = able.flat_map(|(_, group)| {
-            let counts = |w: &FleetWorker| !w.draining && w.description.role.decodes();
+            let serves = |role: Role| {
+                if query.ask.prefill_only {
+                    role.prefills()
+                } else {
+                    role.decodes()
+                }
+            };
+            let counts = |w: &FleetWorker| !w.draining && serves(w.description.role);
             let workers = self.considered(group, query, need, &counts);
             workers.iter().map(|p| p.time_to_free_slot(need)).min()
         });

@@ -39,7 +39,7 @@ pub(crate) fn judge(
         let allowed = placement != LegPlacement::Split || p.snapshot.role == Role::Both;
         let takes = allowed && policy::takes_whole(&p.snapshot, ask) && p.has_slot_for_prompt(need);
         // On prefill workers a yielding stream would have to yield all the time.
-        let guest = p.snapshot.role == Role::Prefill;
+        let guest = p.snapshot.role == Role::Prefill && !ask.prefill_only;
         let takes = takes && !(guest && need.priority_over_others == PlacementPriority::Yielding);
         takes.then(|| ranks[at].0.saturating_add(ranks[at].1))
     });

@@ -23,6 +23,8 @@ pub struct AttemptSize {
     pub tokens_max: u32,
     /// Expected final length; never less than `prompt_tokens + 1`.
     pub tokens_expected: u32,
+    /// A pooled request: only workers that serve prefill legs take it, and nothing is decoded.
+    pub prefill_only: bool,
 }
 
 impl AttemptSize {
@@ -31,6 +33,7 @@ impl AttemptSize {
         prompt_tokens: 1,
         tokens_max: 2,
         tokens_expected: 2,
+        prefill_only: false,
     };
 
     /// The size of `request`, with at most `output` further tokens expected.
@@ -42,6 +45,7 @@ impl AttemptSize {
             prompt_tokens,
             tokens_max: prompt_tokens.saturating_add(left),
             tokens_expected: prompt_tokens + left.min(output.max(1)),
+            prefill_only: request.pooling.is_some(),
         }
     }
 }
@@ -238,16 +242,19 @@ pub fn has_room(candidate: &WorkerSnapshot, ask: &AttemptSize, placement: LegPla
 
 /// Whether it could take the prompt for another worker.
 pub(crate) fn takes_prompt(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    c.role.prefills() && has_prompt_room(c, ask)
+    c.role.prefills() && !ask.prefill_only && has_prompt_room(c, ask)
 }
 
 /// Whether it could decode for another worker.
 pub(crate) fn takes_stream(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    c.role.decodes() && has_stream_room(c, ask, c.cached_blocks)
+    c.role.decodes() && !ask.prefill_only && has_stream_room(c, ask, c.cached_blocks)
 }
 
-/// Whether it could do both for itself, which any role permits.
+/// Whether it could do both for itself, which any role permits, or all of a pooled request.
 pub(crate) fn takes_whole(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
+    if ask.prefill_only && !c.role.prefills() {
+        return false;
+    }
     // Blocks behind the last snapshot are computed again, into blocks of its own.
     has_prompt_room(c, ask) && has_stream_room(c, ask, c.hit_blocks)
 }
@@ -280,6 +287,8 @@ pub(crate) fn placement_exists<'a>(
     ask: &AttemptSize,
     placement: LegPlacement,
 ) -> Result<(), NoPlacement> {
+    let serves = |c: &&WorkerSnapshot| !ask.prefill_only || c.role.prefills();
+    let candidates = candidates.filter(serves);
     let pair = pair_exists(candidates.clone(), ask);
     if placement == LegPlacement::Split || (placement == LegPlacement::Auto && pair.is_ok()) {
         return pair;

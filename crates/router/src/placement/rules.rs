@@ -9,7 +9,7 @@
 mod tests;
 
 use crate::accounting::tally::ServiceTally;
-use crate::event::{RouterLimits, RouterReadiness, RoutingMode};
+use crate::event::{LegPlacement, RouterLimits, RouterReadiness, RoutingMode};
 use crate::fleet::RouterFleet;
 use crate::flight::state::FlightRecord;
 use crate::placement::candidates::{ChosenPlacement, PlacementQuery};
@@ -85,6 +85,11 @@ impl FlightRecord {
         limits: &RouterLimits,
         now: Time,
     ) -> PlacementQuery<'a> {
+        let mut terms = limits.terms();
+        if self.request.pooling.is_some() {
+            // One worker runs its prompt, and nothing is decoded.
+            terms.placement = LegPlacement::Whole;
+        }
         PlacementQuery {
             ask: AttemptSize::of(&self.request, limits.expected_output_tokens),
             content: &self.content,
@@ -92,7 +97,7 @@ impl FlightRecord {
             failures: self.failures.failures(),
             drawn_by: self.drawn_by.as_ref().filter(|_| self.has_output()),
             now,
-            terms: limits.terms(),
+            terms,
             need,
         }
     }
@@ -188,7 +193,9 @@ impl<'a> PlacementRules<'a> {
                 OnSloMiss::Reject | OnSloMiss::Downgrade(_) => self.now.since(flight.submitted),
             },
             ttft: slo.and_then(|slo| slo.ttft),
-            tpot: slo.and_then(|slo| slo.tpot),
+            tpot: slo
+                .and_then(|slo| slo.tpot)
+                .filter(|_| request.pooling.is_none()),
             e2e: slo.and_then(|slo| slo.e2e),
             ttft_by: self.tally.ttft(&class.name, self.now),
             tpot_by: self.tally.tpot(&class.name, self.now),
@@ -262,7 +269,11 @@ impl<'a> PlacementRules<'a> {
         let query = flight.query(Some(&need), self.limits, self.now);
         let relief = self.fleet.relief(&query)?;
         let census = self.fleet.census();
-        let decodes = census.decode + census.both;
+        let decodes = if query.ask.prefill_only {
+            census.prefill + census.both
+        } else {
+            census.decode + census.both
+        };
         // Waiting flights are served as slots become free; each worker of a device of its own frees
         // some.
         let workers = decodes.min(census.devices).max(1);

@@ -57,8 +57,16 @@ impl Admission<'_> {
         self.answer(router, handoff, accepted);
     }
 
-    /// Any worker may serve both legs of one request; its role limits hand-offs with others.
+    /// Any worker may serve both legs of one request; its role limits hand-offs with others, and
+    /// pooled requests, which have a prefill leg alone.
     fn may_run(&self, order: &RunOrder) -> Result<(), Refusal> {
+        if order.request.pooling.is_some() {
+            if !self.context.limits().role.prefills() {
+                return Err(Refusal::WrongWorker);
+            }
+            self.may_take(order.handoff, &order.request)?;
+            return self.has_room_for_prompt();
+        }
         self.may_take(order.handoff, &order.request)?;
         self.may_decode(&order.request, order.due)
     }
@@ -206,7 +214,12 @@ impl Admission<'_> {
             return Err(Refusal::WrongWorker);
         }
         self.may_take(order.handoff, &order.request)?;
-        let queued = |s: &&WorkerSequence| s.outgoing.is_some() && s.times.started.is_none();
+        self.has_room_for_prompt()
+    }
+
+    /// Whether the queue of prompts has room. Pooled prompts wait in it with those of prefill legs.
+    fn has_room_for_prompt(&self) -> Result<(), Refusal> {
+        let queued = |s: &&WorkerSequence| !s.decodes_here() && s.times.started.is_none();
         let queued = self.sequences.iter().filter(queued).count();
         if queued >= self.context.limits().queue_max as usize {
             let tokens = self.snapshot().load().queue_tokens;
@@ -304,7 +317,7 @@ impl Admission<'_> {
         }
         // An unknown token would fail the whole step that the request is part of.
         let vocab_size = self.context.limits().vocab_size;
-        if !policy::runnable(request, vocab_size) {
+        if !request.is_runnable(vocab_size) {
             return Err(Refusal::OutOfVocabulary { vocab_size });
         }
         let capacity = &self.context.limits().capacity;

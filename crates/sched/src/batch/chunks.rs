@@ -162,7 +162,7 @@ impl StepPlanner<'_> {
         };
         let tokens = self.memory.cut_at_snapshot(sequence, chunk.tokens());
         draft.held.work += StepWork::prefill(sequence.kv.computed(), tokens);
-        draft.held.work.draws += u32::from(tokens == sequence.tokens_to_run());
+        draft.held.work.draws += u32::from(sequence.logits(tokens).samples());
         self.steps.chunk_placed(self.context.now());
         let blocks = (sequence.kv.computed() + tokens).div_ceil(size);
         self.memory.take_reserved(sequence, blocks);

@@ -155,6 +155,7 @@ impl StepAhead<'_> {
             drafts: 0,
             phase: sequence.phase,
             samples: true,
+            pools: false,
         };
         (segment, placed)
     }

@@ -16,7 +16,7 @@ use crate::handoff::{Handoffs, PeerTraffic};
 use crate::memory::KvMemory;
 use crate::sequences::{SequenceTable, WorkerSequence};
 use crate::speculate::{DraftAcceptance, Drafting};
-use cleave_domain::{Failure, HandoffId, Segment, StepPlan};
+use cleave_domain::{Failure, HandoffId, LogitsWanted, Segment, StepPlan};
 
 /// A step being put together.
 pub(crate) struct StepBuilder {
@@ -112,6 +112,10 @@ impl StepPlanner<'_> {
             return;
         };
         let slot = sequence.slot().expect("a sequence that runs has a slot");
+        let logits = sequence.logits(tokens);
+        if logits == LogitsWanted::Pool {
+            draft.plan.poolings.extend(sequence.segment_pooling(slot));
+        }
         draft.plan.segments.push(Segment {
             slot,
             position: sequence.kv.computed(),
@@ -122,7 +126,7 @@ impl StepPlanner<'_> {
                 .iter()
                 .map(|block| block.block)
                 .collect(),
-            logits: sequence.logits(tokens),
+            logits,
             drafts: Vec::new(),
             state: sequence
                 .kv
@@ -135,7 +139,8 @@ impl StepPlanner<'_> {
             tokens,
             drafts: 0,
             phase: sequence.phase,
-            samples: tokens == sequence.tokens_to_run(),
+            samples: logits.samples(),
+            pools: logits == LogitsWanted::Pool,
         });
         draft.tokens_left -= tokens;
         self.sequences.enter_step(handoff, self.context.now());

@@ -14,12 +14,13 @@ use crate::sequences::{SequencePhase, SequenceStage, SequenceTable, WorkerSequen
 use crate::speculate::DraftAcceptance;
 use crate::{WorkerNote, WorkerOutput};
 use cleave_domain::{
-    Emission, Failure, HandoffId, PromptFacts, Report, SampledToken, SlotIndex, StepId, StepResult,
-    TokenId,
+    Emission, Failure, FinishReason, HandoffId, POOLED_TOKEN, PromptFacts, Report, SampledToken,
+    SlotIndex, StepId, StepResult, TokenId,
 };
 use cleave_kv::block_hash;
 use cleave_kv::handoff::sender;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The results of steps, and their distribution.
@@ -43,6 +44,7 @@ impl StepResults<'_> {
             sampled,
             prompt_scores,
             forced,
+            pooled,
         } = result;
         let Some(step) = self.steps.finish(id, self.context.now()) else {
             return false;
@@ -55,6 +57,10 @@ impl StepResults<'_> {
             self.broke(&step, "the result answers another plan");
             return false;
         };
+        if !step.answers_poolings(&pooled) {
+            self.broke(&step, "the result answers another plan");
+            return false;
+        }
         self.steps.measure(id, took);
         self.forecast.observe_step(&step.work, took);
         self.measure(&step, took);
@@ -63,12 +69,17 @@ impl StepResults<'_> {
         let mut scores: BTreeMap<SlotIndex, Vec<SampledToken>> =
             prompt_scores.into_iter().collect();
         let mut forced: BTreeMap<SlotIndex, Vec<TokenId>> = forced.into_iter().collect();
+        let mut pooled = pooled.into_iter().map(|(_, values)| values);
         for (placed, count) in step.segments.into_iter().zip(counts) {
+            let values = placed.pools.then(|| pooled.next()).flatten();
             let drawn: Vec<SampledToken> = sampled.by_ref().take(count).collect();
             let scores = scores.remove(&placed.slot).unwrap_or_default();
             let forced = forced.remove(&placed.slot).unwrap_or_default();
             if let Some(sequence) = self.sequences.get_mut(placed.handoff) {
                 sequence.speculating.propose(forced);
+                if let Some(values) = values {
+                    sequence.pooled.take(values);
+                }
             }
             self.settle(placed, drawn, scores);
         }
@@ -145,6 +156,9 @@ impl StepResults<'_> {
         sequence.prompt_scores.extend(scores);
         self.memory.state_reached(sequence);
         sequence.speculating.compare(&drawn, self.acceptance);
+        if let Some(vector) = sequence.pooled_result() {
+            return self.finish_pooled(handoff, vector);
+        }
         if drawn.is_empty() {
             self.memory.publish(sequence);
             return self.handoffs().export(handoff, ReadyBlocks::FullBlocks);
@@ -160,7 +174,7 @@ impl StepResults<'_> {
             // The token before was an accepted draft, so its KV was computed.
             sequence.kv.advance(u32::from(place > 0));
             let token = sampled.token;
-            emit(self.context, sequence, sampled);
+            emit(self.context, sequence, sampled, None);
             self.memory.publish(sequence);
             self.advance(handoff, token);
         }
@@ -170,6 +184,22 @@ impl StepResults<'_> {
         if self.sequences.get(handoff).is_some_and(continues) {
             self.handoffs().advance_move(handoff);
         }
+    }
+
+    /// Gives a pooled sequence's vector away, and ends the sequence.
+    fn finish_pooled(&mut self, handoff: HandoffId, vector: Arc<[f32]>) {
+        let Some(sequence) = self.sequences.get_mut(handoff) else {
+            return;
+        };
+        let sampled = SampledToken {
+            token: POOLED_TOKEN,
+            scores: None,
+        };
+        emit(self.context, sequence, sampled, Some(vector));
+        self.memory.publish(sequence);
+        sequence.tokens.push(POOLED_TOKEN);
+        let finished = CloseReason::Finished(FinishReason::Length);
+        self.handoffs().close(handoff, finished);
     }
 
     /// Moves the sequence on by its new token: to its end, to the peer, or to the next step.
@@ -268,11 +298,17 @@ impl StepResults<'_> {
 }
 
 /// Emits a token before anything else is done about it: latency is the client's.
-fn emit(context: &mut WorkerContext, sequence: &mut WorkerSequence, sampled: SampledToken) {
+fn emit(
+    context: &mut WorkerContext,
+    sequence: &mut WorkerSequence,
+    sampled: SampledToken,
+    pooled: Option<Arc<[f32]>>,
+) {
     let prompt = (sequence.phase == SequencePhase::Prompt).then(|| PromptFacts {
         cached_tokens: sequence.cached_tokens,
         scores: std::mem::take(&mut sequence.prompt_scores),
         timing: sequence.prefill_timing(context.now()),
+        pooled,
     });
     let emission = Emission {
         index: sequence.output_count(),
@@ -284,6 +320,13 @@ fn emit(context: &mut WorkerContext, sequence: &mut WorkerSequence, sampled: Sam
 }
 
 impl StepInFlight {
+    /// Whether there are values for each segment that pools, in the order of the plan.
+    fn answers_poolings(&self, pooled: &[(SlotIndex, Arc<[f64]>)]) -> bool {
+        let pools = self.segments.iter().filter(|placed| placed.pools);
+        let slots = pooled.iter().map(|(slot, _)| *slot);
+        pools.map(|placed| placed.slot).eq(slots)
+    }
+
     /// Tokens drawn for each segment; `None` if the result does not fit the plan. A segment that
     /// samples draws one token, and one more for each leading draft that was accepted.
     fn draws(&self, sampled: &[(SlotIndex, SampledToken)]) -> Option<Vec<usize>> {

@@ -69,6 +69,8 @@ pub(crate) struct SegmentInFlight {
     pub(crate) drafts: u32,
     pub(crate) phase: SequencePhase,
     pub(crate) samples: bool,
+    /// Whether it contributes to the vector of a pooled sequence.
+    pub(crate) pools: bool,
 }
 
 impl SegmentInFlight {
@@ -296,6 +298,7 @@ mod tests {
             drafts: 0,
             phase: SequencePhase::Decode,
             samples: true,
+            pools: false,
         };
         let mut plan = StepPlan::default();
         plan.segments.push(Segment {

@@ -98,7 +98,7 @@ impl WorkerSequence {
     /// Hashes of the leading blocks it could take from the cache if it is to run here: never the
     /// last token's block, because running that token gives the next one.
     pub(super) fn reusable(&mut self, block_tokens: u32) -> &[BlockHash] {
-        if self.scores_prompt() {
+        if self.runs_every_token() {
             return &[];
         }
         self.extend_hashes(block_tokens);

@@ -126,6 +126,7 @@ impl KvMemory {
         sequence.kv.swap = None;
         self.release(sequence);
         sequence.prompt_scores.clear();
+        sequence.pooled.clear();
         context.note(WorkerNote::Preempted {
             handoff,
             recomputed_tokens,

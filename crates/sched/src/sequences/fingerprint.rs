@@ -43,6 +43,7 @@ impl WorkerSequence {
             opened,
             steps_count,
             prompt_scores,
+            pooled,
             cached_tokens,
             times,
             speculating,
@@ -66,7 +67,13 @@ impl WorkerSequence {
         (kv.swap(), kv.fetch(), peer_state_open, tokens).hash(hasher);
         kv.fingerprint(hasher);
         (kv.published(), exported, slot, opened, steps_count).hash(hasher);
-        (prompt_scores.len(), cached_tokens, started.is_some()).hash(hasher);
+        (
+            prompt_scores.len(),
+            pooled.len(),
+            cached_tokens,
+            started.is_some(),
+        )
+            .hash(hasher);
         speculating.fingerprint().hash(hasher);
     }
 }

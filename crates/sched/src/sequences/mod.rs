@@ -7,6 +7,7 @@
 
 mod client_timing;
 mod fingerprint;
+mod pooled;
 #[cfg(test)]
 pub(crate) mod sample;
 mod sequence;

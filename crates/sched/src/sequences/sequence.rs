@@ -4,6 +4,7 @@
 //! Invariant: a sequence that is active has at least one token left to run.
 
 use super::client_timing::ClientTiming;
+use super::pooled::PooledSoFar;
 use crate::memory::{SequenceKv, SwapState};
 use crate::policy::ServiceRank;
 use crate::speculate::SpeculationState;
@@ -47,6 +48,8 @@ pub(crate) struct WorkerSequence {
     pub(super) steps_count: u32,
     /// Scores of the prompt's tokens so far, if they were requested.
     pub(crate) prompt_scores: Vec<SampledToken>,
+    /// Its vector so far, if it asks for one.
+    pub(crate) pooled: PooledSoFar,
     /// Prompt tokens that came from the prefix cache.
     pub(crate) cached_tokens: u32,
     pub(crate) times: SequenceTimes,
@@ -121,6 +124,7 @@ impl WorkerSequence {
             opened: false,
             steps_count: 0,
             prompt_scores: Vec::new(),
+            pooled: PooledSoFar::default(),
             cached_tokens: 0,
             times: SequenceTimes {
                 accepted: now,
@@ -224,9 +228,9 @@ impl WorkerSequence {
         self.stage == SequenceStage::Active && !decodes && self.kv.swap().is_none()
     }
 
-    /// Whether it decodes here in the end, rather than elsewhere.
+    /// Whether it decodes here in the end, rather than elsewhere or not at all.
     pub(crate) fn decodes_here(&self) -> bool {
-        self.outgoing.is_none()
+        self.outgoing.is_none() && !self.pools()
     }
 
     /// Whether it is over, except for readers and writers of its blocks.
@@ -310,6 +314,13 @@ impl WorkerSequence {
 
     /// The logits that a segment of so many tokens must compute.
     pub(crate) fn logits(&self, tokens: u32) -> LogitsWanted {
+        if self.pools() {
+            return if self.pools_segment(tokens) {
+                LogitsWanted::Pool
+            } else {
+                LogitsWanted::No
+            };
+        }
         let sample = tokens == self.tokens_to_run();
         match (self.scores_prompt(), sample) {
             (true, true) => LogitsWanted::ScoreAndSample,

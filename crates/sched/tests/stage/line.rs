@@ -232,6 +232,9 @@ pub fn output(output: &WorkerOutput) -> String {
             if let Some(prompt) = &emission.prompt {
                 let (cached, scores) = (prompt.cached_tokens, prompt.scores.len());
                 let _ = write!(line, " cached {cached} scores {scores}");
+                if let Some(pooled) = &prompt.pooled {
+                    let _ = write!(line, " pooled {pooled:?}");
+                }
             }
             line
         }

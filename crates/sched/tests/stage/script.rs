@@ -19,8 +19,9 @@ use super::{
     ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states,
 };
 use cleave_domain::{
-    AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, PrefillOrder,
-    Report, Request, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams, SlotIndex, StopRules,
+    AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, Pooling,
+    PrefillOrder, Report, Request, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams,
+    SlotIndex, StopRules,
 };
 use cleave_kv::Packet;
 use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, WorkerInput};
@@ -122,14 +123,30 @@ fn request(words: &CommandWords, flight: u32) -> Request {
         generated: output[..words.number("output", 0) as usize].into(),
         sampling,
         stop: StopRules {
-            max_tokens: words.number("max", 3),
+            max_tokens: if pooling(words).is_some() {
+                1
+            } else {
+                words.number("max", 3)
+            },
             min_tokens: words.number("min", 0),
             stop_tokens: stop.map(|stop| output[stop]).into_iter().collect(),
         },
         cache_salt: u64::from(words.number("salt", 0)),
+        pooling: pooling(words),
         priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
         ..build::request(prompt, 20)
     }
+}
+
+/// The vector that a request asks for, by one of these words.
+fn pooling(words: &CommandWords) -> Option<Pooling> {
+    words.plain.iter().find_map(|word| match *word {
+        "last" => Some(Pooling::LastToken),
+        "mean" => Some(Pooling::Mean),
+        "first" => Some(Pooling::FirstToken),
+        "logits" => Some(Pooling::Logits([1, 2].into())),
+        _ => None,
+    })
 }
 
 impl ScriptPlayer {

@@ -10,9 +10,11 @@
 use super::hasher::StateHasher;
 use super::worlds::SmallWorld;
 use crate::model::{DrawableTokens, draw_token};
-use cleave_domain::{Emission, Ending, FinishReason, FlightId, HandoffId, Request, TokenId};
+use cleave_domain::{
+    Emission, Ending, FinishReason, FlightId, HandoffId, POOLED_TOKEN, Request, TokenId,
+};
 use cleave_router::TokenStream;
-use cleave_testkit::{CellConstraint, KvHash};
+use cleave_testkit::{CellConstraint, KvHash, pooled_vector};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -84,6 +86,13 @@ impl SmallWorldClient {
         if self.ending.is_some() || handoff.attempt < self.fenced {
             return Ok(());
         }
+        let pooling = self.request.pooling.as_ref();
+        let expected = pooling.map(|pooling| pooled_vector(pooling, &self.request.prompt));
+        let facts = emission.prompt.as_ref();
+        let pooled = facts.and_then(|facts| facts.pooled.clone());
+        if emission.index == 0 && pooled != expected {
+            return Err(format!("S6: {handoff} gives {pooled:?}, not {expected:?}"));
+        }
         let (index, token) = (emission.index, emission.sampled.token);
         if let Some(before) = self.delivered.get(index as usize)
             && *before != token
@@ -108,6 +117,9 @@ impl SmallWorldClient {
 
     /// Whether some worker draws this token after the delivered ones.
     fn continues(&self, token: TokenId) -> bool {
+        if self.request.pooling.is_some() {
+            return token == POOLED_TOKEN;
+        }
         let history = self.request.prompt.iter().chain(&self.delivered);
         let last = history.fold(KvHash::default(), |kv, token| kv.extend(*token));
         let position = (self.request.prompt.len() + self.delivered.len()) as u32;

@@ -6,8 +6,8 @@
 use super::guard::Guard;
 use crate::model::VOCAB_SIZE;
 use cleave_domain::{
-    Capacity, FlightId, Prices, Request, RequestSlo, Role, RouterId, RowPrice, SamplingParams,
-    StateCapacity, WorkerDescription,
+    Capacity, FlightId, Pooling, Prices, Request, RequestSlo, Role, RouterId, RowPrice,
+    SamplingParams, StateCapacity, WorkerDescription,
 };
 use cleave_router::OperatorRequest;
 use cleave_sched::PoolWriter;
@@ -62,7 +62,8 @@ pub(super) enum DeliveryOrder {
 pub(super) struct SmallWorld {
     pub(super) name: &'static str,
     pub(super) roles: &'static [Role],
-    /// Prompt tokens and output tokens of each request.
+    /// Prompt tokens and output tokens of each request; without output it asks for the mean of its
+    /// hidden states.
     pub(super) requests: &'static [(u32, u32)],
     /// Operator commands, each with its worker (from 0).
     pub(super) commands: &'static [(usize, OperatorRequest)],
@@ -252,6 +253,19 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
             step: Duration::from_millis(400),
             ..three.clone()
         },
+        // Vectors of prompts in two chunks, beside a stream; two workers may pool them.
+        SmallWorld {
+            name: "pools",
+            requests: &[(5, 0), (3, 2)],
+            faults: &[
+                SmallWorldFault::Cancel,
+                SmallWorldFault::Crash,
+                SmallWorldFault::Disconnect,
+                SmallWorldFault::EngineFault,
+                SmallWorldFault::Expire,
+            ],
+            ..one.clone()
+        },
         // A prompt's state is handed over with its blocks.
         SmallWorld {
             name: "state",
@@ -386,7 +400,8 @@ impl SmallWorld {
                 tpot: self.slo_target,
                 ..RequestSlo::default()
             },
-            ..build::request(first..first + prompt, max_tokens)
+            pooling: (max_tokens == 0).then_some(Pooling::Mean),
+            ..build::request(first..first + prompt, max_tokens.max(1))
         })
     }
 }

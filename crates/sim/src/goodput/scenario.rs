@@ -147,6 +147,7 @@ impl RequestArrival {
             },
             priority: self.priority,
             cache_salt: 0,
+            pooling: None,
             slo: self.slo.clone(),
         }
     }

@@ -27,6 +27,7 @@ fn run(flight: u64, constraint: Option<Arc<Constraint>>) -> RouterOrder {
         },
         priority: 0,
         cache_salt: 0,
+        pooling: None,
         slo: RequestSlo::default(),
     };
     let order = Order::Run(RunOrder {

@@ -85,7 +85,7 @@ fn block(piece: &OutputPiece) -> Option<Value> {
             block["input"] = input(&call.arguments);
             Some(block)
         }
-        OutputPiece::Scores(_) | OutputPiece::End(_) => None,
+        OutputPiece::Scores(_) | OutputPiece::Vector(_) | OutputPiece::End(_) => None,
     }
 }
 
@@ -248,7 +248,8 @@ impl EventRenderer for MessageEvents {
                 OutputPiece::Text(text) => self.text(out, text),
                 OutputPiece::Reasoning(text) => self.reasoning(out, text),
                 OutputPiece::ToolCall(call) => self.call(out, call),
-                OutputPiece::Scores(_) => {}
+                // This API shows no scores, and asks for no vector.
+                OutputPiece::Scores(_) | OutputPiece::Vector(_) => {}
                 OutputPiece::End(end) => {
                     self.end_block(out);
                     self.end = Some(end.clone());

@@ -377,7 +377,8 @@ impl EventRenderer for ResponseEvents {
                 OutputPiece::Text(text) => self.text(out, text),
                 OutputPiece::Reasoning(text) => self.reasoning(out, text),
                 OutputPiece::ToolCall(call) => self.call(out, call),
-                OutputPiece::Scores(_) => {}
+                // This API shows no scores, and asks for no vector.
+                OutputPiece::Scores(_) | OutputPiece::Vector(_) => {}
                 OutputPiece::End(end) => {
                     let status = match end.reason {
                         FinishReason::Stop => ItemStatus::Completed,

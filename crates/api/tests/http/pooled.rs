@@ -1,0 +1,324 @@
+//! Embeddings, rankings and scores.
+
+use crate::scripted_server::{TestServer, done, files, options, server, server_with};
+use cleave_domain::{FinishReason, Pooling, Refusal, SloMetric};
+use cleave_text::{EmbedTask, ModelTask, RerankTask};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+fn served_for(task: ModelTask) -> TestServer {
+    let mut files = files("qwen3");
+    files.task = task;
+    server_with(files, options())
+}
+
+fn embedder() -> TestServer {
+    served_for(ModelTask::Embed(EmbedTask {
+        prompts: vec![
+            ("query".to_owned(), "Q: ".to_owned()),
+            ("document".to_owned(), String::new()),
+        ],
+        ..EmbedTask::of(Pooling::LastToken)
+    }))
+}
+
+fn reranker() -> TestServer {
+    // Letters are tokens of every tokenizer of the tests.
+    served_for(ModelTask::Rerank(RerankTask {
+        negative: "n".to_owned(),
+        positive: "y".to_owned(),
+    }))
+}
+
+fn prompts(server: &TestServer) -> Vec<Vec<u32>> {
+    let submitted = server.frontend.submitted.lock().unwrap();
+    submitted
+        .iter()
+        .map(|request| request.prompt.to_vec())
+        .collect()
+}
+
+#[tokio::test]
+async fn an_embedding_is_normalised_and_counts_its_prompt() {
+    let set = embedder();
+    set.script_vector(&[3.0, 4.0]);
+    let body =
+        json!({"model": "qwen3", "input": "a text", "user": "u", "encoding_format": "float"});
+    let answer = set.post(EMBEDDINGS, body).await.json();
+    let tokens = set.tokens("a text").len();
+    let expected = json!({
+        "object": "list",
+        "model": "qwen3",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+    });
+    let numbers: Vec<f64> = answer["data"][0]["embedding"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|number| number.as_f64().unwrap())
+        .collect();
+    assert!((numbers[0] - 0.6).abs() < 1e-6 && (numbers[1] - 0.8).abs() < 1e-6);
+    for key in ["object", "model", "usage"] {
+        assert_eq!(answer[key], expected[key]);
+    }
+    let request = set.last_submitted();
+    assert_eq!(request.pooling, Some(Pooling::LastToken));
+    assert_eq!(request.stop.max_tokens, 1);
+}
+
+#[tokio::test]
+async fn base64_and_dimensions_are_as_openai_clients_read_them() {
+    let set = embedder();
+    set.script_vector(&[0.0, -2.0, 7.0]);
+    let body = json!({"input": "x", "encoding_format": "base64", "dimensions": 2});
+    let answer = set.post(EMBEDDINGS, body).await.json();
+    assert_eq!(answer["data"][0]["embedding"], "AAAAAAAAgL8=");
+}
+
+#[tokio::test]
+async fn each_input_is_a_flight_in_its_place() {
+    let set = embedder();
+    for input in [
+        json!("one"),
+        json!(["one", "two"]),
+        json!([5, 6, 7]),
+        json!([[5, 6], [7]]),
+    ] {
+        let count = match &input {
+            Value::Array(items) if !items[0].is_number() => items.len(),
+            _ => 1,
+        };
+        for index in 0..count {
+            set.script_vector(&[index as f32 + 1.0, 0.0]);
+        }
+        let answer = set.post(EMBEDDINGS, json!({"input": input})).await.json();
+        let data = answer["data"].as_array().unwrap();
+        assert_eq!(data.len(), count, "{answer}");
+        for (index, entry) in data.iter().enumerate() {
+            assert_eq!(entry["index"], index);
+        }
+    }
+    let expected = [
+        set.tokens("one"),
+        set.tokens("one"),
+        set.tokens("two"),
+        vec![5, 6, 7],
+        vec![5, 6],
+        vec![7],
+    ];
+    assert_eq!(prompts(&set), expected);
+}
+
+#[tokio::test]
+async fn a_prompt_of_the_model_stands_before_texts_alone() {
+    let set = embedder();
+    for input in [json!("cat"), json!([9, 10])] {
+        set.script_vector(&[1.0]);
+        let body = json!({"input": input, "prompt_name": "query"});
+        assert_eq!(set.post(EMBEDDINGS, body).await.status, 200);
+    }
+    assert_eq!(prompts(&set), [set.tokens("Q: cat"), vec![9, 10]]);
+    let body = json!({"input": "x", "prompt_name": "other"});
+    set.post(EMBEDDINGS, body)
+        .await
+        .is_error(400, "invalid_value", Some("prompt_name"));
+}
+
+#[tokio::test]
+async fn a_bad_input_refuses_all_and_names_its_place() {
+    let set = embedder();
+    for (input, param) in [
+        (json!(["a", ""]), "input[1]"),
+        (json!([]), "input"),
+        (json!(["a", 5]), "input[1]"),
+        (json!([[1], [1_000_000]]), "input[1][0]"),
+        (json!({"text": "a"}), "input"),
+        (Value::Null, "input"),
+    ] {
+        set.post(EMBEDDINGS, json!({"input": input}))
+            .await
+            .is_error(400, "invalid_value", Some(param));
+    }
+    let context = set.text.context_tokens_max() as usize;
+    let long = vec![5; context];
+    let body = json!({"input": [[5], long]});
+    let answer = set.post(EMBEDDINGS, body).await;
+    answer.is_error(400, "context_length_exceeded", Some("input[1]"));
+    let many: Vec<&str> = vec!["a"; 1025];
+    set.post(EMBEDDINGS, json!({"input": many})).await.is_error(
+        400,
+        "invalid_value",
+        Some("input"),
+    );
+    for (field, value) in [
+        ("dimensions", json!(0)),
+        ("dimensions", json!(100_000)),
+        ("encoding_format", json!("hex")),
+    ] {
+        set.post(EMBEDDINGS, json!({"input": "a", field: value}))
+            .await
+            .is_error(400, "invalid_value", Some(field));
+    }
+    assert!(prompts(&set).is_empty(), "nothing was started");
+}
+
+#[tokio::test]
+async fn a_refused_flight_refuses_the_whole_request() {
+    let set = embedder();
+    set.script_vector(&[1.0]);
+    let late = Refusal::Late {
+        aim: SloMetric::Ttft,
+        predicted: Duration::from_secs(3),
+        retry_after: Duration::from_secs(2),
+    };
+    set.script_tokens(Vec::new(), cleave_domain::Ending::Refused(late));
+    let answer = set.post(EMBEDDINGS, json!({"input": ["a", "b"]})).await;
+    assert_eq!(answer.status, 429, "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_flight_without_its_vector_is_an_error() {
+    let set = embedder();
+    set.script_tokens(vec![0], done(FinishReason::Length));
+    let answer = set.post(EMBEDDINGS, json!({"input": "a"})).await;
+    answer.is_error(500, "vector_missing", None);
+}
+
+#[tokio::test]
+async fn a_model_serves_only_its_own_task() {
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
+    for set in [embedder(), reranker()] {
+        for (path, body) in [
+            ("/v1/chat/completions", chat.clone()),
+            ("/v1/completions", json!({"prompt": "a"})),
+            ("/v1/responses", json!({"input": "a"})),
+        ] {
+            let answer = set.post(path, body).await;
+            assert_eq!(answer.status, 400, "{path}: {answer:?}");
+            assert!(answer.body.contains("is served"), "{answer:?}");
+        }
+    }
+    let pooled = [
+        (EMBEDDINGS, json!({"input": "a"})),
+        ("/v1/rerank", json!({"query": "q", "documents": ["d"]})),
+        ("/v1/score", json!({"text_1": "q", "text_2": "d"})),
+    ];
+    let generator = server("qwen3");
+    for (path, body) in &pooled {
+        let answer = generator.post(path, body.clone()).await;
+        assert_eq!(answer.status, 400, "{path}: {answer:?}");
+        assert!(answer.body.contains("--runner pooling"), "{answer:?}");
+    }
+    let (path, body) = &pooled[0];
+    reranker()
+        .post(path, body.clone())
+        .await
+        .is_error(400, "unsupported_parameter", Some("model"));
+    let tasks = [embedder(), reranker(), generator];
+    for (set, task) in tasks.into_iter().zip(["embed", "rerank", "generate"]) {
+        assert_eq!(set.get("/v1/models").await.json()["data"][0]["task"], task);
+    }
+}
+
+#[tokio::test]
+async fn a_reranker_sorts_documents_by_their_probability() {
+    for path in ["/v1/rerank", "/rerank", "/v2/rerank"] {
+        let set = reranker();
+        for yes in [0.0, 2.0, 1.0] {
+            set.script_vector(&[0.0, yes]);
+        }
+        let documents = json!(["a", {"text": "b"}, "c"]);
+        let body = json!({"query": "q", "documents": documents, "top_n": 2});
+        let answer = set.post(path, body).await.json();
+        let results = answer["results"].as_array().unwrap();
+        let order: Vec<&Value> = results.iter().map(|result| &result["index"]).collect();
+        assert_eq!(order, [1, 2]);
+        assert_eq!(results[0]["document"], json!({"text": "b"}));
+        let score = results[0]["relevance_score"].as_f64().unwrap();
+        assert!((score - 1.0 / (1.0 + (-2.0f64).exp())).abs() < 1e-9);
+        let request = set.last_submitted();
+        let tokens = [set.tokens("n"), set.tokens("y")].concat();
+        assert_eq!(request.pooling, Some(Pooling::Logits(tokens.into())));
+        let prompt = set
+            .text
+            .tokenizer()
+            .decode(&request.prompt, cleave_text::SpecialTokens::Kept);
+        assert!(prompt.contains("<Query>: q\n<Document>: c"), "{prompt}");
+        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{prompt}");
+    }
+}
+
+#[tokio::test]
+async fn a_rerankers_instruction_is_in_its_prompt() {
+    let set = reranker();
+    set.script_vector(&[0.0, 0.0]);
+    let body = json!({"query": "q", "documents": ["d"], "instruction": "Find errors", "return_documents": false});
+    let answer = set.post("/v1/rerank", body).await.json();
+    assert_eq!(
+        answer["results"][0],
+        json!({"index": 0, "relevance_score": 0.5})
+    );
+    let prompt = &prompts(&set)[0];
+    let prompt = set
+        .text
+        .tokenizer()
+        .decode(prompt, cleave_text::SpecialTokens::Kept);
+    assert!(prompt.contains("<Instruct>: Find errors\n"), "{prompt}");
+    let body = json!({"query": "q", "documents": ["d"], "instruction": "x"});
+    embedder().post("/v1/rerank", body).await.is_error(
+        400,
+        "unsupported_parameter",
+        Some("instruction"),
+    );
+}
+
+#[tokio::test]
+async fn an_embedding_model_ranks_by_cosines() {
+    let set = embedder();
+    for vector in [[1.0, 0.0], [0.0, 3.0], [5.0, 0.0]] {
+        set.script_vector(&vector);
+    }
+    let body = json!({"query": "q", "documents": ["a", "b"]});
+    let answer = set.post("/v1/rerank", body).await.json();
+    assert_eq!(answer["results"][0]["index"], 1);
+    assert_eq!(answer["results"][0]["relevance_score"], 1.0);
+    assert_eq!(answer["results"][1]["relevance_score"], 0.0);
+    let expected = [set.tokens("Q: q"), set.tokens("a"), set.tokens("b")];
+    assert_eq!(prompts(&set), expected);
+}
+
+#[tokio::test]
+async fn scores_pair_one_text_or_as_many() {
+    for (first, second, count) in [
+        (json!("a"), json!("b"), 1),
+        (json!("a"), json!(["b", "c"]), 2),
+        (json!(["a", "b"]), json!(["c", "d"]), 2),
+    ] {
+        for (path, keys) in [
+            ("/v1/score", ["text_1", "text_2"]),
+            ("/score", ["queries", "documents"]),
+        ] {
+            let set = reranker();
+            for _ in 0..count {
+                set.script_vector(&[1.0, 1.0]);
+            }
+            let body = json!({keys[0]: first, keys[1]: second});
+            let answer = set.post(path, body).await.json();
+            let data = answer["data"].as_array().unwrap();
+            assert_eq!(data.len(), count, "{answer}");
+            let last = count - 1;
+            assert_eq!(
+                data[last],
+                json!({"index": last, "object": "score", "score": 0.5})
+            );
+        }
+    }
+    let body = json!({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]});
+    reranker()
+        .post("/v1/score", body)
+        .await
+        .is_error(400, "invalid_value", Some("text_1"));
+}

@@ -1,0 +1,55 @@
+//! The task that a model is served for, from its folder and the flags.
+//!
+//! Owns: the choice. Never: serves. Invariant: a task that the model cannot do is an error before a
+//! port is bound.
+
+use crate::args::{ModelArgs, PoolingArg, RunnerArg};
+use anyhow::bail;
+use cleave_domain::Pooling;
+use cleave_text::{EmbedTask, ModelTask, RerankTask};
+use std::path::Path;
+
+/// Chooses the task of a folder's model; the bundled model has no folder.
+///
+/// # Errors
+/// One that names the flag or the file.
+pub(crate) fn model_task(args: &ModelArgs, folder: Option<&Path>) -> anyhow::Result<ModelTask> {
+    let pools = match args.runner {
+        RunnerArg::Generate => Some(false),
+        RunnerArg::Pooling => Some(true),
+        RunnerArg::Auto => None,
+    };
+    if pools == Some(false) && (args.pooling.is_some() || args.classifier_from_token.is_some()) {
+        bail!("--pooling and --classifier-from-token are for --runner pooling");
+    }
+    if let Some(words) = &args.classifier_from_token {
+        if args.pooling.is_some() {
+            bail!("--classifier-from-token reads the last token's logits; leave --pooling out");
+        }
+        let [negative, positive] = words.as_slice() else {
+            bail!("--classifier-from-token takes two words, as in `no,yes`");
+        };
+        return Ok(ModelTask::Rerank(RerankTask {
+            negative: negative.clone(),
+            positive: positive.clone(),
+        }));
+    }
+    if pools == Some(false) {
+        return Ok(ModelTask::Generate);
+    }
+    let given = args.pooling.map(|pooling| match pooling {
+        PoolingArg::Last => Pooling::LastToken,
+        PoolingArg::Mean => Pooling::Mean,
+        PoolingArg::Cls => Pooling::FirstToken,
+    });
+    let described = folder.map(EmbedTask::read).transpose()?.flatten();
+    Ok(match (described, given, pools) {
+        (Some(described), given, _) => ModelTask::Embed(EmbedTask {
+            pooling: given.unwrap_or(described.pooling.clone()),
+            ..described
+        }),
+        (None, Some(given), _) => ModelTask::Embed(EmbedTask::of(given)),
+        (None, None, Some(true)) => ModelTask::Embed(EmbedTask::of(Pooling::LastToken)),
+        (None, None, _) => ModelTask::Generate,
+    })
+}

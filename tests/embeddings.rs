@@ -1,0 +1,221 @@
+//! Embeddings, rankings and scores by real processes, one and several.
+
+use crate::harness::{CleaveProcess, HttpClient, run, wait_for};
+use crate::root::root;
+use crate::serving::{ServingFleet, fleet_of_model, serve};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tempfile::TempDir;
+
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+fn checkpoint() -> PathBuf {
+    root().join("testdata/qwen3")
+}
+
+/// A checkpoint as sentence-transformers stores embedding models: without a head, with names
+/// without `model.`, and with modules that say how to pool.
+fn embedding_folder(pooling: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ] {
+        std::fs::copy(checkpoint().join(file), folder.path().join(file)).unwrap();
+    }
+    let config = std::fs::read(checkpoint().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["tie_word_embeddings"] = json!(false);
+    write(folder.path(), "config.json", &config);
+    let stored = std::fs::read(checkpoint().join("model.safetensors")).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let bare = stored.tensors().into_iter().filter_map(|(name, tensor)| {
+        let bare = name.strip_prefix("model.")?.to_owned();
+        Some((bare, tensor))
+    });
+    let file = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file(bare.collect::<Vec<_>>(), None, &file).unwrap();
+    let module = |index: u32, path: &str, kind: &str| {
+        let class = format!("sentence_transformers.models.{kind}");
+        json!({"idx": index, "name": index.to_string(), "path": path, "type": class})
+    };
+    let modules = json!([
+        module(0, "", "Transformer"),
+        module(1, "1_Pooling", "Pooling"),
+        module(2, "2_Normalize", "Normalize"),
+    ]);
+    write(folder.path(), "modules.json", &modules);
+    std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+    let key = format!("pooling_mode_{pooling}");
+    write(folder.path(), "1_Pooling/config.json", &json!({key: true}));
+    folder
+}
+
+fn write(folder: &Path, file: &str, content: &Value) {
+    std::fs::write(folder.join(file), content.to_string()).unwrap();
+}
+
+fn inputs() -> Vec<String> {
+    let long = "The borrow checker follows each reference. ".repeat(6);
+    let texts = ["A vector is", "é 漢 🦀", "x", long.as_str()];
+    texts.map(str::to_owned).to_vec()
+}
+
+fn embedded(client: &HttpClient) -> Vec<Value> {
+    let (status, answer) = client.post(EMBEDDINGS, &json!({"input": inputs()}));
+    assert_eq!(status, 200, "{answer}");
+    let data = answer["data"].as_array().unwrap();
+    data.iter()
+        .map(|entry| entry["embedding"].clone())
+        .collect()
+}
+
+fn length(embedding: &Value) -> f64 {
+    let numbers = embedding.as_array().unwrap().iter();
+    numbers
+        .map(|number| number.as_f64().unwrap().powi(2))
+        .sum::<f64>()
+        .sqrt()
+}
+
+/// A fleet whose model embeds; its router places prompt and output on two workers where there is
+/// output.
+fn embedding_fleet(folder: &Path) -> ServingFleet {
+    fleet_of_model(&["--model", folder.to_str().unwrap()], &[])
+}
+
+#[test]
+fn one_process_and_five_embed_alike_in_any_chunk() {
+    for pooling in ["lasttoken", "mean_tokens", "cls_token"] {
+        let folder = embedding_folder(pooling);
+        let model = ["--model", folder.path().to_str().unwrap()];
+        let (_one, one) = serve(&model);
+        let small = ["--max-num-batched-tokens", "16"];
+        let (_chunked, chunked) = serve(&[&model[..], &small].concat());
+        let five = embedding_fleet(folder.path());
+        let expected = embedded(&one);
+        for embedding in &expected {
+            assert!((length(embedding) - 1.0).abs() < 1e-5);
+        }
+        assert_eq!(expected, embedded(&chunked), "{pooling}");
+        assert_eq!(expected, embedded(&five.client), "{pooling}");
+        // Again, from the prefix cache where the pooling allows it.
+        assert_eq!(expected, embedded(&five.client), "{pooling}");
+        let sent = five.client.metric("cleave_router_handoff_bytes_total", &[]);
+        assert_eq!(sent, 0.0, "a vector needs no hand-off");
+    }
+}
+
+// Invariant: I20.
+#[test]
+fn vectors_survive_a_killed_prefill_worker() {
+    let folder = embedding_folder("mean_tokens");
+    let mut fleet = embedding_fleet(folder.path());
+    let expected = embedded(&fleet.client);
+    let killed = AtomicBool::new(false);
+    let client = &fleet.client;
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut rounds_after = 0;
+                    while rounds_after < 5 {
+                        assert_eq!(expected, embedded(client));
+                        rounds_after += u32::from(killed.load(Ordering::Relaxed));
+                    }
+                })
+            })
+            .collect();
+        fleet.prefill[0].signal("KILL");
+        fleet.prefill[0].wait();
+        killed.store(true, Ordering::Relaxed);
+        clients
+            .into_iter()
+            .for_each(|client| client.join().unwrap());
+    });
+    wait_for("three workers", || {
+        (fleet.client.metric("cleave_workers", &[]) == 3.0).then_some(())
+    });
+}
+
+#[test]
+fn a_reranker_is_served_by_its_words() {
+    let model = checkpoint();
+    let flags = [
+        "--model",
+        model.to_str().unwrap(),
+        "--classifier-from-token",
+        "n,y",
+    ];
+    let (_process, client) = serve(&flags);
+    let documents = ["first", "second", "third"];
+    let ask = json!({"query": "q", "documents": documents});
+    let (status, ranked) = client.post("/v1/rerank", &ask);
+    assert_eq!(status, 200, "{ranked}");
+    let results = ranked["results"].as_array().unwrap();
+    let (_, scored) = client.post("/v1/score", &json!({"text_1": "q", "text_2": documents}));
+    for result in results {
+        let index = result["index"].as_u64().unwrap() as usize;
+        assert_eq!(result["relevance_score"], scored["data"][index]["score"]);
+        assert_eq!(result["document"]["text"], documents[index]);
+    }
+    let scores = results
+        .iter()
+        .map(|result| result["relevance_score"].as_f64().unwrap());
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{ranked}");
+    let (status, error) = client.post("/v1/completions", &json!({"prompt": "a"}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("model")));
+}
+
+#[test]
+fn a_task_that_cannot_be_served_ends_the_start() {
+    let bare = embedding_folder("lasttoken");
+    let odd = embedding_folder("max_tokens");
+    let serve = |folder: &Path, more: &[&str]| {
+        let plain = ["serve", "--port", "0", "--model", folder.to_str().unwrap()];
+        let (status, _, error) = run(&[&plain[..], more].concat());
+        assert!(!status.success());
+        error
+    };
+    let no_head = serve(bare.path(), &["--runner", "generate"]);
+    assert!(no_head.contains("no lm_head"), "{no_head}");
+    let pooling = serve(odd.path(), &[]);
+    assert!(pooling.contains("1_Pooling/config.json"), "{pooling}");
+    let word = serve(
+        &checkpoint(),
+        &["--classifier-from-token", "no,certainly not"],
+    );
+    assert!(word.contains("not one token"), "{word}");
+    let both = serve(
+        &checkpoint(),
+        &["--runner", "generate", "--pooling", "mean"],
+    );
+    assert!(both.contains("--runner pooling"), "{both}");
+}
+
+/// The mock engine's vectors travel the same way, without a model.
+#[test]
+fn a_mock_embeds_without_a_model() {
+    let mut process = CleaveProcess::start(&[
+        "serve",
+        "--port",
+        "0",
+        "--engine",
+        "mock",
+        "--runner",
+        "pooling",
+        "--both",
+        "1",
+        "--prefill",
+        "0",
+        "--decode",
+        "0",
+    ]);
+    let client = HttpClient::new(&process.address());
+    let expected = embedded(&client);
+    assert_eq!(expected, embedded(&client));
+    let (status, answer) = client.post(EMBEDDINGS, &json!({"input": "a", "dimensions": 17}));
+    assert_eq!(status, 400, "{answer}");
+}
