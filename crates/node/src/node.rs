@@ -12,7 +12,7 @@ use cleave_engine::Engine;
 use cleave_fleet::{ModelAdmission, Uplink, connect};
 use cleave_gateway::RouterBody;
 use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
-use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes};
+use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes, RouterTls};
 use cleave_telemetry::{Telemetry, TraceOptions};
 use cleave_text::ModelFiles;
 use cleave_tls::ServerTls;
@@ -73,7 +73,9 @@ impl RouterNode {
         let (names, own) = (&options.peer_routers, ports.port_numbers());
         let addresses = body.watch_peer_routers(names, own, client.clone());
         let app = App::new(body.frontend(), options.api.clone());
-        if !names.is_empty() {
+        let RouterTls { front, peers } = ports.tls();
+        // Questions have the keys of clients, which are not sent in clear where clients use TLS.
+        if !names.is_empty() && (peers.is_some() || front.is_none()) {
             app.ask_peers(Arc::new(PeerResponses { client, addresses }));
         }
         let registry = body.model_registry(app.clone());

@@ -168,7 +168,7 @@ impl ResponseStore {
         }
         let Some(peers) = self.shared.peers.get() else {
             return Err(format!(
-                "Response with id '{id}' not found: another router stored it, which was restarted or which this one does not know (--fellow-routers)."
+                "Response with id '{id}' not found: another router stored it, which this one does not ask (--fellow-routers, and --peer-tls where clients use TLS)."
             ));
         };
         let (method, path) = match wanted {
