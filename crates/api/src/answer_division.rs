@@ -3,15 +3,20 @@
 //! Owns: indices and ids of calls, and the number of tokens that are reasoning. Never: reads a format; `cleave_text` does. Invariant: a call has
 //! one head, its first piece.
 
-use crate::output_piece::{OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece};
-use crate::request::ReasoningShown;
+use crate::custom_input::CustomInput;
+use crate::output_piece::{OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece, ToolKind};
+use crate::request::{OutputFormat, ReasoningShown};
 use cleave_text::{AnswerPart, OutputParser, OutputPlace, OutputReading};
+use std::sync::Arc;
 
 /// Reads the text of one answer.
 pub(crate) struct AnswerDivision {
     parser: OutputParser,
     has_short_ids: bool,
     reasoning: ReasoningShown,
+    custom_tools: Arc<[String]>,
+    /// The input of the open call, if its tool is a custom one.
+    custom_input: Option<CustomInput>,
     calls_count: usize,
     reasoning_tokens: u32,
     /// Tokens of which it is not certain whether they begin reasoning.
@@ -19,11 +24,13 @@ pub(crate) struct AnswerDivision {
 }
 
 impl AnswerDivision {
-    pub(crate) fn new(reading: &OutputReading, reasoning: ReasoningShown) -> Self {
+    pub(crate) fn new(reading: &OutputReading, output: &OutputFormat) -> Self {
         Self {
             parser: reading.start(),
             has_short_ids: reading.has_short_ids(),
-            reasoning,
+            reasoning: output.reasoning,
+            custom_tools: Arc::clone(&output.custom_tools),
+            custom_input: None,
             calls_count: 0,
             reasoning_tokens: 0,
             undecided_tokens: 0,
@@ -62,6 +69,7 @@ impl AnswerDivision {
     pub(crate) fn finish(&mut self, pieces: &mut OutputPieces) {
         let parts = self.parser.finish();
         self.add(parts, pieces);
+        self.end_call(pieces);
     }
 
     pub(crate) fn has_calls(&self) -> bool {
@@ -75,21 +83,58 @@ impl AnswerDivision {
                 AnswerPart::Reasoning(_) if self.reasoning == ReasoningShown::LeftOut => {}
                 AnswerPart::Reasoning(text) => pieces.push(OutputPiece::Reasoning(text)),
                 AnswerPart::CallBegin { name, id } => {
+                    self.end_call(pieces);
                     let id = id.unwrap_or_else(|| self.new_id());
                     self.calls_count += 1;
+                    let is_custom = self.custom_tools.contains(&name);
+                    self.custom_input = is_custom.then(CustomInput::default);
                     let head = Some(ToolCallHead { id, name });
-                    self.add_call(head, String::new(), pieces);
+                    self.add_call(self.kind(), head, String::new(), pieces);
                 }
-                AnswerPart::CallArguments(text) => self.add_call(None, text, pieces),
-                AnswerPart::CallEnd => {}
+                AnswerPart::CallArguments(text) => {
+                    let text = match &mut self.custom_input {
+                        Some(input) => input.push(&text),
+                        None => text,
+                    };
+                    if !text.is_empty() {
+                        self.add_call(self.kind(), None, text, pieces);
+                    }
+                }
+                AnswerPart::CallEnd => self.end_call(pieces),
             }
         }
     }
 
-    fn add_call(&self, head: Option<ToolCallHead>, arguments: String, pieces: &mut OutputPieces) {
+    /// Adds the rest of a custom tool's input.
+    fn end_call(&mut self, pieces: &mut OutputPieces) {
+        let Some(input) = self.custom_input.take() else {
+            return;
+        };
+        let rest = input.finish();
+        if !rest.is_empty() {
+            self.add_call(ToolKind::Custom, None, rest, pieces);
+        }
+    }
+
+    /// The kind of the open call.
+    fn kind(&self) -> ToolKind {
+        match self.custom_input {
+            Some(_) => ToolKind::Custom,
+            None => ToolKind::Function,
+        }
+    }
+
+    fn add_call(
+        &self,
+        kind: ToolKind,
+        head: Option<ToolCallHead>,
+        arguments: String,
+        pieces: &mut OutputPieces,
+    ) {
         let index = self.calls_count.checked_sub(1);
         pieces.push(OutputPiece::ToolCall(ToolCallPiece {
             index: index.expect("a call has begun"),
+            kind,
             head,
             arguments,
         }));

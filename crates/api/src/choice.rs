@@ -8,12 +8,13 @@ use crate::answer_division::AnswerDivision;
 use crate::error::ApiError;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
 use crate::request::{
-    CallReason, GenerateRequest, OutputFormat, OutputWanted, StopText, TokenizedPrompt,
+    CallReason, GenerateRequest, OutputFormat, OutputWanted, ScoredTokens, StopText,
+    TokenizedPrompt,
 };
 use cleave_domain::{
     Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
 };
-use cleave_text::{ModelText, StopStrings, TextStart, TextStream};
+use cleave_text::{ModelText, OutputPlace, StopStrings, TextStart, TextStream};
 use std::sync::Arc;
 
 pub(crate) struct AnswerChoice {
@@ -55,7 +56,7 @@ impl AnswerChoice {
             parts: ask
                 .reading
                 .as_ref()
-                .map(|reading| AnswerDivision::new(reading, ask.output.reasoning)),
+                .map(|reading| AnswerDivision::new(reading, &ask.output)),
             stops: StopStrings::new(ask.output.stops.clone()),
             output: ask.output.clone(),
             rules: prompt.stop.clone(),
@@ -77,6 +78,12 @@ impl AnswerChoice {
             OutputWanted::Output => self.tokens_count,
             OutputWanted::PromptOnly | OutputWanted::Vector => 0,
         }
+    }
+
+    /// The part of the output to which its next character belongs.
+    fn place(&self) -> OutputPlace {
+        let parts = self.parts.as_ref();
+        parts.map_or(OutputPlace::Answer, AnswerDivision::place)
     }
 
     /// Output tokens that are reasoning, with its marks.
@@ -123,20 +130,28 @@ impl AnswerChoice {
             self.close(&mut pieces, FinishReason::Length, StopCause::EosOrLength);
             return Ok(pieces);
         }
-        if let Some(top) = self.output.logprobs {
-            let score = score(&sampled, top, self.chars_count)?;
-            pieces.push(OutputPiece::Scores(vec![score]));
+        let top = self.output.logprobs;
+        let mut score = top
+            .map(|top| score(&sampled, top, self.chars_count))
+            .transpose()?;
+        if self.output.scored == ScoredTokens::All {
+            pieces.push(OutputPiece::Scores(score.take().into_iter().collect()));
         }
         // A cut stop token adds no text; the ending of the flight follows it.
         let ends = self.rules.stop_tokens.contains(&sampled.token);
         if ends && self.output.stop_text == StopText::Cut {
             return Ok(pieces);
         }
-        let before = self.parts.as_ref().map(AnswerDivision::place);
+        let before = self.place();
         let text = self.text.push(sampled.token);
         self.push_text(&mut pieces, text);
-        if let (Some(parts), Some(before)) = (&mut self.parts, before) {
+        if let Some(parts) = &mut self.parts {
             parts.count_token(before);
+        }
+        let is_of_answer = before != OutputPlace::Reasoning && self.place() == OutputPlace::Answer;
+        // Nothing follows the end.
+        if let Some(score) = score.filter(|_| is_of_answer && !self.has_ended()) {
+            pieces.push(OutputPiece::Scores(vec![score]));
         }
         Ok(pieces)
     }

@@ -12,6 +12,7 @@ mod body_work;
 mod caller;
 mod choice;
 mod constraint_check;
+mod custom_input;
 mod error;
 mod field;
 mod flights;

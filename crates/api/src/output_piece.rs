@@ -31,9 +31,20 @@ pub(crate) enum OutputPiece {
 pub(crate) struct ToolCallPiece {
     /// Index of the call in its choice.
     pub(crate) index: usize,
+    pub(crate) kind: ToolKind,
     pub(crate) head: Option<ToolCallHead>,
-    /// The next characters of the arguments, the text of a JSON object.
+    /// The next characters of the arguments: the text of a JSON object, or the input of a custom
+    /// tool.
     pub(crate) arguments: String,
+}
+
+/// The kind of a tool, by what it is called with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToolKind {
+    /// With arguments, a JSON object.
+    Function,
+    /// With a text.
+    Custom,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

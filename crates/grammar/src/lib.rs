@@ -11,6 +11,7 @@ mod compose;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod matcher;
+mod regular;
 mod vocabulary;
 
 pub use compile::{CompiledGrammar, GrammarCompiler, GrammarError};
@@ -18,6 +19,7 @@ pub use compose::{
     SchemaKeywords, json_expression, lark_expression, regex_of_text, text_expression,
 };
 pub use matcher::{ForcedPart, GrammarMatcher};
+pub use regular::regex_of_lark;
 pub use vocabulary::{TokenBytes, Vocabulary};
 
 #[cfg(test)]

@@ -124,6 +124,8 @@ pub(crate) struct AnswerFacts {
     pub(crate) repeated: Option<Arc<str>>,
     /// The items of the request, a JSON array, if its response is to be stored.
     pub(crate) input: Option<Arc<str>>,
+    /// Functions of namespaces, by their names in the prompt.
+    pub(crate) namespaced: Arc<[NamespacedTool]>,
     /// Id of the response, if it has one of its own.
     pub(crate) response_id: Option<Arc<str>>,
     /// Stores the response, if it is to be stored.
@@ -181,8 +183,19 @@ pub(crate) struct OutputFormat {
     pub(crate) special: SpecialTokens,
     /// Number of log-probabilities, as in [`SamplingParams::logprobs`].
     pub(crate) logprobs: Option<u32>,
+    pub(crate) scored: ScoredTokens,
     pub(crate) reasoning: ReasoningShown,
     pub(crate) call_reason: CallReason,
+    /// Names of tools that are called with a text, the member `input` of their arguments.
+    pub(crate) custom_tools: Arc<[String]>,
+}
+
+/// The tokens whose log-probabilities the answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScoredTokens {
+    All,
+    /// Those of the answer's text, without reasoning.
+    Answer,
 }
 
 /// Whether the answer has the model's reasoning.
@@ -220,6 +233,15 @@ pub(crate) enum UsageShown {
     Never,
     AtEnd,
     Always,
+}
+
+/// A function of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamespacedTool {
+    /// The name by which the model knows it.
+    pub(crate) shown_name: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
 }
 
 impl AnswerFacts {

@@ -5,7 +5,7 @@
 
 use super::{
     AnswerFacts, CallReason, GenerateRequest, OutputFormat, OutputLimit, OutputWanted,
-    ReasoningShown, ResponseMode, StopText, TokenizedPrompt, cache_salt, priority,
+    ReasoningShown, ResponseMode, ScoredTokens, StopText, TokenizedPrompt, cache_salt, priority,
 };
 use crate::error::ApiError;
 use crate::field::JsonFields;
@@ -154,8 +154,10 @@ pub(crate) fn pooled_request(
             stop_text: StopText::Cut,
             special: SpecialTokens::Kept,
             logprobs: None,
+            scored: ScoredTokens::All,
             reasoning: ReasoningShown::Shown,
             call_reason: CallReason::Stop,
+            custom_tools: Arc::from([]),
         },
         reading: None,
         delivery: ResponseMode::Whole,

@@ -1,7 +1,7 @@
 //! Sampling and stop parameters, which the APIs share.
 
 use super::constraint::FieldConstraint;
-use super::{CallReason, OutputFormat, OutputLimit, ReasoningShown, StopText};
+use super::{CallReason, OutputFormat, OutputLimit, ReasoningShown, ScoredTokens, StopText};
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, RequestField,
@@ -242,7 +242,9 @@ pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<Outpu
         special,
         logprobs,
         reasoning: ReasoningShown::Shown,
+        scored: ScoredTokens::All,
         call_reason: CallReason::Calls,
+        custom_tools: Arc::from([]),
     })
 }
 

@@ -12,6 +12,7 @@ use crate::request::text::encode_for_list;
 use crate::request::{GenerateRequest, RequestWarning};
 use cleave_text::ModelText;
 use cleave_text::json::{Document, Json};
+use std::borrow::Cow;
 
 /// Key of the arguments of a call that are no object of JSON, as Anthropic recommends it.
 pub(super) const BROKEN_ARGUMENTS: &str = "INVALID_JSON";
@@ -198,15 +199,15 @@ impl<'a> ChatMessages<'a> {
         self.draft().texts.push(text);
     }
 
-    /// Adds a call to the assistant's message. `arguments` is JSON.
-    pub(super) fn call(&mut self, id: Json<'_>, name: Json<'_>, arguments: &str) {
+    /// Adds a call to the assistant's message. `name` is a string of JSON, and `arguments` JSON.
+    pub(super) fn call(&mut self, id: Json<'_>, name: &str, arguments: &str) {
         let calls = &mut self.draft().calls;
         calls.begin('{');
         calls.member("id", id.text());
         calls.member("type", r#""function""#);
         calls.name("function");
         calls.begin('{');
-        calls.member("name", name.text());
+        calls.member("name", name);
         calls.member("arguments", arguments);
         calls.end('}');
         calls.end('}');
@@ -256,17 +257,18 @@ impl<'a> ChatMessages<'a> {
 }
 
 /// A tool as chat describes it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ChatTool<'a> {
-    pub(super) name: Json<'a>,
-    pub(super) description: Option<Json<'a>>,
+    /// A string of JSON, as the description is.
+    pub(super) name: Cow<'a, str>,
+    pub(super) description: Option<Cow<'a, str>>,
     /// The JSON Schema of its arguments.
-    pub(super) parameters: Option<Json<'a>>,
+    pub(super) parameters: Option<Cow<'a, str>>,
     pub(super) is_strict: bool,
 }
 
 impl ChatTool<'_> {
-    pub(super) fn write(self, out: &mut JsonText) {
+    pub(super) fn write(&self, out: &mut JsonText) {
         let Self {
             name,
             description,
@@ -277,13 +279,13 @@ impl ChatTool<'_> {
         out.member("type", r#""function""#);
         out.name("function");
         out.begin('{');
-        out.member("name", name.text());
+        out.member("name", name);
         for (key, value) in [("description", description), ("parameters", parameters)] {
             if let Some(value) = value {
-                out.member(key, value.text());
+                out.member(key, value);
             }
         }
-        if is_strict {
+        if *is_strict {
             out.member("strict", "true");
         }
         out.end('}');

@@ -227,6 +227,11 @@ fn write_delta(out: &mut Vec<u8>, delta: ChoiceDelta<'_>, model: &ModelText) {
 
 /// Builds `choices[].logprobs` of a chat.
 fn scores(scores: &[TokenScore], model: &ModelText) -> Value {
+    json!({"content": token_scores(scores, model), "refusal": null})
+}
+
+/// The log-probability of each token, and those of the likeliest ones in its place.
+pub(super) fn token_scores(scores: &[TokenScore], model: &ModelText) -> Vec<Value> {
     let one = |token: TokenId, logprob: Option<f32>| json!({"token": token_text(token, model), "logprob": logprob, "bytes": model.tokenizer().bytes(token)});
     let content = scores.iter().map(|score| {
         let mut entry = one(score.token, score.logprob);
@@ -237,7 +242,7 @@ fn scores(scores: &[TokenScore], model: &ModelText) -> Value {
         entry["top_logprobs"] = top.collect();
         entry
     });
-    json!({"content": content.collect::<Value>(), "refusal": null})
+    content.collect()
 }
 
 /// Checks a body, renders its messages and tokenizes them.

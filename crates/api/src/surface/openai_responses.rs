@@ -21,7 +21,8 @@ use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::OutputPieces;
 use crate::request::sampling::{SAMPLING_FIELDS, TOKENS};
 use crate::request::{
-    self, AnswerFacts, GenerateRequest, LOGPROBS, MODEL_FIELDS, ResponseMode, UsageShown,
+    self, AnswerFacts, GenerateRequest, LOGPROBS, MODEL_FIELDS, ResponseMode, ScoredTokens,
+    UsageShown,
 };
 use crate::response_store::EarlierConversation;
 use answer::ResponseEvents;
@@ -31,7 +32,7 @@ use input::{input_items, write_conversation};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tools::{TOOL_FIELDS, response_tools};
+use tools::{ResponseTools, TOOL_FIELDS, response_tools};
 
 request_fields! {
     CONVERSATION_FIELDS {
@@ -87,12 +88,12 @@ request_fields! {
         TOP_LOGPROBS: IntegerRange = integer(
             "top_logprobs",
             LOGPROBS,
-            "Only 0: answers of this API have no log-probabilities; chat has them.",
+            "Number of likeliest tokens beside each token of a message; above 0 it asks for log-probabilities, too.",
         ).default("0");
         INCLUDE: ListShape = list(
             "include",
             ListShape::of(&ValueShape::Text(TextShape::ANY)),
-            "Ignored, except that `message.output_text.logprobs` is refused.",
+            "`message.output_text.logprobs`: messages have the log-probabilities of their tokens; not with `tools`. Others are ignored.",
         );
     }
 }
@@ -292,7 +293,8 @@ fn response(
     fields.check_refused()?;
     check_output_fields(&fields)?;
     let tools = response_tools(&fields)?;
-    let mut chat = conversation(&fields, &tools, earlier)?;
+    let logprobs = logprobs(&fields, &tools)?;
+    let mut chat = conversation(&fields, &tools.chat, earlier)?;
     write_format(&fields, &mut chat)?;
     if let Some(tokens) = fields.integer(&MAX_OUTPUT_TOKENS)? {
         chat.member("max_completion_tokens", &tokens.to_string());
@@ -300,17 +302,24 @@ fn response(
     if let Some(tokens) = fields.integer(&THINKING_TOKEN_BUDGET)? {
         chat.member(THINKING_TOKEN_BUDGET.name(), &tokens.to_string());
     }
+    if let Some(top) = logprobs {
+        chat.member("logprobs", "true");
+        chat.member(TOP_LOGPROBS.name(), &top.to_string());
+    }
     for (name, value) in fields.given(SAMPLING_FIELDS) {
         chat.member(name, value.text());
     }
     chat.end('}');
     let mut ask = generate_request(chat, model, NAMES)?;
-    ask.warnings.extend(tools.warning);
+    ask.warnings.extend(tools.chat.warning);
+    ask.output.scored = ScoredTokens::Answer;
+    ask.output.custom_tools = tools.custom.as_slice().into();
     ask.delivery = match fields.flag(&STREAM)? {
         Some(true) => ResponseMode::Stream(UsageShown::AtEnd),
         Some(false) | None => ResponseMode::Whole,
     };
     ask.facts = AnswerFacts {
+        namespaced: tools.namespaced.as_slice().into(),
         repeated: Some(repeated(&fields, &tools, &ask)?.into()),
         input: fields
             .flag(&STORE)?
@@ -330,7 +339,7 @@ pub(crate) fn count_tokens(
     let fields = JsonFields::of_body(body, &COUNT_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
-    let mut chat = conversation(&fields, &response_tools(&fields)?, earlier)?;
+    let mut chat = conversation(&fields, &response_tools(&fields)?.chat, earlier)?;
     chat.end('}');
     let count = input_tokens_count(chat, model, NAMES, INPUT.name())?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": count});
@@ -386,24 +395,30 @@ fn check_output_fields(fields: &JsonFields) -> Result<(), ApiError> {
         let message = "`truncation`: no item of a conversation is removed; leave it out.";
         return Err(fields.unsupported(&TRUNCATION, message));
     }
-    if fields
-        .integer(&TOP_LOGPROBS)?
-        .is_some_and(|count| count > 0)
-    {
-        let message =
-            "`top_logprobs`: answers of this API have no log-probabilities; chat has them.";
-        return Err(fields.unsupported(&TOP_LOGPROBS, message));
-    }
+    Ok(())
+}
+
+/// Number of likeliest tokens beside each token of a message; `None` if messages have no
+/// log-probabilities. Tokens of calls would be among them.
+fn logprobs(fields: &JsonFields, tools: &ResponseTools<'_>) -> Result<Option<i64>, ApiError> {
+    let top = fields.integer(&TOP_LOGPROBS)?.unwrap_or(0);
     let mut included = fields.list(&INCLUDE)?.into_iter().flatten();
-    let wants_logprobs = included.any(|item| match item.shape() {
+    let is_included = included.any(|item| match item.shape() {
         JsonShape::String(text) => text.get() == "message.output_text.logprobs",
         _ => false,
     });
-    if wants_logprobs {
-        let message = "`include`: answers of this API have no log-probabilities; chat has them.";
-        return Err(fields.unsupported(&INCLUDE, message));
+    if !is_included && top == 0 {
+        return Ok(None);
     }
-    Ok(())
+    if !tools.chat.tools.is_empty() {
+        let message = "Log-probabilities of messages cannot be had together with `tools`.";
+        return Err(if is_included {
+            fields.unsupported(&INCLUDE, message)
+        } else {
+            fields.unsupported(&TOP_LOGPROBS, message)
+        });
+    }
+    Ok(Some(top))
 }
 
 fn write_format(fields: &JsonFields, chat: &mut JsonText) -> Result<(), ApiError> {
@@ -471,7 +486,7 @@ fn write_repeated_format(fields: &JsonFields, out: &mut JsonText) -> Result<(), 
 /// Returns the fields that the answer repeats, the text of a JSON object.
 fn repeated(
     fields: &JsonFields,
-    tools: &ConvertedTools<'_>,
+    tools: &ResponseTools<'_>,
     ask: &GenerateRequest,
 ) -> Result<String, ApiError> {
     let mut out = JsonText::default();
@@ -484,6 +499,7 @@ fn repeated(
             "null",
         ),
         (METADATA.name(), fields.any(&METADATA), "{}"),
+        (TOP_LOGPROBS.name(), fields.any(&TOP_LOGPROBS), "0"),
         (
             PREVIOUS_RESPONSE_ID.name(),
             fields.any(&PREVIOUS_RESPONSE_ID),
@@ -520,7 +536,6 @@ fn repeated(
     for (name, value) in [
         ("background", "false"),
         ("service_tier", r#""default""#),
-        ("top_logprobs", "0"),
         ("truncation", r#""disabled""#),
     ] {
         out.member(name, value);

@@ -4,6 +4,7 @@
 
 mod answers;
 mod constraints;
+mod custom_tools;
 mod endings;
 mod input;
 mod keys;

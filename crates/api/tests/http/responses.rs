@@ -260,7 +260,7 @@ async fn hosted_tools_are_left_out_unless_chosen() {
     let set = server("qwen3");
     let tools = json!([
         {"type": "web_search"},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"(\" start? \")\""}},
         tool("f"),
     ]);
     let fields = json!({"tools": tools});
@@ -464,4 +464,38 @@ async fn a_response_repeats_its_request_in_full() {
     assert_eq!(response["max_tool_calls"], 3);
     assert_eq!(response["service_tier"], "default", "what was done");
     assert!(response["completed_at"].as_u64() >= response["created_at"].as_u64());
+}
+
+#[tokio::test]
+async fn messages_have_log_probabilities_if_they_are_asked_for() {
+    let set = server("qwen3");
+    let output = "<think>\nHm.\n</think>\n\nYes, it is.";
+    let fields =
+        json!({"tools": [], "include": ["message.output_text.logprobs"], "top_logprobs": 2});
+    let response = answer(&set, output, &fields).await;
+    assert_eq!(set.last_submitted().sampling.logprobs, Some(2));
+    let part = &response["output"][1]["content"][0];
+    let scores = part["logprobs"].as_array().unwrap();
+    let tokens: String = scores
+        .iter()
+        .map(|score| score["token"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        tokens.trim_start(),
+        part["text"],
+        "those of the message, not of the reasoning"
+    );
+    for score in scores {
+        assert!(score["logprob"].is_number() && score["bytes"].is_array());
+        assert_eq!(score["top_logprobs"].as_array().unwrap().len(), 2);
+    }
+    let events = streamed(&set, output, &fields).await;
+    let of = |kind: &str| {
+        let events = events.iter().filter(|event| event["type"] == kind);
+        let scores = events.flat_map(|event| event["logprobs"].as_array().unwrap().clone());
+        Value::from(scores.collect::<Vec<Value>>())
+    };
+    assert_eq!(of("response.output_text.delta"), part["logprobs"]);
+    assert_eq!(of("response.output_text.done"), part["logprobs"]);
+    assert_eq!(response["top_logprobs"], 2);
 }

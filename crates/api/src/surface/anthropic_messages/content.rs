@@ -287,7 +287,7 @@ fn write_message<'a>(
             let input = block.map(&USE_INPUT)?.and(block.any(&USE_INPUT));
             let input = input.ok_or_else(|| block.missing(&USE_INPUT))?;
             let (id, name) = (string(&block, &USE_ID)?, string(&block, &USE_NAME)?);
-            out.call(id, name, input.text());
+            out.call(id, name.text(), input.text());
         } else if is_kind(&kind, &RESULT_TYPE) && !is_answer {
             if !texts.is_empty() {
                 out.message(&role, &texts, LINE_BREAK);

@@ -14,6 +14,7 @@ use crate::request::RequestWarning;
 use crate::surface::chat_body::{
     ChatTool, ConvertedTools, JsonText, TOOLS_MAX, write_named_choice,
 };
+use cleave_text::json::Json;
 
 request_fields! {
     pub(super) TOOL_FIELDS {
@@ -94,9 +95,14 @@ pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<ConvertedTool
         found.tools.push(ChatTool {
             name: tool
                 .any(&TOOL_NAME)
-                .ok_or_else(|| tool.missing(&TOOL_NAME))?,
-            description: tool.any(&TOOL_DESCRIPTION),
-            parameters: tool.map(&INPUT_SCHEMA)?.and(tool.any(&INPUT_SCHEMA)),
+                .map(Json::text)
+                .ok_or_else(|| tool.missing(&TOOL_NAME))?
+                .into(),
+            description: tool.any(&TOOL_DESCRIPTION).map(|text| text.text().into()),
+            parameters: tool
+                .map(&INPUT_SCHEMA)?
+                .and(tool.any(&INPUT_SCHEMA))
+                .map(|schema| schema.text().into()),
             is_strict: tool.flag(&TOOL_STRICT)?.unwrap_or(false),
         });
     }

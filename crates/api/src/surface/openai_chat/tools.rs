@@ -44,6 +44,11 @@ request_fields! {
         FUNCTION: &'static ObjectSpec =
             object("function", &FUNCTION_OBJECT, "The function that the model may call.")
                 .required();
+        CUSTOM: AnyValue = any(
+            "custom",
+            ValueShape::Any,
+            "Refused: /v1/responses has custom tools.",
+        );
     }
 }
 
@@ -233,6 +238,10 @@ pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<RequestTools<
     for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
         let path = format!("{}[{index}]", TOOLS.name());
         let tool = fields.object_at(path, tool, &TOOL)?;
+        if tool.any(&CUSTOM).is_some() {
+            let message = "`custom` tools are served by /v1/responses; here tools are functions.";
+            return Err(tool.unsupported(&CUSTOM, message));
+        }
         let Some(function) = tool.object(&FUNCTION)? else {
             let path = format!("{}.{}", tool.path_of(&FUNCTION), FUNCTION_NAME.name());
             return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));

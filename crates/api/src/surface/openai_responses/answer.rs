@@ -7,10 +7,13 @@
 
 use crate::error::ApiError;
 use crate::flights::TokenCounts;
-use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece};
-use crate::request::{RequestWarning, UsageShown};
+use crate::output_piece::{
+    ChoiceEnd, OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece, ToolKind,
+};
+use crate::request::{NamespacedTool, RequestWarning, UsageShown};
 use crate::response_store::whole_response;
 use crate::surface::openai::write_json;
+use crate::surface::openai_chat::token_scores;
 use crate::surface::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, unix_now};
 use axum::http::StatusCode;
 use cleave_domain::FinishReason;
@@ -48,11 +51,21 @@ struct OpenItem {
 }
 
 enum ItemContent {
-    Message(String),
+    Message {
+        text: String,
+        /// Log-probabilities of its tokens, if they were asked for.
+        logprobs: Vec<Value>,
+    },
     Reasoning(String),
     Call {
         head: ToolCallHead,
+        /// The namespace and the name of a function of one.
+        namespaced: Option<NamespacedTool>,
         arguments: String,
+    },
+    CustomCall {
+        head: ToolCallHead,
+        input: String,
     },
 }
 
@@ -78,10 +91,12 @@ impl OpenItem {
     fn value(&self, status: ItemStatus) -> Value {
         let (id, word) = (&self.id, status.word());
         match &self.content {
-            ItemContent::Message(text) => {
+            ItemContent::Message { text, logprobs } => {
                 let content = match status {
                     ItemStatus::InProgress => json!([]),
-                    ItemStatus::Completed | ItemStatus::Incomplete => json!([text_part(text)]),
+                    ItemStatus::Completed | ItemStatus::Incomplete => {
+                        json!([text_part(text, logprobs)])
+                    }
                 };
                 json!({"id": id, "type": "message", "status": word, "role": "assistant", "content": content})
             }
@@ -92,20 +107,39 @@ impl OpenItem {
                 };
                 json!({"id": id, "type": "reasoning", "status": word, "summary": [], "content": content})
             }
-            ItemContent::Call { head, arguments } => json!({
+            ItemContent::Call {
+                head,
+                namespaced,
+                arguments,
+            } => {
+                let mut item = json!({
+                    "id": id,
+                    "type": "function_call",
+                    "status": word,
+                    "call_id": head.id,
+                    "name": head.name,
+                    "arguments": arguments,
+                });
+                if let Some(tool) = namespaced {
+                    item["name"] = (*tool.name).into();
+                    item["namespace"] = (*tool.namespace).into();
+                }
+                item
+            }
+            ItemContent::CustomCall { head, input } => json!({
                 "id": id,
-                "type": "function_call",
+                "type": "custom_tool_call",
                 "status": word,
                 "call_id": head.id,
                 "name": head.name,
-                "arguments": arguments,
+                "input": input,
             }),
         }
     }
 }
 
-fn text_part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+fn text_part(text: &str, logprobs: &[Value]) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
 fn reasoning_part(text: &str) -> Value {
@@ -253,9 +287,10 @@ impl ResponseEvents {
     fn begin_item(&mut self, out: &mut Vec<u8>, content: ItemContent) {
         self.end_item(out, ItemStatus::Completed);
         let (prefix, part) = match &content {
-            ItemContent::Message(_) => ("msg", Some(text_part(""))),
+            ItemContent::Message { .. } => ("msg", Some(text_part("", &[]))),
             ItemContent::Reasoning(_) => ("rs", Some(reasoning_part(""))),
             ItemContent::Call { .. } => ("fc", None),
+            ItemContent::CustomCall { .. } => ("ctc", None),
         };
         let index = self.output_index();
         let id = format!("{prefix}_{}_{index}", self.head.request_id);
@@ -284,10 +319,10 @@ impl ResponseEvents {
             all
         };
         match &item.content {
-            ItemContent::Message(text) => {
-                let done = with(json!({"content_index": 0, "text": text, "logprobs": []}));
+            ItemContent::Message { text, logprobs } => {
+                let done = with(json!({"content_index": 0, "text": text, "logprobs": logprobs}));
                 self.event(out, "response.output_text.done", &done);
-                let done = with(json!({"content_index": 0, "part": text_part(text)}));
+                let done = with(json!({"content_index": 0, "part": text_part(text, logprobs)}));
                 self.event(out, "response.content_part.done", &done);
             }
             ItemContent::Reasoning(text) => {
@@ -296,7 +331,13 @@ impl ResponseEvents {
                 let done = with(json!({"content_index": 0, "part": reasoning_part(text)}));
                 self.event(out, "response.content_part.done", &done);
             }
-            ItemContent::Call { head, arguments } => {
+            ItemContent::CustomCall { input, .. } => {
+                let done = with(json!({"input": input}));
+                self.event(out, "response.custom_tool_call_input.done", &done);
+            }
+            ItemContent::Call {
+                head, arguments, ..
+            } => {
                 let done = with(json!({"name": head.name, "arguments": arguments}));
                 self.event(out, "response.function_call_arguments.done", &done);
             }
@@ -309,15 +350,18 @@ impl ResponseEvents {
 
     /// Adds text to the open item, and writes its event. These are most events, so no tree of
     /// values is made.
-    fn delta(&mut self, out: &mut Vec<u8>, delta: &str) {
+    fn delta(&mut self, out: &mut Vec<u8>, delta: &str, scores: Vec<Value>) {
         let Some(mut item) = self.open.take() else {
             return;
         };
         let (kind, whole) = match &mut item.content {
-            ItemContent::Message(text) => ("response.output_text.delta", text),
+            ItemContent::Message { text, .. } => ("response.output_text.delta", text),
             ItemContent::Reasoning(text) => ("response.reasoning_text.delta", text),
             ItemContent::Call { arguments, .. } => {
                 ("response.function_call_arguments.delta", arguments)
+            }
+            ItemContent::CustomCall { input, .. } => {
+                ("response.custom_tool_call_input.delta", input)
             }
         };
         whole.push_str(delta);
@@ -326,10 +370,14 @@ impl ResponseEvents {
         write_json(out, &item.id);
         out.extend(b",\"output_index\":");
         write_json(out, &self.output_index());
-        match &item.content {
-            ItemContent::Message(_) => out.extend(b",\"content_index\":0,\"logprobs\":[]"),
+        match &mut item.content {
+            ItemContent::Message { logprobs, .. } => {
+                out.extend(b",\"content_index\":0,\"logprobs\":");
+                write_json(out, &scores);
+                logprobs.extend(scores);
+            }
             ItemContent::Reasoning(_) => out.extend(b",\"content_index\":0"),
-            ItemContent::Call { .. } => {}
+            ItemContent::Call { .. } | ItemContent::CustomCall { .. } => {}
         }
         out.extend(b",\"delta\":");
         write_json(out, delta);
@@ -337,12 +385,13 @@ impl ResponseEvents {
         self.open = Some(item);
     }
 
-    fn text(&mut self, out: &mut Vec<u8>, text: &str) {
-        let is_open = |item: &OpenItem| matches!(item.content, ItemContent::Message(_));
+    fn text(&mut self, out: &mut Vec<u8>, text: &str, scores: Vec<Value>) {
+        let is_open = |item: &OpenItem| matches!(item.content, ItemContent::Message { .. });
         if !self.open.as_ref().is_some_and(is_open) {
-            self.begin_item(out, ItemContent::Message(String::new()));
+            let (text, logprobs) = (String::new(), Vec::new());
+            self.begin_item(out, ItemContent::Message { text, logprobs });
         }
-        self.delta(out, text);
+        self.delta(out, text, scores);
     }
 
     fn reasoning(&mut self, out: &mut Vec<u8>, text: &str) {
@@ -350,16 +399,30 @@ impl ResponseEvents {
         if !self.open.as_ref().is_some_and(is_open) {
             self.begin_item(out, ItemContent::Reasoning(String::new()));
         }
-        self.delta(out, text);
+        self.delta(out, text, Vec::new());
     }
 
     fn call(&mut self, out: &mut Vec<u8>, call: &ToolCallPiece) {
         if let Some(head) = &call.head {
-            let (head, arguments) = (head.clone(), String::new());
-            self.begin_item(out, ItemContent::Call { head, arguments });
+            let head = head.clone();
+            let mut namespaced = self.head.facts.namespaced.iter();
+            let content = match call.kind {
+                ToolKind::Function => ItemContent::Call {
+                    namespaced: namespaced
+                        .find(|tool| tool.shown_name == head.name)
+                        .cloned(),
+                    head,
+                    arguments: String::new(),
+                },
+                ToolKind::Custom => ItemContent::CustomCall {
+                    head,
+                    input: String::new(),
+                },
+            };
+            self.begin_item(out, content);
         }
         if !call.arguments.is_empty() {
-            self.delta(out, &call.arguments);
+            self.delta(out, &call.arguments, Vec::new());
         }
     }
 }
@@ -372,9 +435,14 @@ impl EventRenderer for ResponseEvents {
     }
 
     fn pieces(&mut self, out: &mut Vec<u8>, _: usize, pieces: &OutputPieces, _: EventUsage) {
+        let scores = token_scores(pieces.scores(), &self.head.model);
+        let mut scores = Some(scores).into_iter();
         for piece in pieces.iter() {
             match piece {
-                OutputPiece::Text(text) => self.text(out, text),
+                // A request for scores has no tools, so there is one text beside reasoning.
+                OutputPiece::Text(text) => {
+                    self.text(out, text, scores.next().unwrap_or_default());
+                }
                 OutputPiece::Reasoning(text) => self.reasoning(out, text),
                 OutputPiece::ToolCall(call) => self.call(out, call),
                 // This API shows no scores, and asks for no vector.

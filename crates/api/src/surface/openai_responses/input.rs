@@ -4,6 +4,7 @@
 //! calls) are one message of the assistant, as templates expect; what no template can show is
 //! refused.
 
+use super::tools::shown_name;
 use super::{INPUT, INSTRUCTIONS, PREVIOUS_RESPONSE_ID};
 use crate::error::ApiError;
 use crate::field::{
@@ -12,6 +13,7 @@ use crate::field::{
 };
 use crate::surface::chat_body::{BROKEN_ARGUMENTS, ChatMessages, JsonText, LINE_BREAK};
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
+use serde_json::Value;
 use std::sync::Arc;
 
 request_fields! {
@@ -35,6 +37,8 @@ request_fields! {
             text_field("type", TextShape::one_of(&["function_call"]), "Kind of the item.").required();
         CALL_ID: TextShape = text_field("call_id", TextShape::ANY, "Id of the call.").required();
         CALL_NAME: TextShape = text_field("name", TextShape::ANY, "Name of the function.").required();
+        CALL_NAMESPACE: TextShape =
+            text_field("namespace", TextShape::ANY, "Namespace of the function.");
         CALL_ARGUMENTS: TextShape = text_field(
             "arguments",
             TextShape::ANY,
@@ -46,10 +50,25 @@ request_fields! {
 request_fields! {
     OUTPUT_FIELDS {
         OUTPUT_TYPE: TextShape =
-            text_field("type", TextShape::one_of(&["function_call_output"]), "Kind of the item.")
-                .required();
+            text_field(
+                "type",
+                TextShape::one_of(&["function_call_output", "custom_tool_call_output"]),
+                "Kind of the item.",
+            ).required();
         OUTPUT_ID: TextShape = text_field("call_id", TextShape::ANY, "Id of the call.").required();
         OUTPUT: AnyValue = any("output", CONTENT_SHAPE, "Text, or parts, of the result.").required();
+    }
+}
+
+request_fields! {
+    CUSTOM_FIELDS {
+        CUSTOM_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&["custom_tool_call"]), "Kind of the item.")
+                .required();
+        CUSTOM_ID: TextShape = text_field("call_id", TextShape::ANY, "Id of the call.").required();
+        CUSTOM_NAME: TextShape = text_field("name", TextShape::ANY, "Name of the tool.").required();
+        CUSTOM_INPUT: TextShape =
+            text_field("input", TextShape::ANY, "The text of the call.").required();
     }
 }
 
@@ -125,6 +144,7 @@ pub(super) const ITEM: ObjectSpec = request_object!(
         &[MESSAGE_FIELDS, STATE_FIELDS],
         &[CALL_FIELDS, STATE_FIELDS],
         &[OUTPUT_FIELDS, STATE_FIELDS],
+        &[CUSTOM_FIELDS, STATE_FIELDS],
         &[REASONING_FIELDS, ENCRYPTED_FIELDS, STATE_FIELDS],
     ]
 );
@@ -239,8 +259,21 @@ impl<'a> Conversation<'a> {
         } else if is_kind(kind, &CALL_TYPE) {
             self.begin();
             let (id, name) = (string(item, &CALL_ID)?, string(item, &CALL_NAME)?);
-            let arguments = string(item, &CALL_ARGUMENTS)?;
-            self.messages.call(id, name, &object_of(arguments));
+            let arguments = object_of(string(item, &CALL_ARGUMENTS)?);
+            match item.text(&CALL_NAMESPACE)? {
+                None => self.messages.call(id, name.text(), &arguments),
+                Some(namespace) => {
+                    let name = shown_name(&namespace, &item.required_text(&CALL_NAME)?);
+                    self.messages
+                        .call(id, &Value::from(name).to_string(), &arguments);
+                }
+            }
+        } else if is_kind(kind, &CUSTOM_TYPE) {
+            self.begin();
+            let (id, name) = (string(item, &CUSTOM_ID)?, string(item, &CUSTOM_NAME)?);
+            let input = string(item, &CUSTOM_INPUT)?.text();
+            self.messages
+                .call(id, name.text(), &format!(r#"{{"input":{input}}}"#));
         } else if is_kind(kind, &OUTPUT_TYPE) {
             self.begin();
             let id = string(item, &OUTPUT_ID)?;

@@ -7,21 +7,23 @@
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FlagValue, JsonFields, ListShape, MapKeys, MapShape, ObjectSpec, TextShape,
-    ValueShape, any, clipped, flag, list, map, request_fields, request_object, text as text_field,
-    wrong_type,
+    ValueShape, any, clipped, flag, list, map, object, request_fields, request_object,
+    text as text_field, wrong_type,
 };
-use crate::request::RequestWarning;
+use crate::request::{NamespacedTool, RequestWarning};
 use crate::surface::chat_body::{
     ChatTool, ConvertedTools, JsonText, TOOLS_MAX, write_named_choice,
 };
+use cleave_grammar::regex_of_lark;
 use cleave_text::json::{Json, JsonShape};
+use serde_json::json;
 
 request_fields! {
     pub(super) TOOL_FIELDS {
         TOOLS: ListShape = list(
             "tools",
             ListShape::of(&ValueShape::Object(&TOOL)).at_most(TOOLS_MAX),
-            "Functions that the model may call. Tools of other types are left out, with a warning.",
+            "Tools that the model may call: functions, custom tools, and namespaces of functions. Tools of other types are left out, with a warning.",
         );
         TOOL_CHOICE: AnyValue = any(
             "tool_choice",
@@ -43,16 +45,16 @@ request_fields! {
         TOOL_TYPE: TextShape = text_field(
             "type",
             TextShape::ANY,
-            "`function`, or the name of another type.",
+            "`function`, `custom`, `namespace`, or the name of another type.",
         ).required();
-        TOOL_NAME: TextShape =
-            text_field("name", TextShape::ANY, "Name of the function.").default("required in a function");
+        TOOL_NAME: TextShape = text_field("name", TextShape::ANY, "Name of the tool.")
+            .default("required in these three");
         TOOL_DESCRIPTION: TextShape =
             text_field("description", TextShape::ANY, "Shown to the model.");
         TOOL_PARAMETERS: MapShape = map(
             "parameters",
             MapShape { keys: MapKeys::Any, values: &ValueShape::Any, count_max: None },
-            "JSON Schema of the arguments, an object.",
+            "JSON Schema of a function's arguments, an object.",
         );
         TOOL_STRICT: FlagValue = flag(
             "strict",
@@ -62,14 +64,44 @@ request_fields! {
 }
 
 request_fields! {
+    OTHER_FIELDS {
+        TOOL_FORMAT: &'static ObjectSpec = object(
+            "format",
+            &FORMAT_OBJECT,
+            "Form of the text with which a custom tool is called.",
+        ).default("any text");
+        NAMESPACE_TOOLS: ListShape = list(
+            "tools",
+            ListShape::of(&ValueShape::Object(&NAMESPACED_TOOL)).at_most(TOOLS_MAX),
+            "Functions of a namespace; the model knows each as `NAMESPACE__NAME`.",
+        );
+    }
+}
+
+request_fields! {
+    FORMAT_FIELDS {
+        FORMAT_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&[TEXT, GRAMMAR]), "Any text, or one of a grammar.")
+                .required();
+        FORMAT_SYNTAX: TextShape = text_field(
+            "syntax",
+            TextShape::one_of(&[LARK, REGEX]),
+            "Syntax of `definition`. The grammar is enforced. In Lark it must be regular: without recursion, `%ignore` and other imports than common ones; a tool with another one is left out, with a warning.",
+        );
+        FORMAT_DEFINITION: TextShape =
+            text_field("definition", TextShape::ANY, "The grammar.");
+    }
+}
+
+request_fields! {
     CHOICE_FIELDS {
         CHOICE_TYPE: TextShape = text_field(
             "type",
-            TextShape::one_of(&[FUNCTION, ALLOWED]),
-            "One function by name, or some of the functions.",
+            TextShape::one_of(&[FUNCTION, CUSTOM, ALLOWED]),
+            "One tool by name, or some of the tools.",
         ).required();
         CHOICE_NAME: TextShape =
-            text_field("name", TextShape::ANY, "Name of the function, with the type `function`.");
+            text_field("name", TextShape::ANY, "Name of the tool, with the types `function` and `custom`.");
         ALLOWED_MODE: TextShape = text_field(
             "mode",
             TextShape::one_of(&["auto", "required"]),
@@ -90,52 +122,215 @@ request_fields! {
     }
 }
 
-const TOOL: ObjectSpec = request_object!("ResponseTool", &[&[FUNCTION_FIELDS]]);
+const TOOL: ObjectSpec = request_object!("ResponseTool", &[&[FUNCTION_FIELDS, OTHER_FIELDS]]);
+const NAMESPACED_TOOL: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS]]);
+const FORMAT_OBJECT: ObjectSpec = request_object!("", &[&[FORMAT_FIELDS]]);
 const CHOICE_OBJECT: ObjectSpec = request_object!("", &[&[CHOICE_FIELDS]]);
 const ALLOWED_TOOL: ObjectSpec = request_object!("", &[&[ALLOWED_TOOL_FIELDS]]);
 
+/// Limit of the custom tools of a request, that of OpenAI: each has a schema that its body has not.
+const CUSTOM_TOOLS_MAX: usize = 128;
+/// Limit of the expressions of all custom tools of a request together, in bytes.
+const EXPRESSIONS_BYTES_MAX: usize = 64 << 10;
+
 const FUNCTION: &str = "function";
+const CUSTOM: &str = "custom";
+const NAMESPACE: &str = "namespace";
+const TEXT: &str = "text";
+const GRAMMAR: &str = "grammar";
+const LARK: &str = "lark";
+const REGEX: &str = "regex";
 const ALLOWED: &str = "allowed_tools";
 
 const HOSTED_WARNING: RequestWarning = RequestWarning {
     param: "tools",
-    message: "Tools of other types than `function` are left out: nothing here runs them, and the model does not know them.",
+    message: "Tools of other types than `function`, `custom` and `namespace`, and custom ones whose grammar is not regular, are left out: the model does not know them.",
 };
 
-/// Reads the tools and the choice among them.
-pub(super) fn response_tools<'a>(fields: &JsonFields<'a>) -> Result<ConvertedTools<'a>, ApiError> {
-    let mut found = ConvertedTools {
-        is_single: !fields.flag(&PARALLEL_TOOL_CALLS)?.unwrap_or(true),
-        ..ConvertedTools::default()
-    };
-    let mut names = Vec::new();
-    for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
-        let path = format!("{}[{index}]", TOOLS.name());
-        let tool = fields.object_at(path, tool, &TOOL)?;
-        if tool.required_text(&TOOL_TYPE)? != FUNCTION {
-            found.warning = Some(HOSTED_WARNING);
-            continue;
+/// The tools of a request, for its chat request and for its answer.
+#[derive(Debug, Default)]
+pub(super) struct ResponseTools<'a> {
+    pub(super) chat: ConvertedTools<'a>,
+    /// Names of the custom tools.
+    pub(super) custom: Vec<String>,
+    pub(super) namespaced: Vec<NamespacedTool>,
+    /// The tools that the model knows, as the answer repeats them.
+    repeated: JsonText,
+    names: Vec<String>,
+    expressions_bytes: usize,
+}
+
+impl<'a> ResponseTools<'a> {
+    fn add(&mut self, tool: &JsonFields<'a>, given: Json<'a>) -> Result<(), ApiError> {
+        match &*tool.required_text(&TOOL_TYPE)? {
+            FUNCTION => {
+                let name = tool.required_text(&TOOL_NAME)?.into_owned();
+                let converted = function(tool, &name)?;
+                write_repeated_function(&converted, &mut self.repeated);
+                self.names.push(name);
+                self.chat.tools.push(converted);
+            }
+            CUSTOM => {
+                if self.custom.len() == CUSTOM_TOOLS_MAX {
+                    let message = format!("More than {CUSTOM_TOOLS_MAX} custom tools.");
+                    return Err(tool.invalid(&TOOL_TYPE, message));
+                }
+                let room = EXPRESSIONS_BYTES_MAX - self.expressions_bytes;
+                let Some((converted, bytes)) = custom(tool, room)? else {
+                    self.chat.warning = Some(HOSTED_WARNING);
+                    return Ok(());
+                };
+                self.expressions_bytes += bytes;
+                let name = tool.required_text(&TOOL_NAME)?.into_owned();
+                self.repeated.json(given.text());
+                self.names.push(name.clone());
+                self.custom.push(name);
+                self.chat.tools.push(converted);
+            }
+            NAMESPACE => {
+                let namespace = tool.required_text(&TOOL_NAME)?;
+                tool.text(&TOOL_DESCRIPTION)?;
+                let inside = tool.list(&NAMESPACE_TOOLS)?.into_iter().flatten();
+                for (index, inner) in inside.enumerate() {
+                    let path = format!("{}[{index}]", tool.path_of(&NAMESPACE_TOOLS));
+                    let inner = tool.object_at(path, inner, &NAMESPACED_TOOL)?;
+                    if inner.required_text(&TOOL_TYPE)? != FUNCTION {
+                        self.chat.warning = Some(HOSTED_WARNING);
+                        continue;
+                    }
+                    let name = inner.required_text(&TOOL_NAME)?.into_owned();
+                    let shown_name = shown_name(&namespace, &name);
+                    self.chat.tools.push(function(&inner, &shown_name)?);
+                    self.namespaced.push(NamespacedTool {
+                        shown_name,
+                        namespace: namespace.clone().into_owned(),
+                        name,
+                    });
+                }
+                self.repeated.json(given.text());
+            }
+            _ => self.chat.warning = Some(HOSTED_WARNING),
         }
-        names.push(tool.required_text(&TOOL_NAME)?.into_owned());
-        tool.text(&TOOL_DESCRIPTION)?;
-        found.tools.push(ChatTool {
-            name: tool
-                .any(&TOOL_NAME)
-                .ok_or_else(|| tool.missing(&TOOL_NAME))?,
-            description: tool.any(&TOOL_DESCRIPTION),
-            parameters: tool.map(&TOOL_PARAMETERS)?.and(tool.any(&TOOL_PARAMETERS)),
-            is_strict: tool.flag(&TOOL_STRICT)?.unwrap_or(false),
-        });
+        Ok(())
+    }
+}
+
+/// The name by which the model knows a function of a namespace.
+pub(super) fn shown_name(namespace: &str, name: &str) -> String {
+    format!("{namespace}__{name}")
+}
+
+fn json_string(text: &str) -> String {
+    serde_json::to_string(text).expect("a text is JSON")
+}
+
+/// Converts a function that the model knows by this name.
+fn function<'a>(tool: &JsonFields<'a>, name: &str) -> Result<ChatTool<'a>, ApiError> {
+    tool.text(&TOOL_DESCRIPTION)?;
+    let parameters = tool.map(&TOOL_PARAMETERS)?.and(tool.any(&TOOL_PARAMETERS));
+    Ok(ChatTool {
+        name: json_string(name).into(),
+        description: tool.any(&TOOL_DESCRIPTION).map(|text| text.text().into()),
+        parameters: parameters.map(|schema| schema.text().into()),
+        is_strict: tool.flag(&TOOL_STRICT)?.unwrap_or(false),
+    })
+}
+
+/// Converts a custom tool to a function with one text, its input; `None` if its grammar cannot be
+/// enforced with an expression of `room` bytes. Returns the length of the expression, too.
+fn custom<'a>(
+    tool: &JsonFields<'a>,
+    room: usize,
+) -> Result<Option<(ChatTool<'a>, usize)>, ApiError> {
+    let name = tool.required_text(&TOOL_NAME)?;
+    let given = tool.text(&TOOL_DESCRIPTION)?.unwrap_or_default();
+    let mut description = given.into_owned();
+    let mut input = json!({"type": "string"});
+    let mut bytes = 0;
+    let format = tool.object(&TOOL_FORMAT)?;
+    let kind = format
+        .as_ref()
+        .map(|format| format.required_text(&FORMAT_TYPE));
+    let kind = kind.transpose()?;
+    if let (Some(format), Some(kind)) = (&format, kind)
+        && kind != TEXT
+    {
+        if kind != GRAMMAR {
+            let message = format!("A format of the type {:?} is not known.", clipped(&kind));
+            return Err(format.invalid(&FORMAT_TYPE, message));
+        }
+        let syntax = format.required_text(&FORMAT_SYNTAX)?;
+        let definition = format.required_text(&FORMAT_DEFINITION)?;
+        let regex = match &*syntax {
+            REGEX => Some(definition.clone().into_owned()),
+            LARK => regex_of_lark(&definition, room).ok(),
+            other => {
+                let message = format!("The syntax {:?} is not known.", clipped(other));
+                return Err(format.invalid(&FORMAT_SYNTAX, message));
+            }
+        };
+        let Some(regex) = regex.filter(|regex| regex.len() <= room) else {
+            return Ok(None);
+        };
+        bytes = regex.len();
+        input["pattern"] = format!("^(?:{regex})$").into();
+        description += &format!("\n\nThe input matches this grammar ({syntax}):\n{definition}");
+    }
+    let is_strict = input.get("pattern").is_some();
+    let schema = json!({
+        "type": "object",
+        "properties": {"input": input},
+        "required": ["input"],
+        "additionalProperties": false,
+    });
+    let converted = ChatTool {
+        name: json_string(&name).into(),
+        description: (!description.is_empty()).then(|| json_string(&description).into()),
+        parameters: Some(schema.to_string().into()),
+        is_strict,
+    };
+    Ok(Some((converted, bytes)))
+}
+
+/// Writes a function in full.
+fn write_repeated_function(tool: &ChatTool<'_>, out: &mut JsonText) {
+    let ChatTool {
+        name,
+        description,
+        parameters,
+        is_strict,
+    } = tool;
+    out.begin('{');
+    out.member(TOOL_TYPE.name(), r#""function""#);
+    out.member(TOOL_NAME.name(), name);
+    for (field, value) in [
+        (TOOL_DESCRIPTION.name(), description),
+        (TOOL_PARAMETERS.name(), parameters),
+    ] {
+        out.member(field, value.as_deref().unwrap_or("null"));
+    }
+    out.member(TOOL_STRICT.name(), &is_strict.to_string());
+    out.end('}');
+}
+
+/// Reads the tools and the choice among them.
+pub(super) fn response_tools<'a>(fields: &JsonFields<'a>) -> Result<ResponseTools<'a>, ApiError> {
+    let mut found = ResponseTools::default();
+    found.chat.is_single = !fields.flag(&PARALLEL_TOOL_CALLS)?.unwrap_or(true);
+    for (index, given) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
+        let path = format!("{}[{index}]", TOOLS.name());
+        let tool = fields.object_at(path, given, &TOOL)?;
+        found.add(&tool, given)?;
     }
     let Some(choice) = fields.any(&TOOL_CHOICE) else {
         return Ok(found);
     };
     let path = fields.path_of(&TOOL_CHOICE);
-    found.choice = Some(match choice.shape() {
+    found.chat.choice = Some(match choice.shape() {
         JsonShape::String(_) => choice.text().to_owned(),
         JsonShape::Object(_) => {
             let choice = fields.object_at(path, choice, &CHOICE_OBJECT)?;
-            choice_of_chat(&choice, &names)?
+            choice_of_chat(&choice, &found.names)?
         }
         _ => return Err(wrong_type(&path, "a string or an object", choice)),
     });
@@ -146,14 +341,16 @@ pub(super) fn response_tools<'a>(fields: &JsonFields<'a>) -> Result<ConvertedToo
 fn choice_of_chat(choice: &JsonFields, names: &[String]) -> Result<String, ApiError> {
     let mut out = JsonText::default();
     let kind = choice.required_text(&CHOICE_TYPE)?;
-    if kind == FUNCTION {
+    if kind == FUNCTION || kind == CUSTOM {
         let name = named(choice, &CHOICE_NAME, names)?;
         write_named_choice(&mut out, name);
         return Ok(out.into_string());
     }
     if kind != ALLOWED {
         let kind = clipped(&kind);
-        let message = format!("`tool_choice` of type {kind:?}: only functions may be chosen.");
+        let message = format!(
+            "`tool_choice` of type {kind:?}: only functions and custom tools may be chosen."
+        );
         return Err(choice.unsupported(&CHOICE_TYPE, message));
     }
     let mode = choice.required_text(&ALLOWED_MODE)?;
@@ -186,35 +383,20 @@ fn named<'a>(
 ) -> Result<Json<'a>, ApiError> {
     let name = choice.required_text(field)?;
     if !names.iter().any(|known| *known == name) {
-        let message = format!("{:?} is no function in `tools`.", clipped(&name));
+        let message = format!(
+            "{:?} is no function or custom tool in `tools`.",
+            clipped(&name)
+        );
         return Err(choice.invalid(field, message));
     }
     choice.any(field).ok_or_else(|| choice.missing(field))
 }
 
-/// Writes the fields as the answer repeats them: the tools that the model knows, each in full.
-pub(super) fn write_repeated(fields: &JsonFields, tools: &ConvertedTools<'_>, out: &mut JsonText) {
+/// Writes the fields as the answer repeats them.
+pub(super) fn write_repeated(fields: &JsonFields, tools: &ResponseTools<'_>, out: &mut JsonText) {
     out.name(TOOLS.name());
     out.begin('[');
-    for tool in &tools.tools {
-        let ChatTool {
-            name,
-            description,
-            parameters,
-            is_strict,
-        } = tool;
-        out.begin('{');
-        out.member(TOOL_TYPE.name(), r#""function""#);
-        out.member(TOOL_NAME.name(), name.text());
-        for (field, value) in [
-            (TOOL_DESCRIPTION.name(), description),
-            (TOOL_PARAMETERS.name(), parameters),
-        ] {
-            out.member(field, value.map_or("null", Json::text));
-        }
-        out.member(TOOL_STRICT.name(), &is_strict.to_string());
-        out.end('}');
-    }
+    out.json(tools.repeated.as_str());
     out.end(']');
     for (name, value, default) in [
         (TOOL_CHOICE.name(), fields.any(&TOOL_CHOICE), r#""auto""#),

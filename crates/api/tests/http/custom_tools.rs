@@ -1,0 +1,186 @@
+//! Custom tools and namespaces of functions in OpenAI's Responses API.
+
+use crate::scripted_server::{TestServer, post, server};
+use cleave_domain::Grammar;
+use cleave_text::SpecialTokens;
+use serde_json::{Value, json};
+
+const RESPONSES: &str = "/v1/responses";
+const PATCH: &str = "*** Begin\n+a \"b\"\n*** End\n";
+/// A grammar as agents have it for patches.
+const LARK: &str = "start: line+\nline: \"+\" /(.*)/ LF -> add\n%import common.LF";
+
+fn custom(name: &str, format: &Value) -> Value {
+    json!({"type": "custom", "name": name, "description": "Applies it.", "format": format})
+}
+
+fn lark(definition: &str) -> Value {
+    json!({"type": "grammar", "syntax": "lark", "definition": definition})
+}
+
+/// What a model of this format writes to call a function.
+fn written(name: &str, arguments: &Value) -> String {
+    let call = json!({"name": name, "arguments": arguments});
+    format!("<tool_call>\n{call}\n</tool_call>")
+}
+
+fn patch_call() -> String {
+    written("patch", &json!({"input": PATCH}))
+}
+
+async fn answer(set: &TestServer, output: &str, fields: Value) -> Value {
+    set.script_stop(output);
+    let mut body = json!({"input": "Hi"});
+    body.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
+    let answer = set.post(RESPONSES, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+fn prompt(set: &TestServer) -> String {
+    let tokens = set.last_submitted().prompt;
+    set.text.tokenizer().decode(&tokens, SpecialTokens::Kept)
+}
+
+#[tokio::test]
+async fn a_call_of_a_custom_tool_has_its_text_as_input() {
+    let set = server("qwen3");
+    let tools = json!([custom("patch", &json!({"type": "text"}))]);
+    let response = answer(&set, &patch_call(), json!({"tools": tools})).await;
+    let item = &response["output"][0];
+    assert_eq!(item["type"], "custom_tool_call");
+    assert_eq!(
+        (&item["name"], &item["input"]),
+        (&"patch".into(), &PATCH.into())
+    );
+    assert!(item.get("arguments").is_none());
+    assert_eq!(
+        response["tools"], tools,
+        "the answer repeats the tool as it was given"
+    );
+    assert!(
+        set.last_submitted().sampling.constraint.is_none(),
+        "any text"
+    );
+    // The items go back, and the model sees the same call.
+    let result =
+        json!({"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"});
+    let input = json!([{"role": "user", "content": "Hi"}, item, result]);
+    answer(&set, "Yes.", json!({"tools": tools, "input": input})).await;
+    let text = prompt(&set);
+    let arguments = json!({"input": PATCH}).to_string();
+    let shown = text.contains(&arguments) || text.contains(&arguments.replacen(':', ": ", 1));
+    assert!(shown && text.contains("done"), "{text}");
+}
+
+#[tokio::test]
+async fn events_of_a_custom_call_put_together_are_its_item() {
+    let set = server("qwen3");
+    set.script_stop(&patch_call());
+    let body = json!({"input": "Hi", "stream": true, "tools": [custom("patch", &json!({"type": "text"}))]});
+    let stream = set.send(post(RESPONSES, body.to_string())).await.body;
+    let data = stream
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = data
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect();
+    let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+    let deltas = of("response.custom_tool_call_input.delta");
+    let text: String = deltas
+        .map(|event| event["delta"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, PATCH);
+    let done = of("response.custom_tool_call_input.done").next().unwrap();
+    assert_eq!(done["input"], PATCH);
+    let added = of("response.output_item.added").next().unwrap();
+    assert_eq!(
+        (&added["item"]["type"], &added["item"]["input"]),
+        (&"custom_tool_call".into(), &"".into())
+    );
+    let item = &of("response.output_item.done").next().unwrap()["item"];
+    assert_eq!(item["input"], PATCH);
+    assert!(done["item_id"] == item["id"] && added["item"]["id"] == item["id"]);
+}
+
+#[tokio::test]
+async fn a_grammar_of_a_custom_tool_is_enforced() {
+    let set = server("qwen3");
+    let regex = json!({"type": "grammar", "syntax": "regex", "definition": "[a-c]{2}"});
+    for format in [lark(LARK), regex] {
+        let tools = json!([custom("patch", &format)]);
+        let response = answer(&set, "Yes.", json!({"tools": tools})).await;
+        assert!(response.get("warnings").is_none(), "{response}");
+        let constraint = set.last_submitted().sampling.constraint.unwrap();
+        let Grammar::Lark(grammar) = &constraint.grammar else {
+            panic!("{constraint:?}");
+        };
+        assert!(grammar.contains("pattern"), "{grammar}");
+    }
+    // What cannot be enforced is not shown, and a choice of it is refused.
+    let recursive = custom("patch", &lark("start: \"(\" start? \")\""));
+    let response = answer(&set, "Yes.", json!({"tools": [recursive]})).await;
+    assert_eq!(response["warnings"][0]["param"], "tools");
+    assert_eq!(response["tools"], json!([]));
+    assert!(!prompt(&set).contains("patch"));
+    let choice = json!({"type": "custom", "name": "patch"});
+    let chosen = json!({"input": "Hi", "tools": [recursive], "tool_choice": choice});
+    let refused = set.post(RESPONSES, chosen).await;
+    refused.is_error(400, "invalid_value", Some("tool_choice.name"));
+    let chosen = json!({"tools": [custom("patch", &lark(LARK))], "tool_choice": choice});
+    answer(&set, &patch_call(), chosen).await;
+    for (format, param) in [
+        (json!({"type": "prose"}), "tools[0].format.type"),
+        (
+            json!({"type": "grammar", "syntax": "ebnf", "definition": "x"}),
+            "tools[0].format.syntax",
+        ),
+        (
+            json!({"type": "grammar", "syntax": "lark"}),
+            "tools[0].format.definition",
+        ),
+    ] {
+        let body = json!({"input": "Hi", "tools": [custom("patch", &format)]});
+        set.post(RESPONSES, body)
+            .await
+            .is_error(400, "invalid_value", Some(param));
+    }
+    let tool = json!({"type": "custom", "custom": {"name": "patch"}});
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]});
+    let chat = set.post("/v1/chat/completions", body).await;
+    chat.is_error(400, "unsupported_parameter", Some("tools[0].custom"));
+}
+
+#[tokio::test]
+async fn functions_of_a_namespace_keep_their_names() {
+    let set = server("qwen3");
+    let function = json!({"type": "function", "name": "find", "parameters": {"type": "object"}});
+    let space = json!({"type": "namespace", "name": "docs", "description": "Documents.", "tools": [function]});
+    let fields = json!({"tools": [space, function]});
+    let output = format!(
+        "{}\n{}",
+        written("docs__find", &json!({})),
+        written("find", &json!({}))
+    );
+    let response = answer(&set, &output, fields.clone()).await;
+    let calls = response["output"].as_array().unwrap();
+    assert_eq!(
+        (&calls[0]["name"], &calls[0]["namespace"]),
+        (&"find".into(), &"docs".into())
+    );
+    assert_eq!(calls[1]["name"], "find");
+    assert!(calls[1].get("namespace").is_none());
+    assert_eq!(response["tools"][0], space);
+    let mut input = vec![json!({"role": "user", "content": "Hi"})];
+    input.extend(calls.clone());
+    let mut fields = fields;
+    fields["input"] = input.into();
+    answer(&set, "Yes.", fields).await;
+    assert!(
+        prompt(&set).contains(r#""name": "docs__find""#),
+        "{}",
+        prompt(&set)
+    );
+}
