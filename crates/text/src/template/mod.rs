@@ -527,7 +527,8 @@ fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
+        // Behind both characters of the beginning: `{%}` has no end.
+        let Some(length) = rest[start + 2..].find("%}").map(|at| at + 2) else {
             break;
         };
         let tag = &rest[start..start + length];
