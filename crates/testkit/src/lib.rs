@@ -3,8 +3,9 @@
 //!
 //! Owns: an engine and a worker of cells, which detect wrong KV ([`CellEngine`], [`CellWorker`]);
 //! what a worker of cells reaches ([`CellHost`]); constraints ([`CellConstraint`]); events in the
-//! order of time ([`EventQueue`], [`WakeTimer`]); plain values ([`build`]). Never: decides what a brain decides, or when something
-//! happens: each world schedules its own events. Invariant: the same inputs give the same results.
+//! order of time ([`EventQueue`], [`WakeTimer`]); plain values ([`build`]). Never: decides what a
+//! brain decides, or when something happens: each world schedules its own events. Invariant: the
+//! same inputs give the same results.
 //!
 //! `sched` and `router` use this crate in their folders `tests`. A unit test of `sched` sees a
 //! second copy of the crate's own types here, so it takes types of `domain` only.

@@ -191,7 +191,9 @@ impl OutputGrammar<'_> {
         begin: Option<&str>,
     ) -> Result<AnswerExpressions, GrammarError> {
         let rules = self.rules;
-        let (content, calls) = (rules.content, &rules.calls);
+        // An output that must be calls has no content.
+        let content = rules.content.filter(|_| !rules.calls.are_required);
+        let calls = &rules.calls;
         if content.is_none() && calls.are_free() {
             return Ok(AnswerExpressions {
                 after_reasoning: self.lark.any_tokens(None),
@@ -203,7 +205,7 @@ impl OutputGrammar<'_> {
         let format = match (format, &content) {
             (Some(format), _) if !calls.tools.is_empty() => format,
             // Calls could not be read.
-            (_, Some(content)) if !calls.are_required => {
+            (_, Some(content)) => {
                 return Ok(AnswerExpressions::alike(content.clone()));
             }
             _ => {
