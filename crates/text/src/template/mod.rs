@@ -470,7 +470,7 @@ fn constant_bytes(tokens: &[Token<'_>]) -> u64 {
             Token::Int(number) => (ITEM_BYTES, (*number).max(2)),
             Token::Float(number) => (
                 ITEM_BYTES,
-                number.abs().max(number.abs().recip()) as u64 + 2,
+                (number.abs().max(number.abs().recip()) as u64).saturating_add(2),
             ),
             Token::Int128(_) | Token::Pow => (ITEM_BYTES, u64::MAX),
             Token::BracketOpen | Token::ParenOpen | Token::BraceOpen | Token::Comma => {
