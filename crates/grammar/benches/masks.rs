@@ -31,7 +31,19 @@ const PERSON: &str = r#"{
 
 const TEXT: &str = r#"{"name": "Ada Lovelace", "born": 1815, "tags": ["red", "blue"], "notes": "She wrote the first program for a machine that was never built, and saw further than others."}"#;
 
-/// A vocabulary of this size, its last token the end.
+/// Reasoning up to a mark, of any length or limited, and then JSON of the schema, as requests of
+/// reasoning models have it.
+fn reasoning(mark: TokenId, limit: &str) -> Constraint {
+    let lark = format!(
+        "start: r0 <[{mark}]> j0\nr0{limit}: T0\nT0: /(?s:.*)/ & ~/(?s:.*)<\\/think>(?s:.*)/\nj0: %json {PERSON}"
+    );
+    Constraint {
+        grammar: Grammar::Lark(lark.into()),
+        end: ConstraintEnd::Allowed,
+    }
+}
+
+/// A vocabulary of this size, its last tokens the end of reasoning and the end.
 fn vocabulary(size: usize) -> Vocabulary {
     let mut words: BTreeSet<Vec<u8>> = (0..=255_u8).map(|byte| vec![byte]).collect();
     for count in 1..=64 {
@@ -63,10 +75,10 @@ fn vocabulary(size: usize) -> Vocabulary {
         }
         words.insert(word.into_bytes());
     }
-    let text = words.into_iter().take(size - 1).map(TokenBytes::Text);
-    let end = TokenBytes::Special("<|end|>".to_owned());
+    let text = words.into_iter().take(size - 2).map(TokenBytes::Text);
+    let marks = ["</think>", "<|end|>"].map(|mark| TokenBytes::Special(mark.to_owned()));
     Vocabulary {
-        tokens: text.chain([end]).collect(),
+        tokens: text.chain(marks).collect(),
         end_tokens: [size as TokenId - 1].into(),
     }
 }
@@ -117,6 +129,22 @@ fn masks(criterion: &mut Criterion) {
             };
             bench.iter_batched(|| compiled.start(), live, BatchSize::SmallInput);
         });
+        for (kind, limit) in [("free", ""), ("limited", "[max_tokens=1000]")] {
+            let constraint = reasoning(size as TokenId - 2, limit);
+            let compiled = compiler.compile(&constraint).expect("it is valid");
+            group.bench_function(
+                format!("{count} tokens of {kind} reasoning, with masks"),
+                |bench| {
+                    let live = |mut matcher: cleave_grammar::GrammarMatcher| {
+                        for token in &tokens {
+                            matcher.allow(&mut mask).expect("it matches");
+                            matcher.consume(*token).expect("it matches");
+                        }
+                    };
+                    bench.iter_batched(|| compiled.start(), live, BatchSize::SmallInput);
+                },
+            );
+        }
         group.finish();
     }
 }
