@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 pub(super) const END: TokenId = 256;
 /// Tokens beside the bytes and the end: marks, which are special or not, and parts of texts.
-const MARKS: [&str; 26] = [
+const MARKS: [&str; 35] = [
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -34,6 +34,15 @@ const MARKS: [&str; 26] = [
     "<|tool_call>",
     "<tool_call|>",
     "<|\"|>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    "<｜tool_call_begin｜>",
+    "<｜tool_call_end｜>",
+    "<｜tool_sep｜>",
 ];
 const TEXTS: [&str; 15] = [
     "</parameter>",

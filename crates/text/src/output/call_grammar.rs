@@ -5,7 +5,7 @@
 //! Invariant: a text of the grammar is read as calls of these tools, and as nothing else.
 
 use super::argument_grammar::{pythonic_arguments, tagged_arguments};
-use super::calls::{CallForm, CallFormat};
+use super::calls::{CallForm, CallFormat, NAMED_OBJECT, ObjectForm};
 use super::escaped_call::PREFIX;
 use super::escaped_grammar::escaped_arguments;
 use super::lark_text::{BREAK, LarkText};
@@ -54,13 +54,10 @@ pub(super) fn framed_calls(
     );
     let group_end = lark.literal(format.group_end);
     let separator = format!("{BREAK} {} \" \"?", lark.literal(format.separator));
-    let is_list = match &format.form {
-        CallForm::Pythonic => true,
-        CallForm::ObjectOrNamed(form) => !lark.is_token(form.separator),
-        CallForm::Object { .. } | CallForm::Named(_) | CallForm::Tagged(_) | CallForm::Escaped => {
-            false
-        }
-    };
+    // Mistral's newer models write a name instead of a list.
+    let is_named =
+        matches!(&format.form, CallForm::ObjectOrNamed(form) if lark.is_token(form.separator));
+    let is_list = format.writes_list && !is_named;
     let (mark, calls) = match (format.group_begin, format.call_begin) {
         ("", mark) => (mark, several(lark, &format!("{BREAK} {call_begin}"), &call)),
         (mark, "") if is_list => {
@@ -107,9 +104,9 @@ fn inside(
     let arguments = ArgumentRules::of(tool, rules)?;
     let is_named = |form: &NamedForm| lark.is_token(form.separator);
     match &format.form {
-        CallForm::Object { arguments: key } => object(lark, name, key, &arguments),
+        CallForm::Object(form) => object(lark, form, name, &arguments),
         CallForm::ObjectOrNamed(form) if !is_named(form) => {
-            object(lark, name, "arguments", &arguments)
+            object(lark, &NAMED_OBJECT, name, &arguments)
         }
         CallForm::Named(form) | CallForm::ObjectOrNamed(form) => {
             let separator = lark.literal(form.separator);
@@ -141,11 +138,25 @@ fn inside(
 
 fn object(
     lark: &LarkText<'_>,
+    form: &ObjectForm,
     name: &str,
-    key: &str,
     arguments: &ArgumentRules<'_>,
 ) -> Result<String, GrammarError> {
-    let begin = lark.literal(&format!("{{\"name\": \"{name}\", \"{key}\": "));
+    let ObjectForm {
+        number,
+        name: name_key,
+        arguments: arguments_key,
+    } = form;
+    let named = format!("\"{name_key}\": \"{name}\", \"{arguments_key}\": ");
+    let begin = if number.is_empty() {
+        lark.literal(&format!("{{{named}"))
+    } else {
+        let number = lark.literal(&format!("{{\"{number}\": \""));
+        format!(
+            "{number} /[0-9]{{1,3}}/ {}",
+            lark.literal(&format!("\", {named}"))
+        )
+    };
     Ok(format!("{begin} {} \"}}\"", arguments.json()?))
 }
 

@@ -31,6 +31,8 @@ pub(super) struct CallFormat {
     pub(super) separator: &'static str,
     /// Whether the calls of a group may be in brackets, as a list.
     pub(super) has_list: bool,
+    /// Whether models write these brackets always.
+    pub(super) writes_list: bool,
     /// Whether a call may begin an output without a mark.
     pub(super) opens_output: bool,
     pub(super) form: CallForm,
@@ -40,10 +42,7 @@ pub(super) struct CallFormat {
 #[derive(Debug)]
 pub(super) enum CallForm {
     /// A JSON object with name and arguments.
-    Object {
-        /// Member of the arguments, where the model writes them.
-        arguments: &'static str,
-    },
+    Object(ObjectForm),
     /// The name, a mark, and the arguments as a JSON object.
     Named(NamedForm),
     /// `Object` if it begins with a brace, otherwise `Named`.
@@ -55,6 +54,23 @@ pub(super) enum CallForm {
     /// The name and an object with bare keys, whose texts are between escape marks.
     Escaped,
 }
+
+/// The members of a call's object.
+#[derive(Debug)]
+pub(super) struct ObjectForm {
+    /// Member of a number that models write in front of the name; empty if there is none.
+    pub(super) number: &'static str,
+    pub(super) name: &'static str,
+    /// Member of the arguments, where the model writes them.
+    pub(super) arguments: &'static str,
+}
+
+/// The members of most formats.
+pub(super) const NAMED_OBJECT: ObjectForm = ObjectForm {
+    number: "",
+    name: "name",
+    arguments: "arguments",
+};
 
 /// Reads the inside of one call, character by character.
 pub(super) trait CallBody: Send {
@@ -93,7 +109,7 @@ impl CallFormat {
         let inner = match &self.form {
             CallForm::Named(form) | CallForm::ObjectOrNamed(form) => form.marks(),
             CallForm::Escaped => [ESCAPE, "", ""],
-            CallForm::Object { .. } | CallForm::Tagged(_) | CallForm::Pythonic => [""; 3],
+            CallForm::Object(_) | CallForm::Tagged(_) | CallForm::Pythonic => [""; 3],
         };
         let outer = [
             self.group_begin,
@@ -115,8 +131,8 @@ impl CallFormat {
     /// Makes the reader of a call that begins with this character.
     fn body(&'static self, first: char, tools: &Arc<[ToolSpec]>) -> Box<dyn CallBody> {
         match &self.form {
-            CallForm::Object { .. } => Box::<ObjectCall>::default(),
-            CallForm::ObjectOrNamed(_) if first == '{' => Box::<ObjectCall>::default(),
+            CallForm::Object(form) => Box::new(ObjectCall::new(form)),
+            CallForm::ObjectOrNamed(_) if first == '{' => Box::new(ObjectCall::new(&NAMED_OBJECT)),
             CallForm::Named(form) | CallForm::ObjectOrNamed(form) => Box::new(NamedCall::new(form)),
             CallForm::Tagged(form) => Box::new(TaggedCall::new(form, Arc::clone(tools))),
             CallForm::Pythonic => Box::<PythonicCall>::default(),
@@ -126,19 +142,19 @@ impl CallFormat {
 }
 
 /// A mark, and the texts in it that may be tokens.
-pub(super) fn mark_parts(mark: &'static str) -> [&'static str; 4] {
+pub(super) fn mark_parts(mark: &'static str) -> impl Iterator<Item = &'static str> {
     let begin = mark.find('<').unwrap_or(0);
-    let end = mark.find('>').map_or(mark.len(), |at| at + 1).max(begin);
     let bars = mark.split_once('｜').and_then(|(before, _)| {
         let last = mark.rfind('｜')? + '｜'.len_utf8();
         Some(&mark[before.len()..last])
     });
-    [
-        mark,
-        &mark[begin..],
-        &mark[begin..end],
-        bars.unwrap_or(mark),
-    ]
+    // A mark may have several parts in angle brackets.
+    let brackets = mark.match_indices('<').filter_map(|(at, _)| {
+        let end = mark[at..].find('>')?;
+        Some(&mark[at..=at + end])
+    });
+    let texts = [mark, &mark[begin..], bars.unwrap_or(mark)];
+    texts.into_iter().chain(brackets)
 }
 
 /// Divides an output into text and calls.

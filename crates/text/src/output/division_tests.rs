@@ -65,6 +65,7 @@ fn cases() -> Vec<DivisionCase> {
             "mistral" => ("[THINK]", "[/THINK]"),
             "gemma4" => ("<|channel>thought\n", "<channel|>"),
             "seed_oss" => ("<seed:think>", "</seed:think>"),
+            "cohere_command3" => ("<|START_THINKING|>", "<|END_THINKING|>"),
             _ => ("<think>\n", "</think>"),
         };
         let [call, _] = outputs("hermes");

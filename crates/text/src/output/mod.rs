@@ -29,6 +29,8 @@ mod reasoning;
 mod registry;
 #[cfg(test)]
 mod rendered_tests;
+#[cfg(test)]
+mod scenario_tests;
 mod tagged_call;
 #[cfg(test)]
 mod template_tests;

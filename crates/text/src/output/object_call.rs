@@ -1,18 +1,18 @@
 //! A call as a JSON object with name and arguments.
 
-use super::calls::{BodyStep, CallBody, CallHead};
+use super::calls::{BodyStep, CallBody, CallHead, ObjectForm};
 use super::json_scan::{JsonScan, ScanStep};
 use serde_json::Value;
 
-/// Names of the member that has the function's name, and of those that have its arguments.
-const NAME: &str = "name";
+/// Names of the members that have a call's id, and its arguments.
 const ID: &str = "id";
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
 /// Reads `{"name": …, "arguments": {…}}`, in any order and with other members. Arguments that
 /// follow the name are not held back.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ObjectCall {
+    form: &'static ObjectForm,
     place: ObjectPlace,
     /// Text of the current key or value.
     raw: String,
@@ -25,9 +25,8 @@ pub(super) struct ObjectCall {
     has_begun: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObjectPlace {
-    #[default]
     Start,
     /// A key follows, or the end of the object.
     Member,
@@ -43,6 +42,20 @@ enum ObjectPlace {
 }
 
 impl ObjectCall {
+    pub(super) fn new(form: &'static ObjectForm) -> Self {
+        Self {
+            form,
+            place: ObjectPlace::Start,
+            raw: String::new(),
+            scan: JsonScan::default(),
+            key: String::new(),
+            name: None,
+            id: None,
+            arguments: None,
+            has_begun: false,
+        }
+    }
+
     fn head(&mut self) -> Option<CallHead> {
         let name = self.name.take()?;
         self.has_begun = true;
@@ -72,12 +85,13 @@ impl ObjectCall {
     fn take_value(&mut self) -> Result<(), ()> {
         self.place = ObjectPlace::Comma;
         let is_arguments = ARGUMENTS.contains(&&*self.key);
-        if !is_arguments && self.key != NAME && self.key != ID {
+        let is_name = self.key == self.form.name;
+        if !is_arguments && !is_name && self.key != ID {
             return Ok(());
         }
         let value: Value = serde_json::from_str(&self.raw).map_err(drop)?;
         match value {
-            Value::String(name) if self.key == NAME => self.name = Some(name),
+            Value::String(name) if is_name => self.name = Some(name),
             Value::String(id) if self.key == ID => self.id = Some(id),
             _ if self.key == ID => {}
             Value::Null if is_arguments => self.arguments = Some("{}".to_owned()),

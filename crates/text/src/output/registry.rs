@@ -2,7 +2,7 @@
 //!
 //! Owns: each format's marks, a row each. Never: reads an output.
 
-use super::calls::{CallForm, CallFormat, mark_parts};
+use super::calls::{CallForm, CallFormat, NAMED_OBJECT, ObjectForm, mark_parts};
 use super::harmony;
 use super::named_call::{CallId, NamedForm};
 use super::reasoning::ReasoningStart;
@@ -240,6 +240,14 @@ const REASONING: &[NamedRow<ReasoningFormat>] = &[
         },
     },
     NamedRow {
+        names: &["cohere_command3"],
+        signs: &["<|START_THINKING|>", "<|END_THINKING|>"],
+        format: ReasoningFormat {
+            begin: "<|START_THINKING|>",
+            end: "<|END_THINKING|>",
+        },
+    },
+    NamedRow {
         names: &["seed_oss"],
         signs: &["<seed:think>", "</seed:think>"],
         format: ReasoningFormat {
@@ -276,6 +284,7 @@ const UNMARKED: CallFormat = CallFormat {
     call_end: "",
     separator: "",
     has_list: false,
+    writes_list: false,
     opens_output: false,
     form: CallForm::Pythonic,
 };
@@ -447,10 +456,63 @@ const CALLS: &[NamedRow<CallStyle>] = &[
             group_begin: "[TOOL_CALLS]",
             separator: ",",
             has_list: true,
+            writes_list: true,
             form: CallForm::ObjectOrNamed(NamedForm {
                 separator: "[ARGS]",
                 prefix: "",
                 id: CallId::Behind("[CALL_ID]"),
+            }),
+            ..UNMARKED
+        }),
+    },
+    NamedRow {
+        names: &["nemotron_json"],
+        signs: &["<TOOLCALL>"],
+        format: CallStyle::Framed(&CallFormat {
+            group_begin: "<TOOLCALL>",
+            group_end: "</TOOLCALL>",
+            separator: ",",
+            has_list: true,
+            writes_list: true,
+            form: CallForm::Object(NAMED_OBJECT),
+            ..UNMARKED
+        }),
+    },
+    // Models that write an answer between marks too, which are special tokens.
+    NamedRow {
+        names: &["cohere_command3"],
+        signs: &["<|START_ACTION|>", "<|START_RESPONSE|>"],
+        format: CallStyle::Framed(&CallFormat {
+            group_begin: "<|START_ACTION|>",
+            group_end: "<|END_ACTION|>",
+            separator: ",",
+            has_list: true,
+            writes_list: true,
+            form: CallForm::Object(ObjectForm {
+                number: "tool_call_id",
+                name: "tool_name",
+                arguments: "parameters",
+            }),
+            ..UNMARKED
+        }),
+    },
+    NamedRow {
+        names: &["step3"],
+        signs: &["<steptml:invoke name="],
+        format: CallStyle::Framed(&CallFormat {
+            group_begin: "<｜tool_calls_begin｜>",
+            group_end: "<｜tool_calls_end｜>",
+            call_begin: "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"",
+            call_end: "<｜tool_call_end｜>",
+            form: CallForm::Tagged(TaggedForm {
+                name_end: "\">",
+                key_begin: "<steptml:parameter name=\"",
+                key_end: "\">",
+                value_begin: "",
+                value_end: "</steptml:parameter>",
+                call_end: "</steptml:invoke>",
+                has_lines: false,
+                text_attribute: "",
             }),
             ..UNMARKED
         }),
@@ -461,9 +523,7 @@ const CALLS: &[NamedRow<CallStyle>] = &[
         format: CallStyle::Framed(&CallFormat {
             call_begin: "<tool_call>",
             call_end: "</tool_call>",
-            form: CallForm::Object {
-                arguments: "arguments",
-            },
+            form: CallForm::Object(NAMED_OBJECT),
             ..UNMARKED
         }),
     },
@@ -475,9 +535,10 @@ const CALLS: &[NamedRow<CallStyle>] = &[
             separator: ";",
             has_list: true,
             opens_output: true,
-            form: CallForm::Object {
+            form: CallForm::Object(ObjectForm {
                 arguments: "parameters",
-            },
+                ..NAMED_OBJECT
+            }),
             ..UNMARKED
         }),
     },
@@ -489,6 +550,7 @@ const CALLS: &[NamedRow<CallStyle>] = &[
             group_end: "<|python_end|>",
             separator: ",",
             has_list: true,
+            writes_list: true,
             opens_output: true,
             form: CallForm::Pythonic,
             ..UNMARKED

@@ -81,6 +81,27 @@ pub(super) fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
             format!("<｜DSML｜{group}>\n{calls}</｜DSML｜{group}>")
         }
         "mistral" => format!("[TOOL_CALLS][{}]", objects.join(", ")),
+        "nemotron_json" => format!("<TOOLCALL>[{}]</TOOLCALL>", objects.join(", ")),
+        "cohere_command3" => {
+            let call = |(number, (name, arguments)): (usize, &(&str, Value))| {
+                let number = number.to_string();
+                json!({"tool_call_id": number, "tool_name": name, "parameters": arguments})
+                    .to_string()
+            };
+            let calls: Vec<String> = calls.iter().enumerate().map(call).collect();
+            let calls = calls.join(",\n    ");
+            format!("<|START_ACTION|>[\n    {calls}\n]<|END_ACTION|>")
+        }
+        "step3" => {
+            let calls = tagged(
+                "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"",
+                "\">",
+                ["<steptml:parameter name=\"", "\">"],
+                ["", "</steptml:parameter>"],
+                "</steptml:invoke><｜tool_call_end｜>",
+            );
+            format!("<｜tool_calls_begin｜>{calls}<｜tool_calls_end｜>")
+        }
         "kimi_k2" => {
             let call = |(name, arguments): &(&str, Value)| {
                 format!(
@@ -306,12 +327,12 @@ fn has_text(value: &Value, is_found: &dyn Fn(&str) -> bool) -> bool {
 pub(super) fn is_writable(format: &str, reading: &OutputReading, arguments: &Value) -> bool {
     let marks: Vec<&str> = reading.marks().filter(|mark| mark.len() > 1).collect();
     let has_mark = |text: &str| marks.iter().any(|mark| text.contains(mark));
-    let is_null = |text: &str| text == "null";
+    let is_like_json = |text: &str| text == "null" || text.trim_start().starts_with(['{', '[']);
     let has_key = |name: &str| name.is_empty();
     match format {
-        // A note that says null.
-        "qwen3_coder" | "qwen3_xml" | "minimax_m2" | "glm45" | "glm47" => {
-            !has_text(arguments, &has_mark) && !has_text(&arguments["note"], &is_null)
+        // A note that says null, or begins as an object does, within whose strings no mark ends it.
+        "qwen3_coder" | "qwen3_xml" | "minimax_m2" | "glm45" | "glm47" | "step3" => {
+            !has_text(arguments, &has_mark) && !has_text(&arguments["note"], &is_like_json)
         }
         // Keys have no quotes.
         "gemma4" => !has_text(arguments, &has_mark) && !has_text(arguments, &has_key),

@@ -389,6 +389,63 @@ fn calls_of_a_name_and_json_are_read() {
 }
 
 #[test]
+fn calls_in_lists_between_marks_are_read() {
+    for (format, output, expected) in [
+        (
+            "nemotron_json",
+            r#"<TOOLCALL>[{"name": "weather", "arguments": {"days": 2}}, {"name": "time", "arguments": {}}]</TOOLCALL>"#,
+            r#"weather({"days": 2})time({})"#,
+        ),
+        (
+            "nemotron_json",
+            r#"So. <TOOLCALL>{"name": "time", "arguments": {}}</TOOLCALL> Done."#,
+            "So.time({}) Done.",
+        ),
+        (
+            "nemotron_json",
+            "<TOOLCALL>[]</TOOLCALL>",
+            "<TOOLCALL>[]</TOOLCALL>",
+        ),
+        // Numbers of Cohere's calls begin at 0 in each turn, so they are no ids.
+        (
+            "cohere_command3",
+            "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"days\": 2}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"time\", \"parameters\": {}}\n]<|END_ACTION|>",
+            r#"weather({"days": 2})time({})"#,
+        ),
+        (
+            "cohere_command3",
+            r#"<|START_ACTION|>[{"name": "time", "parameters": {}}]<|END_ACTION|>"#,
+            r#"<|START_ACTION|>[{"name": "time", "parameters": {}}]<|END_ACTION|>"#,
+        ),
+        // vllm: the tests of step3 leave out the kind of the tool, which its parser demands.
+        (
+            "step3",
+            "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"weather\"><steptml:parameter name=\"city\">Rome</steptml:parameter><steptml:parameter name=\"days\">2</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
+            r#"weather({"city": "Rome", "days": 2})"#,
+        ),
+    ] {
+        check_calls(format, output, expected);
+    }
+    let both = formats("cohere_command3", "cohere_command3");
+    let output = "<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"time\", \"parameters\": {}}]<|END_ACTION|>";
+    check(both, "", output, "<Hm.>time({})");
+}
+
+#[test]
+fn every_part_of_a_mark_may_be_a_token() {
+    let step3 = formats("none", "step3");
+    let reading = OutputReading::new(&step3, "", tools()).expect("a format");
+    let marks: Vec<&str> = reading.marks().collect();
+    for mark in [
+        "<｜tool_call_begin｜>",
+        "<｜tool_sep｜>",
+        "<｜tool_calls_end｜>",
+    ] {
+        assert!(marks.contains(&mark), "{mark}");
+    }
+}
+
+#[test]
 fn channels_are_read() {
     for (output, expected) in [
         (
@@ -423,6 +480,9 @@ fn templates_choose_their_formats() {
         ("…[TOOL_CALLS]…", "mistral"),
         ("…<|tool_call>call:…<tool_call|>…", "gemma4"),
         ("…<｜tool▁calls▁begin｜>…```json…", "deepseek_v3"),
+        ("…<TOOLCALL>[…", "nemotron_json"),
+        ("…<|START_RESPONSE|>…<|START_ACTION|>…", "cohere_command3"),
+        ("…<｜tool_call_begin｜>…<steptml:invoke name=…", "step3"),
         ("…<|channel|>…<|message|>…<think></think>", "openai"),
     ] {
         let chosen = OutputFormats::of_template(template);
