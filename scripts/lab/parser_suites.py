@@ -595,22 +595,32 @@ def check_vllm(folder, program, verbose):
     return rows, entries[-1]
 
 
+def fetch_vllm(folder):
+    """Downloads vLLM's tests, if they are not there."""
+    if (folder / "vllm").is_dir():
+        return
+    # Not by pip: it would build the package to learn what it depends on.
+    index = urllib.request.Request("https://pypi.org/simple/vllm/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(index) as answer:
+        (address,) = [file["url"] for file in json.load(answer)["files"] if file["filename"] == f"vllm-{VLLM}.tar.gz"]
+    archive, _ = urllib.request.urlretrieve(address)
+    with tarfile.open(archive) as packed:
+        tests = [member for member in packed.getmembers() if member.name.startswith(f"vllm-{VLLM}/tests/")]
+        packed.extractall(folder, tests, filter="data")
+    os.unlink(archive)
+    (folder / f"vllm-{VLLM}").rename(folder / "vllm")
+    # Only the tests that are named run, so the fixtures of vLLM's others are not needed.
+    (folder / "vllm" / "tests" / "conftest.py").unlink(missing_ok=True)
+    for package in ("tests", "tests/parser", "tests/parser/engine"):
+        (folder / "vllm" / package / "__init__.py").touch()
+
+
 def fetch(folder):
-    """Downloads what is not there: vLLM's tests, the crate, and pytest."""
+    """Downloads what is not there: vLLM's tests, the crates, and pytest."""
     if not (folder / "packages").is_dir():
         command = [sys.executable, "-m", "pip", "install", "-q", "--target", folder / "packages", "pytest==9.0.1", "regex"]
         subprocess.run(command, check=True)
-    if not (folder / "vllm").is_dir():
-        # Not by pip: it would build the package to learn what it depends on.
-        index = urllib.request.Request("https://pypi.org/simple/vllm/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-        with urllib.request.urlopen(index) as answer:
-            (address,) = [file["url"] for file in json.load(answer)["files"] if file["filename"] == f"vllm-{VLLM}.tar.gz"]
-        archive, _ = urllib.request.urlretrieve(address)
-        with tarfile.open(archive) as packed:
-            tests = [member for member in packed.getmembers() if member.name.startswith(f"vllm-{VLLM}/tests/")]
-            packed.extractall(folder, tests, filter="data")
-        os.unlink(archive)
-        (folder / f"vllm-{VLLM}").rename(folder / "vllm")
+    fetch_vllm(folder)
     if not (folder / "crates").is_dir():
         with tempfile.TemporaryDirectory() as project:
             lines = ["[package]", 'name = "suites"', 'version = "0.0.0"', "[lib]", 'path = "lib.rs"', "[dependencies]"]
@@ -618,10 +628,6 @@ def fetch(folder):
             pathlib.Path(project, "Cargo.toml").write_text("\n".join(lines))
             pathlib.Path(project, "lib.rs").touch()
             subprocess.run(["cargo", "vendor", "--quiet", folder / "crates"], cwd=project, check=True, stdout=subprocess.DEVNULL)
-    # Only the tests that are named below run, so the fixtures of vLLM's others are not needed.
-    (folder / "vllm" / "tests" / "conftest.py").unlink(missing_ok=True)
-    for package in ("tests", "tests/parser", "tests/parser/engine"):
-        (folder / "vllm" / package / "__init__.py").touch()
 
 
 def main():
