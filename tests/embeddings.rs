@@ -108,7 +108,7 @@ fn one_process_and_five_embed_alike_in_any_chunk() {
     }
 }
 
-// Invariant: I20.
+// Invariant: I18.
 #[test]
 fn vectors_survive_a_killed_prefill_worker() {
     let folder = embedding_folder("mean_tokens");

@@ -25,8 +25,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use cleave_text::ModelText;
 use cleave_text::json::Document;
-use cleave_text::{ModelTask, ModelText};
 use serde_json::{Value, json};
 use std::any::Any;
 use std::sync::Arc;
@@ -517,17 +517,8 @@ fn model_json(app: &App, served: &ServedModel) -> Value {
         "root": served.model.name(),
         "parent": null,
         "max_model_len": max_model_len(app.frontend(), &served.model),
-        "task": task_name(served.model.task()),
+        "task": served.model.task().name(),
     })
-}
-
-/// What a model is served for, in a word.
-fn task_name(task: &ModelTask) -> &'static str {
-    match task {
-        ModelTask::Generate => "generate",
-        ModelTask::Embed(_) => "embed",
-        ModelTask::Rerank(_) => "rerank",
-    }
 }
 
 /// Longest sequence that can be served: the model's context, or less where every worker's KV cache

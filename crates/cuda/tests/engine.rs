@@ -63,8 +63,8 @@ fn cuda_f32_matches_the_reference_goldens() {
     }
 }
 
-/// Vectors of an f32 engine have the reference's logits, and those of a bf16 engine do not depend on
-/// the path, with the mean of rows that are stored in 16 bits.
+/// Vectors of an f32 engine have the reference's logits. Those of a bf16 engine, whose rows have 16
+/// bits, do not depend on the path.
 #[test]
 fn cuda_vectors_match_the_reference_on_every_path() {
     if harness::device().is_none() {

@@ -1,4 +1,4 @@
-//! What a model is served for: tokens, embeddings, or scores of documents.
+//! The task that a model is served for: tokens, embeddings, or scores of documents.
 //!
 //! Owns: the reading of a sentence-transformers folder (`modules.json`, `1_Pooling/config.json`,
 //! `config_sentence_transformers.json`), and the prompt of rerankers. Never: pools.
@@ -15,7 +15,7 @@ use std::path::Path;
 /// The answers that a model gives; a server has one model, and so one task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelTask {
-    /// Tokens.
+    /// Tokens after a prompt.
     #[default]
     Generate,
     /// A vector for each text.
@@ -60,6 +60,17 @@ pub const RERANK_INSTRUCTION: &str =
 /// on their own, so that no text of a client changes their tokens.
 const RERANK_BEGIN: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n";
 const RERANK_END: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+impl ModelTask {
+    /// The task in a word, as `/v1/models` shows it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Generate => "generate",
+            Self::Embed(_) => "embed",
+            Self::Rerank(_) => "rerank",
+        }
+    }
+}
 
 impl EmbedTask {
     /// A task without prompts, whose vectors have length 1.

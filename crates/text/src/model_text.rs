@@ -190,7 +190,7 @@ impl ModelText {
         self.output_formats = formats;
     }
 
-    /// What the model is served for.
+    /// The task that the model is served for.
     pub fn task(&self) -> &ModelTask {
         &self.task
     }

@@ -134,7 +134,7 @@ pub(crate) struct AnswerFacts {
     pub(crate) memory: Option<Arc<OwnedSemaphorePermit>>,
     /// Limit of output tokens that the client set.
     pub(crate) tokens_max: Option<u32>,
-    /// What is made of the vectors.
+    /// Values that are made of the vectors.
     pub(crate) pooled: Option<Arc<PooledAnswer>>,
 }
 

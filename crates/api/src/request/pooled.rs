@@ -32,7 +32,7 @@ pub(crate) struct EmbeddingForm {
     pub(crate) normalize: bool,
 }
 
-/// `encoding_format`.
+/// The form of numbers in an answer, by `encoding_format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EmbeddingEncoding {
     Float,
@@ -40,7 +40,7 @@ pub(crate) enum EmbeddingEncoding {
     Base64,
 }
 
-/// Scores of pairs.
+/// How the vectors of a request become scores of pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PairScores {
     /// Each vector has the logits of "no" and "yes" for a pair.

@@ -66,7 +66,7 @@ const EMBEDDING_GROUPS: &[FieldGroup] = &[MODEL_FIELDS, EMBEDDING_FIELDS, SCHEDU
 const EMBEDDING_REQUEST: ObjectSpec =
     request_object!("EmbeddingRequest", &[EMBEDDING_GROUPS], &[UNSUPPORTED]);
 
-/// Vectors of texts.
+/// The API of OpenAI's clients for vectors of texts.
 pub(super) static EMBEDDINGS: PooledSurface = PooledSurface {
     route: "/v1/embeddings",
     operation: "embeddings",

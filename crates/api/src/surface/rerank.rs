@@ -131,11 +131,11 @@ const SCORE_DOC: RouteDoc = RouteDoc {
     ..request::GENERATE_DOC
 };
 
-/// Jina's route.
+/// The route of Jina's clients and vLLM's.
 pub(super) static RERANK_V1: PooledSurface = rerank_surface("/v1/rerank", "rerank");
 /// vLLM's route without a version.
 pub(super) static RERANK: PooledSurface = rerank_surface("/rerank", "rerank_unversioned");
-/// Cohere's route.
+/// The route of the second version of Cohere's clients.
 pub(super) static RERANK_V2: PooledSurface = rerank_surface("/v2/rerank", "rerank_v2");
 pub(super) static SCORE_V1: PooledSurface = score_surface("/v1/score", "score");
 pub(super) static SCORE: PooledSurface = score_surface("/score", "score_unversioned");

@@ -46,7 +46,7 @@ pub(crate) struct ModelArgs {
     /// Limit the model's context to this many tokens (prompt and output).
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_model_len: Option<u32>,
-    /// What the model is served for. `auto` embeds where the folder has a sentence-transformers
+    /// Task that the model is served for. `auto` embeds where the folder has a sentence-transformers
     /// `modules.json`, and generates otherwise; `pooling` embeds, by `--pooling`, or scores
     /// documents, by `--classifier-from-token`.
     #[arg(long, value_enum, default_value_t = RunnerArg::Auto)]
@@ -61,7 +61,7 @@ pub(crate) struct ModelArgs {
     pub(crate) classifier_from_token: Option<Vec<String>>,
 }
 
-/// What a model is served for.
+/// The task that a model is served for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum RunnerArg {
     Auto,

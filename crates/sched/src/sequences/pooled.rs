@@ -22,7 +22,7 @@ impl PooledSoFar {
         self.0 = None;
     }
 
-    /// Number of values.
+    /// Number of values, which tells states apart.
     pub(super) fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |values| values.len())
     }
