@@ -1,4 +1,4 @@
-// Embedding: out[row] = table[tokens[row]].
+// Embedding: out[row] = factor * table[tokens[row]].
 //
 // A token that the previous step draws is read on the device, so that the host need not have
 // fetched it. A draw without a token, since its logits were not finite, may give any row: its
@@ -15,6 +15,8 @@ struct EmbedArgs {
     float* out;          // (rows, width)
     u32 width;
     u32 vocab;           // rows of the table
+    float factor;
+    u32 padding;
 };
 
 constexpr u32 FED = 0x80000000u;
@@ -28,7 +30,7 @@ template <class T> DEVICE void embed(const EmbedArgs& args) {
     if (token >= args.vocab) token = 0;
     const T* from = static_cast<const T*>(args.table) + u64(token) * args.width;
     float* to = args.out + row * args.width;
-    for (u32 i = threadIdx.x; i < args.width; i += THREADS) to[i] = to_f32(from[i]);
+    for (u32 i = threadIdx.x; i < args.width; i += THREADS) to[i] = args.factor * to_f32(from[i]);
 }
 
 // Grid: (rows).

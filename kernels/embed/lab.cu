@@ -22,7 +22,7 @@ void rows(u32 count, const Buffer<bf16>& table, const std::vector<bf16>& host, d
     figure.lab = "embed";
     figure.variant = "bf16 to f32";
     figure.shape = "rows " + std::to_string(count) + ", width " + std::to_string(WIDTH);
-    figure.seconds = lab::seconds_of(20, [&](int) { embed_bf16<<<count, THREADS>>>(EmbedArgs{table.get(), there.get(), nullptr, out.get(), WIDTH, VOCABULARY}); });
+    figure.seconds = lab::seconds_of(20, [&](int) { embed_bf16<<<count, THREADS>>>(EmbedArgs{table.get(), there.get(), nullptr, out.get(), WIDTH, VOCABULARY, 1.0f, 0}); });
     const std::vector<float> got = out.read();
     for (u64 i = 0; i < got.size(); i++) {
         const u32 word = u32(host[u64(tokens[i / WIDTH]) * WIDTH + i % WIDTH].bits) << 16;

@@ -1,4 +1,5 @@
-// The MLP's gate: out[i] = silu(gate[i]) * up[i], silu(x) = x / (1 + exp(-x)).
+// The MLP's gate: out[i] = act(gate[i]) * up[i]: silu(x) = x / (1 + exp(-x)), or gelu's approximation
+// x / 2 * (1 + tanh(y)) = x / (1 + exp(-2y)), y = sqrt(2 / pi) * (x + 0.044715 * x^3).
 //
 // Bandwidth-bound: 4 bytes read and 2 written for each element of out in bf16.
 #include "stored.cuh"
@@ -7,12 +8,21 @@ struct GateArgs {
     const void* gate_up;   // (rows, gate | up), T
     void* out;             // (rows, width), T
     u32 width;             // of out: half of gate_up's
+    u32 activation;        // SILU or GELU_TANH
 };
 
 constexpr u32 THREADS = 256;
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr u32 SILU = 0, GELU_TANH = 1;
+// 2 * sqrt(2 / pi), and 0.044715 times it.
+constexpr float LINEAR = 1.5957691f, CUBIC = 0.07135482f;
 
-template <class T, u32 N> DEVICE void silu_gate_by(const GateArgs& args) {
+// The activation is x / (1 + exp(-exponent(x))).
+template <u32 ACTIVATION> DEVICE float exponent(float x) {
+    return ACTIVATION == GELU_TANH ? x * (x * x * CUBIC + LINEAR) : x;
+}
+
+template <class T, u32 N, u32 ACTIVATION> DEVICE void gate_by(const GateArgs& args) {
     u32 i = (blockIdx.y * THREADS + threadIdx.x) * N;
     if (i >= args.width) return;
     u64 row = blockIdx.x;
@@ -20,17 +30,24 @@ template <class T, u32 N> DEVICE void silu_gate_by(const GateArgs& args) {
     float gate[N], up[N];
     load_all<N>(from + i, gate);
     load_all<N>(from + args.width + i, up);
-    for (u32 j = 0; j < N; j++) up[j] *= gate[j] / (1.0f + exp2_fast(-gate[j] * LOG2_E));
+    for (u32 j = 0; j < N; j++) up[j] *= gate[j] / (1.0f + exp2_fast(-exponent<ACTIVATION>(gate[j]) * LOG2_E));
     store_all<N>(static_cast<T*>(args.out) + row * args.width + i, up);
 }
 
-template <class T> DEVICE void silu_gate(const GateArgs& args) {
+template <class T, u32 ACTIVATION> DEVICE void gate_of(const GateArgs& args) {
     if (args.width % 8 == 0)
-        silu_gate_by<T, 8>(args);
+        gate_by<T, 8, ACTIVATION>(args);
     else
-        silu_gate_by<T, 1>(args);
+        gate_by<T, 1, ACTIVATION>(args);
+}
+
+template <class T> DEVICE void gate(const GateArgs& args) {
+    if (args.activation == GELU_TANH)
+        gate_of<T, GELU_TANH>(args);
+    else
+        gate_of<T, SILU>(args);
 }
 
 // Grid: (rows, width / 2048 rounded up), or width / 256 where width is no multiple of 8.
-extern "C" KERNEL(THREADS, 1) silu_gate_f32(GRID_CONSTANT const GateArgs args) { start_kernel(); silu_gate<float>(args); }
-extern "C" KERNEL(THREADS, 1) silu_gate_bf16(GRID_CONSTANT const GateArgs args) { start_kernel(); silu_gate<bf16>(args); }
+extern "C" KERNEL(THREADS, 1) silu_gate_f32(GRID_CONSTANT const GateArgs args) { start_kernel(); gate<float>(args); }
+extern "C" KERNEL(THREADS, 1) silu_gate_bf16(GRID_CONSTANT const GateArgs args) { start_kernel(); gate<bf16>(args); }

@@ -48,7 +48,7 @@ void rows(u32 count, double ceiling) {
         args.pool = pool.get();
         args.block_elements = BLOCK_ELEMENTS;
         args.value_offset = BLOCK_ELEMENTS / 2;
-        args.query_heads = QUERY_HEADS, args.kv_heads = KV_HEADS, args.head_dim = HEAD_DIM, args.block_tokens = BLOCK_TOKENS;
+        args.query_heads = QUERY_HEADS, args.kv_heads = KV_HEADS, args.head_dim = HEAD_DIM, args.half = HEAD_DIM / 2, args.block_tokens = BLOCK_TOKENS;
         rotate_bf16<<<dim3(count, (QUERY_HEADS + 2 * KV_HEADS) / WARPS), WARPS * 32>>>(args);
     };
     const std::vector<bf16> before = qkv.read();

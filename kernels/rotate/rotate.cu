@@ -1,15 +1,17 @@
 // Rotary embedding fused with the write into paged KV.
 //
-// Queries are rotated where they are; keys are rotated into the pool, values copied there. Pairs
-// are (i, i + head_dim / 2). A warp has one head of one row. Bandwidth-bound, and in a decode step
+// Queries are rotated where they are, and multiplied by the factor of their position if there are
+// factors; keys are rotated into the pool, values copied there. Pairs are (i, i + half), and
+// elements from 2 * half on stay. A warp has one head of one row. Bandwidth-bound, and in a decode step
 // by latency. A row whose slot is NO_SLOT is padding: storing it would overwrite another sequence's
 // KV.
 #include "stored.cuh"
 
 struct RotateArgs {
     void* qkv;              // (rows, q | k | v), T
-    const float* cos;       // (positions, head_dim / 2)
+    const float* cos;       // (positions, half)
     const float* sin;       // the same
+    const float* query_factors;   // (positions), or null
     const u32* positions;   // (rows)
     const u32* row_slots;   // (rows), block * block_tokens + token in the block, or NO_SLOT
     void* pool;             // [block][layer][K|V][kv_head][token][dim], Stored
@@ -19,22 +21,25 @@ struct RotateArgs {
     u32 query_heads;
     u32 kv_heads;
     u32 head_dim;
+    u32 half;               // pairs of a head, at most head_dim / 2
     u32 block_tokens;
+    u32 padding;
 };
 
 constexpr u32 WARPS = 4;
 constexpr u32 NO_SLOT = 0xffffffffu;
 
-// Rotates one head by its row's position; `to` may be `from`.
-template <class T, class To> DEVICE void turn(const RotateArgs& args, u32 row, const T* from, To* to) {
-    u32 half = args.head_dim / 2;
+// Rotates one head by its row's position, and multiplies it by `factor`; `to` may be `from`.
+template <class T, class To> DEVICE void turn(const RotateArgs& args, u32 row, float factor, const T* from, To* to) {
+    u32 half = args.half;
     u64 angle = u64(args.positions[row]) * half;
     for (u32 i = lane_index(); i < half; i += 32) {
         float cos = args.cos[angle + i], sin = args.sin[angle + i];
         float low = to_f32(from[i]), high = to_f32(from[i + half]);
-        store(to + i, low * cos - high * sin);
-        store(to + i + half, high * cos + low * sin);
+        store(to + i, (low * cos - high * sin) * factor);
+        store(to + i + half, (high * cos + low * sin) * factor);
     }
+    for (u32 i = 2 * half + lane_index(); i < args.head_dim; i += 32) store(to + i, to_f32(from[i]) * factor);
 }
 
 template <class T, class Stored> DEVICE void rotate(const RotateArgs& args) {
@@ -45,7 +50,8 @@ template <class T, class Stored> DEVICE void rotate(const RotateArgs& args) {
     if (slot == NO_SLOT || head >= heads) return;
     T* from = static_cast<T*>(args.qkv) + (u64(row) * heads + head) * args.head_dim;
     if (head < args.query_heads) {
-        turn(args, row, from, from);
+        float factor = args.query_factors ? args.query_factors[args.positions[row]] : 1.0f;
+        turn(args, row, factor, from, from);
         return;
     }
     bool is_value = head >= args.query_heads + args.kv_heads;
@@ -56,7 +62,7 @@ template <class T, class Stored> DEVICE void rotate(const RotateArgs& args) {
     if (is_value) {
         for (u32 i = lane_index(); i < args.head_dim; i += 32) store(to + i, to_f32(from[i]));
     } else {
-        turn(args, row, from, to);
+        turn(args, row, 1.0f, from, to);
     }
 }
 

@@ -14,8 +14,19 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     qwen2       GQA, tied, bf16             q/k/v biases, a sliding_window that use_sliding_window switches off
     qwen2.5     MHA, untied, f32, 2 shards  q/k/v biases, vocabulary padded beyond the tokenizer's
     qwen3       GQA, tied, bf16             q/k norms, explicit head_dim, new spelling, template with thinking
+    smollm3     GQA, tied, bf16             no rotary embedding in every second layer
+    seed-oss    GQA, untied, bf16           q/k/v biases, head_dim 32 beside hidden / heads = 12, new spelling
+    granite     GQA, tied, bf16             four factors, none of them 1
+    granite4    GQA, tied, bf16             the same with a fused gate, as a hybrid without states and experts
+    ministral3  GQA, untied, bf16           yarn with mscale, queries that grow with their position, new spelling
+    olmo3       GQA, untied, bf16           windows of 24 in every second layer, yarn in the others only
+    exaone4     GQA, untied, bf16           norms of outputs and heads, no rotary embedding without a window
+    phi3        GQA, untied, bf16           fused q/k/v and gate/up, sliding window of 24
+    phi4-mini   GQA, tied, bf16             the same without a window, longrope over three quarters of a head
+    glm4        GQA, untied, bf16           norms on both sides, neighbours of half a head rotated, q/k/v biases
+    gemma3      GQA, untied, bf16             norms on both sides and of heads, all less one; two rotary embeddings
 
-No norm is one and no bias is zero, so that a forgotten one shows. Rows of the vocabulary beyond the tokenizer are
+No norm is one (or zero where a class adds one) and no bias is zero, so that a forgotten one shows. Rows of the vocabulary beyond the tokenizer are
 random too, so a greedy path may visit ids that decode to nothing.
 
 goldens.json:
@@ -77,7 +88,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # === Checkpoints ===
 
 
-def random_weights(config, seed: int) -> dict[str, torch.Tensor]:
+def random_weights(config, seed: int, norm_center: float) -> dict[str, torch.Tensor]:
     """Returns seeded float32 weights, so large that the layers decide the next token, not the token's own embedding."""
     with torch.device("meta"):
         names = {name: p.shape for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
@@ -86,7 +97,7 @@ def random_weights(config, seed: int) -> dict[str, torch.Tensor]:
     for name, size in sorted(names.items()):
         noise = torch.randn(size, generator=generator)
         if name.endswith("norm.weight"):
-            weights[name] = 1.0 + 0.3 * noise
+            weights[name] = norm_center + 0.3 * noise
         elif name.endswith(".bias"):
             weights[name] = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:
@@ -139,7 +150,7 @@ def write_checkpoint(variant: Variant, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", tokenizer_config)
     variant.tokenizer.save(str(folder / "tokenizer.json"))
     seed = SEED + zlib.crc32(variant.name.encode())
-    weights = random_weights(AutoConfig.from_pretrained(folder), seed)
+    weights = random_weights(AutoConfig.from_pretrained(folder), seed, variant.norm_center)
     for part, factor in variant.factors.items():
         weights |= {name: factor * tensor for name, tensor in weights.items() if part in name}
     write_weights(variant, folder, weights)
@@ -180,6 +191,7 @@ def draw_text(tokenizer: Tokenizer, rng: random.Random, length: int) -> str:
 def prompts(variant: Variant, model) -> list[dict]:
     cases = []
     for index, length in enumerate(PROMPT_LENGTHS):
+        length = max(length, variant.prompt_min)
         for attempt in range(1000):
             rng = random.Random(f"{SEED} {variant.name} {index} {attempt}")
             case = {}

@@ -177,6 +177,10 @@ class Variant:
     leftover_inv_freq: bool = False
     # Factors of random weights, by a part of their names.
     factors: dict[str, float] = field(default_factory=dict)
+    # Mean of norms' random weights; 0 where a class adds one.
+    norm_center: float = 1.0
+    # Length of the shortest prompt.
+    prompt_min: int = 1
 
 
 def old(config: dict, dtype: str, rope_theta: float, rope_scaling: dict | None) -> dict:
@@ -361,6 +365,142 @@ def olmo2() -> Variant:
     )
 
 
+def plain(name: str, config: dict, **more) -> Variant:
+    """Returns a variant of a family whose tokenizer and template are nothing special."""
+    tokenizer = byte_level(100, SPLIT_LLAMA3, None, special("<|endoftext|>", "<|im_start|>", "<|im_end|>"), bos=None)
+    ids = tokenizer.token_to_id
+    text = config.get("text_config", config)
+    text |= {"bos_token_id": ids("<|endoftext|>"), "eos_token_id": ids("<|im_end|>"), "pad_token_id": ids("<|endoftext|>")}
+    return Variant(
+        name, config, config.get("dtype") or config["torch_dtype"], tokenizer,
+        {
+            "add_bos_token": False, "bos_token": None, "eos_token": "<|im_end|>", "unk_token": None,
+            "clean_up_tokenization_spaces": False, "model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+        {"eos_token_id": [ids("<|im_end|>"), ids("<|endoftext|>")]},
+        template("chatml"),
+        **more,
+    )
+
+
+def smollm3() -> Variant:
+    config = shape(
+        48, 4, 4, 2, 88, 363, architectures=["SmolLM3ForCausalLM"], model_type="smollm3", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=False, mlp_bias=False, no_rope_layer_interval=4,
+        no_rope_layers=[1, 0, 1, 0], use_sliding_window=False, sliding_window=None, max_window_layers=28,
+        layer_types=["full_attention"] * 4, pretraining_tp=2,
+    )
+    return plain("smollm3", old(config, "bfloat16", 5000000.0, None))
+
+
+def seed_oss() -> Variant:
+    config = shape(
+        48, 2, 4, 2, 88, 363, architectures=["SeedOssForCausalLM"], model_type="seed_oss", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=True, attention_out_bias=False, mlp_bias=False,
+        head_dim=32, residual_dropout=0.1, pretraining_tp=1,
+    )
+    return plain("seed-oss", new(config, "bfloat16", {"rope_type": "default", "rope_theta": 10000000.0}))
+
+
+def granite() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["GraniteForCausalLM"], model_type="granite", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=False, mlp_bias=False, embedding_multiplier=0.7,
+        logits_scaling=0.7, residual_multiplier=0.6, attention_multiplier=0.4,
+    )
+    return plain("granite", old(config, "bfloat16", 10000.0, None))
+
+
+def ministral3() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["Ministral3ForCausalLM"], model_type="ministral3",
+        max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, head_dim=32, sliding_window=None,
+    )
+    rope = {
+        "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 32,
+        "beta_fast": 4.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.4,
+    }
+    return plain("ministral3", new(config, "bfloat16", rope))
+
+
+def olmo3() -> Variant:
+    config = shape(
+        48, 4, 4, 2, 88, 363, architectures=["Olmo3ForCausalLM"], model_type="olmo3", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=False, sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    rope = {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0, "beta_slow": 1.0,
+    }
+    return plain("olmo3", old(config, "bfloat16", 500000.0, rope), factors={"q_norm": 3.0, "embed_tokens": 2.0})
+
+
+def exaone4() -> Variant:
+    config = shape(
+        48, 4, 4, 2, 88, 363, architectures=["Exaone4ForCausalLM"], model_type="exaone4", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, head_dim=32, sliding_window=24, sliding_window_pattern="LLLG",
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+    )
+    rope = {"rope_type": "llama3", **LLAMA3_ROPE, "factor": 16.0}
+    return plain("exaone4", old(config, "bfloat16", 1000000.0, rope), factors={"q_norm": 2.0, "embed_tokens": 2.0})
+
+
+def phi3() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["Phi3ForCausalLM"], model_type="phi3", max_position_embeddings=512,
+        original_max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=False,
+        sliding_window=24, embd_pdrop=0.0, resid_pdrop=0.0,
+    )
+    return plain("phi3", old(config, "bfloat16", 10000.0, None))
+
+
+def phi4_mini() -> Variant:
+    config = shape(
+        48, 3, 3, 1, 88, 363, architectures=["Phi3ForCausalLM"], model_type="phi3", max_position_embeddings=512,
+        original_max_position_embeddings=2, rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=False,
+        sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0, partial_rotary_factor=0.75, full_attn_mod=1,
+        interpolate_factor=1, lm_head_bias=False, mlp_bias=False,
+    )
+    rope = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0, 1.2, 1.7, 2.5, 4.0, 7.5]}
+    # transformers takes the short factors for a sequence that is no longer than the original context, and ours, which
+    # may become longer, never does.
+    return plain("phi4-mini", old(config, "bfloat16", 10000.0, rope), prompt_min=3, factors={"qkv_proj": 0.5})
+
+
+def glm4() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["Glm4ForCausalLM"], model_type="glm4", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=True, head_dim=24, partial_rotary_factor=0.5,
+    )
+    return plain("glm4", old(config, "bfloat16", 10000.0, None), factors={"embed_tokens": 2.0})
+
+
+def gemma3() -> Variant:
+    config = shape(
+        48, 4, 4, 2, 88, 363, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", max_position_embeddings=512,
+        rms_norm_eps=1e-6, attention_bias=False, head_dim=32, sliding_window=24, sliding_window_pattern=3,
+        query_pre_attn_scalar=12, hidden_activation="gelu_pytorch_tanh", rope_local_base_freq=10000.0,
+        attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=False,
+    )
+    del config["hidden_act"]
+    rope = {"rope_type": "linear", "factor": 8.0}
+    # A tied head would repeat the last token: the embedding is the larger part of the residual stream.
+    return plain("gemma3", old(config, "bfloat16", 1000000.0, rope), norm_center=0.0, factors={"embed_tokens": 0.4})
+
+
+def granite4() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["GraniteMoeHybridForCausalLM"], model_type="granitemoehybrid",
+        max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=False,
+        embedding_multiplier=0.7, logits_scaling=0.7, residual_multiplier=0.6, attention_multiplier=0.4,
+        num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=72, position_embedding_type="rope",
+        layer_types=["attention"] * 3, mamba_n_heads=4, mamba_d_head=24, mamba_expand=2, mamba_d_state=16,
+        router_aux_loss_coef=0.01, output_router_logits=False, normalization_function="rmsnorm", init_method="mup",
+    )
+    return plain("granite4", old(config, "bfloat16", 10000.0, None))
+
+
 def qwen(name: str, config: dict, tools: bool, chats: list[dict], **more) -> Variant:
     tokenizer = tokenizer_qwen(tools)
     ids = tokenizer.token_to_id
@@ -425,5 +565,7 @@ def qwen3() -> Variant:
 
 VARIANTS = {
     "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "olmo2": olmo2, "qwen2": qwen2,
-    "qwen2.5": qwen25, "qwen3": qwen3,
+    "qwen2.5": qwen25, "qwen3": qwen3, "smollm3": smollm3, "seed-oss": seed_oss, "granite": granite,
+    "ministral3": ministral3, "olmo3": olmo3, "exaone4": exaone4, "phi3": phi3, "phi4-mini": phi4_mini, "glm4": glm4,
+    "gemma3": gemma3, "granite4": granite4,
 }

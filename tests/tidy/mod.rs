@@ -383,7 +383,23 @@ fn each_file_of_tests_is_a_module_of_a_binary() {
 }
 
 /// Names of families of models, as their crates' code would test for them.
-const FAMILY_NAMES: [&str; 5] = ["llama", "mistral", "olmo2", "qwen2", "qwen3"];
+const FAMILY_NAMES: [&str; 15] = [
+    "exaone4",
+    "gemma",
+    "glm4",
+    "granite",
+    "granitemoehybrid",
+    "llama",
+    "ministral3",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+];
 
 #[test]
 fn families_of_models_are_named_in_models_alone() {

@@ -315,13 +315,22 @@ impl Checkpoint {
         self.vector(role, None)
     }
 
-    /// The weight of a projection of a layer, `(out, in)`.
+    /// The weights of a layer's stack of projections, `(out, in)` each: one for each projection, or
+    /// a single one where the checkpoint has them in one tensor.
     ///
     /// # Panics
-    /// If the model has no such tensor.
-    pub fn weight(&self, projection: Projection, layer: usize) -> StoredMatrix {
-        self.matrix(self.name(TensorRole::Weight(projection), Some(layer)))
-            .expect("open() found every tensor of the layout")
+    /// If the model has no such tensors.
+    pub fn stack(&self, parts: &'static [Projection], layer: usize) -> Vec<StoredMatrix> {
+        let found = |role| {
+            let matrix = self.matrix(self.name(role, Some(layer)));
+            matrix.expect("open() found every tensor of the layout")
+        };
+        let whole = TensorRole::Stack(parts);
+        if self.names.contains_key(&(whole, Some(layer))) {
+            return vec![found(whole)];
+        }
+        let parts = parts.iter();
+        parts.map(|part| found(TensorRole::Weight(*part))).collect()
     }
 
     /// A tensor that is never quantised; `layer` is `None` outside the layers.
@@ -359,7 +368,7 @@ fn has_bare_names(layout: &[ModelTensor], folder: &TensorFolder) -> bool {
 
 /// Name of the head's tensor in a family.
 fn head_name(family: &Family) -> &'static str {
-    let mut names = family.tensors.iter();
+    let mut names = family.tensors.iter().copied().flatten();
     let head = names.find(|(_, role)| *role == TensorRole::Head);
     head.expect("every family names its head").0
 }

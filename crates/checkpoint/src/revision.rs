@@ -10,7 +10,8 @@ use crate::shard::Shard;
 use crate::tensor::StoredTensor;
 use cleave_models::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, QkNormScope, QkNormSpec, Rope, RopeScaling, Scalars,
+    LongRopeScaling, Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec,
+    QueryGrowth, Rope, RopePairs, RopeScaling, Scalars, YarnScaling,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -139,7 +140,7 @@ fn constants(spec: &ModelSpec) -> String {
         rest,
         own,
     } = &first;
-    let epsilon = final_norm.epsilon;
+    let epsilon = format!("{}{}", final_norm.epsilon, norm_kind(final_norm));
     let mut text = format!(
         "{family} {vocab_size} {hidden_size} {width} {heads} {windows:?} {epsilon} {rest}\n{own}"
     );
@@ -157,11 +158,15 @@ fn constants(spec: &ModelSpec) -> String {
     }
     let Scalars {
         embedding,
+        is_embedding_rounded,
         residual,
         logits,
     } = scalars;
     if *scalars != Scalars::default() {
         text += &format!("scalars {embedding} {residual} {logits}\n");
+    }
+    if *is_embedding_rounded {
+        text += "embedding factor rounded\n";
     }
     text
 }
@@ -195,10 +200,16 @@ impl LayerConstants {
         let AttentionBiases { qkv, output } = biases;
         let Mlp::Gated(GatedMlpSpec {
             width,
-            activation: Activation::Silu,
+            activation,
             bias,
         }) = mlp;
-        let Rope { theta, scaling } = &spec.ropes[rope.0];
+        let Rope {
+            theta,
+            scaling,
+            rotated_dim,
+            pairs,
+            query_growth,
+        } = &spec.ropes[rope.0];
         let scaling = match scaling {
             RopeScaling::None => "none".to_owned(),
             RopeScaling::Linear { factor } => format!("linear {factor}"),
@@ -210,8 +221,45 @@ impl LayerConstants {
             } => {
                 format!("llama3 {factor} {low_freq_factor} {high_freq_factor} {original_context}")
             }
+            RopeScaling::Yarn(YarnScaling {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                truncate,
+                attention_factor,
+            }) => format!(
+                "yarn {factor} {original_context} {beta_fast} {beta_slow} {truncate} \
+                 {attention_factor}"
+            ),
+            RopeScaling::LongRope(LongRopeScaling {
+                short_factors,
+                long_factors,
+                original_context,
+                attention_factor,
+            }) => format!(
+                "longrope {short_factors:?} {long_factors:?} {original_context} {attention_factor}"
+            ),
         };
         let mut own = String::new();
+        if rotated_dim != head_dim {
+            own += &format!("rotated {rotated_dim}\n");
+        }
+        match pairs {
+            RopePairs::Halves => {}
+            RopePairs::Neighbours => own += "rotated neighbours\n",
+        }
+        if let Some(QueryGrowth {
+            beta,
+            original_context,
+        }) = query_growth
+        {
+            own += &format!("queries grow {beta} {original_context}\n");
+        }
+        match activation {
+            Activation::Silu => {}
+            Activation::GeluTanh => own += "gelu tanh\n",
+        }
         if *scale != 1.0 / (*head_dim as f32).sqrt() {
             own += &format!("scale {scale}\n");
         }
@@ -253,8 +301,16 @@ impl LayerConstants {
     }
 }
 
-fn norm_of(name: &str, NormSpec { epsilon }: &NormSpec) -> String {
-    format!("norm of {name} {epsilon}\n")
+fn norm_of(name: &str, norm: &NormSpec) -> String {
+    format!("norm of {name} {}{}\n", norm.epsilon, norm_kind(norm))
+}
+
+/// Spelling of the parts of a norm that few have, behind a space.
+fn norm_kind(NormSpec { epsilon: _, weight }: &NormSpec) -> &'static str {
+    match weight {
+        NormWeight::AsStored => "",
+        NormWeight::PlusOne => " plus one",
+    }
 }
 
 fn hash_samples(hash: &mut blake3::Hasher, bytes: &[u8]) {
@@ -275,13 +331,22 @@ mod tests {
 
     /// Revisions as an earlier release computed them, most from a struct of constants instead of a
     /// spec; a model that came later has the one of its first release.
-    const REVISIONS: [(&str, &str); 13] = [
+    const REVISIONS: [(&str, &str); 24] = [
         ("assets/demo", "36fa2c923a1c853f"),
+        ("testdata/exaone4", "6b993b386d842645"),
+        ("testdata/gemma3", "7d8aa73202d7e7ba"),
+        ("testdata/glm4", "955cc639c363dd0a"),
+        ("testdata/granite", "9028351b9e9ea17f"),
+        ("testdata/granite4", "094a07e145b00ba5"),
         ("testdata/llama2", "b37b1ecfa8ed420a"),
         ("testdata/llama3", "4a603a93efcfd98e"),
         ("testdata/llama3-new", "3be10de677fb46ed"),
+        ("testdata/ministral3", "fc1f480ed1fafd17"),
         ("testdata/mistral", "408104fa26e55d8c"),
         ("testdata/olmo2", "13348265a99b2289"),
+        ("testdata/olmo3", "8ad4de7e33adee2d"),
+        ("testdata/phi3", "f5f0a014f2346ca9"),
+        ("testdata/phi4-mini", "613807f800f9a245"),
         ("testdata/quantized/awq", "f3532422d7c0ebfc"),
         ("testdata/quantized/fp8-block", "ef47f1f3d579d906"),
         ("testdata/quantized/gptq", "be858573bc641f31"),
@@ -289,14 +354,21 @@ mod tests {
         ("testdata/qwen2", "d76a325508b78595"),
         ("testdata/qwen2.5", "77e34cbfca2d715b"),
         ("testdata/qwen3", "9a02cc7bc9ad40a7"),
+        ("testdata/seed-oss", "68674b6273625d15"),
+        ("testdata/smollm3", "b9b36c719daccaac"),
     ];
 
     #[test]
     fn revisions_stay_as_earlier_releases_had_them() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        for (folder, revision) in REVISIONS {
+        let revision_of = |folder: &str| {
             let checkpoint = Checkpoint::open(&root.join(folder)).unwrap();
-            assert_eq!(checkpoint.revision().to_string(), revision, "{folder}");
-        }
+            checkpoint.revision().to_string()
+        };
+        let found = REVISIONS.map(|(folder, _)| (folder, revision_of(folder)));
+        assert_eq!(
+            found,
+            REVISIONS.map(|(folder, revision)| (folder, revision.to_owned()))
+        );
     }
 }

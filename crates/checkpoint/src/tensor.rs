@@ -160,6 +160,17 @@ impl StoredTensor {
         &self.bytes()[row * width..(row + 1) * width]
     }
 
+    /// A copy in memory with these rows, in this order.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[must_use]
+    pub fn with_rows(&self, rows: &[usize]) -> Self {
+        let bytes = rows.iter().flat_map(|row| self.row_bytes(*row));
+        let bytes = bytes.copied().collect();
+        Self::owned(&self.name, rows.len(), self.columns, self.stored, bytes)
+    }
+
     /// Widens one row to f32, exactly. `out.len() == columns`.
     ///
     /// # Panics

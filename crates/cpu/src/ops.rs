@@ -182,6 +182,7 @@ impl Ops for CpuOps {
         &mut self,
         batch: &Batch,
         table: &CpuTable,
+        factor: f32,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
         let (rows, width) = (batch.rows_count(), out.width);
@@ -190,6 +191,7 @@ impl Ops for CpuOps {
             // SAFETY: each row is written by one task.
             let out = unsafe { out.part(row * width..(row + 1) * width) };
             table.read_row(batch.tokens[row] as usize, out);
+            out.iter_mut().for_each(|x| *x *= factor);
         });
         table.release_after_reads(rows);
         Ok(())
@@ -276,7 +278,6 @@ impl Ops for CpuOps {
         x: &CpuRows,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        assert!(!matrix.is_gated, "a matrix with a gate");
         self.logits(matrix, rows, x, out.head_mut(rows))
     }
 
@@ -288,9 +289,8 @@ impl Ops for CpuOps {
         matrix: &CpuMatrix,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        assert!(!matrix.is_gated, "a matrix with a gate");
         let from = RowsSource::normed(norm, rows, from);
-        self.product(matrix, rows, from, out.head_mut(rows))
+        self.product(matrix, None, rows, from, out.head_mut(rows))
     }
 
     fn norm_gated(
@@ -301,9 +301,9 @@ impl Ops for CpuOps {
         matrix: &CpuMatrix,
         to: GatedIo<'_, CpuRows>,
     ) -> Result<(), EngineError> {
-        assert!(matrix.is_gated, "a matrix without a gate");
         let from = RowsSource::normed(norm, rows, from);
-        self.product(matrix, rows, from, to.out.head_mut(rows))
+        let gate = Some(to.activation);
+        self.product(matrix, gate, rows, from, to.out.head_mut(rows))
     }
 
     fn qk_norm(
@@ -382,8 +382,9 @@ impl Ops for CpuOps {
         x: &CpuRows,
         to: GatedIo<'_, CpuRows>,
     ) -> Result<(), EngineError> {
-        assert!(matrix.is_gated, "a matrix without a gate");
-        self.logits(matrix, rows, x, to.out.head_mut(rows))
+        assert_eq!(x.width, matrix.width, "width of a product's left side");
+        let (from, gate) = (RowsSource::Rows(x.head(rows)), Some(to.activation));
+        self.product(matrix, gate, rows, from, to.out.head_mut(rows))
     }
 
     fn gather(
@@ -410,7 +411,7 @@ impl Ops for CpuOps {
         out: &mut [f32],
     ) -> Result<(), EngineError> {
         assert_eq!(x.width, head.width, "width of a product's left side");
-        self.product(head, rows, RowsSource::Rows(x.head(rows)), out)
+        self.product(head, None, rows, RowsSource::Rows(x.head(rows)), out)
     }
 
     fn read_rows(&mut self, x: &CpuRows, first: usize, out: &mut [f32]) -> Result<(), EngineError> {

@@ -54,7 +54,7 @@ pub struct CpuMatrix {
     /// Columns of the result: rows of the stored tensors, or half of them if gated.
     pub(crate) columns: usize,
     /// Whether half of each panel is a gate, see
-    /// [`PackedProduct::is_gated`](cleave_cpu_kernels::kernel::product::PackedProduct::is_gated).
+    /// [`PackedProduct::gate`](cleave_cpu_kernels::kernel::product::PackedProduct::gate).
     pub(crate) is_gated: bool,
     /// Inner dimension: elements summed per result.
     pub(crate) width: usize,
@@ -143,6 +143,7 @@ pub struct CpuRotary {
     pub(crate) cos: Vec<f32>,
     pub(crate) sin: Vec<f32>,
     pub(crate) half: usize,
+    pub(crate) query_factors: Vec<f32>,
 }
 
 /// Distance in words between the columns of a panel in staging; the padding keeps columns of a
@@ -566,6 +567,7 @@ impl WeightLoader for CpuWeightLoader {
             cos: table.cos.to_vec(),
             sin: table.sin.to_vec(),
             half: table.half,
+            query_factors: table.query_factors.to_vec(),
         })
     }
 }

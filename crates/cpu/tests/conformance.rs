@@ -12,15 +12,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 19] = [
+    "exaone4",
+    "gemma3",
+    "glm4",
+    "granite",
+    "granite4",
     "llama2",
     "llama3",
     "llama3-new",
+    "ministral3",
     "mistral",
     "olmo2",
+    "olmo3",
+    "phi3",
+    "phi4-mini",
     "qwen2",
     "qwen2.5",
     "qwen3",
+    "seed-oss",
+    "smollm3",
 ];
 
 fn folder(name: &str) -> PathBuf {

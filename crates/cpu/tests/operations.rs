@@ -11,8 +11,9 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
 use cleave_domain::{BlockIndex, KvPlane, StateCapacity};
 use cleave_engine::BlockSpan;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape, KvPoolShape,
-    KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable, WeightLoader,
+    Activation, Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape,
+    KvPoolShape, KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable,
+    WeightLoader,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
@@ -337,6 +338,7 @@ fn gated(ops: &mut CpuOps, gate_up: &[f32], rows: usize) -> CpuRows {
     let mut unused = ops.rows(rows, both, BufferRole::Activations).unwrap();
     let mut out = ops.rows(rows, both / 2, BufferRole::Activations).unwrap();
     let to = GatedIo {
+        activation: Activation::Silu,
         gate_up: &mut unused,
         out: &mut out,
     };
@@ -424,7 +426,12 @@ impl AttentionCase {
         let half = self.heads.head_dim / 2;
         let (cos, sin) = (&cos, &sin);
         let rotary = CpuWeightLoader::new(options)
-            .rotary(RotaryTable { cos, sin, half })
+            .rotary(RotaryTable {
+                cos,
+                sin,
+                half,
+                query_factors: &[],
+            })
             .unwrap();
         let width = self.heads.query_width();
         let mut outs: Vec<Vec<f32>> = self.lengths.iter().map(|n| vec![0.0; n * width]).collect();
@@ -695,7 +702,12 @@ fn stored_block_bytes(
     let (cos, sin) = (vec![1.0; 16 * half], vec![0.0; 16 * half]);
     let (cos, sin) = (&cos, &sin);
     let rotary = CpuWeightLoader::new(&options)
-        .rotary(RotaryTable { cos, sin, half })
+        .rotary(RotaryTable {
+            cos,
+            sin,
+            half,
+            query_factors: &[],
+        })
         .unwrap();
     let mut position = 0;
     for &rows in chunks {

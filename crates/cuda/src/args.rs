@@ -32,6 +32,8 @@ args! {
         out: DeviceAddress,
         width: u32,
         vocab: u32,
+        factor: f32,
+        padding: u32,
     }
     /// Arguments of `norm_*` in `kernels/norm`.
     NormArgs {
@@ -82,6 +84,7 @@ args! {
         qkv: DeviceAddress,
         cos: DeviceAddress,
         sin: DeviceAddress,
+        query_factors: DeviceAddress,
         positions: DeviceAddress,
         row_slots: DeviceAddress,
         pool: DeviceAddress,
@@ -91,16 +94,18 @@ args! {
         query_heads: u32,
         kv_heads: u32,
         head_dim: u32,
+        half: u32,
         block_tokens: u32,
+        // Named padding makes the size a multiple of eight bytes, so that no byte is uninitialised
+        // when it is copied.
+        padding: u32,
     }
     /// Arguments of the kernels in `kernels/gate`.
     GateArgs {
         gate_up: DeviceAddress,
         out: DeviceAddress,
         width: u32,
-        // Named padding makes the size a multiple of eight bytes, so that no byte is uninitialised
-        // when it is copied.
-        padding: u32,
+        activation: u32,
     }
     /// Arguments of the kernels in `kernels/gather`.
     GatherArgs {

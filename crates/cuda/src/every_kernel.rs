@@ -181,6 +181,8 @@ fn embed(bench: &KernelBench, name: &str) {
         out: bench.zeros(4 * width * 4),
         width: width as u32,
         vocab: vocab as u32,
+        factor: 1.5,
+        padding: 0,
     };
     bench.launch(name, [4, 1, 1], args);
 }
@@ -192,6 +194,7 @@ fn rotate(bench: &KernelBench, name: &str) {
         qkv: bench.stored(name, rows * (3 + 2) * dim),
         cos: bench.floats(6 * dim / 2),
         sin: bench.floats(6 * dim / 2),
+        query_factors: bench.floats(6),
         positions: bench.of(&[5, 0, 0]),
         row_slots: bench.of(&[15, 0, NONE]),
         pool: bench.zeros(blocks * 2 * head * element_bytes(name)),
@@ -201,18 +204,20 @@ fn rotate(bench: &KernelBench, name: &str) {
         query_heads: 3,
         kv_heads: 1,
         head_dim: dim as u32,
+        half: dim as u32 / 2 - 1,
         block_tokens: block_tokens as u32,
+        padding: 0,
     };
     bench.launch(name, [rows as u32, 2, 1], args);
 }
 
 fn gate(bench: &KernelBench, name: &str) {
-    for width in [130, 264] {
+    for (width, activation) in [(130, 0), (264, 1)] {
         let args = GateArgs {
             gate_up: bench.stored(name, 2 * 2 * width),
             out: bench.zeros(2 * width * element_bytes(name)),
             width: width as u32,
-            padding: 0,
+            activation,
         };
         bench.launch(name, [2, 2, 1], args);
     }

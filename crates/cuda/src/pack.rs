@@ -85,6 +85,7 @@ pub struct CudaRotary {
     pub(crate) cos: WeightPart,
     pub(crate) sin: WeightPart,
     pub(crate) half: usize,
+    pub(crate) query_factors: Option<WeightPart>,
 }
 
 /// Loads weights onto one device, once.
@@ -391,6 +392,10 @@ impl WeightLoader for CudaWeightLoader {
             cos: self.floats(table.cos)?,
             sin: self.floats(table.sin)?,
             half: table.half,
+            query_factors: match table.query_factors {
+                [] => None,
+                factors => Some(self.floats(factors)?),
+            },
         })
     }
 }

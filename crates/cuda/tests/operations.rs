@@ -13,9 +13,9 @@ use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::BlockSpan;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo, HeadShape,
-    KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms,
-    ResidualIo, RotaryTable, WeightLoader,
+    Activation, Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo,
+    HeadShape, KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer,
+    Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use half::bf16;
 
@@ -179,7 +179,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         };
         let mut out = self.ops.rows(rows, width, BufferRole::Residual).unwrap();
         self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
-        self.ops.embed(&batch, &table, &mut out).unwrap();
+        self.ops.embed(&batch, &table, 1.0, &mut out).unwrap();
         self.ops.get_rows(&out)
     }
 
@@ -284,6 +284,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         );
         let mut out = self.rows(&vec![0.0; rows * width], width, BufferRole::Activations);
         let gated = GatedIo {
+            activation: Activation::Silu,
             gate_up: &mut gate_up,
             out: &mut out,
         };
@@ -334,6 +335,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                 cos: &cos,
                 sin: &sin,
                 half,
+                query_factors: &[],
             })
             .unwrap();
         let query = self.pack.vector(&numbers(12, heads.head_dim)).unwrap();
@@ -1030,7 +1032,7 @@ fn a_drawn_token_is_embedded_before_the_host_receives_it() {
         ..Batch::default()
     };
     ops.begin(&batch, PassPurpose::Unspecified).unwrap();
-    ops.embed(&batch, &table, &mut out).unwrap();
+    ops.embed(&batch, &table, 1.0, &mut out).unwrap();
     let embedded = ops.get_rows(&out);
     let mut tokens = Vec::new();
     ops.fetch_drawn(&mut tokens).unwrap();

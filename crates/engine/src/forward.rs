@@ -13,7 +13,7 @@ use crate::ops::{
     QkNorms,
 };
 use crate::weights::{AttentionWeights, GatedMlpWeights, MixerWeights, MlpWeights, Weights};
-use cleave_models::{Activation, AttentionSpec, GatedMlpSpec, LayerSpec, Mixer, Mlp, NormSpec};
+use cleave_models::{AttentionSpec, GatedMlpSpec, LayerSpec, Mixer, Mlp, NormSpec};
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct ActivationBuffers<O: Ops> {
@@ -102,8 +102,12 @@ impl<O: Ops> ForwardPass<'_, O> {
         if self.ops.begin(batch, purpose)? == ops::PassMode::Replay {
             return Ok(());
         }
-        self.ops
-            .embed(batch, &weights.table, &mut self.buffers.residual)?;
+        self.ops.embed(
+            batch,
+            &weights.table,
+            weights.spec.scalars.embedding,
+            &mut self.buffers.residual,
+        )?;
         let last = weights.layers.len() - 1;
         for index in 0..weights.layers.len() {
             self.store(batch, index)?;
@@ -351,17 +355,12 @@ impl<O: Ops> ForwardPass<'_, O> {
         spec: GatedMlpSpec,
         mlp: &GatedMlpWeights<O::Pack>,
     ) -> Result<(), EngineError> {
-        // `Ops::norm_gated` has this activation alone.
-        let GatedMlpSpec {
-            activation: Activation::Silu,
-            width: _,
-            bias: _,
-        } = spec;
         let norms = &self.weights.spec.layers[index].norms;
         let weights = &self.weights.layers[index].norms;
         let buffers = &mut *self.buffers;
         let ops = &mut *self.ops;
         let gated = GatedIo {
+            activation: spec.activation,
             gate_up: &mut buffers.gate_up,
             out: &mut buffers.gated,
         };
@@ -380,6 +379,6 @@ impl<O: Ops> ForwardPass<'_, O> {
 
 /// A norm of the residual stream or of a part's output, if a layer has it.
 fn norm<V>(weight: &Option<V>, spec: Option<NormSpec>) -> Option<Norm<'_, V>> {
-    let (weight, NormSpec { epsilon }) = weight.as_ref().zip(spec)?;
+    let (weight, NormSpec { epsilon, weight: _ }) = weight.as_ref().zip(spec)?;
     Some(Norm { weight, epsilon })
 }

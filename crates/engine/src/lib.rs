@@ -13,6 +13,7 @@ mod blocks;
 pub mod conformance;
 mod constraint;
 mod engine;
+mod folding;
 mod forward;
 mod mock;
 mod model;

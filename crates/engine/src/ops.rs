@@ -21,7 +21,7 @@ mod shapes;
 mod supports;
 
 pub use batch::{Batch, BatchSegment, FedRow};
-pub use cleave_models::{HeadShape, InnerSlices, SLICES_MAX};
+pub use cleave_models::{Activation, HeadShape, InnerSlices, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
@@ -37,16 +37,18 @@ use std::time::Duration;
 
 /// Cosines and sines of the rotary embedding, for every position of the context.
 ///
-/// Pairs are `(i, i + head_dim / 2)`: `x[i] ← x[i]·cos[i] − x[i+half]·sin[i]`,
-/// `x[i+half] ← x[i+half]·cos[i] + x[i]·sin[i]`.
+/// Pairs are `(i, i + half)`: `x[i] ← x[i]·cos[i] − x[i+half]·sin[i]`,
+/// `x[i+half] ← x[i+half]·cos[i] + x[i]·sin[i]`. Elements of a head from `2 · half` on stay.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryTable<'a> {
-    /// `(positions, head_dim / 2)`, scaled by the model's attention factor, if it has one.
+    /// `(positions, half)`, scaled by the model's attention factor, if it has one.
     pub cos: &'a [f32],
     /// Sines, shaped and scaled as `cos`.
     pub sin: &'a [f32],
-    /// Pairs per head, `head_dim / 2`.
+    /// Pairs per head, at most `head_dim / 2`; 0 if nothing is rotated.
     pub half: usize,
+    /// Factors of rotated queries by position, `(positions)`; empty if they are 1.
+    pub query_factors: &'a [f32],
 }
 
 /// Root-mean-square normalisation: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
@@ -317,12 +319,13 @@ pub trait Ops: Send {
     /// own memory copies the batch there; a processor may plan its work.
     fn begin(&mut self, batch: &Batch, purpose: PassPurpose<'_>) -> Result<PassMode, EngineError>;
 
-    /// `out[r] = table[batch.tokens[r]]`, `(rows, width)`; rows in [`Batch::fed_rows`] take the
-    /// drawn token instead. Every token is within the table.
+    /// `out[r] = factor · table[batch.tokens[r]]`, `(rows, width)`; rows in [`Batch::fed_rows`]
+    /// take the drawn token instead. Every token is within the table.
     fn embed(
         &mut self,
         batch: &Batch,
         table: &TableOf<Self>,
+        factor: f32,
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
@@ -434,7 +437,7 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// Rotates queries and keys of `qkv` `(rows, q | k | v)` by their positions, queries in place,
-    /// and stores keys and values in `layer` of the pool, in the blocks of the block tables. Keys
+    /// multiplies queries by their factors if there are any, and stores keys and values in `layer` of the pool, in the blocks of the block tables. Keys
     /// need not be rotated in `qkv` itself. `heads` and the blocks' layout are the pool's.
     fn rotate_store(
         &mut self,
@@ -471,8 +474,8 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// `gate | up = matrix · x[r] + bias` with a matrix of [`WeightLoader::gate_up`], then
-    /// `out[r][i] = silu(gate[i]) · up[i]`, where `silu(x) = x / (1 + exp(−x))`. `x` `(rows, in)`,
-    /// `out` `(rows, width)`; `gate_up` `(rows, 2 × width)` is scratch for a device that runs this
+    /// `out[r][i] = act(gate[i]) · up[i]` with the activation of `to`. `x` `(rows, in)`, `out`
+    /// `(rows, width)`; `gate_up` `(rows, 2 × width)` is scratch for a device that runs this
     /// as two operations.
     fn gated(
         &mut self,

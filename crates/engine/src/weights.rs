@@ -5,12 +5,14 @@
 //! Invariant: weights are immutable once loaded; several engines of one process share them.
 
 use crate::EngineError;
+use crate::folding;
 use crate::ops::{InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
 use cleave_domain::KvSpec;
 use cleave_models::{
-    AttentionSpec, LayerNorms, Mixer, Mlp, ModelSpec, NormSpec, Projection, TensorRole, Unsupported,
+    AttentionSpec, LayerNorms, Mixer, Mlp, ModelSpec, NormSpec, Projection, QkNormSpec, TensorRole,
+    Unsupported,
 };
 use std::collections::BTreeSet;
 
@@ -39,6 +41,8 @@ pub struct Weights<P: WeightLoader> {
     /// Numbers of slices of the row-parallel products, for the fingerprint: `o8d8`, attention's
     /// output and down projection.
     pub(crate) slices: String,
+    /// Choice of factors of LongRoPE in the rotary tables, for the fingerprint; empty without them.
+    pub(crate) rope_choice: &'static str,
     /// Bytes of all layers' matrices, and of the head, as a step reads them.
     layer_bytes: u64,
     head_bytes: u64,
@@ -107,17 +111,16 @@ impl<P: WeightLoader> Weights<P> {
         context_tokens_max: Option<usize>,
         progress: &mut dyn FnMut(CheckpointProgress),
     ) -> Result<Self, LoadError> {
-        let spec = checkpoint.spec().clone();
-        pack.supports(&spec)?;
-        let heads = spec.uniform_heads();
-        let heads = heads.expect("no device supports heads of different shapes");
+        let described = checkpoint.spec();
+        pack.supports(described)?;
+        let spec = folding::folded(described, pack.precision());
         let context = context_tokens_max
             .unwrap_or(spec.context_tokens_max)
             .clamp(1, spec.context_tokens_max);
         let tables: Vec<RotaryValues> = spec
             .ropes
             .iter()
-            .map(|rope| rotary::table(rope, heads.head_dim, context))
+            .map(|rope| rotary::table(rope, context))
             .collect();
         pack.reserve(&load_plan(checkpoint, &tables))?;
         let rotary = rotary_on_device(pack, &tables)?;
@@ -135,7 +138,7 @@ impl<P: WeightLoader> Weights<P> {
             .map(|layer| loader.layer(layer))
             .collect::<Result<_, _>>()?;
         let layer_bytes = std::mem::take(&mut loader.matrix_bytes);
-        let norm = loader.vector(TensorRole::FinalNorm, None)?;
+        let norm = loader.norm(spec.final_norm, TensorRole::FinalNorm, None)?;
         let head = pack.head(checkpoint.head())?;
         loader.advance(checkpoint.head().bytes().len());
         let head_bytes = pack.head_bytes(checkpoint.head());
@@ -147,6 +150,7 @@ impl<P: WeightLoader> Weights<P> {
             name: name(checkpoint, pack.weight_form()),
             weight_form: pack.weight_form(),
             slices: slices_name(checkpoint),
+            rope_choice: rope_choice(&spec, context),
             context_tokens_max: context,
             precision: pack.precision(),
             spec,
@@ -200,6 +204,7 @@ fn rotary_on_device<P: WeightLoader>(
             cos: &table.cos,
             sin: &table.sin,
             half: table.half,
+            query_factors: &table.query_factors,
         })
     });
     tables.collect()
@@ -207,11 +212,13 @@ fn rotary_on_device<P: WeightLoader>(
 
 /// Sizes of all weights. Every tensor is loaded once; tensors of one row are vectors or biases.
 fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
-    let rotary_elements = rotary.iter().map(|table| 2 * table.cos.len() as u64);
+    let rotary_elements = rotary
+        .iter()
+        .map(|table| (2 * table.cos.len() + table.query_factors.len()) as u64);
     let mut plan = LoadPlan {
         vector_elements: rotary_elements.sum(),
-        // Cosines and sines are a tensor each.
-        tensors_count: 2 * rotary.len(),
+        // Cosines, sines and factors are a tensor each.
+        tensors_count: 3 * rotary.len(),
         ..LoadPlan::default()
     };
     for tensor in checkpoint.tensors() {
@@ -224,8 +231,7 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
     }
     for (layer, spec) in checkpoint.spec().layers.iter().enumerate() {
         for parts in spec.stacks() {
-            let of = |part: &Projection| checkpoint.weight(*part, layer);
-            let stack: Vec<StoredMatrix> = parts.iter().map(of).collect();
+            let stack = checkpoint.stack(parts, layer);
             let dense = stack.iter().filter_map(|matrix| match matrix {
                 StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
                 StoredMatrix::Quantized(_) => None,
@@ -255,18 +261,27 @@ fn name(checkpoint: &Checkpoint, form: &str) -> String {
 }
 
 /// Slices of a stack's inner dimension. Its projections read the same input.
-fn inner_slices(checkpoint: &Checkpoint, layer: usize, parts: &[Projection]) -> InnerSlices {
-    let (first, others) = parts.split_first().expect("a stack is not empty");
-    let slices_of = |part: &Projection| {
-        let group = group_columns(&checkpoint.weight(*part, layer));
-        checkpoint.spec().inner_slices(layer, *part, group)
-    };
-    let slices = slices_of(first);
-    assert!(
-        others.iter().all(|part| slices_of(part) == slices),
+fn inner_slices(
+    checkpoint: &Checkpoint,
+    layer: usize,
+    parts: &'static [Projection],
+) -> InnerSlices {
+    let stack = checkpoint.stack(parts, layer);
+    let slices = parts.iter().flat_map(|part| {
+        let of = |weight| {
+            let group = group_columns(weight);
+            checkpoint.spec().inner_slices(layer, *part, group)
+        };
+        stack.iter().map(of)
+    });
+    let mut slices: Vec<InnerSlices> = slices.collect();
+    slices.dedup();
+    assert_eq!(
+        slices.len(),
+        1,
         "projections of one stack have the same slices"
     );
-    slices
+    slices.remove(0)
 }
 
 /// Columns that share a scale and stay in one slice; 1 if the weight may be cut anywhere.
@@ -284,9 +299,23 @@ fn group_columns(weight: &StoredMatrix) -> usize {
     }
 }
 
+/// Choice of factors of LongRoPE by an engine of this context; all ropes of a model choose alike.
+fn rope_choice(spec: &ModelSpec, context_tokens: usize) -> &'static str {
+    let mut choices = spec
+        .ropes
+        .iter()
+        .filter_map(|rope| rope.is_long(context_tokens));
+    match choices.next() {
+        None => "",
+        Some(true) => "-longrope",
+        Some(false) => "-shortrope",
+    }
+}
+
 /// Numbers of slices in all layers: `o8d8`, or several joined by `+` if layers differ.
 fn slices_name(checkpoint: &Checkpoint) -> String {
-    let count = |layer: usize, parts: &[Projection]| inner_slices(checkpoint, layer, parts).count();
+    let count =
+        |layer: usize, parts: &'static [Projection]| inner_slices(checkpoint, layer, parts).count();
     let layers = 0..checkpoint.spec().layers.len();
     let names: BTreeSet<String> = layers
         .map(|layer| {
@@ -352,7 +381,7 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         layer: usize,
     ) -> Result<LayerNormWeights<P>, EngineError> {
         let mut load = |norm: &Option<NormSpec>, role| {
-            let weight = norm.map(|_| self.vector(role, Some(layer)));
+            let weight = norm.map(|norm| self.norm(norm, role, Some(layer)));
             weight.transpose()
         };
         let LayerNorms {
@@ -377,9 +406,9 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         let qkv = self.matrix(layer, Projection::QKV, P::sliced_matrix)?;
         let qk_norm = match spec.qk_norm {
             None => None,
-            Some(_) => Some(QkNormWeights {
-                query: self.vector(TensorRole::QueryNorm, Some(layer))?,
-                key: self.vector(TensorRole::KeyNorm, Some(layer))?,
+            Some(QkNormSpec { norm, scope: _ }) => Some(QkNormWeights {
+                query: self.norm(norm, TensorRole::QueryNorm, Some(layer))?,
+                key: self.norm(norm, TensorRole::KeyNorm, Some(layer))?,
             }),
         };
         Ok(AttentionWeights {
@@ -407,21 +436,26 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
     fn matrix(
         &mut self,
         layer: usize,
-        parts: &[Projection],
+        parts: &'static [Projection],
         pack: LoadStack<P>,
     ) -> Result<P::Matrix, EngineError> {
         let checkpoint = self.checkpoint;
         // All parts of a stack have a bias, or none.
         let spec = &checkpoint.spec().layers[layer];
         let has_bias = parts.iter().all(|part| spec.has_bias(*part));
-        let weight_of = |part: &Projection| checkpoint.weight(*part, layer);
-        let weights: Vec<StoredMatrix> = parts.iter().map(weight_of).collect();
+        let stored = checkpoint.stack(parts, layer);
+        let order = folding::row_order(checkpoint.spec(), layer, parts);
+        let weights = folding::in_order(stored, order.as_deref())?;
         let biases = parts.iter().filter(|_| has_bias);
         let biases: Vec<_> = biases
             .map(|part| checkpoint.vector(TensorRole::Bias(*part), Some(layer)))
             .collect();
         let bias: Option<Vec<f32>> =
             has_bias.then(|| biases.iter().flat_map(|part| part.to_f32()).collect());
+        let bias = bias.map(|bias| match &order {
+            Some(order) => order.iter().map(|row| bias[*row]).collect(),
+            None => bias,
+        });
         let bias_bytes: usize = biases.iter().map(|part| part.bytes().len()).sum();
         let slices = inner_slices(checkpoint, layer, parts);
         let matrix = pack(self.pack, &weights, bias.as_deref(), &slices)?;
@@ -431,9 +465,18 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         Ok(matrix)
     }
 
-    fn vector(&mut self, role: TensorRole, layer: Option<usize>) -> Result<P::Vector, EngineError> {
+    fn norm(
+        &mut self,
+        norm: NormSpec,
+        role: TensorRole,
+        layer: Option<usize>,
+    ) -> Result<P::Vector, EngineError> {
         let tensor = self.checkpoint.vector(role, layer);
-        let vector = self.pack.vector(&tensor.to_f32())?;
+        let mut weight = folding::norm_weight(norm, tensor.to_f32());
+        if role == TensorRole::FinalNorm {
+            folding::scale_logits(self.checkpoint.spec(), &mut weight);
+        }
+        let vector = self.pack.vector(&weight)?;
         self.advance(tensor.bytes().len());
         Ok(vector)
     }

@@ -50,18 +50,18 @@ fn an_unsupported_value_is_named_with_supported_ones() {
         (
             "rope_scaling",
             json!({"type": "dynamic", "factor": 2.0}),
-            "linear and llama3",
+            "linear, llama3, yarn and longrope",
         ),
         (
             "rope_scaling",
-            json!({"rope_type": "yarn", "factor": 4.0}),
-            "yarn",
+            json!({"rope_type": "dynamic", "factor": 4.0}),
+            "dynamic",
         ),
         ("partial_rotary_factor", json!(0.5), "whole heads"),
         (
             "rope_parameters",
             json!({"rope_type": "longrope"}),
-            "longrope",
+            "rope_parameters.short_factor",
         ),
     ];
     for (field, value, expected) in cases {

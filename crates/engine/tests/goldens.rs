@@ -35,14 +35,25 @@ macro_rules! checkpoint {
     };
 }
 
+checkpoint!(exaone4, "exaone4");
+checkpoint!(gemma3, "gemma3");
+checkpoint!(glm4, "glm4");
+checkpoint!(granite, "granite");
+checkpoint!(granite4, "granite4");
 checkpoint!(llama2, "llama2");
 checkpoint!(llama3, "llama3");
 checkpoint!(llama3_new, "llama3-new");
+checkpoint!(ministral3, "ministral3");
 checkpoint!(mistral, "mistral");
 checkpoint!(olmo2, "olmo2");
+checkpoint!(olmo3, "olmo3");
+checkpoint!(phi3, "phi3");
+checkpoint!(phi4_mini, "phi4-mini");
 checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
+checkpoint!(seed_oss, "seed-oss");
+checkpoint!(smollm3, "smollm3");
 
 // Invariant: I11.
 #[test]
@@ -189,14 +200,25 @@ fn every_testdata_folder_is_compared() {
         .collect();
     found.sort();
     let compared = [
+        "exaone4",
+        "gemma3",
+        "glm4",
+        "granite",
+        "granite4",
         "llama2",
         "llama3",
         "llama3-new",
+        "ministral3",
         "mistral",
         "olmo2",
+        "olmo3",
+        "phi3",
+        "phi4-mini",
         "qwen2",
         "qwen2.5",
         "qwen3",
+        "seed-oss",
+        "smollm3",
     ];
     assert_eq!(found, compared);
 }

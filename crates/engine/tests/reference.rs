@@ -3,14 +3,15 @@
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, InnerSlices,
-    KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
+    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape,
+    InnerSlices, KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, Ops, PassMode, PassPurpose,
+    PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
 };
 use std::collections::VecDeque;
+use std::f64::consts::PI;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -141,6 +142,7 @@ pub(crate) struct Rotary {
     cos: Vec<f32>,
     sin: Vec<f32>,
     half: usize,
+    query_factors: Vec<f32>,
 }
 
 pub(crate) struct Rows {
@@ -226,6 +228,7 @@ impl WeightLoader for PlainOps {
             cos: table.cos.to_vec(),
             sin: table.sin.to_vec(),
             half: table.half,
+            query_factors: table.query_factors.to_vec(),
         })
     }
 }
@@ -306,6 +309,7 @@ impl Ops for PlainOps {
         &mut self,
         batch: &Batch,
         table: &StoredTensor,
+        factor: f32,
         out: &mut Rows,
     ) -> Result<(), EngineError> {
         let tokens = match &self.device {
@@ -314,6 +318,7 @@ impl Ops for PlainOps {
         };
         for (row, token) in tokens.iter().enumerate() {
             table.read_row(*token as usize, out.row_mut(row));
+            out.row_mut(row).iter_mut().for_each(|x| *x *= factor);
         }
         self.tokens = tokens;
         Ok(())
@@ -421,6 +426,9 @@ impl Ops for PlainOps {
                 for head in values[..heads.query_width() + heads.kv_width()].chunks_mut(dim) {
                     rotate(head, rotary, position);
                 }
+                let factor = rotary.query_factors.get(position).unwrap_or(&1.0);
+                let queries = values[..heads.query_width()].iter_mut();
+                queries.for_each(|query| *query *= factor);
                 let (_, kv) = values.split_at(heads.query_width());
                 let (keys, values) = kv.split_at(heads.kv_width());
                 for kv_head in 0..heads.kv_heads {
@@ -488,14 +496,26 @@ impl Ops for PlainOps {
         matrix: &Matrix,
         rows: usize,
         x: &Rows,
-        GatedIo { gate_up, out }: GatedIo<'_, Rows>,
+        to: GatedIo<'_, Rows>,
     ) -> Result<(), EngineError> {
+        let GatedIo {
+            activation,
+            gate_up,
+            out,
+        } = to;
         self.matmul(matrix, rows, x, gate_up)?;
         for row in 0..rows {
             let (gate, up) = gate_up.row(row).split_at(out.width);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
                 let gate = f64::from(*gate);
-                *out = (gate / (1.0 + (-gate).exp()) * f64::from(*up)) as f32;
+                let active = match activation {
+                    Activation::Silu => gate / (1.0 + (-gate).exp()),
+                    Activation::GeluTanh => {
+                        let bent = (2.0 / PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+                        gate / 2.0 * (1.0 + bent.tanh())
+                    }
+                };
+                *out = (active * f64::from(*up)) as f32;
             }
         }
         Ok(())

@@ -207,6 +207,21 @@ impl ConfigFields {
             .transpose()
     }
 
+    /// Reads a list of finite numbers.
+    ///
+    /// # Errors
+    /// If the field has another type.
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>, ConfigError> {
+        let one = |value: &Value| value.as_f64().filter(|number| number.is_finite());
+        self.get(name)
+            .map(|value| {
+                let list = value.as_array();
+                let list = list.and_then(|list| list.iter().map(one).collect());
+                list.ok_or_else(|| self.wrong_type(name, "a list of numbers", value))
+            })
+            .transpose()
+    }
+
     /// Reads a nested object, whose fields then count one by one as read or not.
     ///
     /// # Errors

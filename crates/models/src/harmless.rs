@@ -13,12 +13,13 @@ use serde_json::Value;
 /// Keys without effect here: training, bookkeeping of writers, and transformers' older generation
 /// defaults, which are taken from generation_config.json alone. Every key that begins with an
 /// underscore is one too.
-const HARMLESS: [&str; 69] = [
+const HARMLESS: [&str; 70] = [
     "attention_dropout",
     "attn_implementation",
     "auto_map",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "decoder_start_token_id",
     "diversity_penalty",
@@ -89,11 +90,12 @@ const HARMLESS: [&str; 69] = [
 const HARMLESS_BEGINNINGS: [&str; 2] = ["_", "unsloth_"];
 
 /// Keys that name a change of the model: harmless only if they turn it off.
-const HARMLESS_WHEN_OFF: [&str; 14] = [
+const HARMLESS_WHEN_OFF: [&str; 16] = [
     "add_cross_attention",
     "attention_bias",
     "cross_attention_hidden_size",
     "is_encoder_decoder",
+    "lm_head_bias",
     "mlp_bias",
     "pruned_heads",
     "qkv_bias",
@@ -103,6 +105,7 @@ const HARMLESS_WHEN_OFF: [&str; 14] = [
     "tie_encoder_decoder",
     "use_mrope",
     "use_qk_norm",
+    "use_bidirectional_attention",
     "use_sliding_window",
 ];
 

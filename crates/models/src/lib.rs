@@ -25,10 +25,11 @@ pub use cost::{ModelCost, StoredSizes};
 pub use error::ConfigError;
 pub use fields::ConfigFields;
 pub use registry::{DescribedModel, Family, families, read_model};
-pub use rope::{Rope, RopeScaling};
+pub use rope::{LongRopeScaling, QueryGrowth, Rope, RopePairs, RopeScaling, YarnScaling};
 pub use slices::{InnerSlices, SLICES_MAX};
 pub use spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, QkNormScope, QkNormSpec, RopeIndex, Scalars, Unsupported,
+    Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec, RopeIndex, Scalars,
+    Unsupported,
 };
 pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};

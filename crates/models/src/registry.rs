@@ -5,7 +5,10 @@
 //! Never: reads another key.
 
 use crate::error::ConfigError;
-use crate::families::{llama, mistral, olmo2, qwen2, qwen3};
+use crate::families::{
+    exaone4, gemma3, glm4, granite, granitemoehybrid, llama, ministral3, mistral, olmo2, olmo3,
+    phi3, qwen2, qwen3, seed_oss, smollm3,
+};
 use crate::fields::ConfigFields;
 use crate::spec::ModelSpec;
 use crate::tensors::NamedRole;
@@ -19,8 +22,8 @@ pub struct Family {
     pub classes: &'static [&'static str],
     /// Reads the description of the model from its config.json.
     pub(crate) spec: fn(&ConfigFields) -> Result<ModelSpec, ConfigError>,
-    /// Names of the tensors, with their roles.
-    pub tensors: &'static [NamedRole],
+    /// Names of the tensors, with their roles, in groups that families share.
+    pub tensors: &'static [&'static [NamedRole]],
     /// Name of a layer's attention module.
     pub attention_module: &'static str,
     /// Endings of names of tensors that are not used.
@@ -39,12 +42,22 @@ pub struct DescribedModel {
     pub spec: ModelSpec,
 }
 
-static FAMILIES: [&Family; 5] = [
+static FAMILIES: [&Family; 15] = [
+    &exaone4::FAMILY,
+    &gemma3::FAMILY,
+    &glm4::FAMILY,
+    &granite::FAMILY,
+    &granitemoehybrid::FAMILY,
     &llama::FAMILY,
+    &ministral3::FAMILY,
     &mistral::FAMILY,
     &olmo2::FAMILY,
+    &olmo3::FAMILY,
+    &phi3::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &seed_oss::FAMILY,
+    &smollm3::FAMILY,
 ];
 
 /// Every family, in the order in which errors list them.

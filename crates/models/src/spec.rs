@@ -66,6 +66,18 @@ pub struct LayerNorms {
 pub struct NormSpec {
     /// Epsilon, added to the mean of squares.
     pub epsilon: f32,
+    /// Weight of which a checkpoint has the stored numbers.
+    pub weight: NormWeight,
+}
+
+/// How a norm's weight is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormWeight {
+    /// As it is.
+    #[default]
+    AsStored,
+    /// Less one, so that zeros are the identity (Gemma).
+    PlusOne,
 }
 
 /// Kinds of mixers, the parts that mix tokens of a sequence.
@@ -185,6 +197,8 @@ pub struct GatedMlpSpec {
 pub enum Activation {
     /// `x / (1 + exp(−x))`, also called swish.
     Silu,
+    /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, the approximation of GELU.
+    GeluTanh,
 }
 
 /// Factors between the parts of a model; 1 in most.
@@ -192,6 +206,9 @@ pub enum Activation {
 pub struct Scalars {
     /// Factor of the embedding's rows.
     pub embedding: f32,
+    /// Whether the embedding's factor is first rounded to the type that weights are computed in
+    /// (Gemma).
+    pub is_embedding_rounded: bool,
     /// Factor of each part's output before it is added to the residual stream.
     pub residual: f32,
     /// Factor of the logits.
@@ -202,6 +219,7 @@ impl Default for Scalars {
     fn default() -> Self {
         Self {
             embedding: 1.0,
+            is_embedding_rounded: false,
             residual: 1.0,
             logits: 1.0,
         }

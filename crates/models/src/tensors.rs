@@ -25,6 +25,9 @@ pub enum TensorRole {
     MlpOutputNorm,
     /// Weight of a projection, `(out, in)`; may be quantised.
     Weight(Projection),
+    /// Weights of the projections of a stack in one tensor, in the order of the stack, `(out, in)`;
+    /// may be quantised.
+    Stack(&'static [Projection]),
     /// Bias of a projection, `(out)`.
     Bias(Projection),
     /// Norm of queries, `(head_dim)` or `(query_heads × head_dim)`.
@@ -69,11 +72,11 @@ pub struct ModelTensor {
 }
 
 impl ModelTensor {
-    /// Name of the projection, without `.weight`, whose weight this is; `None` for any other
+    /// Name of the projection or stack, without `.weight`, whose weight this is; `None` for any other
     /// tensor. Only a projection's weight may be quantised.
     pub fn projection_name(&self) -> Option<&str> {
         match self.role {
-            TensorRole::Weight(_) => self.name.strip_suffix(".weight"),
+            TensorRole::Weight(_) | TensorRole::Stack(_) => self.name.strip_suffix(".weight"),
             _ => None,
         }
     }
@@ -95,10 +98,10 @@ const LAYER: &str = "{layer}";
 impl ModelSpec {
     /// Every tensor of the model, by the names of a family: those of no layer first, then layer by
     /// layer, in the order of `names`.
-    pub fn tensors(&self, names: &[NamedRole], tied: bool) -> Vec<ModelTensor> {
-        let (in_layers, alone): (Vec<NamedRole>, Vec<NamedRole>) = names
-            .iter()
-            .partition(|(pattern, _)| pattern.contains(LAYER));
+    pub fn tensors(&self, names: &[&[NamedRole]], tied: bool) -> Vec<ModelTensor> {
+        let names = names.iter().copied().flatten();
+        let (in_layers, alone): (Vec<NamedRole>, Vec<NamedRole>) =
+            names.partition(|(pattern, _)| pattern.contains(LAYER));
         let alone = alone
             .into_iter()
             .filter(|(_, role)| !(tied && *role == TensorRole::Head));
@@ -136,6 +139,7 @@ impl ModelSpec {
             | TensorRole::MlpInputNorm
             | TensorRole::MlpOutputNorm
             | TensorRole::Weight(_)
+            | TensorRole::Stack(_)
             | TensorRole::Bias(_)
             | TensorRole::QueryNorm
             | TensorRole::KeyNorm => {
@@ -169,6 +173,11 @@ impl LayerSpec {
             TensorRole::Weight(projection) => {
                 let size = self.projection(projection, hidden);
                 Some(vec![size.rows, size.columns])
+            }
+            TensorRole::Stack(stack) => {
+                let sizes = stack.iter().map(|part| self.projection(*part, hidden));
+                let columns = self.projection(*stack.first()?, hidden).columns;
+                Some(vec![sizes.map(|size| size.rows).sum(), columns])
             }
             TensorRole::Bias(projection) => {
                 let size = self.projection(projection, hidden);

@@ -25,6 +25,7 @@ pub mod slices;
 use super::tile::{Tiles, with_rows};
 use crate::memory::SliceParts;
 use crate::simd::{LANES, Simd};
+use cleave_engine::ops::Activation;
 use groups::GroupLayout;
 use results::{EndedSlice, end_slice};
 use slices::{SliceBlock, SliceBlocks};
@@ -198,9 +199,9 @@ pub struct PackedProduct<'a> {
     pub slices: &'a [usize],
     /// Columns of the result.
     pub columns: usize,
-    /// Whether a panel's first vector is the gate of its second; such a panel gives [`LANES`]
-    /// columns.
-    pub is_gated: bool,
+    /// Activation of a panel's first vector if that is the gate of its second; such a panel gives
+    /// [`LANES`] columns.
+    pub gate: Option<Activation>,
     /// Bias of each column, `(panels × PANEL)`.
     pub bias: Option<&'a [f32]>,
     /// Scales and offsets of integer weights.
@@ -231,7 +232,7 @@ impl PackedProduct<'_> {
     /// Columns of the result per panel; the last panel may have fewer.
     #[inline(always)]
     fn panel_columns(&self) -> usize {
-        if self.is_gated { LANES } else { PANEL }
+        if self.gate.is_some() { LANES } else { PANEL }
     }
 }
 
@@ -492,7 +493,7 @@ fn prefetch_out<S: Simd>(s: S, product: &PackedProduct<'_>, rows: &Range<usize>,
     for row in rows.clone() {
         let at = row * product.columns + panel * product.panel_columns();
         s.prefetch(product.out.address(at).cast());
-        if !product.is_gated {
+        if product.gate.is_none() {
             s.prefetch(product.out.address(at + LANES).cast());
         }
     }

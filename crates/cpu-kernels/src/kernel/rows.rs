@@ -87,6 +87,19 @@ pub(super) fn silu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
 }
 
+/// `gate / 2 · (1 + tanh(√(2/π) · (gate + 0.044715 · gate³))) · up`, as `gate / (1 + exp(−2y)) ·
+/// up` with the tangent's argument `y`.
+#[inline(always)]
+pub(super) fn gelu_tanh<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
+    // 2 · √(2/π), and 0.044715 times it.
+    const LINEAR: f32 = 1.595_769_1;
+    const CUBIC: f32 = 0.071_354_82;
+    let slope = s.fma(s.mul(gate, gate), s.splat(CUBIC), s.splat(LINEAR));
+    let twice = s.mul(gate, slope);
+    let exp = s.exp2(s.mul(twice, s.splat(-std::f32::consts::LOG2_E)));
+    s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
+}
+
 /// Stores a head in the pool's element type.
 #[inline(always)]
 pub(super) fn store<S: Simd, F: ElementFormat<S>>(s: S, x: &[f32], to: &mut [F::Stored]) {

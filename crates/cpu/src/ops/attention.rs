@@ -123,7 +123,7 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
             kv_heads,
             head_dim,
         } = self.shape.heads;
-        let half = head_dim / 2;
+        let half = rows.rotary.half;
         for (row, position) in run.rows.clone().zip(run.position..) {
             let cos = &rows.rotary.cos[position * half..][..half];
             let sin = &rows.rotary.sin[position * half..][..half];
@@ -134,7 +134,11 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
             let heads = &mut row[..(query_heads + kv_heads) * head_dim];
             for head in heads.chunks_exact_mut(head_dim) {
                 // SAFETY: `CpuKernels::of` checked the instructions.
-                unsafe { (self.kernels.rotate)(head, cos, sin) };
+                unsafe { (self.kernels.rotate)(&mut head[..2 * half], cos, sin) };
+            }
+            if let Some(factor) = rows.rotary.query_factors.get(position) {
+                let queries = &mut row[..query_heads * head_dim];
+                queries.iter_mut().for_each(|query| *query *= factor);
             }
         }
     }
@@ -236,7 +240,7 @@ impl CpuOps {
         let shape = pool.shape.layer(layer);
         let RowsToStore { batch, rotary, .. } = rows;
         assert_eq!(qkv.width, shape.heads.qkv_width());
-        assert_eq!(rotary.half * 2, shape.heads.head_dim);
+        assert!(rotary.half * 2 <= shape.heads.head_dim, "pairs of a head");
         let threads = self.threads.count();
         self.plan
             .prepare(batch, shape.heads, shape.block_tokens, threads);

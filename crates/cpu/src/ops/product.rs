@@ -15,6 +15,7 @@ use cleave_cpu_kernels::kernel::product::{IntegerWeights, PackedProduct, SCRATCH
 use cleave_cpu_kernels::kernel::tile::Tiles;
 use cleave_cpu_kernels::memory::SliceParts;
 use cleave_engine::EngineError;
+use cleave_engine::ops::Activation;
 use cleave_engine::ops::{Norm, NormIo, Precision};
 
 /// Source of a product's rows.
@@ -93,6 +94,7 @@ impl CpuOps {
     pub(super) fn product(
         &mut self,
         matrix: &CpuMatrix,
+        gate: Option<Activation>,
         rows: usize,
         from: RowsSource<'_>,
         out: &mut [f32],
@@ -158,12 +160,13 @@ impl CpuOps {
                 }
             }
         });
+        assert_eq!(matrix.is_gated, gate.is_some(), "gate of a matrix");
         let product = PackedProduct {
             right: &matrix.words,
             steps: matrix.steps(),
             slices: &matrix.slices,
             columns: matrix.columns,
-            is_gated: matrix.is_gated,
+            gate,
             bias: matrix.bias.as_deref(),
             integer: match &matrix.form {
                 MatrixForm::F32 | MatrixForm::Bf16 | MatrixForm::F16 => IntegerWeights::default(),

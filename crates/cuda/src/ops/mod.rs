@@ -23,15 +23,16 @@ use crate::idle::DeviceIdleTimer;
 use crate::images::{KernelImages, SOURCES_HASH};
 use crate::matmul::{CudaMatmul, MatmulProduct, MatmulTarget};
 use crate::options::CudaOptions;
-use crate::pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader};
+use crate::pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader, WeightPart};
 use crate::recording::{GraphUse, StepRecordings};
 use crate::sample::CudaSampling;
 use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape, KvPoolShape, KvType,
-    MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
+    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape,
+    KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
+    QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use host::HOST_COPY_BYTES;
@@ -214,6 +215,7 @@ impl Ops for CudaOps {
         &mut self,
         batch: &Batch,
         table: &CudaTable,
+        factor: f32,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
         assert_eq!((out.width, out.stored), (table.width, Precision::F32));
@@ -226,6 +228,8 @@ impl Ops for CudaOps {
             out: out.address(),
             width: table.width as u32,
             vocab: table.vocab as u32,
+            factor,
+            padding: 0,
         };
         let grid = [rows as u32, 1, 1];
         // SAFETY: the kernel reads no row beyond the vocabulary; fed rows name rows of the last
@@ -325,13 +329,14 @@ impl Ops for CudaOps {
             (qkv.width, qkv.stored),
             (heads.qkv_width(), self.options.precision)
         );
-        assert_eq!(rotary.half * 2, heads.head_dim);
+        assert!(rotary.half * 2 <= heads.head_dim, "pairs of a head");
         let rows = self.launched(batch.rows_count());
         qkv.check_rows(rows);
         let args = RotateArgs {
             qkv: qkv.address(),
             cos: rotary.cos.address(),
             sin: rotary.sin.address(),
+            query_factors: rotary.query_factors.as_ref().map_or(0, WeightPart::address),
             positions: self.step.positions,
             row_slots: self.step.row_slots,
             pool: pool.memory.at(0),
@@ -341,7 +346,9 @@ impl Ops for CudaOps {
             query_heads: heads.query_heads as u32,
             kv_heads: heads.kv_heads as u32,
             head_dim: heads.head_dim as u32,
+            half: rotary.half as u32,
             block_tokens: shape.block_tokens as u32,
+            padding: 0,
         };
         let blocks = (heads.query_heads + 2 * heads.kv_heads).div_ceil(HEAD_WARPS);
         let grid = [rows as u32, blocks as u32, 1];
@@ -388,8 +395,13 @@ impl Ops for CudaOps {
         matrix: &CudaMatrix,
         rows: usize,
         x: &CudaRows,
-        GatedIo { gate_up, out }: GatedIo<'_, CudaRows>,
+        to: GatedIo<'_, CudaRows>,
     ) -> Result<(), EngineError> {
+        let GatedIo {
+            activation,
+            gate_up,
+            out,
+        } = to;
         self.matmul(matrix, rows, x, gate_up)?;
         let width = out.width;
         assert_eq!(
@@ -404,7 +416,10 @@ impl Ops for CudaOps {
             gate_up: gate_up.address(),
             out: out.address(),
             width: width as u32,
-            padding: 0,
+            activation: match activation {
+                Activation::Silu => 0,
+                Activation::GeluTanh => 1,
+            },
         };
         let each = if width.is_multiple_of(8) {
             GATE_ELEMENTS.0

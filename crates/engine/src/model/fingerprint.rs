@@ -24,8 +24,9 @@ pub(super) fn fingerprint<P: WeightLoader>(
         "" => String::new(),
         form => format!("-{form}"),
     };
+    let rope = weights.rope_choice;
     Fingerprint(format!(
-        "{}-{}{form}-{arithmetic}-{}-{}l{layers_count}h{}d{}t{block_tokens}{state}",
+        "{}-{}{form}-{arithmetic}{rope}-{}-{}l{layers_count}h{}d{}t{block_tokens}{state}",
         weights.revision,
         weights.precision.name(),
         weights.slices,

@@ -2,7 +2,7 @@
 //!
 //! Owns: these groups of buffers. Never: outlives a call.
 
-use super::Ops;
+use super::{Activation, Ops};
 
 /// The residual stream and a layer's addend, both `(rows, width)`.
 #[derive(Debug)]
@@ -24,9 +24,11 @@ pub struct NormIo<'a, R> {
     pub normed: &'a mut R,
 }
 
-/// Outputs of a gated product.
+/// Activation and outputs of a gated product.
 #[derive(Debug)]
 pub struct GatedIo<'a, R> {
+    /// Activation of the gate.
+    pub activation: Activation,
     /// `(rows, gate | up)`: scratch, undefined afterwards.
     pub gate_up: &'a mut R,
     /// Result of the product, `(rows, width)`.

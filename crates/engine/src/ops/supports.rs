@@ -6,11 +6,11 @@
 
 use cleave_models::{
     Activation, AttentionSpec, GatedMlpSpec, LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec,
-    NormSpec, QkNormScope, QkNormSpec, Scalars, Unsupported,
+    NormSpec, NormWeight, QkNormScope, QkNormSpec, Scalars, Unsupported,
 };
 
 /// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, RMS norms of
-/// inputs or outputs, no [`Scalars`].
+/// inputs or outputs, and a factor of outputs only where every part has a norm of its input.
 ///
 /// # Errors
 /// The first part that differs.
@@ -20,10 +20,20 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
         vocab_size: _,
         hidden_size: _,
         context_tokens_max: _,
-        scalars,
+        scalars:
+            Scalars {
+                embedding: _,
+                is_embedding_rounded: _,
+                residual,
+                logits: _,
+            },
         ropes: _,
         layers,
-        final_norm: NormSpec { epsilon: _ },
+        final_norm:
+            NormSpec {
+                epsilon: _,
+                weight: NormWeight::AsStored | NormWeight::PlusOne,
+            },
         tied: _,
         bos: _,
         eos: _,
@@ -34,8 +44,10 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
             problem: problem.to_owned(),
         })
     };
-    if *scalars != Scalars::default() {
-        return refuse("it scales its embedding, residual stream or logits");
+    let reads_stream =
+        |layer: &LayerSpec| layer.norms.mixer_input.is_none() || layer.norms.mlp_input.is_none();
+    if *residual != 1.0 && layers.iter().any(reads_stream) {
+        return refuse("it scales outputs, and a part has no norm of its input");
     }
     if spec.uniform_heads().is_none() {
         return refuse("its layers have heads of different shapes; one shape is supported");
@@ -66,15 +78,25 @@ fn leaves_an_output_behind(layers: &[LayerSpec]) -> bool {
         .any(|(output, input)| output.is_none() && input.is_none())
 }
 
+/// Every norm that a device computes.
+macro_rules! any_norm {
+    () => {
+        NormSpec {
+            epsilon: _,
+            weight: NormWeight::AsStored | NormWeight::PlusOne,
+        }
+    };
+}
+
 /// Names every part of a layer; there is none yet that a device refuses.
 fn accept_layer(layer: &LayerSpec) {
     let LayerSpec {
         norms:
             LayerNorms {
-                mixer_input: None | Some(NormSpec { epsilon: _ }),
-                mixer_output: None | Some(NormSpec { epsilon: _ }),
-                mlp_input: None | Some(NormSpec { epsilon: _ }),
-                mlp_output: None | Some(NormSpec { epsilon: _ }),
+                mixer_input: None | Some(any_norm!()),
+                mixer_output: None | Some(any_norm!()),
+                mlp_input: None | Some(any_norm!()),
+                mlp_output: None | Some(any_norm!()),
             },
         mixer:
             Mixer::Attention(AttentionSpec {
@@ -83,7 +105,7 @@ fn accept_layer(layer: &LayerSpec) {
                 qk_norm:
                     None
                     | Some(QkNormSpec {
-                        norm: NormSpec { epsilon: _ },
+                        norm: any_norm!(),
                         scope: QkNormScope::Head | QkNormScope::Projection,
                     }),
                 window: _,
@@ -93,7 +115,7 @@ fn accept_layer(layer: &LayerSpec) {
         mlp:
             Mlp::Gated(GatedMlpSpec {
                 width: _,
-                activation: Activation::Silu,
+                activation: Activation::Silu | Activation::GeluTanh,
                 bias: _,
             }),
     } = layer;
@@ -128,28 +150,21 @@ mod tests {
     }
 
     #[test]
-    fn scalars_are_refused_with_the_family_and_the_part() {
-        for scalars in [
-            Scalars {
-                embedding: 12.0,
-                ..Scalars::default()
-            },
-            Scalars {
-                residual: 0.22,
-                ..Scalars::default()
-            },
-            Scalars {
-                logits: 0.0625,
-                ..Scalars::default()
-            },
-        ] {
-            let scaled = ModelSpec { scalars, ..spec() };
-            let error = supports_decoder(&scaled).unwrap_err().to_string();
-            assert!(
-                error.contains("llama") && error.contains("scales"),
-                "{error}"
-            );
-        }
+    fn scaled_outputs_need_norms_of_inputs() {
+        let scalars = Scalars {
+            embedding: 12.0,
+            residual: 0.22,
+            logits: 0.0625,
+            ..Scalars::default()
+        };
+        let mut scaled = ModelSpec { scalars, ..spec() };
+        supports_decoder(&scaled).unwrap();
+        scaled.layers[1].norms.mixer_output = scaled.layers[1].norms.mlp_input.take();
+        let error = supports_decoder(&scaled).unwrap_err().to_string();
+        assert!(
+            error.contains("llama") && error.contains("scales"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,25 +1,19 @@
 //! Decoders in Llama's layout: attention and a gated MLP in every layer, each with one norm.
 //!
-//! Owns: the keys and the names of tensors that these families share, and the bounds on sizes.
+//! Owns: the keys that these families share, and the bounds on sizes.
 //! Never: knows which family it reads for, but for the values that the family's file passes.
 
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
-use crate::rope::Rope;
+use crate::rope::{LayerRopes, Rope, RopeReader, RopeScaling};
 use crate::spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, QkNormScope, QkNormSpec, RopeIndex, Scalars,
-};
-use crate::tensors::NamedRole;
-use crate::tensors::Projection::{Down, Gate, Key, Output, Query, Up, Value};
-use crate::tensors::TensorRole::{
-    Bias, Embedding, FinalNorm, Head, KeyNorm, MixerInputNorm, MixerOutputNorm, MlpInputNorm,
-    MlpOutputNorm, QueryNorm, Weight,
+    Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec, RopeIndex, Scalars,
 };
 
 /// Bounds on what a file may claim, far above any model, so that products cannot overflow.
-const WIDTH_MAX: usize = 1 << 20;
-const LAYERS_MAX: usize = 1 << 12;
+pub(super) const WIDTH_MAX: usize = 1 << 20;
+pub(super) const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
 /// Llama 4 Scout has 10485760. The text side has the same limit.
 const CONTEXT_MAX: usize = 1 << 24;
@@ -27,71 +21,37 @@ const CONTEXT_MAX: usize = 1 << 24;
 /// ignored; one beyond every vocabulary means a damaged file.
 const TOKEN_ID_MAX: u64 = VOCAB_MAX as u64 - 1;
 
-/// Names of the tensors, in Hugging Face's layout of Llama. `post_attention_layernorm` follows
-/// attention: it is the norm of the MLP's input where a layer has one, or else of attention's
-/// output.
-pub(super) const NAMES: &[NamedRole] = &[
-    ("model.embed_tokens.weight", Embedding),
-    ("model.norm.weight", FinalNorm),
-    ("lm_head.weight", Head),
-    (
-        "model.layers.{layer}.input_layernorm.weight",
-        MixerInputNorm,
-    ),
-    (
-        "model.layers.{layer}.post_attention_layernorm.weight",
-        MlpInputNorm,
-    ),
-    (
-        "model.layers.{layer}.post_attention_layernorm.weight",
-        MixerOutputNorm,
-    ),
-    (
-        "model.layers.{layer}.post_feedforward_layernorm.weight",
-        MlpOutputNorm,
-    ),
-    (
-        "model.layers.{layer}.self_attn.q_proj.weight",
-        Weight(Query),
-    ),
-    ("model.layers.{layer}.self_attn.q_proj.bias", Bias(Query)),
-    ("model.layers.{layer}.self_attn.k_proj.weight", Weight(Key)),
-    ("model.layers.{layer}.self_attn.k_proj.bias", Bias(Key)),
-    (
-        "model.layers.{layer}.self_attn.v_proj.weight",
-        Weight(Value),
-    ),
-    ("model.layers.{layer}.self_attn.v_proj.bias", Bias(Value)),
-    (
-        "model.layers.{layer}.self_attn.o_proj.weight",
-        Weight(Output),
-    ),
-    ("model.layers.{layer}.self_attn.o_proj.bias", Bias(Output)),
-    ("model.layers.{layer}.mlp.gate_proj.weight", Weight(Gate)),
-    ("model.layers.{layer}.mlp.gate_proj.bias", Bias(Gate)),
-    ("model.layers.{layer}.mlp.up_proj.weight", Weight(Up)),
-    ("model.layers.{layer}.mlp.up_proj.bias", Bias(Up)),
-    ("model.layers.{layer}.mlp.down_proj.weight", Weight(Down)),
-    ("model.layers.{layer}.mlp.down_proj.bias", Bias(Down)),
-    ("model.layers.{layer}.self_attn.q_norm.weight", QueryNorm),
-    ("model.layers.{layer}.self_attn.k_norm.weight", KeyNorm),
-];
-
-/// Name of a layer's attention, beside which some writers store scales of keys and values.
-pub(super) const ATTENTION_MODULE: &str = "self_attn";
-
-/// Old writers stored the rotary frequencies.
-pub(super) const UNUSED_TENSORS: &[&str] = &[".rotary_emb.inv_freq"];
-
 /// A decoder of this layout: what differs between its families.
 pub(super) struct Decoder {
     pub(super) family: &'static str,
     pub(super) heads: HeadShape,
     pub(super) biases: AttentionBiases,
-    pub(super) mlp_bias: bool,
+    pub(super) mlp: DecoderMlp,
     pub(super) norms: DecoderNorms,
+    pub(super) factors: DecoderFactors,
     /// Window of each layer, see [`AttentionSpec::window`].
     pub(super) windows: Vec<Option<usize>>,
+    pub(super) ropes: DecoderRopes,
+}
+
+/// MLPs of a decoder; Llama's by default.
+#[derive(Clone, Copy)]
+pub(super) struct DecoderMlp {
+    /// Key of the width.
+    pub(super) width: &'static str,
+    pub(super) bias: bool,
+    /// Key of the activation.
+    pub(super) activation: &'static str,
+}
+
+impl Default for DecoderMlp {
+    fn default() -> Self {
+        Self {
+            width: "intermediate_size",
+            bias: false,
+            activation: "hidden_act",
+        }
+    }
 }
 
 /// Norms of a decoder; Llama's by default.
@@ -102,15 +62,19 @@ pub(super) struct DecoderNorms {
     pub(super) qk: Option<QkNormScope>,
     /// Epsilon, if config.json has no `rms_norm_eps`.
     pub(super) epsilon: f64,
+    /// How all weights are stored.
+    pub(super) weight: NormWeight,
 }
 
-/// Side of attention and MLP on which each has its norm.
+/// Sides of attention and MLP on which each has a norm.
 #[derive(Clone, Copy)]
 pub(super) enum NormPlacement {
     /// Norms of inputs, `x += part(norm(x))`, as in Llama.
     Input,
     /// Norms of outputs, `x += norm(part(x))`, as in OLMo 2.
     Output,
+    /// Norms of inputs and of outputs, as in Gemma 2.
+    Both,
 }
 
 impl Default for DecoderNorms {
@@ -119,6 +83,7 @@ impl Default for DecoderNorms {
             placement: NormPlacement::Input,
             qk: None,
             epsilon: 1e-6,
+            weight: NormWeight::AsStored,
         }
     }
 }
@@ -128,6 +93,7 @@ impl NormPlacement {
         let (input, output) = match self {
             Self::Input => (Some(norm), None),
             Self::Output => (None, Some(norm)),
+            Self::Both => (Some(norm), Some(norm)),
         };
         LayerNorms {
             mixer_input: input,
@@ -138,6 +104,58 @@ impl NormPlacement {
     }
 }
 
+/// Factors of a decoder; Llama's by default.
+#[derive(Clone, Copy, Default)]
+pub(super) struct DecoderFactors {
+    /// Factor of the scores, if it is not the usual `1 / sqrt(head_dim)`.
+    pub(super) scores: Option<f32>,
+    pub(super) scalars: Scalars,
+}
+
+/// Rotary embeddings of a decoder.
+pub(super) struct DecoderRopes {
+    list: Vec<Rope>,
+    /// Embedding of each layer; the first for all if it is empty.
+    of_layers: Vec<RopeIndex>,
+}
+
+impl DecoderRopes {
+    /// One embedding of all layers.
+    pub(super) fn one(rope: Rope) -> Self {
+        Self {
+            list: vec![rope],
+            of_layers: Vec::new(),
+        }
+    }
+
+    /// The second embedding in layers that are marked, the first in the others.
+    pub(super) fn two(first: Rope, second: Rope, has_second: impl Iterator<Item = bool>) -> Self {
+        let index = |is_second: bool| RopeIndex(usize::from(is_second));
+        Self {
+            list: vec![first, second],
+            of_layers: has_second.map(index).collect(),
+        }
+    }
+
+    /// An embedding for layers with a window, and one for those without.
+    pub(super) fn by_window(ropes: LayerRopes, windows: &[Option<usize>]) -> Self {
+        let LayerRopes { full, sliding } = ropes;
+        if full == sliding {
+            return Self::one(full);
+        }
+        Self::two(full, sliding, windows.iter().map(Option::is_some))
+    }
+
+    /// Reads one embedding of whole heads for all layers.
+    pub(super) fn read(fields: &ConfigFields, heads: &HeadShape) -> Result<Self, ConfigError> {
+        RopeReader::new(heads.head_dim).read(fields).map(Self::one)
+    }
+
+    fn of(&self, layer: usize) -> RopeIndex {
+        self.of_layers.get(layer).copied().unwrap_or(RopeIndex(0))
+    }
+}
+
 impl Decoder {
     /// Reads what the families share.
     pub(super) fn spec(self, fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
@@ -145,27 +163,31 @@ impl Decoder {
             family,
             heads,
             biases,
-            mlp_bias,
+            mlp,
             norms,
+            factors,
             windows,
+            ropes,
         } = self;
         let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
         let norm = NormSpec {
             epsilon: epsilon(fields, norms.epsilon)?,
+            weight: norms.weight,
         };
         let mlp = GatedMlpSpec {
-            width: fields.size("intermediate_size", WIDTH_MAX)?,
-            activation: activation(fields)?,
-            bias: mlp_bias,
+            width: fields.size(mlp.width, WIDTH_MAX)?,
+            activation: activation(fields, mlp.activation)?,
+            bias: mlp.bias,
         };
-        let layer = |window| LayerSpec {
+        let usual_scale = 1.0 / (heads.head_dim as f32).sqrt();
+        let layer = |(index, window)| LayerSpec {
             norms: norms.placement.layer_norms(norm),
             mixer: Mixer::Attention(AttentionSpec {
                 heads,
-                rope: RopeIndex(0),
+                rope: ropes.of(index),
                 qk_norm: norms.qk.map(|scope| QkNormSpec { norm, scope }),
                 window,
-                scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                scale: factors.scores.unwrap_or(usual_scale),
                 biases,
             }),
             mlp: Mlp::Gated(mlp),
@@ -174,10 +196,10 @@ impl Decoder {
             family,
             vocab_size,
             hidden_size: fields.size("hidden_size", WIDTH_MAX)?,
-            context_tokens_max: fields.size("max_position_embeddings", CONTEXT_MAX)?,
-            scalars: Scalars::default(),
-            ropes: vec![Rope::read(fields)?],
-            layers: windows.into_iter().map(layer).collect(),
+            context_tokens_max: context(fields, &ropes.list)?,
+            scalars: factors.scalars,
+            layers: windows.into_iter().enumerate().map(layer).collect(),
+            ropes: ropes.list,
             final_norm: norm,
             tied: fields.flag("tie_word_embeddings")?,
             bos: fields
@@ -190,12 +212,39 @@ impl Decoder {
     }
 }
 
-fn activation(fields: &ConfigFields) -> Result<Activation, ConfigError> {
-    match fields.text("hidden_act")? {
+/// The longest context: `max_position_embeddings`, or what YaRN stretches the original one to, where
+/// a finetune or a user added YaRN without changing the former.
+fn context(fields: &ConfigFields, ropes: &[Rope]) -> Result<usize, ConfigError> {
+    let stated = fields.size("max_position_embeddings", CONTEXT_MAX)?;
+    let stretched = ropes.iter().filter_map(|rope| match &rope.scaling {
+        RopeScaling::Yarn(yarn) => Some((yarn.original_context * yarn.factor) as usize),
+        _ => None,
+    });
+    let longest = stretched.max().unwrap_or(0).min(CONTEXT_MAX);
+    Ok(stated.max(longest))
+}
+
+fn activation(fields: &ConfigFields, name: &str) -> Result<Activation, ConfigError> {
+    match fields.text(name)? {
         None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
         Some(other) => {
-            let problem = format!("{other} is not supported; silu is");
-            Err(fields.unsupported("hidden_act", problem))
+            let problem = format!("{other} is not supported; silu and gelu_pytorch_tanh are");
+            Err(fields.unsupported(name, problem))
+        }
+    }
+}
+
+/// Reads a factor, 1 if config.json has none.
+pub(super) fn factor(fields: &ConfigFields, name: &str) -> Result<f32, ConfigError> {
+    const RANGE: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+    match fields.number(name)? {
+        None => Ok(1.0),
+        Some(factor) if RANGE.contains(&factor) => Ok(factor as f32),
+        Some(factor) => {
+            let (least, most) = (RANGE.start(), RANGE.end());
+            let problem = format!("{factor} is not from {least} to {most}");
+            Err(fields.damaged(name, problem))
         }
     }
 }
@@ -276,6 +325,39 @@ pub(super) fn windows(
     fields: &ConfigFields,
     first: usize,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
+    windows_where(fields, |layer| layer >= first)
+}
+
+/// The window of every layer, if `sliding_window` states one.
+pub(super) fn stated_windows(fields: &ConfigFields) -> Result<Vec<Option<usize>>, ConfigError> {
+    if fields.get("sliding_window").is_none() {
+        return no_windows(fields);
+    }
+    windows(fields, 0)
+}
+
+/// Windows of the layers that `layer_types` names, or else of all but the last of every period of
+/// `sliding_window_pattern` layers; `default` is the class's own period.
+pub(super) fn periodic_windows(
+    fields: &ConfigFields,
+    default: usize,
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    const PATTERN: &str = "sliding_window_pattern";
+    // A pattern of letters is explained by the list of layers beside it.
+    let period = if fields.get("layer_types").is_some() {
+        fields.ignore(&[PATTERN]);
+        None
+    } else {
+        fields.count(PATTERN, LAYERS_MAX)?
+    };
+    let period = period.unwrap_or(default).max(1);
+    windows_where(fields, |layer| !(layer + 1).is_multiple_of(period))
+}
+
+fn windows_where(
+    fields: &ConfigFields,
+    is_sliding_by_default: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, ConfigError> {
     let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
     let stated = fields.has("sliding_window");
     let mut window = fields.count("sliding_window", CONTEXT_MAX)?;
@@ -289,7 +371,7 @@ pub(super) fn windows(
     }
     let Some(types) = layer_types(fields)? else {
         return Ok((0..layers_count)
-            .map(|layer| window.filter(|_| layer >= first))
+            .map(|layer| window.filter(|_| is_sliding_by_default(layer)))
             .collect());
     };
     if types.len() != layers_count {
@@ -329,13 +411,24 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 6] = [
+    const FOLDERS: [&str; 17] = [
+        "exaone4",
+        "gemma3",
+        "glm4",
+        "granite",
+        "granite4",
         "llama2",
         "llama3",
         "llama3-new",
+        "ministral3",
         "mistral",
         "olmo2",
+        "olmo3",
+        "phi3",
+        "phi4-mini",
         "qwen3",
+        "seed-oss",
+        "smollm3",
     ];
 
     fn config(folder: &str) -> Map<String, Value> {
@@ -409,7 +502,7 @@ mod tests {
             }
             let ids = config.bos.iter().chain(&config.eos);
             prop_assert!(ids.into_iter().all(|id| (*id as usize) < config.vocab_size));
-            let frequencies = config.ropes[0].frequencies(head_dim);
+            let frequencies = config.ropes[0].frequencies(config.context_tokens_max);
             let sound = |f: &f32| f.is_finite() && *f >= 0.0;
             prop_assert!(frequencies.iter().all(sound), "{config:?}");
         }

@@ -1,6 +1,7 @@
 //! Llama 2, 3, 3.1, 3.2, 3.3 and models with their architecture.
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes};
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -10,7 +11,7 @@ pub(crate) static FAMILY: Family = Family {
     name: "llama",
     classes: &["LlamaForCausalLM"],
     spec,
-    tensors: NAMES,
+    tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
     // The class reads no window; some finetunes state one.
@@ -19,16 +20,22 @@ pub(crate) static FAMILY: Family = Family {
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    let heads = decoder::heads(fields, None)?;
     Decoder {
         family: FAMILY.name,
-        heads: decoder::heads(fields, None)?,
+        heads,
         biases: AttentionBiases {
             qkv: attention,
             output: attention,
         },
-        mlp_bias: fields.flag("mlp_bias")?.unwrap_or(false),
+        mlp: DecoderMlp {
+            bias: fields.flag("mlp_bias")?.unwrap_or(false),
+            ..DecoderMlp::default()
+        },
         norms: DecoderNorms::default(),
+        factors: DecoderFactors::default(),
         windows: decoder::no_windows(fields)?,
+        ropes: DecoderRopes::read(fields, &heads)?,
     }
     .spec(fields)
 }

@@ -1,6 +1,7 @@
 //! Mistral 7B and its finetunes.
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes};
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -10,20 +11,23 @@ pub(crate) static FAMILY: Family = Family {
     name: "mistral",
     classes: &["MistralForCausalLM"],
     spec,
-    tensors: NAMES,
+    tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
     unused_keys: &["max_window_layers", "use_sliding_window"],
 };
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    let heads = decoder::heads(fields, None)?;
     Decoder {
         family: FAMILY.name,
-        heads: decoder::heads(fields, None)?,
+        heads,
         biases: AttentionBiases::default(),
-        mlp_bias: false,
+        mlp: DecoderMlp::default(),
         norms: DecoderNorms::default(),
+        factors: DecoderFactors::default(),
         windows: decoder::windows(fields, 0)?,
+        ropes: DecoderRopes::read(fields, &heads)?,
     }
     .spec(fields)
 }

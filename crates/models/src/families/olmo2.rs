@@ -2,8 +2,9 @@
 //! family.
 
 use super::decoder::{
-    self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, NormPlacement, UNUSED_TENSORS,
+    self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes, NormPlacement,
 };
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -13,7 +14,7 @@ pub(crate) static FAMILY: Family = Family {
     name: "olmo2",
     classes: &["Olmo2ForCausalLM"],
     spec,
-    tensors: NAMES,
+    tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
     unused_keys: &[],
@@ -24,20 +25,24 @@ const EPSILON: f64 = 1e-5;
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    let heads = decoder::heads(fields, None)?;
     Decoder {
         family: FAMILY.name,
-        heads: decoder::heads(fields, None)?,
+        heads,
         biases: AttentionBiases {
             qkv: attention,
             output: attention,
         },
-        mlp_bias: false,
+        mlp: DecoderMlp::default(),
         norms: DecoderNorms {
             placement: NormPlacement::Output,
             qk: Some(QkNormScope::Projection),
             epsilon: EPSILON,
+            ..DecoderNorms::default()
         },
+        factors: DecoderFactors::default(),
         windows: decoder::no_windows(fields)?,
+        ropes: DecoderRopes::read(fields, &heads)?,
     }
     .spec(fields)
 }
@@ -46,7 +51,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
 mod tests {
     use super::*;
     use crate::registry::read_model;
-    use crate::spec::{HeadShape, LayerNorms, Mixer, NormSpec, QkNormSpec};
+    use crate::spec::{HeadShape, LayerNorms, Mixer, NormSpec, NormWeight, QkNormSpec};
     use serde_json::{Value, json};
     use std::path::Path;
 
@@ -109,7 +114,10 @@ mod tests {
     #[test]
     fn published_configs_are_read() {
         let one = read(&published()).unwrap();
-        let norm = NormSpec { epsilon: 1e-6 };
+        let norm = NormSpec {
+            epsilon: 1e-6,
+            weight: NormWeight::AsStored,
+        };
         let after = LayerNorms {
             mixer_input: None,
             mixer_output: Some(norm),

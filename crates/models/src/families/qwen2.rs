@@ -1,6 +1,7 @@
 //! Qwen2 and Qwen2.5 models.
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes};
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -10,7 +11,7 @@ pub(crate) static FAMILY: Family = Family {
     name: "qwen2",
     classes: &["Qwen2ForCausalLM"],
     spec,
-    tensors: NAMES,
+    tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
     // The class has its biases whatever these say.
@@ -23,17 +24,20 @@ pub(crate) static FAMILY: Family = Family {
 };
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    let heads = decoder::heads(fields, None)?;
     Decoder {
         family: FAMILY.name,
-        heads: decoder::heads(fields, None)?,
+        heads,
         // Not in config.json: the class has these biases always.
         biases: AttentionBiases {
             qkv: true,
             output: false,
         },
-        mlp_bias: false,
+        mlp: DecoderMlp::default(),
         norms: DecoderNorms::default(),
+        factors: DecoderFactors::default(),
         windows: decoder::optional_windows(fields)?,
+        ropes: DecoderRopes::read(fields, &heads)?,
     }
     .spec(fields)
 }

@@ -1,6 +1,7 @@
 //! Qwen3 models without experts (dense).
 
-use super::decoder::{self, ATTENTION_MODULE, Decoder, DecoderNorms, NAMES, UNUSED_TENSORS};
+use super::decoder::{self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes};
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
@@ -10,7 +11,7 @@ pub(crate) static FAMILY: Family = Family {
     name: "qwen3",
     classes: &["Qwen3ForCausalLM"],
     spec,
-    tensors: NAMES,
+    tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
     unused_keys: &["sliding_window", "max_window_layers"],
@@ -21,19 +22,22 @@ const HEAD_DIM: usize = 128;
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    let heads = decoder::heads(fields, Some(HEAD_DIM))?;
     Decoder {
         family: FAMILY.name,
-        heads: decoder::heads(fields, Some(HEAD_DIM))?,
+        heads,
         biases: AttentionBiases {
             qkv: attention,
             output: attention,
         },
-        mlp_bias: false,
+        mlp: DecoderMlp::default(),
         norms: DecoderNorms {
             qk: Some(QkNormScope::Head),
             ..DecoderNorms::default()
         },
+        factors: DecoderFactors::default(),
         windows: decoder::optional_windows(fields)?,
+        ropes: DecoderRopes::read(fields, &heads)?,
     }
     .spec(fields)
 }

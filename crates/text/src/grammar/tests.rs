@@ -11,15 +11,26 @@ use std::sync::LazyLock;
 
 /// Byte-level tokenizers, and those with byte fallback with and without a normalizer that adds a
 /// space in front.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 19] = [
+    "exaone4",
+    "gemma3",
+    "glm4",
+    "granite",
+    "granite4",
     "llama2",
     "llama3",
     "llama3-new",
+    "ministral3",
     "mistral",
     "olmo2",
+    "olmo3",
+    "phi3",
+    "phi4-mini",
     "qwen2",
     "qwen2.5",
     "qwen3",
+    "seed-oss",
+    "smollm3",
 ];
 
 static MODELS: LazyLock<Vec<ModelText>> = LazyLock::new(|| {

@@ -4,8 +4,9 @@
 //! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
 
 use super::{LEVEL_WORDS, PANEL, PackedProduct, WAITING_LEVELS, WeightForm};
-use crate::kernel::rows::silu;
+use crate::kernel::rows::{gelu_tanh, silu};
 use crate::simd::{LANES, Simd};
+use cleave_engine::ops::Activation;
 use std::ops::Range;
 
 /// A slice whose last block was added to a tile's sums.
@@ -121,13 +122,15 @@ unsafe fn write_results<S: Simd>(
     let start = row * product.columns + columns.start;
     // SAFETY: as the caller promises.
     let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
-    if product.is_gated {
-        let [gate, up] = values;
-        write_vector(s, silu(s, gate, up), out);
-    } else {
-        let (first, second) = out.split_at_mut(out.len().min(LANES));
-        write_vector(s, values[0], first);
-        write_vector(s, values[1], second);
+    let [gate, up] = values;
+    match product.gate {
+        Some(Activation::Silu) => write_vector(s, silu(s, gate, up), out),
+        Some(Activation::GeluTanh) => write_vector(s, gelu_tanh(s, gate, up), out),
+        None => {
+            let (first, second) = out.split_at_mut(out.len().min(LANES));
+            write_vector(s, values[0], first);
+            write_vector(s, values[1], second);
+        }
     }
 }
 

@@ -1,0 +1,53 @@
+//! Granite 3: Llama with factors of embedding, outputs, scores and logits.
+
+use super::decoder::{self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes};
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
+use crate::error::ConfigError;
+use crate::fields::ConfigFields;
+use crate::registry::Family;
+use crate::spec::{AttentionBiases, ModelSpec, Scalars};
+
+pub(crate) static FAMILY: Family = Family {
+    name: "granite",
+    classes: &["GraniteForCausalLM"],
+    spec,
+    tensors: names::LLAMA,
+    attention_module: ATTENTION_MODULE,
+    unused_tensors: UNUSED_TENSORS,
+    unused_keys: &[],
+};
+
+fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    let heads = decoder::heads(fields, None)?;
+    let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    Decoder {
+        family: FAMILY.name,
+        heads,
+        biases: AttentionBiases {
+            qkv: attention,
+            output: attention,
+        },
+        mlp: DecoderMlp {
+            bias: fields.flag("mlp_bias")?.unwrap_or(false),
+            ..DecoderMlp::default()
+        },
+        norms: DecoderNorms::default(),
+        factors: factors(fields)?,
+        windows: decoder::no_windows(fields)?,
+        ropes: DecoderRopes::read(fields, &heads)?,
+    }
+    .spec(fields)
+}
+
+/// Reads the factors of a Granite model of any generation.
+pub(super) fn factors(fields: &ConfigFields) -> Result<DecoderFactors, ConfigError> {
+    Ok(DecoderFactors {
+        scores: Some(decoder::factor(fields, "attention_multiplier")?),
+        scalars: Scalars {
+            embedding: decoder::factor(fields, "embedding_multiplier")?,
+            residual: decoder::factor(fields, "residual_multiplier")?,
+            logits: 1.0 / decoder::factor(fields, "logits_scaling")?,
+            ..Scalars::default()
+        },
+    })
+}
