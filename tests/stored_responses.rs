@@ -83,7 +83,7 @@ fn check_conversation(mut fleet: TwoRouters) {
         assert!(more > tokens, "every turn is in the prompt");
         tokens = more;
     }
-    // What a lost router stored is lost, and the other one says so; its own conversations go on.
+    // Responses of a lost router are lost, and the other one says so; its own conversations go on.
     let [lost, _] = &mut fleet.routers;
     lost.signal("KILL");
     lost.wait();

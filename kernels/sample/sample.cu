@@ -1,5 +1,5 @@
-// From logits to a token, one row at a time: the mask of a constraint, bias, bans and penalties, top-n-sigma, temperature, top-k, top-p, min-p,
-// and the draw with a number that the host made of seed and position.
+// From logits to a token, one row at a time: the mask of a constraint, bias, bans and penalties, top-n-sigma,
+// temperature, top-k, top-p, min-p, and the draw with a number that the host made of seed and position.
 //
 // The rules are those of crates/engine/src/sampling, to the bit: the exponential is the same sequence of
 // rounded operations, and weights are added as whole numbers of 2^-44, so that sums do not depend on how many
@@ -41,7 +41,7 @@ struct SampleArgs {
     float* logits;           // (rows, vocab), changed
     const DrawRule* rules;   // (rows)
     const Edit* edits;
-    const u32* masks;        // for each rule with a mask (vocab / 32, rounded up) words: bit t % 32 of word t / 32 allows t
+    const u32* masks;        // (vocab / 32, rounded up) words a mask: bit t % 32 of word t / 32 allows token t
     u64* best;               // (rows), zero before and after: see key_of_token
     u32* tokens;             // (rows), the token drawn, or NO_TOKEN if logits were not finite
     u32 vocab;
@@ -50,7 +50,7 @@ struct SampleArgs {
 
 constexpr u32 NO_TOKEN = 0xffffffffu;
 constexpr u32 NO_MASK = 0xffffffffu;
-// The row gets NO_TOKEN: another launch draws it once its mask is known, or nobody reads its token.
+// The row gets NO_TOKEN: another launch draws it once its mask is known, or it is a row of padding.
 constexpr u32 DRAWN_LATER = 0xfffffffeu;
 constexpr u64 NOT_FINITE = ~u64(0);
 

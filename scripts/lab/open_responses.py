@@ -3,12 +3,12 @@
 
 usage: open_responses.py --cleave BIN [--table]
 
-The types come from the PyPI package openresponses-types, which is made of the specification's OpenAPI document, into a
-folder under target/clients. The cases are those of Open Responses' compliance test: a text, a stream, a system's message,
-a tool called whole and in a stream, an image, several turns; and besides a schema, log-probabilities, a cut answer, and a
-stored response that goes on. The model is a random one, so tools are required and outputs limited. Prints a row for each
-case, with --table into docs/benchmarks/open-responses.md. Exit status: 1 if a case fails for another reason than the
-known ones.
+The types come from the PyPI package openresponses-types, which is made of the specification's OpenAPI
+document, into a folder under target/clients. The cases are those of Open Responses' compliance test: a text,
+a stream, a system's message, a tool called whole and in a stream, an image, several turns; and besides a
+schema, log-probabilities, a cut answer, and a stored response that goes on. The model is a random one, so
+tools are required and outputs limited. Prints a row for each case, with --table into
+docs/benchmarks/open-responses.md. Exit status: 1 if a case fails for another reason than the known ones.
 """
 
 import argparse

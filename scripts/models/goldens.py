@@ -26,8 +26,8 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     glm4        GQA, untied, bf16           norms on both sides, neighbours of half a head rotated, q/k/v biases
     gemma3      GQA, untied, bf16             norms on both sides and of heads, all less one; two rotary embeddings
 
-No norm is one (or zero where a class adds one) and no bias is zero, so that a forgotten one shows. Rows of the vocabulary beyond the tokenizer are
-random too, so a greedy path may visit ids that decode to nothing.
+No norm is one (or zero where a class adds one) and no bias is zero, so that a forgotten one shows. Rows of
+the vocabulary beyond the tokenizer are random too, so a greedy path may visit ids that decode to nothing.
 
 goldens.json:
     reference   versions of torch, transformers and tokenizers that made the file

@@ -1,7 +1,7 @@
 //! The division of one answer into text, reasoning and tool calls.
 //!
-//! Owns: indices and ids of calls, and the number of tokens that are reasoning. Never: reads a format; `cleave_text` does. Invariant: a call has
-//! one head, its first piece.
+//! Owns: indices and ids of calls, and the number of tokens that are reasoning. Never: reads a
+//! format; `cleave_text` does. Invariant: a call has one head, its first piece.
 
 use crate::custom_input::CustomInput;
 use crate::output_piece::{OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece, ToolKind};

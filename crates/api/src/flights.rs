@@ -52,7 +52,7 @@ impl FlightEvents {
 pub(crate) struct TokenCounts {
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
-    /// Those of the output that are reasoning.
+    /// Output tokens that are reasoning.
     pub(crate) reasoning_tokens: u64,
     /// `None` while some prompt has no flight that reported its cached tokens.
     pub(crate) cached_tokens: Option<u64>,

@@ -43,7 +43,7 @@ pub(crate) struct ToolCallPiece {
 pub(crate) enum ToolKind {
     /// With arguments, a JSON object.
     Function,
-    /// With a text.
+    /// Its input is a text of any kind.
     Custom,
 }
 

@@ -6,10 +6,11 @@
 #![allow(clippy::unwrap_used)] // Tests.
 
 mod norms;
+mod sample;
 
 use crate::args::{
-    AttendArgs, AttendPlainArgs, DeviceAddress, DeviceEdit, DeviceRule, EmbedArgs, GateArgs,
-    GatherArgs, MatmulArgs, MatmulClusterArgs, MatmulPlainArgs, RotateArgs, SampleArgs, slice_ends,
+    AttendArgs, AttendPlainArgs, DeviceAddress, EmbedArgs, GateArgs, GatherArgs, MatmulArgs,
+    MatmulClusterArgs, MatmulPlainArgs, RotateArgs, slice_ends,
 };
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, KernelArgs, PinnedMemory, TensorMap};
 use crate::images::{KernelImages, TABLE};
@@ -161,7 +162,7 @@ fn run_recipe(bench: &KernelBench, name: &str) {
         _ if name.starts_with("rotate_") => rotate(bench, name),
         _ if name.starts_with("silu_gate_") => gate(bench, name),
         "gather_rows" => gather(bench),
-        "sample_prepare" | "sample_draw" => sample(bench, name),
+        "sample_prepare" | "sample_draw" => sample::sample(bench, name),
         _ if name.starts_with("blocks_") => blocks(bench, name),
         _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
         _ if name.starts_with("attend_") => attend(bench, name),
@@ -232,53 +233,6 @@ fn gather(bench: &KernelBench) {
         padding: 0,
     };
     bench.launch("gather_rows", [2, 1, 1], args);
-}
-
-/// The rules: greedy with edits, then top-k, then top-p under a mask, the last two with
-/// top-n-sigma, and a row that is drawn later.
-fn sample(bench: &KernelBench, name: &str) {
-    const VOCAB: usize = 1300;
-    let rule = |row: u32, top_k: u32, top_p: u64, edits_count: u32| DeviceRule {
-        bits: 1 << 52,
-        top_p,
-        inverse_temperature: f32::from(u8::from(edits_count == 0)),
-        min_p: 0.01,
-        top_k,
-        edits_first: 0,
-        edits_count,
-        top_n_sigma: 2.0,
-        row,
-        mask: [u32::MAX, u32::MAX, 0, u32::MAX - 1][row as usize],
-    };
-    let edit = |token: u32, kind: u32| DeviceEdit {
-        token,
-        kind,
-        value: 1.5,
-        frequency: 0.1,
-        presence: 0.1,
-    };
-    let all = 1 << 53;
-    let rules = [
-        rule(0, 0, all, 3),
-        rule(1, 40, all, 0),
-        rule(2, 0, all / 2, 0),
-        rule(3, 0, all, 0),
-    ];
-    let args = SampleArgs {
-        logits: bench.floats(rules.len() * VOCAB),
-        rules: bench.of(&rules),
-        edits: bench.of(&[edit(3, 0), edit(3, 2), edit(VOCAB as u32 - 1, 1)]),
-        masks: bench.of(&[0x1111_1111u32; VOCAB.div_ceil(32)]),
-        best: bench.zeros(rules.len() * 8),
-        tokens: bench.zeros(rules.len() * 4),
-        vocab: VOCAB as u32,
-        padding: 0,
-    };
-    let rows = rules.len() as u32;
-    bench.launch("sample_prepare", [rows, 2, 1], args);
-    if name == "sample_draw" {
-        bench.launch(name, [rows, 1, 1], args);
-    }
 }
 
 fn blocks(bench: &KernelBench, name: &str) {

@@ -46,7 +46,7 @@ pub(crate) struct CudaSampling {
     oldest: usize,
     returns_count: usize,
     sent: SentRules,
-    /// Columns of `logits`.
+    /// Size of the vocabulary, as of the last logits.
     vocab: usize,
     reallocations_count: u64,
 }

@@ -15,8 +15,8 @@ use cleave_models::{
 use half::bf16;
 
 /// The model whose residual stream is `x / r`, where the described one's is `x` and adds outputs
-/// times `r`: outputs are added as they are, the embedding's factor is divided by `r`, and a norm of
-/// the stream gives the same for `x / r` if its epsilon is divided by `r²`.
+/// times `r`: outputs are added as they are, the embedding's factor is divided by `r`, and a norm
+/// of the stream gives the same for `x / r` if its epsilon is divided by `r²`.
 pub(crate) fn folded(described: &ModelSpec, precision: Precision) -> ModelSpec {
     let mut spec = described.clone();
     let Scalars {

@@ -17,6 +17,7 @@
 mod batch;
 mod draw;
 mod io;
+mod parameters;
 mod shapes;
 mod supports;
 
@@ -24,6 +25,7 @@ pub use batch::{Batch, BatchSegment, FedRow};
 pub use cleave_models::{Activation, HeadShape, InnerSlices, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
+pub use parameters::{Attention, Norm, QkNorms, RotaryTable};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
@@ -34,55 +36,6 @@ use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_models::{ModelSpec, Unsupported};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Cosines and sines of the rotary embedding, for every position of the context.
-///
-/// Pairs are `(i, i + half)`: `x[i] ← x[i]·cos[i] − x[i+half]·sin[i]`,
-/// `x[i+half] ← x[i+half]·cos[i] + x[i]·sin[i]`. Elements of a head from `2 · half` on stay.
-#[derive(Clone, Copy, Debug)]
-pub struct RotaryTable<'a> {
-    /// `(positions, half)`, scaled by the model's attention factor, if it has one.
-    pub cos: &'a [f32],
-    /// Sines, shaped and scaled as `cos`.
-    pub sin: &'a [f32],
-    /// Pairs per head, at most `head_dim / 2`; 0 if nothing is rotated.
-    pub half: usize,
-    /// Factors of rotated queries by position, `(positions)`; empty if they are 1.
-    pub query_factors: &'a [f32],
-}
-
-/// Root-mean-square normalisation: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
-#[derive(Debug)]
-pub struct Norm<'a, V> {
-    /// Shape: `(width)`, one weight per element.
-    pub weight: &'a V,
-    /// Epsilon, added to the mean of squares.
-    pub epsilon: f32,
-}
-
-/// Normalisation of queries and keys, before rotation. As many elements are normalised together as
-/// the weight has: those of a head, or those of all heads.
-#[derive(Debug)]
-pub struct QkNorms<'a, V> {
-    /// `(head_dim)`, the same for every query head, or `(query_heads × head_dim)`.
-    pub query: &'a V,
-    /// `(head_dim)`, the same for every key head, or `(kv_heads × head_dim)`.
-    pub key: &'a V,
-    /// Epsilon, added to the mean of squares.
-    pub epsilon: f32,
-}
-
-/// Parameters of one layer's attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    /// Layer of the pool.
-    pub layer: usize,
-    /// Multiplies the scores before the softmax, usually `1 / sqrt(head_dim)`.
-    pub scale: f32,
-    /// Sliding window: position `p` attends to `p - window + 1 ..= p` (positions that exist), with
-    /// `None` to `0 ..= p`.
-    pub window: Option<usize>,
-}
 
 /// Role of an activation buffer, which decides its element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -437,8 +390,9 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// Rotates queries and keys of `qkv` `(rows, q | k | v)` by their positions, queries in place,
-    /// multiplies queries by their factors if there are any, and stores keys and values in `layer` of the pool, in the blocks of the block tables. Keys
-    /// need not be rotated in `qkv` itself. `heads` and the blocks' layout are the pool's.
+    /// multiplies queries by their factors if there are any, and stores keys and values in `layer`
+    /// of the pool, in the blocks of the block tables. Keys need not be rotated in `qkv` itself.
+    /// `heads` and the blocks' layout are the pool's.
     fn rotate_store(
         &mut self,
         batch: &Batch,
@@ -544,9 +498,9 @@ pub trait Ops: Send {
     /// work has ended, and none of it disturbs later calls.
     fn abandon_pass(&mut self) {}
 
-    /// Waits for the oldest [`Ops::queue_draw`] that was not fetched, and for all work queued before it,
-    /// and appends its tokens, `(rows)`; `None` for a row whose logits are not all finite. A failed
-    /// draw counts as fetched.
+    /// Waits for the oldest [`Ops::queue_draw`] that was not fetched, and for all work queued
+    /// before it, and appends its tokens, `(rows)`; `None` for a row whose logits are not all
+    /// finite. A failed draw counts as fetched.
     fn fetch_drawn(&mut self, tokens: &mut Vec<Option<TokenId>>) -> Result<(), EngineError> {
         let _ = tokens;
         Err(cannot_draw())

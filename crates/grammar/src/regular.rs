@@ -59,7 +59,7 @@ enum LarkToken {
     Sign(char),
     /// `->`, whose name means nothing here.
     Arrow,
-    /// `..`
+    /// `..` between the ends of a range.
     Range,
     /// `%` with a word.
     Directive(String),

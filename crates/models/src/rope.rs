@@ -1,9 +1,9 @@
 //! The rotary embedding's frequencies.
 //!
-//! Owns: the supported scalings, their effect on the frequencies, and the elements that are rotated.
-//! Never: rotates a vector; the device does.
-//! Invariant: every frequency is finite and not negative; the rotated elements are an even number of
-//! at most a head's.
+//! Owns: the supported scalings, their effect on the frequencies, and the elements that are
+//! rotated. Never: rotates a vector; the device does.
+//! Invariant: every frequency is finite and not negative; the rotated elements are an even number
+//! of at most a head's.
 
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
@@ -76,7 +76,7 @@ pub enum RopeScaling {
     LongRope(LongRopeScaling),
 }
 
-/// Parameters of YaRN.
+/// Parameters of YaRN (arXiv:2309.00071).
 #[derive(Clone, Debug, PartialEq)]
 pub struct YarnScaling {
     /// Stretching factor, usually above 1.

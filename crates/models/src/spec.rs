@@ -73,10 +73,10 @@ pub struct NormSpec {
 /// How a norm's weight is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormWeight {
-    /// As it is.
+    /// The stored numbers are the weight.
     #[default]
     AsStored,
-    /// Less one, so that zeros are the identity (Gemma).
+    /// The weight is one more than the stored numbers (Gemma).
     PlusOne,
 }
 

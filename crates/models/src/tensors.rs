@@ -72,8 +72,8 @@ pub struct ModelTensor {
 }
 
 impl ModelTensor {
-    /// Name of the projection or stack, without `.weight`, whose weight this is; `None` for any other
-    /// tensor. Only a projection's weight may be quantised.
+    /// Name of the projection or stack, without `.weight`, whose weight this is; `None` for any
+    /// other tensor. Only a projection's weight may be quantised.
     pub fn projection_name(&self) -> Option<&str> {
         match self.role {
             TensorRole::Weight(_) | TensorRole::Stack(_) => self.name.strip_suffix(".weight"),

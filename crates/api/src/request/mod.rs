@@ -24,7 +24,7 @@ use crate::field::{
     FlagValue, IntegerRange, JsonFields, ObjectSpec, RefusedField, RequestField, TextShape,
     clipped, flag, integer, object, request_fields, request_object, text as text_field,
 };
-use crate::response_store::ResponseKeeper;
+use crate::response_store::ResponseRecorder;
 use cleave_domain::{Pooling, Request, RequestSlo, SamplingParams, StopRules, TokenId};
 use cleave_text::{ModelText, OutputReading, SpecialTokens, TextStart};
 use constraint::FieldConstraint;
@@ -129,7 +129,7 @@ pub(crate) struct AnswerFacts {
     /// Id of the response, if it has one of its own.
     pub(crate) response_id: Option<Arc<str>>,
     /// Stores the response, if it is to be stored.
-    pub(crate) keeper: Option<ResponseKeeper>,
+    pub(crate) recorder: Option<ResponseRecorder>,
     /// Memory of request bodies that is reserved for these facts.
     pub(crate) memory: Option<Arc<OwnedSemaphorePermit>>,
     /// Limit of output tokens that the client set.
@@ -194,7 +194,7 @@ pub(crate) struct OutputFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScoredTokens {
     All,
-    /// Those of the answer's text, without reasoning.
+    /// Log-probabilities of the answer's text, without reasoning.
     Answer,
 }
 

@@ -7,7 +7,7 @@
 
 mod peers;
 mod routes;
-mod shelf;
+mod table;
 
 pub use peers::{PeerReply, ResponsePeers};
 pub(crate) use peers::{RequestPlace, whole_response};
@@ -17,9 +17,9 @@ use crate::error::ApiError;
 use crate::metrics::StoreMetrics;
 use crate::request::AnswerFacts;
 use parking_lot::Mutex;
-use shelf::{NewResponse, ResponseShelf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use table::{NewResponse, ResponseTable};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
@@ -29,7 +29,8 @@ const FETCHES_MAX: usize = 4;
 /// Limits of stored responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseStoreLimits {
-    /// Memory for all of them, in bytes, with their inputs and keys; 0 stores none. Default 256 MiB.
+    /// Memory for all of them, in bytes, with their inputs and keys; 0 stores none. Default 256
+    /// MiB.
     pub bytes_max: usize,
     /// Memory for those of one tenant, in bytes. Default 64 MiB.
     pub tenant_bytes_max: usize,
@@ -104,7 +105,7 @@ struct StoreShared {
 }
 
 struct StoreState {
-    shelf: ResponseShelf,
+    table: ResponseTable,
     /// Whether a task waits for the age of the oldest response.
     is_swept: bool,
 }
@@ -112,7 +113,7 @@ struct StoreState {
 impl ResponseStore {
     pub(crate) fn new(limits: ResponseStoreLimits, metrics: StoreMetrics) -> Self {
         let state = StoreState {
-            shelf: ResponseShelf::new(limits),
+            table: ResponseTable::new(limits),
             is_swept: false,
         };
         let shared = StoreShared {
@@ -170,7 +171,7 @@ impl ResponseStore {
         }
         facts.response_id = Some(response_id(router));
         let input = facts.input.take().filter(|_| self.is_on());
-        facts.keeper = input.map(|input| ResponseKeeper {
+        facts.recorder = input.map(|input| ResponseRecorder {
             store: self.clone(),
             tenant: tenant.into(),
             input,
@@ -182,7 +183,7 @@ impl ResponseStore {
     fn insert(&self, new: &NewResponse) -> Result<(), NotKept> {
         let starts_sweep = {
             let mut state = self.shared.state.lock();
-            state.shelf.insert(Instant::now(), new).inspect_err(|_| {
+            state.table.insert(Instant::now(), new).inspect_err(|_| {
                 self.shared.metrics.not_kept.inc();
             })?;
             !std::mem::replace(&mut state.is_swept, true)
@@ -194,8 +195,8 @@ impl ResponseStore {
         Ok(())
     }
 
-    fn with_shelf<T>(&self, use_it: impl FnOnce(&mut ResponseShelf, Instant) -> T) -> T {
-        let found = use_it(&mut self.shared.state.lock().shelf, Instant::now());
+    fn with_table<T>(&self, use_it: impl FnOnce(&mut ResponseTable, Instant) -> T) -> T {
+        let found = use_it(&mut self.shared.state.lock().table, Instant::now());
         self.shared.count();
         found
     }
@@ -205,9 +206,9 @@ impl StoreShared {
     /// Brings the series up to date.
     fn count(&self) {
         let mut state = self.state.lock();
-        let evictions = state.shelf.take_evictions();
+        let evictions = state.table.take_evictions();
         self.metrics
-            .set(state.shelf.count(), state.shelf.bytes(), &evictions);
+            .set(state.table.count(), state.table.bytes(), &evictions);
     }
 }
 
@@ -219,8 +220,8 @@ async fn sweep(store: Weak<StoreShared>) {
                 return;
             };
             let mut state = store.state.lock();
-            state.shelf.expire(Instant::now());
-            let deadline = state.shelf.deadline();
+            state.table.expire(Instant::now());
+            let deadline = state.table.deadline();
             state.is_swept = deadline.is_some();
             drop(state);
             store.count();
@@ -250,7 +251,7 @@ impl EarlierConversation {
 
 /// Stores one response when it is complete.
 #[derive(Clone)]
-pub(crate) struct ResponseKeeper {
+pub(crate) struct ResponseRecorder {
     pub(crate) store: ResponseStore,
     pub(crate) tenant: Arc<str>,
     /// The items of the request, a JSON array.
@@ -258,13 +259,13 @@ pub(crate) struct ResponseKeeper {
     pub(crate) earlier: EarlierConversation,
 }
 
-impl std::fmt::Debug for ResponseKeeper {
+impl std::fmt::Debug for ResponseRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ResponseKeeper").finish_non_exhaustive()
+        f.debug_struct("ResponseRecorder").finish_non_exhaustive()
     }
 }
 
-impl ResponseKeeper {
+impl ResponseRecorder {
     /// Stores the response `id`. `members` is the text of a JSON object, the response without
     /// `output`; `output` that of an array.
     pub(crate) fn keep(&self, id: Arc<str>, members: &str, output: &str) -> Result<(), NotKept> {

@@ -52,9 +52,9 @@ pub(super) struct FoundResponse {
     pub(super) input: Arc<str>,
 }
 
-/// What is wanted of a response.
+/// Purpose of a question for a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum ResponsePurpose {
     Response,
     Conversation,
     Removal,
@@ -79,7 +79,7 @@ impl ResponseStore {
         if let Some(found) = self.find_here(&place.caller.tenant, id) {
             return Ok(found);
         }
-        let body = self.ask(place, id, Wanted::Response).await?;
+        let body = self.ask(place, id, ResponsePurpose::Response).await?;
         let unreadable = || format!("The router that stored `{id}` gave no readable answer.");
         let text = String::from_utf8(body.to_vec()).map_err(|_| unreadable())?;
         let document = Document::check(text).map_err(|_| unreadable())?;
@@ -92,7 +92,7 @@ impl ResponseStore {
 
     /// Finds a response that this router stored.
     pub(super) fn find_here(&self, tenant: &str, id: &str) -> Option<FoundResponse> {
-        let found = self.with_shelf(|shelf, now| shelf.response(now, tenant, id));
+        let found = self.with_table(|table, now| table.response(now, tenant, id));
         let (members, turn) = found?;
         Some(FoundResponse {
             response: whole_response(&members, &turn.output).into(),
@@ -115,7 +115,7 @@ impl ResponseStore {
             });
         }
         let _turn = self.shared.fetches.acquire().await;
-        let body = self.ask(place, id, Wanted::Conversation).await?;
+        let body = self.ask(place, id, ResponsePurpose::Conversation).await?;
         let turns = turns_of(&body);
         let turns = turns.filter(|turns| turns.last().is_some_and(|last| *last.id == *id));
         let turns = turns.ok_or_else(|| {
@@ -134,7 +134,9 @@ impl ResponseStore {
         if self.delete_here(&place.caller.tenant, id) {
             return Ok(());
         }
-        self.ask(place, id, Wanted::Removal).await.map(drop)
+        self.ask(place, id, ResponsePurpose::Removal)
+            .await
+            .map(drop)
     }
 
     pub(super) fn conversation_here(
@@ -142,18 +144,18 @@ impl ResponseStore {
         tenant: &str,
         id: &str,
     ) -> Option<Vec<ConversationTurn>> {
-        self.with_shelf(|shelf, now| shelf.conversation(now, tenant, id))
+        self.with_table(|table, now| table.conversation(now, tenant, id))
     }
 
     pub(super) fn delete_here(&self, tenant: &str, id: &str) -> bool {
-        self.with_shelf(|shelf, now| shelf.delete(now, tenant, id))
+        self.with_table(|table, now| table.delete(now, tenant, id))
     }
 
     async fn ask(
         &self,
         place: RequestPlace<'_>,
         id: &str,
-        wanted: Wanted,
+        wanted: ResponsePurpose,
     ) -> Result<Bytes, String> {
         let unknown = || {
             format!(
@@ -172,9 +174,9 @@ impl ResponseStore {
             ));
         };
         let (method, path) = match wanted {
-            Wanted::Response => (Method::GET, PEER_ROUTE),
-            Wanted::Conversation => (Method::GET, PEER_CONVERSATION),
-            Wanted::Removal => (Method::DELETE, PEER_ROUTE),
+            ResponsePurpose::Response => (Method::GET, PEER_ROUTE),
+            ResponsePurpose::Conversation => (Method::GET, PEER_CONVERSATION),
+            ResponsePurpose::Removal => (Method::DELETE, PEER_ROUTE),
         };
         let headers = identity_headers(place.headers, &place.caller.policy);
         let bytes_max = place.bytes_max.saturating_add(FRAME_BYTES);

@@ -115,8 +115,8 @@ pub(super) fn generate_request(
     Ok(ask)
 }
 
-/// Counts the tokens of the conversation in the body of a chat request. Errors have the names of the
-/// request's own API, in which `param` is the conversation.
+/// Counts the tokens of the conversation in the body of a chat request. Errors have the names of
+/// the request's own API, in which `param` is the conversation.
 pub(super) fn input_tokens_count(
     body: JsonText,
     model: &ModelText,
@@ -300,7 +300,7 @@ pub(super) const TOOLS_MAX: usize = 1024;
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConvertedTools<'a> {
     pub(super) tools: Vec<ChatTool<'a>>,
-    /// `tool_choice`, as JSON.
+    /// `tool_choice` of a chat request, as JSON; `None` leaves the choice to the model.
     pub(super) choice: Option<String>,
     /// Whether an answer has one call at most.
     pub(super) is_single: bool,

@@ -18,7 +18,7 @@ fn lark(definition: &str) -> Value {
     json!({"type": "grammar", "syntax": "lark", "definition": definition})
 }
 
-/// What a model of this format writes to call a function.
+/// The output by which a model of this format calls a function.
 fn written(name: &str, arguments: &Value) -> String {
     let call = json!({"name": name, "arguments": arguments});
     format!("<tool_call>\n{call}\n</tool_call>")
@@ -119,7 +119,7 @@ async fn a_grammar_of_a_custom_tool_is_enforced() {
         };
         assert!(grammar.contains("pattern"), "{grammar}");
     }
-    // What cannot be enforced is not shown, and a choice of it is refused.
+    // A tool that cannot be enforced is not shown, and a choice of it is refused.
     let recursive = custom("patch", &lark("start: \"(\" start? \")\""));
     let response = answer(&set, "Yes.", json!({"tools": [recursive]})).await;
     assert_eq!(response["warnings"][0]["param"], "tools");

@@ -373,7 +373,7 @@ async fn old_responses_go_and_their_bytes_are_free() {
 }
 
 #[tokio::test]
-async fn a_full_store_forgets_the_oldest_and_says_what_it_drops() {
+async fn a_full_store_evicts_the_oldest_and_counts_it() {
     let set = limited(ResponseStoreLimits {
         bytes_max: 20_000,
         tenant_bytes_max: 10_000,

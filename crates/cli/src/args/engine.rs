@@ -46,9 +46,9 @@ pub(crate) struct ModelArgs {
     /// Limit the model's context to this many tokens (prompt and output).
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_model_len: Option<u32>,
-    /// Task that the model is served for. `auto` embeds where the folder has a sentence-transformers
-    /// `modules.json`, and generates otherwise; `pooling` embeds, by `--pooling`, or scores
-    /// documents, by `--classifier-from-token`.
+    /// Task that the model is served for. `auto` embeds where the folder has a
+    /// sentence-transformers `modules.json`, and generates otherwise; `pooling` embeds, by
+    /// `--pooling`, or scores documents, by `--classifier-from-token`.
     #[arg(long, value_enum, default_value_t = RunnerArg::Auto)]
     pub(crate) runner: RunnerArg,
     /// Hidden states that a vector is made of: the last token's, the mean of all, or the first

@@ -97,7 +97,7 @@ pub(crate) struct HttpArgs {
 
 /// Flags of the stored responses.
 #[derive(Args, Clone, Copy, Debug)]
-#[command(next_help_heading = "HTTP")]
+#[command(next_help_heading = "Stored responses")]
 pub(crate) struct ResponseStoreArgs {
     /// Memory for the stored responses of OpenAI's Responses API, with their inputs and keys, such
     /// as 256MiB. Where it is taken, a response takes the place of the oldest ones of its tenant. 0

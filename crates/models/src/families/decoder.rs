@@ -212,8 +212,8 @@ impl Decoder {
     }
 }
 
-/// The longest context: `max_position_embeddings`, or what YaRN stretches the original one to, where
-/// a finetune or a user added YaRN without changing the former.
+/// The longest context: `max_position_embeddings`, or what YaRN stretches the original one to,
+/// where a finetune or a user added YaRN without changing the former.
 fn context(fields: &ConfigFields, ropes: &[Rope]) -> Result<usize, ConfigError> {
     let stated = fields.size("max_position_embeddings", CONTEXT_MAX)?;
     let stretched = ropes.iter().filter_map(|rope| match &rope.scaling {

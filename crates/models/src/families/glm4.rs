@@ -1,5 +1,5 @@
-//! GLM-4 (9B and 32B of April 2025): norms of inputs and outputs, a rotary embedding of neighbours over half
-//! of each head, and a fused gate.
+//! GLM-4 (9B and 32B of April 2025): norms of inputs and outputs, a rotary embedding of neighbours
+//! over half of each head, and a fused gate.
 
 use super::decoder::{
     self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes, NormPlacement,

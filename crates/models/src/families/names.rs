@@ -20,8 +20,8 @@ pub(super) const ENDS: &[NamedRole] = &[
     ("lm_head.weight", Head),
 ];
 
-/// Norms of inputs or of outputs. `post_attention_layernorm` follows attention: it is the norm of the
-/// MLP's input where a layer has one, or else of attention's output.
+/// Norms of inputs or of outputs. `post_attention_layernorm` follows attention: it is the norm of
+/// the MLP's input where a layer has one, or else of attention's output.
 pub(super) const NORMS: &[NamedRole] = &[
     (
         "model.layers.{layer}.input_layernorm.weight",
@@ -81,7 +81,7 @@ pub(super) const NORMS_GLM: &[NamedRole] = &[
     ),
 ];
 
-/// Attention.
+/// Projections of attention, and the norms of queries and keys.
 pub(super) const ATTENTION: &[NamedRole] = &[
     (
         "model.layers.{layer}.self_attn.q_proj.weight",
@@ -114,7 +114,7 @@ pub(super) const ATTENTION_FUSED: &[NamedRole] = &[
     ),
 ];
 
-/// Gated MLP.
+/// Projections of a gated MLP, each a tensor of its own.
 pub(super) const MLP: &[NamedRole] = &[
     ("model.layers.{layer}.mlp.gate_proj.weight", Weight(Gate)),
     ("model.layers.{layer}.mlp.gate_proj.bias", Bias(Gate)),

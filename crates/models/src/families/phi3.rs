@@ -1,4 +1,5 @@
-//! Phi-3, Phi-4 and Phi-4-mini: Llama with fused projections, and with LongRoPE over parts of heads.
+//! Phi-3, Phi-4 and Phi-4-mini: Llama with fused projections, and with LongRoPE over parts of
+//! heads.
 
 use super::decoder::{self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes};
 use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};

@@ -106,7 +106,7 @@ impl AnswerParts {
 /// The part of an output to which its next character belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputPlace {
-    /// What came since the last certain character may be the beginning of reasoning, or of the
+    /// The characters since the last certain one may be the beginning of reasoning, or of the
     /// answer.
     Undecided,
     Reasoning,

@@ -236,7 +236,7 @@ impl ResponseEvents {
 
     /// Whether the response is stored when it is complete.
     fn storage(&self) -> Storage {
-        match &self.head.facts.keeper {
+        match &self.head.facts.recorder {
             Some(_) => Storage::Stored,
             None => Storage::NotStored,
         }
@@ -268,8 +268,8 @@ impl ResponseEvents {
         let output = self.output_text();
         let facts = &self.head.facts;
         let members = self.members(status, &Value::from(more.clone()), self.storage());
-        if let (Some(keeper), Some(id)) = (&facts.keeper, &facts.response_id)
-            && keeper.keep(Arc::clone(id), &members, &output).is_err()
+        if let (Some(recorder), Some(id)) = (&facts.recorder, &facts.response_id)
+            && recorder.keep(Arc::clone(id), &members, &output).is_err()
         {
             let mut warnings = self.head.warnings.clone();
             warnings.push(NOT_STORED);

@@ -1,8 +1,8 @@
 //! The stored responses as data: who has which, and how many bytes they take.
 //!
-//! Owns: the order of age, each tenant's share, the turns of conversations and their holders. Never:
-//! reads a clock or waits. Invariant: the bytes of all tenants add up to the whole, no limit is
-//! exceeded, and nothing of a tenant is given to another, or removed for another.
+//! Owns: the order of age, each tenant's share, the turns of conversations and their holders.
+//! Never: reads a clock or waits. Invariant: the bytes of all tenants add up to the whole, no limit
+//! is exceeded, and nothing of a tenant is given to another, or removed for another.
 
 use super::{ConversationTurn, EvictionReason, NotKept, ResponseStoreLimits};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ const SHARED_TEXT_BYTES: usize = 2 * size_of::<usize>();
 const RESPONSE_BYTES: usize =
     size_of::<(Arc<str>, ShelvedResponse)>() + size_of::<(u64, Arc<str>)>() + size_of::<u64>();
 const TURN_BYTES: usize = size_of::<(Arc<str>, HeldTurn)>();
-const TENANT_BYTES: usize = size_of::<(Arc<str>, TenantShelf)>();
+const TENANT_BYTES: usize = size_of::<(Arc<str>, TenantResponses)>();
 
 /// A response to store, with its conversation.
 #[derive(Clone, Debug)]
@@ -37,9 +37,9 @@ struct ShelvedResponse {
     members: Arc<str>,
 }
 
-/// What one tenant has stored.
+/// Responses of one tenant.
 #[derive(Debug, Default)]
-struct TenantShelf {
+struct TenantResponses {
     bytes: usize,
     /// Numbers of its responses, the oldest first.
     numbers: BTreeSet<u64>,
@@ -57,12 +57,12 @@ struct HeldTurn {
 
 /// All stored responses of one router.
 #[derive(Debug)]
-pub(super) struct ResponseShelf {
+pub(super) struct ResponseTable {
     limits: ResponseStoreLimits,
     responses: BTreeMap<Arc<str>, ShelvedResponse>,
     /// Ids by number; a higher number was stored later.
     order: BTreeMap<u64, Arc<str>>,
-    tenants: BTreeMap<Arc<str>, TenantShelf>,
+    tenants: BTreeMap<Arc<str>, TenantResponses>,
     next_number: u64,
     bytes: usize,
     /// Removed responses that nobody has counted yet.
@@ -83,7 +83,7 @@ fn response_bytes(members: &str) -> usize {
     RESPONSE_BYTES + text_bytes(members)
 }
 
-impl ResponseShelf {
+impl ResponseTable {
     pub(super) fn new(limits: ResponseStoreLimits) -> Self {
         Self {
             limits,
@@ -288,7 +288,7 @@ impl ResponseShelf {
         (*response.tenant == *tenant).then_some(response)
     }
 
-    /// Asserts the invariants.
+    /// Panics if bytes, counts or holders do not agree.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut bytes = 0;
@@ -357,85 +357,85 @@ mod tests {
     #[test]
     fn the_oldest_of_the_own_tenant_goes_first() {
         let now = Instant::now();
-        let mut shelf = ResponseShelf::new(limits(10_000, 8_500));
-        shelf.insert(now, &new("a", "a1", 1000, &[])).unwrap();
-        shelf.insert(now, &new("b", "b1", 1000, &[])).unwrap();
-        shelf.insert(now, &new("a", "a2", 1000, &[])).unwrap();
+        let mut table = ResponseTable::new(limits(10_000, 8_500));
+        table.insert(now, &new("a", "a1", 1000, &[])).unwrap();
+        table.insert(now, &new("b", "b1", 1000, &[])).unwrap();
+        table.insert(now, &new("a", "a2", 1000, &[])).unwrap();
         // The whole is full before the share of the tenant is.
-        shelf.insert(now, &new("a", "a3", 500, &[])).unwrap();
-        assert_eq!(shelf.take_evictions(), [EvictionReason::Bytes]);
-        let ids = ["a1", "a2", "a3"].map(|id| shelf.response(now, "a", id).is_some());
+        table.insert(now, &new("a", "a3", 500, &[])).unwrap();
+        assert_eq!(table.take_evictions(), [EvictionReason::Bytes]);
+        let ids = ["a1", "a2", "a3"].map(|id| table.response(now, "a", id).is_some());
         assert_eq!(ids, [false, true, true]);
-        assert!(shelf.response(now, "b", "b1").is_some());
-        assert!(shelf.response(now, "a", "b1").is_none(), "another tenant's");
-        assert!(!shelf.delete(now, "a", "b1"));
+        assert!(table.response(now, "b", "b1").is_some());
+        assert!(table.response(now, "a", "b1").is_none(), "another tenant's");
+        assert!(!table.delete(now, "a", "b1"));
         // One tenant's share is full before the whole is.
-        shelf.delete(now, "b", "b1");
-        shelf.insert(now, &new("a", "a4", 1100, &[])).unwrap();
+        table.delete(now, "b", "b1");
+        table.insert(now, &new("a", "a4", 1100, &[])).unwrap();
         assert_eq!(
-            shelf.take_evictions(),
+            table.take_evictions(),
             [EvictionReason::Deleted, EvictionReason::TenantBytes]
         );
-        shelf.check();
+        table.check();
     }
 
     #[test]
     fn a_response_without_room_removes_nothing() {
         let now = Instant::now();
-        let mut shelf = ResponseShelf::new(limits(10_000, 8_000));
-        shelf.insert(now, &new("a", "a1", 2000, &[])).unwrap();
-        let bytes = shelf.bytes();
-        let too_long = shelf.insert(now, &new("a", "a2", 4000, &[]));
+        let mut table = ResponseTable::new(limits(10_000, 8_000));
+        table.insert(now, &new("a", "a1", 2000, &[])).unwrap();
+        let bytes = table.bytes();
+        let too_long = table.insert(now, &new("a", "a2", 4000, &[]));
         assert_eq!(too_long, Err(NotKept::TooLong));
-        let full = shelf.insert(now, &new("b", "b1", 2000, &[]));
+        let full = table.insert(now, &new("b", "b1", 2000, &[]));
         assert_eq!(full, Err(NotKept::Full), "the room is another tenant's");
-        assert_eq!((shelf.bytes(), shelf.count()), (bytes, 1));
-        assert!(shelf.take_evictions().is_empty());
+        assert_eq!((table.bytes(), table.count()), (bytes, 1));
+        assert!(table.take_evictions().is_empty());
     }
 
     #[test]
     fn a_conversation_outlives_the_responses_before_its_last() {
         let now = Instant::now();
-        let mut shelf = ResponseShelf::new(limits(100_000, 100_000));
+        let mut table = ResponseTable::new(limits(100_000, 100_000));
         let mut turns: Vec<ConversationTurn> = Vec::new();
         for id in ["1", "2", "3"] {
-            shelf.insert(now, &new("", id, 10, &turns)).unwrap();
-            turns = shelf.conversation(now, "", id).unwrap();
+            table.insert(now, &new("", id, 10, &turns)).unwrap();
+            turns = table.conversation(now, "", id).unwrap();
         }
-        shelf.insert(now, &new("", "2b", 10, &turns[..1])).unwrap();
-        assert_eq!(shelf.tenants[""].turns.len(), 4, "turns are held once");
-        shelf.delete(now, "", "1");
-        shelf.delete(now, "", "2");
-        assert!(shelf.conversation(now, "", "2").is_none());
+        table.insert(now, &new("", "2b", 10, &turns[..1])).unwrap();
+        assert_eq!(table.tenants[""].turns.len(), 4, "turns are held once");
+        table.delete(now, "", "1");
+        table.delete(now, "", "2");
+        assert!(table.conversation(now, "", "2").is_none());
         let ids = |turns: Vec<ConversationTurn>| {
             let ids: Vec<String> = turns.iter().map(|turn| turn.id.to_string()).collect();
             ids.join(" ")
         };
-        assert_eq!(ids(shelf.conversation(now, "", "3").unwrap()), "1 2 3");
-        assert_eq!(ids(shelf.conversation(now, "", "2b").unwrap()), "1 2b");
-        shelf.check();
-        shelf.delete(now, "", "3");
-        assert_eq!(ids(shelf.conversation(now, "", "2b").unwrap()), "1 2b");
-        shelf.delete(now, "", "2b");
-        assert_eq!((shelf.bytes(), shelf.count()), (0, 0));
+        assert_eq!(ids(table.conversation(now, "", "3").unwrap()), "1 2 3");
+        assert_eq!(ids(table.conversation(now, "", "2b").unwrap()), "1 2b");
+        table.check();
+        table.delete(now, "", "3");
+        assert_eq!(ids(table.conversation(now, "", "2b").unwrap()), "1 2b");
+        table.delete(now, "", "2b");
+        assert_eq!((table.bytes(), table.count()), (0, 0));
     }
 
     #[test]
     fn responses_go_when_they_are_old() {
         let start = Instant::now();
-        let mut shelf = ResponseShelf::new(limits(100_000, 100_000));
-        shelf.insert(start, &new("", "1", 10, &[])).unwrap();
+        let mut table = ResponseTable::new(limits(100_000, 100_000));
+        table.insert(start, &new("", "1", 10, &[])).unwrap();
         let later = start + Duration::from_secs(60);
-        shelf.insert(later, &new("", "2", 10, &[])).unwrap();
-        assert_eq!(shelf.deadline(), Some(start + Duration::from_secs(100)));
+        table.insert(later, &new("", "2", 10, &[])).unwrap();
+        assert_eq!(table.deadline(), Some(start + Duration::from_secs(100)));
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(shelf.response(at(99), "", "1").is_some());
-        assert!(shelf.response(at(100), "", "1").is_none());
-        assert!(shelf.response(at(159), "", "2").is_some());
-        shelf.expire(at(160));
-        assert_eq!((shelf.bytes(), shelf.count()), (0, 0));
-        assert_eq!(shelf.take_evictions(), [EvictionReason::Age; 2]);
-        assert_eq!(shelf.deadline(), None);
+        assert!(table.response(at(99), "", "1").is_some());
+        assert!(table.response(at(100), "", "1").is_none());
+        assert!(table.response(at(159), "", "2").is_some());
+        table.expire(at(160));
+        assert_eq!((table.bytes(), table.count()), (0, 0));
+        assert_eq!(table.take_evictions(), [EvictionReason::Age; 2]);
+        assert_eq!(table.deadline(), None);
     }
 
     proptest! {
@@ -444,7 +444,7 @@ mod tests {
             events in prop::collection::vec((0_u8..10, 0_usize..3, 0_usize..40, 1_u64..30), 1..200)
         ) {
             let mut now = Instant::now();
-            let mut shelf = ResponseShelf::new(limits(6_000, 4_000));
+            let mut table = ResponseTable::new(limits(6_000, 4_000));
             let mut known: [Vec<String>; 3] = Default::default();
             for (count, (kind, tenant, size, wait)) in events.into_iter().enumerate() {
                 let name = ["", "a", "b"][tenant];
@@ -453,25 +453,25 @@ mod tests {
                 match kind {
                     0 => now += Duration::from_secs(wait),
                     1 | 2 => {
-                        let was_there = shelf.response(now, name, &chosen).is_some();
-                        prop_assert_eq!(shelf.delete(now, name, &chosen), was_there);
+                        let was_there = table.response(now, name, &chosen).is_some();
+                        prop_assert_eq!(table.delete(now, name, &chosen), was_there);
                     }
                     _ => {
                         let id = format!("{name}{count}");
-                        let earlier = shelf.conversation(now, name, &chosen).unwrap_or_default();
+                        let earlier = table.conversation(now, name, &chosen).unwrap_or_default();
                         let response = new(name, &id, size * 8, &earlier);
-                        if shelf.insert(now, &response).is_ok() {
-                            let turns = shelf.conversation(now, name, &id).unwrap();
+                        if table.insert(now, &response).is_ok() {
+                            let turns = table.conversation(now, name, &id).unwrap();
                             prop_assert_eq!(turns.len(), earlier.len() + 1);
                             prop_assert_eq!(&turns[..earlier.len()], &earlier[..]);
                             known[tenant].push(id);
                         }
                     }
                 }
-                shelf.check();
+                table.check();
             }
-            shelf.expire(now + Duration::from_secs(100));
-            prop_assert_eq!((shelf.bytes(), shelf.count()), (0, 0));
+            table.expire(now + Duration::from_secs(100));
+            prop_assert_eq!((table.bytes(), table.count()), (0, 0));
         }
     }
 }

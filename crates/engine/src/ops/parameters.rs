@@ -1,0 +1,52 @@
+//! Parameters of operations: rotary tables, norms, attention.
+//!
+//! Owns: these types. Never: computes.
+
+/// Cosines and sines of the rotary embedding, for every position of the context.
+///
+/// Pairs are `(i, i + half)`: `x[i] ← x[i]·cos[i] − x[i+half]·sin[i]`,
+/// `x[i+half] ← x[i+half]·cos[i] + x[i]·sin[i]`. Elements of a head from `2 · half` on stay.
+#[derive(Clone, Copy, Debug)]
+pub struct RotaryTable<'a> {
+    /// `(positions, half)`, scaled by the model's attention factor, if it has one.
+    pub cos: &'a [f32],
+    /// Sines, shaped and scaled as `cos`.
+    pub sin: &'a [f32],
+    /// Pairs per head, at most `head_dim / 2`; 0 if nothing is rotated.
+    pub half: usize,
+    /// Factors of rotated queries by position, `(positions)`; empty if they are 1.
+    pub query_factors: &'a [f32],
+}
+
+/// Root-mean-square normalisation: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
+#[derive(Debug)]
+pub struct Norm<'a, V> {
+    /// Shape: `(width)`, one weight per element.
+    pub weight: &'a V,
+    /// Epsilon, added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// Normalisation of queries and keys, before rotation. As many elements are normalised together as
+/// the weight has: those of a head, or those of all heads.
+#[derive(Debug)]
+pub struct QkNorms<'a, V> {
+    /// `(head_dim)`, the same for every query head, or `(query_heads × head_dim)`.
+    pub query: &'a V,
+    /// `(head_dim)`, the same for every key head, or `(kv_heads × head_dim)`.
+    pub key: &'a V,
+    /// Epsilon, added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// Parameters of one layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// Layer of the pool.
+    pub layer: usize,
+    /// Multiplies the scores before the softmax, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Sliding window: position `p` attends to `p - window + 1 ..= p` (positions that exist), with
+    /// `None` to `0 ..= p`.
+    pub window: Option<usize>,
+}
