@@ -92,7 +92,7 @@ pub(super) fn silu<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
 #[inline(always)]
 pub(super) fn gelu_tanh<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     // 2 · √(2/π), and 0.044715 times it.
-    const LINEAR: f32 = 1.595_769_1;
+    const LINEAR: f32 = 1.595_769;
     const CUBIC: f32 = 0.071_354_82;
     let slope = s.fma(s.mul(gate, gate), s.splat(CUBIC), s.splat(LINEAR));
     let twice = s.mul(gate, slope);
