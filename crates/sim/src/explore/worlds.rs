@@ -253,10 +253,10 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
             step: Duration::from_millis(400),
             ..three.clone()
         },
-        // Vectors of prompts in two chunks, beside a stream; two workers may pool them.
+        // Vectors of prompts of two chunks and of one, which either worker may pool.
         SmallWorld {
             name: "pools",
-            requests: &[(5, 0), (3, 2)],
+            requests: &[(5, 0), (3, 0)],
             faults: &[
                 SmallWorldFault::Cancel,
                 SmallWorldFault::Crash,
