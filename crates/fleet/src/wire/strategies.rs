@@ -4,6 +4,7 @@
 //! Invariant: each variant and each field is drawn, within what its type promises, so that a field
 //! forgotten on the wire does not come back equal.
 
+mod failures;
 mod gossip;
 
 use super::proto;
@@ -12,16 +13,16 @@ use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming,
-    DeviceId, Emission, Failure, Fingerprint, FinishReason, FlightId, Generation, Grammar,
-    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, Pooling,
-    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report, Request,
-    RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, SloMetric,
-    StateCapacity, StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad,
-    WorkerRef,
+    DeviceId, Emission, Fingerprint, FinishReason, FlightId, Generation, Grammar, HandoffId,
+    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, Pooling,
+    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Report, Request, RequestSlo,
+    ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, StateCapacity,
+    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{EmbedTask, ModelFiles, ModelTask, RerankTask};
 use cleave_transfer::WriteGrant;
+use failures::{failure, refusal};
 use gossip::gossip;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -241,49 +242,6 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
 
 fn role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)]
-}
-
-fn failure() -> impl Strategy<Value = Failure> {
-    let plain = prop_oneof![
-        Just(Failure::WorkerLost),
-        Just(Failure::WorkerStuck),
-        Just(Failure::SlowReader),
-        Just(Failure::LinkLost),
-        Just(Failure::LeaseExpired),
-        Just(Failure::Corrupt),
-        Just(Failure::Rejected),
-        Just(Failure::OutOfBlocks),
-        Just(Failure::Draining),
-        ".{0,20}".prop_map(Failure::Engine),
-    ];
-    plain.prop_recursive(3, 4, 1, |last| {
-        last.prop_map(|last| Failure::RetriesSpent(Box::new(last)))
-    })
-}
-
-fn refusal() -> impl Strategy<Value = Refusal> {
-    prop_oneof![
-        span().prop_map(|retry_after| Refusal::QueueFull { retry_after }),
-        span().prop_map(|retry_after| Refusal::NoBlocks { retry_after }),
-        any::<u32>().prop_map(|tokens_max| Refusal::TooLong { tokens_max }),
-        any::<u32>().prop_map(|vocab_size| Refusal::OutOfVocabulary { vocab_size }),
-        Just(Refusal::NoWorker),
-        Just(Refusal::Draining),
-        Just(Refusal::WrongWorker),
-        (aim(), span(), span()).prop_map(|(aim, predicted, retry_after)| Refusal::Late {
-            aim,
-            predicted,
-            retry_after
-        }),
-    ]
-}
-
-fn aim() -> impl Strategy<Value = SloMetric> {
-    prop_oneof![
-        Just(SloMetric::Ttft),
-        Just(SloMetric::Tpot),
-        Just(SloMetric::EndToEnd)
-    ]
 }
 
 fn prefill_timing() -> impl Strategy<Value = PrefillTiming> {
