@@ -183,8 +183,10 @@ fn forced_tokens_are_allowed_one_after_the_other() {
 /// A mark that the grammar demands is drafted with the text around it.
 #[test]
 fn forced_marks_are_tokens() {
-    let model = MODELS.last().expect("a model");
-    let mark = model.tokenizer().id_of("<tool_call>").expect("a mark");
+    let mark_of = |model: &&ModelText| model.tokenizer().id_of("<tool_call>");
+    let model = MODELS.iter().find(|model| mark_of(model).is_some());
+    let model = model.expect("a model with the mark");
+    let mark = mark_of(&model).expect("it was found by it");
     let lark = format!("start: \"so it is\" <[{mark}]> <[{mark}]> \"done and over\"");
     let mut matcher = compiled(model, Grammar::Lark(lark.into())).start();
     let forced = model.forced_tokens(&mut matcher);
