@@ -115,21 +115,14 @@ impl PeerRouterClient {
         headers: &HeaderMap,
         bytes_max: usize,
     ) -> Result<(StatusCode, Bytes), String> {
-        let late = |_| {
-            format!(
-                "{path} was not answered within {} s",
-                LONG_ANSWER_MAX.as_secs()
-            )
-        };
         let answer = self.fetch(address, method, path, headers, bytes_max);
-        timeout(LONG_ANSWER_MAX, answer).await.map_err(late)?
+        in_time(LONG_ANSWER_MAX, path, answer).await
     }
 
     async fn get(&self, address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let late = |_| format!("{path} was not answered within {} s", ANSWER_MAX.as_secs());
         let headers = HeaderMap::new();
         let answer = self.fetch(address, &Method::GET, path, &headers, ANSWER_BYTES_MAX);
-        timeout(ANSWER_MAX, answer).await.map_err(late)?
+        in_time(ANSWER_MAX, path, answer).await
     }
 
     async fn fetch(
@@ -161,6 +154,17 @@ impl PeerRouterClient {
             .map_err(|error| root_cause(error.as_ref()))?;
         Ok((status, body.to_bytes()))
     }
+}
+
+/// The answer, if it comes within the limit.
+async fn in_time<T>(
+    limit: Duration,
+    path: &str,
+    answer: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let answered = timeout(limit, answer).await;
+    let late = |_| format!("{path} was not answered within {} s", limit.as_secs());
+    answered.map_err(late)?
 }
 
 /// Describes an unexpected answer by its status and first line.

@@ -6,8 +6,8 @@ use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::openapi::{RouteDoc, ServedRoute};
 use axum::Router;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{FromRequestParts, Path, RawQuery};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -68,24 +68,30 @@ struct NamedResponse {
     router: String,
 }
 
-impl NamedResponse {
-    fn new(
-        app: App,
-        id: Result<Path<String>, PathRejection>,
-        headers: HeaderMap,
-    ) -> Result<Self, ApiError> {
-        let caller = AuthenticatedCaller::of(&app, &headers)?;
+impl FromRequestParts<App> for NamedResponse {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let caller = AuthenticatedCaller::of(app, &parts.headers)?;
+        let id = Path::<String>::from_request_parts(parts, app).await;
         let Path(id) = id.map_err(|_| {
             ApiError::invalid("response_id", "The id in the path is not UTF-8 text.")
         })?;
-        let router = app.router_digits();
         Ok(Self {
-            app,
+            app: app.clone(),
             caller,
-            headers,
+            headers: parts.headers.clone(),
             id,
-            router,
+            router: app.router_digits(),
         })
+    }
+}
+
+impl NamedResponse {
+    /// The answer to a router whose question is for a response that is not here.
+    fn not_here(&self) -> Response {
+        let router = json!({"router": self.router});
+        (StatusCode::NOT_FOUND, axum::Json(router)).into_response()
     }
 
     fn place(&self) -> RequestPlace<'_> {
@@ -98,13 +104,7 @@ impl NamedResponse {
     }
 }
 
-async fn response(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
-    RawQuery(query): RawQuery,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let named = NamedResponse::new(app, id, headers)?;
+async fn response(named: NamedResponse, RawQuery(query): RawQuery) -> Result<Response, ApiError> {
     let query = query.unwrap_or_default();
     if query_values(&query, "stream").any(|value| value == "true") {
         let message = "`stream`: a stored response is sent whole.";
@@ -117,12 +117,7 @@ async fn response(
 
 const JSON: (header::HeaderName, &str) = (header::CONTENT_TYPE, "application/json");
 
-async fn delete(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
-) -> Result<axum::Json<Value>, ApiError> {
-    let named = NamedResponse::new(app, id, headers)?;
+async fn delete(named: NamedResponse) -> Result<axum::Json<Value>, ApiError> {
     let removed = named.app.responses().delete(named.place(), &named.id);
     removed.await.map_err(ApiError::response_not_found)?;
     Ok(axum::Json(
@@ -131,12 +126,9 @@ async fn delete(
 }
 
 async fn input_items(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
+    named: NamedResponse,
     RawQuery(query): RawQuery,
-    headers: HeaderMap,
 ) -> Result<axum::Json<Value>, ApiError> {
-    let named = NamedResponse::new(app, id, headers)?;
     let query = query.unwrap_or_default();
     let wanted = ItemsQuery::of(&query)?;
     let found = named.app.responses().find(named.place(), &named.id).await;
@@ -240,53 +232,31 @@ fn listed_item(item: Value, response: &str, index: usize) -> Value {
     Value::Object(item)
 }
 
-/// The answer to a router whose question is for a response that is not here.
-fn not_here(app: &App) -> Response {
-    let router = json!({"router": app.router_digits()});
-    (StatusCode::NOT_FOUND, axum::Json(router)).into_response()
-}
-
-async fn peer_response(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let NamedResponse {
-        app, caller, id, ..
-    } = NamedResponse::new(app, id, headers)?;
-    let found = app.responses().find_here(&caller.tenant, &id);
-    let Some(found) = found else {
-        return Ok(not_here(&app));
-    };
-    let response = String::from_utf8_lossy(&found.response);
-    let record = format!(r#"{{"response":{response},"input":{}}}"#, found.input);
-    Ok(([JSON], record).into_response())
-}
-
-async fn peer_conversation(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let NamedResponse {
-        app, caller, id, ..
-    } = NamedResponse::new(app, id, headers)?;
-    match app.responses().conversation_here(&caller.tenant, &id) {
-        Some(turns) => Ok(([JSON], conversation_json(&turns)).into_response()),
-        None => Ok(not_here(&app)),
+async fn peer_response(named: NamedResponse) -> Response {
+    let store = named.app.responses();
+    match store.find_here(&named.caller.tenant, &named.id) {
+        None => named.not_here(),
+        Some(found) => {
+            let response = String::from_utf8_lossy(&found.response);
+            let record = format!(r#"{{"response":{response},"input":{}}}"#, found.input);
+            ([JSON], record).into_response()
+        }
     }
 }
 
-async fn peer_delete(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let NamedResponse {
-        app, caller, id, ..
-    } = NamedResponse::new(app, id, headers)?;
-    if app.responses().delete_here(&caller.tenant, &id) {
-        return Ok(axum::Json(json!({})).into_response());
+async fn peer_conversation(named: NamedResponse) -> Response {
+    let store = named.app.responses();
+    match store.conversation_here(&named.caller.tenant, &named.id) {
+        None => named.not_here(),
+        Some(turns) => ([JSON], conversation_json(&turns)).into_response(),
     }
-    Ok(not_here(&app))
+}
+
+async fn peer_delete(named: NamedResponse) -> Response {
+    let store = named.app.responses();
+    if store.delete_here(&named.caller.tenant, &named.id) {
+        axum::Json(json!({})).into_response()
+    } else {
+        named.not_here()
+    }
 }

@@ -196,21 +196,13 @@ fn rerank(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiErro
             .collect()
     };
     let repeated = repeats.then(repeated);
-    let prompts = match model.task() {
-        ModelTask::Rerank(_) => judged_pairs(&fields, &query, &documents, model)?,
-        ModelTask::Embed(task) => {
-            // Models whose queries and documents have different prompts name them so.
-            let named = |name| task.prompt(Some(name)).or(task.prompt(None)).unwrap_or("");
-            let prefixes = (named("query"), named("document"));
-            embedded_pairs(&fields, (&query, &documents), prefixes, (task, model))?
-        }
-        ModelTask::Generate => return Err(cannot_score()),
-    };
+    // Models whose queries and documents have different prompts name them so.
+    let names = [Some("query"), Some("document")];
     let ScorePrompts {
         prompts,
         pooling,
         scores,
-    } = prompts;
+    } = pairs(&fields, (&query, &documents), names, model)?;
     let answer = PooledAnswer::Ranking(DocumentRanking {
         scores,
         top_n: top_n.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
@@ -233,20 +225,30 @@ fn score(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError
         );
         return Err(fields.invalid(&TEXT_1, message));
     }
-    let prompts = match model.task() {
-        ModelTask::Rerank(_) => judged_pairs(&fields, &first, &second, model)?,
-        ModelTask::Embed(task) => {
-            let prefix = task.prompt(None).unwrap_or("");
-            embedded_pairs(&fields, (&first, &second), (prefix, prefix), (task, model))?
-        }
-        ModelTask::Generate => return Err(cannot_score()),
-    };
     let ScorePrompts {
         prompts,
         pooling,
         scores,
-    } = prompts;
+    } = pairs(&fields, (&first, &second), [None, None], model)?;
     pooled_request(&fields, prompts, pooling, PooledAnswer::Scores(scores))
+}
+
+/// The prompts of the pairs of both sides' texts, for any model that scores. Names are those of the
+/// sides' prompts in an embedding model, whose default prompt stands for one that it has not.
+fn pairs(
+    fields: &JsonFields,
+    sides: (&PlacedTexts<'_>, &PlacedTexts<'_>),
+    names: [Option<&str>; 2],
+    model: &ModelText,
+) -> Result<ScorePrompts, ApiError> {
+    match model.task() {
+        ModelTask::Rerank(_) => judged_pairs(fields, sides.0, sides.1, model),
+        ModelTask::Embed(task) => {
+            let prefixes = names.map(|name| task.prompt(name).or(task.prompt(None)).unwrap_or(""));
+            embedded_pairs(fields, sides, prefixes, (task, model))
+        }
+        ModelTask::Generate => Err(cannot_score()),
+    }
 }
 
 fn cannot_score() -> ApiError {
@@ -285,7 +287,7 @@ fn judged_pairs(
 fn embedded_pairs(
     fields: &JsonFields,
     sides: (&PlacedTexts<'_>, &PlacedTexts<'_>),
-    prefixes: (&str, &str),
+    prefixes: [&str; 2],
     by: (&EmbedTask, &ModelText),
 ) -> Result<ScorePrompts, ApiError> {
     if fields.any(&INSTRUCTION).is_some() {
@@ -300,8 +302,8 @@ fn embedded_pairs(
         };
         texts.iter().map(one).collect::<Result<Vec<_>, ApiError>>()
     };
-    let mut prompts = encoded(first, prefixes.0)?;
-    prompts.extend(encoded(second, prefixes.1)?);
+    let mut prompts = encoded(first, prefixes[0])?;
+    prompts.extend(encoded(second, prefixes[1])?);
     let pair = |index: usize| (index.min(first.len() - 1), first.len() + index);
     Ok(ScorePrompts {
         prompts,

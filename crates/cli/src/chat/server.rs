@@ -52,7 +52,7 @@ impl ChatServer {
     /// Sends a request, and gives `each` its events; the last one is no chunk.
     ///
     /// # Errors
-    /// Those of `each`. Faults of the server are events.
+    /// The errors of `each`. Faults of the server are events.
     pub(super) async fn stream(
         &self,
         body: &Value,

@@ -44,6 +44,16 @@ pub(super) struct DecoderMlp {
     pub(super) activation: &'static str,
 }
 
+impl DecoderMlp {
+    /// Reads whether all three projections have a bias.
+    pub(super) fn read(fields: &ConfigFields) -> Result<Self, ConfigError> {
+        Ok(Self {
+            bias: fields.flag("mlp_bias")?.unwrap_or(false),
+            ..Self::default()
+        })
+    }
+}
+
 impl Default for DecoderMlp {
     fn default() -> Self {
         Self {
@@ -247,6 +257,15 @@ pub(super) fn factor(fields: &ConfigFields, name: &str) -> Result<f32, ConfigErr
             Err(fields.damaged(name, problem))
         }
     }
+}
+
+/// Reads `attention_bias`, which in most families holds for all four projections.
+pub(super) fn attention_biases(fields: &ConfigFields) -> Result<AttentionBiases, ConfigError> {
+    let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    Ok(AttentionBiases {
+        qkv: attention,
+        output: attention,
+    })
 }
 
 /// Reads the heads. `head_dim` is the family's default where config.json has no such key; without

@@ -9,7 +9,7 @@ use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{RopeReader, SlidingRope};
-use crate::spec::{AttentionBiases, ModelSpec, NormWeight, QkNormScope, Scalars};
+use crate::spec::{ModelSpec, NormWeight, QkNormScope, Scalars};
 
 pub(crate) static FAMILY: Family = Family {
     name: "gemma3_text",
@@ -32,7 +32,6 @@ const HEAD_DIM: usize = 256;
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     let heads = decoder::heads(fields, Some(HEAD_DIM))?;
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     let windows = decoder::periodic_windows(fields, 6)?;
     let rope = RopeReader {
         theta: 1_000_000.0,
@@ -47,10 +46,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
+        biases: decoder::attention_biases(fields)?,
         mlp: DecoderMlp {
             activation: "hidden_activation",
             ..DecoderMlp::default()

@@ -5,7 +5,7 @@ use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
-use crate::spec::{AttentionBiases, ModelSpec, Scalars};
+use crate::spec::{ModelSpec, Scalars};
 
 pub(crate) static FAMILY: Family = Family {
     name: "granite",
@@ -19,18 +19,11 @@ pub(crate) static FAMILY: Family = Family {
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     let heads = decoder::heads(fields, None)?;
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
-        mlp: DecoderMlp {
-            bias: fields.flag("mlp_bias")?.unwrap_or(false),
-            ..DecoderMlp::default()
-        },
+        biases: decoder::attention_biases(fields)?,
+        mlp: DecoderMlp::read(fields)?,
         norms: DecoderNorms::default(),
         factors: factors(fields)?,
         windows: decoder::no_windows(fields)?,

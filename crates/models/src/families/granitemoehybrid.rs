@@ -7,7 +7,7 @@ use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{Rope, RopeReader};
-use crate::spec::{AttentionBiases, ModelSpec};
+use crate::spec::ModelSpec;
 
 pub(crate) static FAMILY: Family = Family {
     name: "granitemoehybrid",
@@ -61,18 +61,14 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
         Some("rope") => rope,
         None | Some("nope") => Rope::absent(),
         Some(other) => {
-            let problem = format!("{other} is not supported; rope and null are");
+            let problem = format!("{other} is not supported; rope, nope and null are");
             return Err(fields.unsupported("position_embedding_type", problem));
         }
     };
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
+        biases: decoder::attention_biases(fields)?,
         mlp: DecoderMlp {
             width: "shared_intermediate_size",
             ..DecoderMlp::default()

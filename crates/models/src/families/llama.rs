@@ -5,7 +5,7 @@ use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
-use crate::spec::{AttentionBiases, ModelSpec};
+use crate::spec::ModelSpec;
 
 pub(crate) static FAMILY: Family = Family {
     name: "llama",
@@ -19,19 +19,12 @@ pub(crate) static FAMILY: Family = Family {
 };
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     let heads = decoder::heads(fields, None)?;
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
-        mlp: DecoderMlp {
-            bias: fields.flag("mlp_bias")?.unwrap_or(false),
-            ..DecoderMlp::default()
-        },
+        biases: decoder::attention_biases(fields)?,
+        mlp: DecoderMlp::read(fields)?,
         norms: DecoderNorms::default(),
         factors: DecoderFactors::default(),
         windows: decoder::no_windows(fields)?,

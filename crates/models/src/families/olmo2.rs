@@ -8,7 +8,7 @@ use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
-use crate::spec::{AttentionBiases, ModelSpec, QkNormScope};
+use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "olmo2",
@@ -24,15 +24,11 @@ pub(crate) static FAMILY: Family = Family {
 const EPSILON: f64 = 1e-5;
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     let heads = decoder::heads(fields, None)?;
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
+        biases: decoder::attention_biases(fields)?,
         mlp: DecoderMlp::default(),
         norms: DecoderNorms {
             placement: NormPlacement::Output,

@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{RopeReader, SlidingRope};
-use crate::spec::{AttentionBiases, ModelSpec, QkNormScope};
+use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "olmo3",
@@ -22,7 +22,6 @@ pub(crate) static FAMILY: Family = Family {
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     let heads = decoder::heads(fields, None)?;
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     let windows = decoder::periodic_windows(fields, 4)?;
     let rope = RopeReader {
         theta: 500_000.0,
@@ -32,10 +31,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
+        biases: decoder::attention_biases(fields)?,
         mlp: DecoderMlp::default(),
         norms: DecoderNorms {
             placement: NormPlacement::Output,

@@ -5,7 +5,7 @@ use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
-use crate::spec::{AttentionBiases, ModelSpec, QkNormScope};
+use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "qwen3",
@@ -21,15 +21,11 @@ pub(crate) static FAMILY: Family = Family {
 const HEAD_DIM: usize = 128;
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     let heads = decoder::heads(fields, Some(HEAD_DIM))?;
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
+        biases: decoder::attention_biases(fields)?,
         mlp: DecoderMlp::default(),
         norms: DecoderNorms {
             qk: Some(QkNormScope::Head),

@@ -29,10 +29,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
             qkv: fields.flag("attention_bias")?.unwrap_or(true),
             output: fields.flag("attention_out_bias")?.unwrap_or(false),
         },
-        mlp: DecoderMlp {
-            bias: fields.flag("mlp_bias")?.unwrap_or(false),
-            ..DecoderMlp::default()
-        },
+        mlp: DecoderMlp::read(fields)?,
         norms: DecoderNorms::default(),
         factors: DecoderFactors::default(),
         windows: decoder::no_windows(fields)?,

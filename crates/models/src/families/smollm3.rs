@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{Rope, RopeReader};
-use crate::spec::{AttentionBiases, ModelSpec};
+use crate::spec::ModelSpec;
 
 pub(crate) static FAMILY: Family = Family {
     name: "smollm3",
@@ -30,18 +30,11 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     };
     let has_rope = layers_with_rope(fields, windows.len())?;
     let is_absent = has_rope.into_iter().map(|has_rope| !has_rope);
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
     Decoder {
         family: FAMILY.name,
         heads,
-        biases: AttentionBiases {
-            qkv: attention,
-            output: attention,
-        },
-        mlp: DecoderMlp {
-            bias: fields.flag("mlp_bias")?.unwrap_or(false),
-            ..DecoderMlp::default()
-        },
+        biases: decoder::attention_biases(fields)?,
+        mlp: DecoderMlp::read(fields)?,
         norms: DecoderNorms::default(),
         factors: DecoderFactors::default(),
         windows,
