@@ -107,9 +107,10 @@ impl CallFormat {
     /// The marks, and the tokens that may be parts of one.
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> + use<> {
         let inner = match &self.form {
-            CallForm::Named(form) | CallForm::ObjectOrNamed(form) => form.marks(),
-            CallForm::Escaped => [ESCAPE, "", ""],
-            CallForm::Object(_) | CallForm::Tagged(_) | CallForm::Pythonic => [""; 3],
+            CallForm::Named(form) | CallForm::ObjectOrNamed(form) => form.marks().to_vec(),
+            CallForm::Tagged(form) => form.tags().to_vec(),
+            CallForm::Escaped => vec![ESCAPE],
+            CallForm::Object(_) | CallForm::Pythonic => Vec::new(),
         };
         let outer = [
             self.group_begin,

@@ -250,6 +250,8 @@ fn texts() -> impl Strategy<Value = String> {
         "</tool_call>",
         "<function=weather>",
         "</parameter",
+        "</parameter>",
+        "</arg_value>",
         "<arg_key>",
         "[TOOL_CALLS]",
         "[ARGS]",
@@ -327,7 +329,8 @@ fn has_text(value: &Value, is_found: &dyn Fn(&str) -> bool) -> bool {
 pub(super) fn is_writable(format: &str, reading: &OutputReading, arguments: &Value) -> bool {
     let marks: Vec<&str> = reading.marks().filter(|mark| mark.len() > 1).collect();
     let has_mark = |text: &str| marks.iter().any(|mark| text.contains(mark));
-    let is_like_json = |text: &str| text == "null" || text.trim_start().starts_with(['{', '[']);
+    let is_like_json =
+        |text: &str| text.trim() == "null" || text.trim_start().starts_with(['{', '[']);
     let has_key = |name: &str| name.is_empty();
     match format {
         // A note that says null, or begins as an object does, within whose strings no mark ends it.

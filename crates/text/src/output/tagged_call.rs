@@ -26,6 +26,21 @@ pub(super) struct TaggedForm {
     pub(super) text_attribute: &'static str,
 }
 
+impl TaggedForm {
+    /// Marks within a call that are whole tags; an empty one does not exist.
+    pub(super) fn tags(&self) -> [&'static str; 5] {
+        let marks = [
+            self.key_begin,
+            self.key_end,
+            self.value_begin,
+            self.value_end,
+            self.call_end,
+        ];
+        let is_tag = |mark: &str| mark.starts_with('<') && mark.ends_with('>');
+        marks.map(|mark| if is_tag(mark) { mark } else { "" })
+    }
+}
+
 /// Reads one call, and makes a JSON object of its arguments.
 #[derive(Debug)]
 pub(super) struct TaggedCall {
