@@ -13,8 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 /// Cores for each fleet.
 const CORES: usize = 4;
 
-/// Number of fleets on a machine with fewer cores.
-const FLEETS_MIN: usize = 2;
+/// Number of fleets on a machine with fewer cores: most of their time they wait for each other.
+const FLEETS_MIN: usize = 3;
 
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();

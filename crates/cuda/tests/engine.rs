@@ -54,7 +54,8 @@ fn build(
 
 #[test]
 fn cuda_f32_matches_the_reference_goldens() {
-    if harness::device().is_none() {
+    let test = "engine::cuda_f32_matches_the_reference_goldens";
+    if harness::device_of_its_own(test).is_none() {
         return;
     }
     for folder in folders() {
@@ -67,7 +68,8 @@ fn cuda_f32_matches_the_reference_goldens() {
 /// bits, do not depend on the path.
 #[test]
 fn cuda_vectors_match_the_reference_on_every_path() {
-    if harness::device().is_none() {
+    let test = "engine::cuda_vectors_match_the_reference_on_every_path";
+    if harness::device_of_its_own(test).is_none() {
         return;
     }
     let folder = testdata().join("qwen3");
@@ -81,7 +83,8 @@ fn cuda_vectors_match_the_reference_on_every_path() {
 /// every architecture.
 #[test]
 fn cuda_bf16_answers_are_path_independent() {
-    if harness::device().is_none() {
+    let test = "engine::cuda_bf16_answers_are_path_independent";
+    if harness::device_of_its_own(test).is_none() {
         return;
     }
     let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
@@ -152,7 +155,8 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
 /// blocks copied beside them.
 #[test]
 fn overlapping_cuda_steps_draw_the_same_tokens_as_alone() {
-    if harness::device().is_none() {
+    let test = "engine::overlapping_cuda_steps_draw_the_same_tokens_as_alone";
+    if harness::device_of_its_own(test).is_none() {
         return;
     }
     let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
@@ -166,8 +170,8 @@ fn overlapping_cuda_steps_draw_the_same_tokens_as_alone() {
 
 /// Compares answers of tensor-core kernels with the CPU backend's, as far as an emulator can in a
 /// minute: attention, products, recorded steps; chunks, batches and hand-off; steps ahead.
-fn answers_of_tensor_cores(shape: &str) {
-    if harness::device().is_none() {
+fn answers_of_tensor_cores(test: &str, shape: &str) {
+    if harness::device_of_its_own(test).is_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +196,8 @@ fn write_prompts(folder: &Path) {
 /// The model has four-bit weights and eight-bit keys and values, on tensor cores.
 #[test]
 fn quantised_weights_with_fp8_kv_are_path_independent() {
-    if harness::device().is_none() {
+    let test = "engine::quantised_weights_with_fp8_kv_are_path_independent";
+    if harness::device_of_its_own(test).is_none() {
         return;
     }
     let (dense, quantized) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -228,10 +233,12 @@ fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String
 
 #[test]
 fn tensor_core_heads_of_64_match_the_cpu_on_every_path() {
-    answers_of_tensor_cores("tiny-llama-64");
+    let test = "engine::tensor_core_heads_of_64_match_the_cpu_on_every_path";
+    answers_of_tensor_cores(test, "tiny-llama-64");
 }
 
 #[test]
 fn tensor_core_heads_of_128_match_the_cpu_on_every_path() {
-    answers_of_tensor_cores("tiny-qwen3-128");
+    let test = "engine::tensor_core_heads_of_128_match_the_cpu_on_every_path";
+    answers_of_tensor_cores(test, "tiny-qwen3-128");
 }

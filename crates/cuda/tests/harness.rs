@@ -48,15 +48,32 @@ pub(crate) fn has_stand_in_settings(test: &str, settings: &[(&str, &str)]) -> bo
     if settings.iter().all(is_set) {
         return true;
     }
+    run_alone(test, settings);
+    false
+}
+
+/// The device for a test that computes for many seconds. A stand-in driver runs one kernel at a
+/// time, so each of these tests has a process and a stand-in of its own: `None` here, where the
+/// test ran in that process, or where this machine has no device.
+pub(crate) fn device_of_its_own(test: &str) -> Option<Arc<CudaDevice>> {
+    const ALONE: (&str, &str) = ("CLEAVE_TEST_ALONE", "1");
+    if is_real() || std::env::var(ALONE.0).is_ok() || device().is_none() {
+        return device();
+    }
+    run_alone(test, &[ALONE]);
+    None
+}
+
+/// Runs the named test in a process with these variables, which must pass.
+fn run_alone(test: &str, variables: &[(&str, &str)]) {
     let program = std::env::current_exe().expect("a test knows its program");
     let output = std::process::Command::new(program)
         .args(["--exact", test, "--nocapture"])
-        .envs(settings.iter().copied())
+        .envs(variables.iter().copied())
         .output()
         .expect("a test program starts again");
     let stdout = String::from_utf8_lossy(&output.stdout);
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stdout}{err}");
     assert!(stdout.contains("1 passed"), "{stdout}{err}");
-    false
 }

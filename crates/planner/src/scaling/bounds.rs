@@ -123,9 +123,7 @@ pub(super) fn legs_served(
     let have = workers.prefill + workers.decode;
     // More workers than wanted: the extra one serves the leg in whose pool it was started.
     while served.prefill + served.decode < have {
-        let decode = workers.decode > served.decode
-            && (workers.prefill <= served.prefill || served.decode < served.prefill);
-        if decode {
+        if workers.decode > served.decode {
             served.decode += 1
         } else {
             served.prefill += 1
