@@ -24,7 +24,9 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     phi3        GQA, untied, bf16           fused q/k/v and gate/up, sliding window of 24
     phi4-mini   GQA, tied, bf16             the same without a window, longrope over three quarters of a head
     glm4        GQA, untied, bf16           norms on both sides, neighbours of half a head rotated, q/k/v biases
-    gemma3      GQA, untied, bf16             norms on both sides and of heads, all less one; two rotary embeddings
+    gemma3      GQA, untied, bf16           norms on both sides and of heads, all less one; two rotary embeddings
+    gemma3-images   GQA, tied, bf16         the same in a class that reads images, most keys left to the class
+    mistral-small3  GQA, untied, bf16       Mistral in a class that reads images, names in their old spelling
 
 No norm is one (or zero where a class adds one) and no bias is zero, so that a forgotten one shows. Rows of
 the vocabulary beyond the tokenizer are random too, so a greedy path may visit ids that decode to nothing.
@@ -70,7 +72,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from goldens_variants import TEXT, TOKENIZER_TEXTS, VARIANTS, Variant
 
@@ -88,16 +90,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # === Checkpoints ===
 
 
-def random_weights(config, seed: int, norm_center: float) -> dict[str, torch.Tensor]:
+def auto_class(variant: Variant):
+    return AutoModelForImageTextToText if variant.reads_images else AutoModelForCausalLM
+
+
+def random_weights(variant: Variant, folder: Path) -> dict[str, torch.Tensor]:
     """Returns seeded float32 weights, so large that the layers decide the next token, not the token's own embedding."""
     with torch.device("meta"):
-        names = {name: p.shape for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
-    generator = torch.Generator().manual_seed(seed)
+        model = auto_class(variant).from_config(AutoConfig.from_pretrained(folder))
+    names = {name: p.shape for name, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(SEED + zlib.crc32(variant.name.encode()))
     weights = {}
     for name, size in sorted(names.items()):
         noise = torch.randn(size, generator=generator)
-        if name.endswith("norm.weight"):
-            weights[name] = norm_center + 0.3 * noise
+        if name.endswith(".weight") and len(size) == 1:
+            weights[name] = variant.norm_center + 0.3 * noise
         elif name.endswith(".bias"):
             weights[name] = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:
@@ -109,7 +116,7 @@ def random_weights(config, seed: int, norm_center: float) -> dict[str, torch.Ten
 
 def write_weights(variant: Variant, folder: Path, weights: dict[str, torch.Tensor]) -> None:
     dtype = DTYPES[variant.dtype]
-    weights = {name: tensor.to(dtype).contiguous() for name, tensor in weights.items()}
+    weights = {stored_name(variant, name): tensor.to(dtype).contiguous() for name, tensor in weights.items()}
     if variant.leftover_inv_freq:
         # Checkpoints converted before transformers 4.32 carry these buffers; a loader must ignore them.
         head_dim = variant.config["hidden_size"] // variant.config["num_attention_heads"]
@@ -134,6 +141,13 @@ def write_weights(variant: Variant, folder: Path, weights: dict[str, torch.Tenso
     write_json(folder / "model.safetensors.index.json", index)
 
 
+def stored_name(variant: Variant, name: str) -> str:
+    for beginning, stored in variant.renames:
+        if name.startswith(beginning):
+            return stored + name.removeprefix(beginning)
+    return name
+
+
 def write_json(path: Path, value) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -149,8 +163,7 @@ def write_checkpoint(variant: Variant, folder: Path) -> None:
         tokenizer_config["chat_template"] = variant.template
     write_json(folder / "tokenizer_config.json", tokenizer_config)
     variant.tokenizer.save(str(folder / "tokenizer.json"))
-    seed = SEED + zlib.crc32(variant.name.encode())
-    weights = random_weights(AutoConfig.from_pretrained(folder), seed, variant.norm_center)
+    weights = random_weights(variant, folder)
     for part, factor in variant.factors.items():
         weights |= {name: factor * tensor for name, tensor in weights.items() if part in name}
     write_weights(variant, folder, weights)
@@ -200,7 +213,7 @@ def prompts(variant: Variant, model) -> list[dict]:
                 case["text"] = text
                 case["prompt_tokens"] = variant.tokenizer.encode(text, add_special_tokens=False).ids
             else:
-                case["prompt_tokens"] = [rng.randrange(variant.config["vocab_size"]) for _ in range(length)]
+                case["prompt_tokens"] = [rng.randrange(variant.text_config["vocab_size"]) for _ in range(length)]
             path = greedy(model, case["prompt_tokens"])
             if path is not None:
                 cases.append(case | path)
@@ -294,7 +307,7 @@ def generate(name: str, out: Path) -> None:
     folder = out / name
     write_checkpoint(variant, folder)
     # The reference reads the stored weights: 16-bit numbers are widened.
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    model, loading = auto_class(variant).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not any(loading.values()), f"{name}: the reference could not load all it was given: {loading}"

@@ -181,6 +181,16 @@ class Variant:
     norm_center: float = 1.0
     # Length of the shortest prompt.
     prompt_min: int = 1
+    # Beginnings of tensors' names, and those that the file has instead; the first that fits counts.
+    renames: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def reads_images(self) -> bool:
+        return "vision_config" in self.config
+
+    @property
+    def text_config(self) -> dict:
+        return self.config.get("text_config", self.config)
 
 
 def old(config: dict, dtype: str, rope_theta: float, rope_scaling: dict | None) -> dict:
@@ -563,9 +573,51 @@ def qwen3() -> Variant:
     return qwen("qwen3", config, True, chats, template_in_file=True)
 
 
+def mistral_small3() -> Variant:
+    text = shape(
+        48, 2, 4, 2, 88, 363, model_type="mistral", max_position_embeddings=512, rms_norm_eps=1e-5, head_dim=32,
+        sliding_window=None, rope_theta=1000000000.0,
+    )
+    images = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+        "image_size": 28, "patch_size": 14, "model_type": "pixtral",
+    }
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text,
+        "vision_config": images, "image_token_index": 10, "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1, "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False, "transformers_version": "4.50.0",
+    }
+    renames = [
+        ("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
+        ("model.vision_tower.", "vision_tower."), ("model.multi_modal_projector.", "multi_modal_projector."),
+    ]
+    return plain("mistral-small3", config, renames=renames)
+
+
+def gemma3_images() -> Variant:
+    text = {
+        "hidden_size": 48, "intermediate_size": 88, "model_type": "gemma3_text", "num_hidden_layers": 3, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 363, "sliding_window": 24,
+        "max_position_embeddings": 512, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2,
+        "rope_scaling": {"factor": 4.0, "rope_type": "linear"},
+    }
+    images = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": False,
+    }
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text,
+        "vision_config": images, "boi_token_index": 360, "eoi_token_index": 361, "image_token_index": 362,
+        "mm_tokens_per_image": 4, "torch_dtype": "bfloat16", "transformers_version": "4.50.0",
+    }
+    # The head is the embedding, which is made small, so that the layers decide the next token.
+    return plain("gemma3-images", config, norm_center=0.0, factors={"embed_tokens": 0.15})
+
+
 VARIANTS = {
     "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "olmo2": olmo2, "qwen2": qwen2,
     "qwen2.5": qwen25, "qwen3": qwen3, "smollm3": smollm3, "seed-oss": seed_oss, "granite": granite,
     "ministral3": ministral3, "olmo3": olmo3, "exaone4": exaone4, "phi3": phi3, "phi4-mini": phi4_mini, "glm4": glm4,
-    "gemma3": gemma3, "granite4": granite4,
+    "gemma3": gemma3, "granite4": granite4, "mistral-small3": mistral_small3, "gemma3-images": gemma3_images,
 }

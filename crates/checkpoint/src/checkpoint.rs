@@ -13,7 +13,7 @@ use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
 use crate::tensor::{StoredTensor, StoredType};
 use cleave_domain::TokenId;
 use cleave_models::{
-    DescribedModel, Family, ModelSpec, ModelTensor, Projection, TensorRole, read_model,
+    DescribedModel, ModelSpec, ModelTensor, NameSpelling, Projection, TensorRole, read_model,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,8 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, StoredTensor>,
     /// Quantised weights, by the name that they would have if they were dense.
     quantized: BTreeMap<String, Arc<QuantizedTensor>>,
-    tied: bool,
+    /// Name of the head's tensor, if the head is the embedding.
+    tied_head: Option<String>,
     has_head: bool,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
@@ -104,19 +105,18 @@ impl Checkpoint {
         let vocab_size = model.spec.vocab_size;
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), vocab_size)?;
         let folder = TensorFolder::open(dir)?;
-        let head = head_name(model.family);
+        let spelling = spelling(&model, &folder);
+        let head = spelling.spell(family_name(&model, TensorRole::Head));
         let model_is_tied = model.spec.tied == Some(true);
-        let mut layout = model.spec.tensors(model.family.tensors, false);
-        let is_bare = has_bare_names(&layout, &folder);
-        // A bare model has no head of its own, whatever its config says of one.
+        // A model stored without a head has none, whatever its config says of one.
         let tied = match model.spec.tied {
-            _ if is_bare => true,
+            _ if !spelling.has_head => true,
             Some(tied) => tied,
-            None => !folder.contains(head),
+            None => !folder.contains(&head),
         };
-        layout.retain(|tensor| !(tied && tensor.role == TensorRole::Head));
-        if is_bare {
-            layout.iter_mut().for_each(ModelTensor::strip_model);
+        let mut layout = model.spec.tensors(model.family.tensors, tied);
+        for tensor in &mut layout {
+            tensor.name = spelling.spell(&tensor.name);
         }
         let (mut tensors, mut quantized) = (BTreeMap::new(), BTreeMap::new());
         let mut names = BTreeMap::new();
@@ -137,8 +137,8 @@ impl Checkpoint {
             names,
             tensors,
             quantized,
-            has_head: !is_bare || model_is_tied,
-            tied,
+            has_head: spelling.has_head || model_is_tied,
+            tied_head: tied.then_some(head),
             kv_scales: kv_scales(&folder)?,
             files: folder.shards().iter().map(SourceFile::of).collect(),
             revision: OnceLock::new(),
@@ -182,12 +182,28 @@ impl Checkpoint {
         })
     }
 
-    /// Whether an unused tensor may be ignored: the family never uses it, or it stores a tied head
-    /// twice.
+    /// Whether an unused tensor may be ignored: the family never uses it, it stores a tied head
+    /// twice, or it is no text model's.
     fn may_be_unused(&self, name: &str) -> bool {
-        let family = self.model.family;
-        let mut endings = family.unused_tensors.iter();
-        endings.any(|ending| name.ends_with(ending)) || (self.tied && name == head_name(family))
+        let mut endings = self.model.family.unused_tensors.iter();
+        endings.any(|ending| name.ends_with(ending))
+            || self.tied_head.as_deref() == Some(name)
+            || self.is_of_other_part(name)
+    }
+
+    /// Whether a tensor belongs to the part of a wrapped model that is not text.
+    fn is_of_other_part(&self, name: &str) -> bool {
+        let mut beginnings = self
+            .model
+            .wrapper
+            .iter()
+            .flat_map(|each| each.other_tensors);
+        beginnings.any(|beginning| name.starts_with(beginning))
+    }
+
+    /// The class around a text model, whose other parts are not used, if there is one.
+    pub fn wrapper(&self) -> Option<&'static str> {
+        self.model.wrapper.map(|wrapper| wrapper.class)
     }
 
     /// Folder that contains the checkpoint.
@@ -274,7 +290,7 @@ impl Checkpoint {
             .flat_map(|tensor| tensor.part_bytes());
         let stored: usize = dense.chain(quantized.map(<[u8]>::len)).sum();
         let stored = stored as u64;
-        if self.tied {
+        if self.tied_head.is_some() {
             stored + self.embedding().bytes().len() as u64
         } else {
             stored
@@ -307,7 +323,7 @@ impl Checkpoint {
     /// The head, `(vocab, hidden)`: its own, or the embedding. The embedding stands in for the head
     /// of a model without one, which nothing reads then.
     pub fn head(&self) -> &StoredTensor {
-        let role = if self.tied {
+        let role = if self.tied_head.is_some() {
             TensorRole::Embedding
         } else {
             TensorRole::Head
@@ -354,23 +370,21 @@ impl Checkpoint {
     }
 }
 
-/// Whether a folder has the names of a model without a head, as `AutoModel` stores it: those of
-/// the family without the leading `model.`.
-fn has_bare_names(layout: &[ModelTensor], folder: &TensorFolder) -> bool {
-    let embedding = layout
-        .iter()
-        .find(|tensor| tensor.role == TensorRole::Embedding);
-    embedding.is_some_and(|embedding| {
-        let bare = embedding.bare_name();
-        !folder.contains(&embedding.name) && bare != embedding.name && folder.contains(bare)
-    })
+/// The spelling of names that a folder has, by the name of its embedding.
+fn spelling(model: &DescribedModel, folder: &TensorFolder) -> &'static NameSpelling {
+    let embedding = family_name(model, TensorRole::Embedding);
+    let spellings = model.spellings();
+    let mut found = spellings.iter();
+    let found = found.find(|spelling| folder.contains(&spelling.spell(embedding)));
+    found.unwrap_or(&spellings[0])
 }
 
-/// Name of the head's tensor in a family.
-fn head_name(family: &Family) -> &'static str {
-    let mut names = family.tensors.iter().copied().flatten();
-    let head = names.find(|(_, role)| *role == TensorRole::Head);
-    head.expect("every family names its head").0
+/// A family's name of a tensor of no layer.
+fn family_name(model: &DescribedModel, wanted: TensorRole) -> &'static str {
+    let mut names = model.family.tensors.iter().copied().flatten();
+    let name = names.find(|(_, role)| *role == wanted);
+    name.expect("every family names its embedding and its head")
+        .0
 }
 
 /// Reads an expected tensor if it is a projection's weight and quantised.

@@ -107,7 +107,15 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     };
     let checkpoint = Checkpoint::open(&folder)?;
     let mut files = ModelFiles::read(&folder)?;
-    files.context_tokens_max = model.max_model_len;
+    // The weights bound the context, which config.json may leave to the model's class.
+    let trained = u32::try_from(checkpoint.spec().context_tokens_max).unwrap_or(u32::MAX);
+    files.context_tokens_max = Some(model.max_model_len.map_or(trained, |max| max.min(trained)));
+    if let Some(class) = checkpoint.wrapper() {
+        tracing::warn!(
+            class,
+            "the text part of this model is served; its images are not read"
+        );
+    }
     files.task = model_task(model, model.model.as_deref())?;
     if files.task == ModelTask::Generate && !checkpoint.has_head() {
         bail!(

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 19] = [
+const FOLDERS: [&str; 21] = [
     "exaone4",
     "gemma3",
+    "gemma3-images",
     "glm4",
     "granite",
     "granite4",
@@ -23,6 +24,7 @@ const FOLDERS: [&str; 19] = [
     "llama3-new",
     "ministral3",
     "mistral",
+    "mistral-small3",
     "olmo2",
     "olmo3",
     "phi3",

@@ -37,6 +37,7 @@ macro_rules! checkpoint {
 
 checkpoint!(exaone4, "exaone4");
 checkpoint!(gemma3, "gemma3");
+checkpoint!(gemma3_images, "gemma3-images");
 checkpoint!(glm4, "glm4");
 checkpoint!(granite, "granite");
 checkpoint!(granite4, "granite4");
@@ -45,6 +46,7 @@ checkpoint!(llama3, "llama3");
 checkpoint!(llama3_new, "llama3-new");
 checkpoint!(ministral3, "ministral3");
 checkpoint!(mistral, "mistral");
+checkpoint!(mistral_small3, "mistral-small3");
 checkpoint!(olmo2, "olmo2");
 checkpoint!(olmo3, "olmo3");
 checkpoint!(phi3, "phi3");
@@ -202,6 +204,7 @@ fn every_testdata_folder_is_compared() {
     let compared = [
         "exaone4",
         "gemma3",
+        "gemma3-images",
         "glm4",
         "granite",
         "granite4",
@@ -210,6 +213,7 @@ fn every_testdata_folder_is_compared() {
         "llama3-new",
         "ministral3",
         "mistral",
+        "mistral-small3",
         "olmo2",
         "olmo3",
         "phi3",

@@ -34,6 +34,22 @@ impl ConfigFields {
         }
     }
 
+    /// The same object, with these numbers where a field is absent or null.
+    pub(crate) fn with_defaults(&self, defaults: &[(&str, usize)]) -> Self {
+        let mut map = self.map.clone();
+        for (name, value) in defaults {
+            if map.get(*name).is_none_or(Value::is_null) {
+                map.insert((*name).to_owned(), (*value).into());
+            }
+        }
+        Self {
+            file: self.file.clone(),
+            prefix: self.prefix.clone(),
+            map,
+            read: Rc::clone(&self.read),
+        }
+    }
+
     /// Whether the object has this field, be it null.
     pub fn has(&self, name: &str) -> bool {
         self.map.contains_key(name)

@@ -8,6 +8,7 @@
 use crate::error::ConfigError;
 use crate::fields::{ConfigFields, shown};
 use crate::registry::Family;
+use crate::wrapper::TEXT_CONFIG;
 use serde_json::Value;
 
 /// Keys without effect here: training, bookkeeping of writers, and transformers' older generation
@@ -138,6 +139,8 @@ impl Family {
     }
 
     fn is_harmless(&self, path: &str, value: &Value) -> bool {
+        let text = path.strip_prefix(TEXT_CONFIG);
+        let path = text.and_then(|path| path.strip_prefix('.')).unwrap_or(path);
         HARMLESS.contains(&path)
             || self.unused_keys.contains(&path)
             || HARMLESS_BEGINNINGS

@@ -19,7 +19,9 @@ mod registry;
 mod rope;
 mod slices;
 mod spec;
+mod spelling;
 mod tensors;
+mod wrapper;
 
 pub use cost::{ModelCost, StoredSizes};
 pub use error::ConfigError;
@@ -32,4 +34,6 @@ pub use spec::{
     Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec, RopeIndex, Scalars,
     Unsupported,
 };
+pub use spelling::NameSpelling;
 pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};
+pub use wrapper::Wrapper;

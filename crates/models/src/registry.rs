@@ -11,7 +11,9 @@ use crate::families::{
 };
 use crate::fields::ConfigFields;
 use crate::spec::ModelSpec;
+use crate::spelling::{self, NameSpelling};
 use crate::tensors::NamedRole;
+use crate::wrapper::{self, TEXT_CONFIG, Wrapper};
 
 /// A family of models: how its config.json reads, and what its tensors are called.
 #[derive(Debug)]
@@ -36,10 +38,22 @@ pub struct Family {
 /// A model as its config.json describes it.
 #[derive(Debug)]
 pub struct DescribedModel {
+    /// Class around the model, if there is one.
+    pub wrapper: Option<&'static Wrapper>,
     /// Family of the model.
     pub family: &'static Family,
     /// Description of the model.
     pub spec: ModelSpec,
+}
+
+impl DescribedModel {
+    /// Spellings of the names of tensors, the likeliest first.
+    pub fn spellings(&self) -> &'static [NameSpelling] {
+        match self.wrapper {
+            None => &spelling::ALONE,
+            Some(wrapper) => wrapper.spellings,
+        }
+    }
 }
 
 static FAMILIES: [&Family; 15] = [
@@ -74,35 +88,96 @@ pub fn read_model<T, E: From<ConfigError>>(
     fields: &ConfigFields,
     rest: impl FnOnce(&ConfigFields) -> Result<T, E>,
 ) -> Result<(DescribedModel, T), E> {
-    let family = family(fields)?;
-    let spec = (family.spec)(fields)?;
+    let wrapper = wrapper(fields)?;
+    let (family, spec) = match wrapper {
+        None => {
+            let family = family(fields)?;
+            (family, (family.spec)(fields)?)
+        }
+        Some(wrapper) => wrapped(fields, wrapper)?,
+    };
     let rest = rest(fields)?;
     family.refuse_unread(fields)?;
-    Ok((DescribedModel { family, spec }, rest))
+    let model = DescribedModel {
+        wrapper,
+        family,
+        spec,
+    };
+    Ok((model, rest))
+}
+
+/// Reads the text part of a wrapped model.
+fn wrapped(
+    fields: &ConfigFields,
+    wrapper: &Wrapper,
+) -> Result<(&'static Family, ModelSpec), ConfigError> {
+    let text = fields.object(TEXT_CONFIG)?;
+    let text = text.ok_or_else(|| fields.damaged(TEXT_CONFIG, "is missing"))?;
+    let family = family(&text)?;
+    wrapper.check_family(fields, family)?;
+    let mut spec = (family.spec)(&text)?;
+    wrapper.complete(fields, &mut spec)?;
+    Ok((family, spec))
+}
+
+/// The classes and the model type that config.json names.
+struct NamedModel<'a> {
+    classes: Vec<&'a str>,
+    model_type: Option<&'a str>,
+}
+
+impl<'a> NamedModel<'a> {
+    fn read(fields: &'a ConfigFields) -> Result<Self, ConfigError> {
+        Ok(Self {
+            classes: fields.texts("architectures")?.unwrap_or_default(),
+            model_type: fields.text("model_type")?,
+        })
+    }
+
+    /// Whether one of these classes is named, or, if no class is, this model type.
+    fn is(&self, classes: &[&str], name: &str) -> bool {
+        if self.classes.is_empty() {
+            self.model_type == Some(name)
+        } else {
+            classes.iter().any(|class| self.classes.contains(class))
+        }
+    }
+
+    /// Refuses a class and a `model_type` of two models: transformers would choose by the second.
+    fn check(&self, fields: &ConfigFields, class: &str, own_name: &str) -> Result<(), ConfigError> {
+        let Some(name) = self.model_type.filter(|name| *name != own_name) else {
+            return Ok(());
+        };
+        let problem = format!(
+            "{name} is another model than {class}, which `architectures` names and whose \
+             `model_type` is {own_name}; correct the field that does not fit the weights"
+        );
+        Err(fields.unsupported("model_type", problem))
+    }
+}
+
+fn wrapper(fields: &ConfigFields) -> Result<Option<&'static Wrapper>, ConfigError> {
+    let named = NamedModel::read(fields)?;
+    let found = wrapper::all().find(|wrapper| named.is(&[wrapper.class], wrapper.name));
+    if let Some(wrapper) = found {
+        named.check(fields, wrapper.class, wrapper.name)?;
+    }
+    Ok(found)
 }
 
 fn family(fields: &ConfigFields) -> Result<&'static Family, ConfigError> {
-    let classes = fields.texts("architectures")?.unwrap_or_default();
-    let model_type = fields.text("model_type")?;
-    let found = families().find(|family| {
-        if classes.is_empty() {
-            model_type == Some(family.name)
-        } else {
-            family.classes.iter().any(|class| classes.contains(class))
-        }
-    });
+    let named = NamedModel::read(fields)?;
+    let found = families().find(|family| named.is(family.classes, family.name));
     if let Some(family) = found {
-        return match model_type {
-            Some(name) if name != family.name => Err(contradiction(fields, family, name)),
-            _ => Ok(family),
-        };
+        named.check(fields, family.classes[0], family.name)?;
+        return Ok(family);
     }
-    let supported: Vec<&str> = families()
-        .flat_map(|family| family.classes)
-        .copied()
+    let classes = families().flat_map(|family| family.classes).copied();
+    let supported: Vec<&str> = classes
+        .chain(wrapper::all().map(|each| each.class))
         .collect();
     let supported = supported.join(", ");
-    let (field, is) = match (classes.first(), model_type) {
+    let (field, is) = match (named.classes.first(), named.model_type) {
         (Some(class), _) => ("architectures", *class),
         (None, Some(name)) => ("model_type", name),
         (None, None) => {
@@ -112,16 +187,6 @@ fn family(fields: &ConfigFields) -> Result<&'static Family, ConfigError> {
     };
     let problem = format!("{is} is not supported; supported are {supported}");
     Err(fields.unsupported(field, problem))
-}
-
-/// The error of a class and a `model_type` of two models: transformers would choose by the second.
-fn contradiction(fields: &ConfigFields, family: &Family, name: &str) -> ConfigError {
-    let (class, own_name) = (family.classes[0], family.name);
-    let problem = format!(
-        "{name} is another model than {class}, which `architectures` names and whose `model_type` \
-         is {own_name}; correct the field that does not fit the weights"
-    );
-    fields.unsupported("model_type", problem)
 }
 
 #[cfg(test)]

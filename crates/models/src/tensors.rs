@@ -80,17 +80,6 @@ impl ModelTensor {
             _ => None,
         }
     }
-
-    /// Its name in a checkpoint that was stored without a head, and so without the leading
-    /// `model.`.
-    pub fn bare_name(&self) -> &str {
-        self.name.strip_prefix("model.").unwrap_or(&self.name)
-    }
-
-    /// Takes its bare name.
-    pub fn strip_model(&mut self) {
-        self.name = self.bare_name().to_owned();
-    }
 }
 
 const LAYER: &str = "{layer}";

@@ -76,15 +76,21 @@ impl ModelText {
         let library = load_tokenizer(&tokenizer)?;
         let named = |key: &str| special.get(key).and_then(Value::as_str);
         let configured = |key: &str| {
-            generation
-                .get(key)
-                .or_else(|| config.get(key))
-                .map(token_ids_of)
+            let places = [&generation, text_config(&config), &config];
+            let value = places.iter().find_map(|place| place.get(key));
+            value.map(token_ids_of)
         };
-        ["bos_token_id", "eos_token_id"]
-            .iter()
-            .try_for_each(|key| check_ids(&config, key))?;
-        let context = context_length(&config)?;
+        for key in ["bos_token_id", "eos_token_id"] {
+            check_ids(&config, key)?;
+            check_ids(text_config(&config), key)?;
+        }
+        // The weights' side knows the context of a model whose config.json leaves it to its class.
+        let lengths = [context_length(&config)?, context_tokens_max];
+        let context = lengths.into_iter().flatten().min();
+        let context = context.ok_or_else(|| ModelError::Invalid {
+            file: "config.json",
+            reason: "max_position_embeddings is missing".into(),
+        })?;
         let tokenizer = ModelTokenizer::new(library, vocab_size(&config)?);
         let vocabulary_count = tokenizer.vocabulary_count();
         let id_of = |key: &str| named(key).and_then(|token| tokenizer.id_of(token));
@@ -136,7 +142,7 @@ impl ModelText {
             templates,
             bos,
             eos: eos.into(),
-            context_tokens_max: context_tokens_max.unwrap_or(context).min(context),
+            context_tokens_max: context,
             defaults: SamplingDefaults::of(&generation)?,
             grammars: OnceLock::new(),
             output_formats,
@@ -395,16 +401,22 @@ fn vocab_size(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
     }
 }
 
-/// Returns the context length: `max_position_embeddings`, which includes the scaling for Llama 3;
-/// the other kinds of scaling multiply it.
-fn context_length(config: &Map<String, Value>) -> Result<u32, ModelError> {
-    let invalid = |reason: &str| ModelError::Invalid {
-        file: "config.json",
-        reason: reason.into(),
-    };
+/// Returns the context length, if there is one: `max_position_embeddings`, which includes the
+/// scaling for Llama 3; the other kinds of scaling multiply it.
+fn context_length(config: &Map<String, Value>) -> Result<Option<u32>, ModelError> {
     let text = text_config(config);
-    let positions = text.get("max_position_embeddings").and_then(Value::as_u64);
-    let positions = positions.ok_or_else(|| invalid("max_position_embeddings is missing"))?;
+    let Some(stated) = text.get("max_position_embeddings") else {
+        return Ok(None);
+    };
+    let invalid = |reason: String| ModelError::Invalid {
+        file: "config.json",
+        reason,
+    };
+    let positions = stated.as_u64().ok_or_else(|| {
+        invalid(format!(
+            "max_position_embeddings is {stated}; it must be a whole number"
+        ))
+    })?;
     let scaling = ["rope_parameters", "rope_scaling"]
         .iter()
         .find_map(|key| text.get(*key)?.as_object());
@@ -423,9 +435,9 @@ fn context_length(config: &Map<String, Value>) -> Result<u32, ModelError> {
         _ => positions as f64,
     };
     if (1.0..=POSITIONS_MAX).contains(&scaled) {
-        Ok(scaled as u32)
+        Ok(Some(scaled as u32))
     } else {
-        Err(invalid(&format!(
+        Err(invalid(format!(
             "max_position_embeddings is {positions}, {scaled} with its scaling; it must be from 1 to \
              {POSITIONS_MAX}"
         )))

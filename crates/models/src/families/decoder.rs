@@ -430,9 +430,10 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 17] = [
+    const FOLDERS: [&str; 19] = [
         "exaone4",
         "gemma3",
+        "gemma3-images",
         "glm4",
         "granite",
         "granite4",
@@ -441,6 +442,7 @@ mod tests {
         "llama3-new",
         "ministral3",
         "mistral",
+        "mistral-small3",
         "olmo2",
         "olmo3",
         "phi3",

@@ -27,10 +27,17 @@ pub(crate) static FAMILY: Family = Family {
     unused_keys: &[],
 };
 
-/// The class's own default.
+/// The class's own defaults, which files of wrapped models leave out.
+const DEFAULTS: [(&str, usize); 4] = [
+    ("vocab_size", 262_208),
+    ("max_position_embeddings", 131_072),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+];
 const HEAD_DIM: usize = 256;
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    let fields = &fields.with_defaults(&DEFAULTS);
     let heads = decoder::heads(fields, Some(HEAD_DIM))?;
     let windows = decoder::periodic_windows(fields, 6)?;
     let rope = RopeReader {

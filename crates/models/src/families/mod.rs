@@ -21,6 +21,7 @@ pub(crate) mod qwen2;
 pub(crate) mod qwen3;
 pub(crate) mod seed_oss;
 pub(crate) mod smollm3;
+pub(crate) mod wrappers;
 
 #[cfg(test)]
 mod published;

@@ -507,3 +507,82 @@ fn a_cap_of_scores_is_refused() {
     let error = error.unwrap_err().to_string();
     assert!(error.contains("attn_logit_softcapping"), "{error}");
 }
+
+#[test]
+fn text_parts_of_wrapped_models_are_read() {
+    let mut gemma = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    });
+    let spec = published(3.88, &gemma);
+    assert_eq!(
+        (spec.context_tokens_max, spec.vocab_size),
+        (131_072, 262_208)
+    );
+    assert_eq!((spec.tied, &spec.eos[..]), (None, &[1, 106][..]));
+    assert_eq!(attention(&spec, 0).window, Some(1024));
+    let mistral = json!({
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "image_token_index": 10,
+        "model_type": "mistral3",
+        "multimodal_projector_bias": false,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "text_config": {
+            "attention_dropout": 0.0,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "initializer_range": 0.02,
+            "intermediate_size": 32768,
+            "max_position_embeddings": 131072,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000000.0,
+            "sliding_window": null,
+            "use_cache": true,
+            "vocab_size": 131072,
+        },
+        "vision_config": {"hidden_size": 1024, "model_type": "pixtral"},
+        "vision_feature_layer": -1,
+    });
+    assert_eq!(
+        attention(&published(22.9, &mistral), 0).heads.query_heads,
+        32
+    );
+    gemma["text_config"]["query_scale_of_tomorrow"] = json!(2);
+    let error = read(&config(&gemma)).unwrap_err().to_string();
+    assert!(
+        error.contains("`text_config.query_scale_of_tomorrow`"),
+        "{error}"
+    );
+    gemma["text_config"] = mistral["text_config"].clone();
+    let error = read(&config(&gemma)).unwrap_err().to_string();
+    assert!(
+        error.contains("mistral is not the text part of a Gemma3"),
+        "{error}"
+    );
+    gemma["text_config"] = Value::Null;
+    let error = read(&config(&gemma)).unwrap_err().to_string();
+    assert!(
+        error.contains("`text_config`") && error.contains("missing"),
+        "{error}"
+    );
+}

@@ -11,9 +11,10 @@ use std::sync::LazyLock;
 
 /// Byte-level tokenizers, and those with byte fallback with and without a normalizer that adds a
 /// space in front.
-const FOLDERS: [&str; 19] = [
+const FOLDERS: [&str; 21] = [
     "exaone4",
     "gemma3",
+    "gemma3-images",
     "glm4",
     "granite",
     "granite4",
@@ -22,6 +23,7 @@ const FOLDERS: [&str; 19] = [
     "llama3-new",
     "ministral3",
     "mistral",
+    "mistral-small3",
     "olmo2",
     "olmo3",
     "phi3",
