@@ -502,6 +502,7 @@ fn a_cap_of_scores_is_refused() {
         "max_position_embeddings": 64,
         "num_attention_heads": 1,
         "num_hidden_layers": 1,
+        "num_key_value_heads": 1,
         "vocab_size": 64,
     })));
     let error = error.unwrap_err().to_string();
