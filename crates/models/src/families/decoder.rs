@@ -42,6 +42,8 @@ pub(super) struct DecoderMlp {
     pub(super) bias: bool,
     /// Key of the activation.
     pub(super) activation: &'static str,
+    /// Activation, if config.json has no such key.
+    pub(super) activation_default: Activation,
 }
 
 impl DecoderMlp {
@@ -60,6 +62,7 @@ impl Default for DecoderMlp {
             width: "intermediate_size",
             bias: false,
             activation: "hidden_act",
+            activation_default: Activation::Silu,
         }
     }
 }
@@ -186,7 +189,7 @@ impl Decoder {
         };
         let mlp = GatedMlpSpec {
             width: fields.size(mlp.width, WIDTH_MAX)?,
-            activation: activation(fields, mlp.activation)?,
+            activation: activation(fields, mlp.activation)?.unwrap_or(mlp.activation_default),
             bias: mlp.bias,
         };
         let usual_scale = 1.0 / (heads.head_dim as f32).sqrt();
@@ -234,10 +237,11 @@ fn context(fields: &ConfigFields, ropes: &[Rope]) -> Result<usize, ConfigError> 
     Ok(stated.max(longest))
 }
 
-fn activation(fields: &ConfigFields, name: &str) -> Result<Activation, ConfigError> {
+fn activation(fields: &ConfigFields, name: &str) -> Result<Option<Activation>, ConfigError> {
     match fields.text(name)? {
-        None | Some("silu" | "swish") => Ok(Activation::Silu),
-        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        None => Ok(None),
+        Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Some(Activation::GeluTanh)),
         Some(other) => {
             let problem = format!("{other} is not supported; silu and gelu_pytorch_tanh are");
             Err(fields.unsupported(name, problem))

@@ -9,7 +9,7 @@ use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{RopeReader, SlidingRope};
-use crate::spec::{ModelSpec, NormWeight, QkNormScope, Scalars};
+use crate::spec::{Activation, ModelSpec, NormWeight, QkNormScope, Scalars};
 
 pub(crate) static FAMILY: Family = Family {
     name: "gemma3_text",
@@ -56,6 +56,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
         biases: decoder::attention_biases(fields)?,
         mlp: DecoderMlp {
             activation: "hidden_activation",
+            activation_default: Activation::GeluTanh,
             ..DecoderMlp::default()
         },
         norms: DecoderNorms {
