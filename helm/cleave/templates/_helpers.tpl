@@ -159,6 +159,11 @@ seccompProfile:
 {{- $found -}}
 {{- end -}}
 
+{{/* "true" if routers ask each other: for demand while there is no worker, and for stored responses. */}}
+{{- define "cleave.asksFellows" -}}
+{{- if or (eq (include "cleave.scalesToZero" .) "true") (gt (int .Values.router.replicas) 1) -}}true{{- end -}}
+{{- end -}}
+
 {{/* (root, pool's name, pool): the object that an autoscaler scales. */}}
 {{- define "cleave.scaleTarget" -}}
 {{- $set := (index . 2).leaderWorkerSet.enabled -}}
