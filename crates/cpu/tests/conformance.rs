@@ -5,7 +5,9 @@ use crate::harness::{available, options};
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
-use cleave_engine::conformance::{drafts, goldens, path_independence, pooled_paths, pooling};
+use cleave_engine::conformance::{
+    drafts, goldens, path_independence, pooled_paths, pooling, vectors,
+};
 use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::path::{Path, PathBuf};
@@ -75,6 +77,11 @@ fn vectors_match_the_reference_on_every_isa() {
             let options = options(Precision::F32, isa, 2);
             let build = |dir: &Path, limits| engine(dir, limits, &options);
             pooling(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
+        }
+        for name in ["granite", "qwen3"] {
+            let options = options(Precision::F32, isa, 2);
+            let build = |dir: &Path, limits| engine(dir, limits, &options);
+            vectors(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
         }
     }
 }

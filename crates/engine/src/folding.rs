@@ -116,7 +116,8 @@ pub(crate) fn norm_weight(norm: NormSpec, mut stored: Vec<f32>) -> Vec<f32> {
     stored
 }
 
-/// Multiplies the final norm's weight by the factor of the logits, which are linear in it.
+/// Multiplies the final norm's weight by the factor of the logits, which are linear in it. Vectors
+/// made of its rows are divided by the factor again.
 pub(crate) fn scale_logits(described: &ModelSpec, weight: &mut [f32]) {
     let factor = described.scalars.logits;
     weight.iter_mut().for_each(|weight| *weight *= factor);

@@ -49,6 +49,8 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) table: P::Table,
     pub(crate) layers: Vec<LayerWeights<P>>,
     pub(crate) norm: P::Vector,
+    /// The factor of logits, which is in `norm`: hidden states come out of it this much larger.
+    pub(crate) norm_factor: f32,
     pub(crate) head: P::Matrix,
     /// Rotary tables, as [`ModelSpec::ropes`].
     pub(crate) rotary: Vec<P::Rotary>,
@@ -157,6 +159,7 @@ impl<P: WeightLoader> Weights<P> {
             table,
             layers,
             norm,
+            norm_factor: described.scalars.logits,
             head,
             rotary,
         })

@@ -2,7 +2,7 @@
 
 use crate::reference;
 use cleave_checkpoint::Checkpoint;
-use cleave_engine::conformance::{drafts, goldens, path_independence, pooling};
+use cleave_engine::conformance::{drafts, goldens, path_independence, pooling, vectors};
 use cleave_engine::{Engine, EngineLimits, Weights};
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,14 @@ checkpoint!(smollm3, "smollm3");
 fn vectors_match_the_reference_on_every_path() {
     for name in ["llama3", "olmo2", "qwen2", "qwen3"] {
         pooling(&folder(name), &build).unwrap();
+    }
+}
+
+/// Granite's vectors are not normalised, so that the factor of its logits shows if it is in them.
+#[test]
+fn vectors_match_sentence_transformers() {
+    for name in ["granite", "qwen3"] {
+        vectors(&folder(name), &build).unwrap();
     }
 }
 

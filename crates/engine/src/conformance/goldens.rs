@@ -87,22 +87,30 @@ fn compare_top(
     Ok(())
 }
 
-/// Limit of `goldens.json`, in bytes.
+/// Limit of a file of goldens, in bytes.
 const GOLDENS_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads a file of goldens.
+pub(super) fn read_json(file: &Path) -> Result<Value, String> {
+    let at = |problem: String| format!("{}: {problem}", file.display());
+    let bytes =
+        cleave_files::read(file, GOLDENS_BYTES_MAX).map_err(|error| at(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| at(error.to_string()))
+}
 
 /// Reads the goldens of `goldens.json`.
 pub(super) fn read(dir: &Path) -> Result<Vec<Golden>, String> {
     let file = dir.join("goldens.json");
-    let at = |problem: String| format!("{}: {problem}", file.display());
-    let bytes =
-        cleave_files::read(&file, GOLDENS_BYTES_MAX).map_err(|error| at(error.to_string()))?;
-    let json: Value = serde_json::from_slice(&bytes).map_err(|error| at(error.to_string()))?;
+    let json = read_json(&file)?;
     let prompts = json["prompts"].as_array();
     let list: Option<Vec<Golden>> =
         prompts.and_then(|prompts| prompts.iter().map(golden).collect());
     match list {
         Some(list) if !list.is_empty() => Ok(list),
-        _ => Err(at("prompts are missing or misshapen".to_owned())),
+        _ => {
+            let file = file.display();
+            Err(format!("{file}: prompts are missing or misshapen"))
+        }
     }
 }
 

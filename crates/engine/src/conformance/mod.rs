@@ -16,6 +16,7 @@ mod residues;
 mod rng;
 mod schedule;
 mod sequence;
+mod vectors;
 
 pub use agreement::agreement;
 pub use drafts::drafts;
@@ -24,6 +25,7 @@ pub use goldens::goldens;
 pub use overlap::overlap;
 pub use paths::path_independence;
 pub use pooling::{pooled_paths, pooling};
+pub use vectors::vectors;
 
 use crate::{Engine, EngineLimits};
 use std::path::Path;

@@ -6,7 +6,7 @@
 use super::BuildEngine;
 use super::goldens::{Golden, LOGIT_TOLERANCE, read};
 use super::paths::{BLOCKS_PER_SEQUENCE, LIMITS};
-use super::sequence::{DrivenSequence, step};
+use super::sequence::{BLOCK_TOKENS, DrivenSequence, step};
 use crate::Engine;
 use cleave_checkpoint::Checkpoint;
 use cleave_domain::{
@@ -27,7 +27,9 @@ struct PooledPrompt {
 
 impl PooledPrompt {
     fn new(slot: u32, prompt: &[TokenId], pooling: &Pooling) -> Self {
-        let blocks = slot * BLOCKS_PER_SEQUENCE..(slot + 1) * BLOCKS_PER_SEQUENCE;
+        let needed = prompt.len().div_ceil(BLOCK_TOKENS as usize) as u32;
+        let blocks_count = needed.max(BLOCKS_PER_SEQUENCE);
+        let blocks = slot * blocks_count..(slot + 1) * blocks_count;
         let greedy = Arc::new(SamplingParams::greedy());
         Self {
             sequence: DrivenSequence::new(slot, prompt, &greedy, blocks),
@@ -116,8 +118,8 @@ fn kinds(golden: &Golden) -> [Pooling; 4] {
     ]
 }
 
-/// Runs a prompt alone.
-fn alone(
+/// Runs a prompt alone, in steps of `chunk` tokens.
+pub(super) fn alone(
     engine: &mut dyn Engine,
     prompt: &[TokenId],
     pooling: &Pooling,

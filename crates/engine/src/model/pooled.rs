@@ -98,6 +98,7 @@ impl<O: Ops> ModelEngine<O> {
         sum: Option<&[f64]>,
     ) -> Result<Arc<[f64]>, EngineError> {
         let hidden = self.weights.spec().hidden_size;
+        let factor = f64::from(self.weights.norm_factor);
         let mut sum = sum.map_or_else(|| vec![0.0; hidden], <[f64]>::to_vec);
         let mut values = vec![0.0; rows.len().min(HOST_ROWS_MAX) * hidden];
         let mut first = rows.start;
@@ -107,7 +108,7 @@ impl<O: Ops> ModelEngine<O> {
             self.ops.read_rows(self.buffers.final_rows(), first, read)?;
             for row in read.chunks_exact(hidden) {
                 let sums = sum.iter_mut().zip(row);
-                sums.for_each(|(sum, value)| *sum += f64::from(*value));
+                sums.for_each(|(sum, value)| *sum += f64::from(*value) / factor);
             }
             first += count;
         }
