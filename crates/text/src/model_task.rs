@@ -95,7 +95,7 @@ impl EmbedTask {
         let mut normalize = false;
         for module in &modules {
             match (module.kind(), pooling.is_some()) {
-                ("Transformer", false) if module.path.is_empty() => {}
+                ("Transformer", false) if module.path.is_empty() => check_transformer(folder)?,
                 ("Pooling", false) => pooling = Some(pooling_of(folder, &module.path)?),
                 ("Normalize", true) => normalize = true,
                 (kind, _) => {
@@ -194,6 +194,7 @@ struct PromptsFile {
 
 const PROMPTS_FILE: &str = "config_sentence_transformers.json";
 const POOLING_FILE: &str = "1_Pooling/config.json";
+const TRANSFORMER_FILE: &str = "sentence_bert_config.json";
 
 impl PromptsFile {
     fn read(folder: &Path) -> Result<Self, ModelError> {
@@ -219,6 +220,23 @@ impl PromptsFile {
             default_prompt: default_prompt.map(str::to_owned),
             prompts,
         })
+    }
+}
+
+/// Refuses a module `Transformer` that changes a text before the model reads it. Its
+/// `max_seq_length` cuts texts, which are refused here instead.
+fn check_transformer(folder: &Path) -> Result<(), ModelError> {
+    let fields: Map<String, Value> = read_json(folder, TRANSFORMER_FILE)?.unwrap_or_default();
+    let is_chat = |config: &Value| config.get("message").is_some();
+    if fields.get("do_lower_case") == Some(&Value::Bool(true)) {
+        let reason = "`do_lower_case` is not supported: texts are read as they are";
+        Err(invalid(TRANSFORMER_FILE, reason.to_owned()))
+    } else if fields.get("modality_config").is_some_and(is_chat) {
+        let reason = "`modality_config` puts texts into the chat template (`message`), which is \
+                      not supported: texts are read as they are";
+        Err(invalid(TRANSFORMER_FILE, reason.to_owned()))
+    } else {
+        Ok(())
     }
 }
 
@@ -250,8 +268,13 @@ fn pooling_of(folder: &Path, module: &str) -> Result<Pooling, ModelError> {
         }
     };
     modes.sort_unstable();
+    let leaves_prompts_out = fields.get("include_prompt") == Some(&Value::Bool(false));
     match modes[..] {
         ["lasttoken"] => Ok(Pooling::LastToken),
+        ["mean" | "mean_tokens"] if leaves_prompts_out => {
+            let reason = "`include_prompt: false` is not supported with a mean: all tokens count";
+            Err(invalid(POOLING_FILE, reason.to_owned()))
+        }
         ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
         ["cls" | "cls_token"] => Ok(Pooling::FirstToken),
         _ => {
@@ -340,6 +363,7 @@ mod tests {
             r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}"#,
             r#"{"pooling_mode": ["mean", "lasttoken"]}"#,
             r#"{"pooling_mode": 3}"#,
+            r#"{"pooling_mode": "mean", "include_prompt": false}"#,
             "{}",
         ] {
             let error = pooled(config).unwrap_err();
@@ -360,6 +384,28 @@ mod tests {
         let outside = MODULES.replace("\"1_Pooling\"", "\"../x\"");
         let error = read(&[("modules.json", &outside)]).unwrap_err();
         assert!(error.contains("leads out of the folder"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_changes_texts_is_refused() {
+        let text = r#""text": {"method": "forward"}"#;
+        let chat = r#""message": {"method": "forward", "format": "flat"}"#;
+        for (config, is_read) in [
+            (r#"{"max_seq_length": 512, "do_lower_case": false}"#, true),
+            (&format!(r#"{{"modality_config": {{{text}}}}}"#), true),
+            (r#"{"do_lower_case": true}"#, false),
+            (
+                &format!(r#"{{"modality_config": {{{text}, {chat}}}}}"#),
+                false,
+            ),
+        ] {
+            let task = read(&[
+                ("modules.json", MODULES),
+                ("1_Pooling/config.json", r#"{"pooling_mode": "lasttoken"}"#),
+                ("sentence_bert_config.json", config),
+            ]);
+            assert_eq!(task.is_ok(), is_read, "{config}: {task:?}");
+        }
     }
 
     #[test]
