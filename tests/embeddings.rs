@@ -2,7 +2,7 @@
 
 use crate::harness::{CleaveProcess, HttpClient, run, wait_for};
 use crate::root::root;
-use crate::serving::{ServingFleet, fleet_of_model, serve};
+use crate::serving::{ServingFleet, fleet_of_legs, serve};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,14 +57,18 @@ fn write(folder: &Path, file: &str, content: &Value) {
     std::fs::write(folder.join(file), content.to_string()).unwrap();
 }
 
-fn inputs() -> Vec<String> {
-    let long = "The borrow checker follows each reference. ".repeat(6);
-    let texts = ["A vector is", "é 漢 🦀", "x", long.as_str()];
-    texts.map(str::to_owned).to_vec()
+/// Texts, pairs, and what sentence-transformers and transformers computed of them with this
+/// checkpoint.
+fn goldens() -> Value {
+    let file = root().join("testdata/vectors/qwen3.json");
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
 }
 
-fn embedded(client: &HttpClient) -> Vec<Value> {
-    let (status, answer) = client.post(EMBEDDINGS, &json!({"input": inputs()}));
+fn embedded_as(client: &HttpClient, form: &Value) -> Vec<Value> {
+    let mut body = json!({"input": goldens()["texts"]});
+    let fields = form.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(fields);
+    let (status, answer) = client.post(EMBEDDINGS, &body);
     assert_eq!(status, 200, "{answer}");
     let data = answer["data"].as_array().unwrap();
     data.iter()
@@ -72,39 +76,97 @@ fn embedded(client: &HttpClient) -> Vec<Value> {
         .collect()
 }
 
-fn length(embedding: &Value) -> f64 {
-    let numbers = embedding.as_array().unwrap().iter();
-    numbers
-        .map(|number| number.as_f64().unwrap().powi(2))
-        .sum::<f64>()
-        .sqrt()
+fn embedded(client: &HttpClient) -> Vec<Value> {
+    embedded_as(client, &json!({}))
 }
 
-/// A fleet whose model embeds; its router places prompt and output on two workers where there is
-/// output.
-fn embedding_fleet(folder: &Path) -> ServingFleet {
-    fleet_of_model(&["--model", folder.to_str().unwrap()], &[])
+/// The numbers of an embedding in either encoding.
+fn numbers(embedding: &Value) -> Vec<f32> {
+    match embedding {
+        Value::String(text) => {
+            let bytes = base64_bytes(text);
+            let numbers = bytes.chunks_exact(4);
+            numbers
+                .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+                .collect()
+        }
+        list => serde_json::from_value(list.clone()).unwrap(),
+    }
+}
+
+fn base64_bytes(text: &str) -> Vec<u8> {
+    let digit = |letter: u8| match letter {
+        b'A'..=b'Z' => letter - b'A',
+        b'a'..=b'z' => letter - b'a' + 26,
+        b'0'..=b'9' => letter - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        other => panic!("{other} is no digit"),
+    };
+    let letters = text.trim_end_matches('=').bytes();
+    let bits: Vec<u8> = letters
+        .flat_map(|letter| (0..6).rev().map(move |bit| digit(letter) >> bit & 1))
+        .collect();
+    let byte = |bits: &[u8]| bits.iter().fold(0, |byte, bit| byte << 1 | bit);
+    bits.chunks_exact(8).map(byte).collect()
+}
+
+/// Fails if a number differs from the reference's by more than its tolerance in f32.
+fn assert_close(embeddings: &[Value], expected: &Value, case: &str) {
+    let expected = expected.as_array().unwrap();
+    assert_eq!(embeddings.len(), expected.len(), "{case}");
+    for (index, (embedding, expected)) in embeddings.iter().zip(expected).enumerate() {
+        let (computed, expected) = (numbers(embedding), numbers(expected));
+        assert_eq!(computed.len(), expected.len(), "{case} {index}");
+        let mut pairs = computed.iter().zip(&expected);
+        assert!(
+            pairs.all(|(a, b)| (a - b).abs() <= 1e-3),
+            "{case} {index}: {computed:?} is not {expected:?}"
+        );
+    }
+}
+
+/// A fleet of so many prefill and decode workers whose model embeds; its router places prompt and
+/// output on two workers where there is output.
+fn embedding_fleet(folder: &Path, counts: [usize; 2]) -> ServingFleet {
+    let model = ["--model", folder.to_str().unwrap(), "--dtype", "f32"];
+    fleet_of_legs(counts, &model, &[])
 }
 
 #[test]
-fn one_process_and_five_embed_alike_in_any_chunk() {
-    for pooling in ["lasttoken", "mean_tokens", "cls_token"] {
-        let folder = embedding_folder(pooling);
-        let model = ["--model", folder.path().to_str().unwrap()];
-        let (_one, one) = serve(&model);
+fn one_process_and_fleets_embed_as_the_reference_does() {
+    let goldens = goldens();
+    // Vectors need no decode worker, and one that is there gets nothing to do.
+    for (mode, name, counts) in [
+        ("lasttoken", "lasttoken", [2, 2]),
+        ("mean_tokens", "mean", [2, 0]),
+        ("cls_token", "cls", [1, 0]),
+    ] {
+        let folder = embedding_folder(mode);
+        let path = folder.path().to_str().unwrap();
+        // The longest text has many chunks.
         let small = ["--max-num-batched-tokens", "16"];
+        let model = ["--model", path, "--dtype", "f32"];
+        let (_one, one) = serve(&model);
         let (_chunked, chunked) = serve(&[&model[..], &small].concat());
-        let five = embedding_fleet(folder.path());
+        let fleet = embedding_fleet(folder.path(), counts);
         let expected = embedded(&one);
-        for embedding in &expected {
-            assert!((length(embedding) - 1.0).abs() < 1e-5);
-        }
-        assert_eq!(expected, embedded(&chunked), "{pooling}");
-        assert_eq!(expected, embedded(&five.client), "{pooling}");
+        assert_close(&expected, &goldens["poolings"][name], name);
+        assert_eq!(expected, embedded(&chunked), "{name}");
+        assert_eq!(expected, embedded(&fleet.client), "{name}");
         // Again, from the prefix cache where the pooling allows it.
-        assert_eq!(expected, embedded(&five.client), "{pooling}");
-        let sent = five.client.metric("cleave_router_handoff_bytes_total", &[]);
+        assert_eq!(expected, embedded(&fleet.client), "{name}");
+        let sent = fleet
+            .client
+            .metric("cleave_router_handoff_bytes_total", &[]);
         assert_eq!(sent, 0.0, "a vector needs no hand-off");
+        let encoded = embedded_as(&fleet.client, &json!({"encoding_format": "base64"}));
+        for (list, text) in expected.iter().zip(&encoded) {
+            assert_eq!(numbers(list), numbers(text), "{name}");
+        }
+        let form = json!({"dimensions": goldens["dimensions"], "encoding_format": "base64"});
+        let cut = embedded_as(&chunked, &form);
+        assert_close(&cut, &goldens["cut"][name], name);
     }
 }
 
@@ -112,7 +174,7 @@ fn one_process_and_five_embed_alike_in_any_chunk() {
 #[test]
 fn vectors_survive_a_killed_prefill_worker() {
     let folder = embedding_folder("mean_tokens");
-    let mut fleet = embedding_fleet(folder.path());
+    let mut fleet = embedding_fleet(folder.path(), [2, 0]);
     let expected = embedded(&fleet.client);
     let killed = AtomicBool::new(false);
     let client = &fleet.client;
@@ -135,8 +197,8 @@ fn vectors_survive_a_killed_prefill_worker() {
             .into_iter()
             .for_each(|client| client.join().unwrap());
     });
-    wait_for("three workers", || {
-        (fleet.client.metric("cleave_workers", &[]) == 3.0).then_some(())
+    wait_for("one worker", || {
+        (fleet.client.metric("cleave_workers", &[]) == 1.0).then_some(())
     });
 }
 
@@ -148,6 +210,8 @@ fn a_reranker_is_served_by_its_words() {
         model.to_str().unwrap(),
         "--classifier-from-token",
         "n,y",
+        "--dtype",
+        "f32",
     ];
     let (_process, client) = serve(&flags);
     let documents = ["first", "second", "third"];
@@ -165,6 +229,18 @@ fn a_reranker_is_served_by_its_words() {
         .iter()
         .map(|result| result["relevance_score"].as_f64().unwrap());
     assert!(scores.is_sorted_by(|a, b| a >= b), "{ranked}");
+    let goldens = goldens();
+    assert_eq!(goldens["words"], json!(["n", "y"]));
+    for pair in goldens["pairs"].as_array().unwrap() {
+        let mut ask = json!({"query": pair["query"], "documents": [pair["document"]]});
+        if let Some(instruction) = pair.get("instruction") {
+            ask["instruction"] = instruction.clone();
+        }
+        let (_, ranked) = client.post("/v1/rerank", &ask);
+        let score = ranked["results"][0]["relevance_score"].as_f64().unwrap();
+        let expected = pair["score"].as_f64().unwrap();
+        assert!((score - expected).abs() <= 1e-3, "{score} is not {pair}");
+    }
     let (status, error) = client.post("/v1/completions", &json!({"prompt": "a"}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("model")));
 }

@@ -34,6 +34,11 @@ pub(crate) fn fleet_of(more: &[&str]) -> ServingFleet {
 
 /// A fleet whose workers get the flags of a model, and others.
 pub(crate) fn fleet_of_model(model: &[&str], more: &[&str]) -> ServingFleet {
+    fleet_of_legs([2, 2], model, more)
+}
+
+/// A fleet of so many prefill and decode workers.
+pub(crate) fn fleet_of_legs(counts: [usize; 2], model: &[&str], more: &[&str]) -> ServingFleet {
     // Split placement makes every request a hand-off.
     let mut router =
         CleaveProcess::start(&["router", "--listen", "127.0.0.1:0", "--placement", "split"]);
@@ -54,12 +59,14 @@ pub(crate) fn fleet_of_model(model: &[&str], more: &[&str]) -> ServingFleet {
         ];
         CleaveProcess::start(&[&plain[..], model, more].concat())
     };
-    let prefill = vec![worker("prefill"), worker("prefill")];
-    let decode = vec![worker("decode"), worker("decode")];
+    let [prefill, decode] = counts;
+    let workers = (prefill + decode) as f64;
+    let prefill = (0..prefill).map(|_| worker("prefill")).collect();
+    let decode = (0..decode).map(|_| worker("decode")).collect();
     let client = HttpClient::new(&address);
     client.wait_ready();
-    wait_for("four workers", || {
-        (client.metric("cleave_workers", &[]) >= 4.0).then_some(())
+    wait_for("all workers", || {
+        (client.metric("cleave_workers", &[]) >= workers).then_some(())
     });
     ServingFleet {
         router,

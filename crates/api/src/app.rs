@@ -11,15 +11,18 @@ use crate::constraint_check::ConstraintChecks;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
-use crate::memory_budget::TemplateMemory;
+use crate::memory_budget::{SharedMemoryBudget, TemplateMemory, units};
 use crate::metrics::HttpMetrics;
 use crate::quota::Quotas;
+use crate::request::GenerateRequest;
 use crate::response_store::{ResponsePeers, ResponseStore, ResponseStoreLimits, router_digits};
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use cleave_domain::Refusal;
 use cleave_text::json::Document;
-use cleave_text::{ModelText, OutputFormats, ReasoningField, ReasoningParser, ToolCallParser};
+use cleave_text::{
+    ModelTask, ModelText, OutputFormats, ReasoningField, ReasoningParser, ToolCallParser,
+};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +55,8 @@ pub struct ApiOptions {
     /// `tokenizers` library and for lists of tokens, in bytes. One rendering of the largest body
     /// always fits.
     pub template_memory_bytes: usize,
+    /// Memory for the vectors of all requests that are being answered, in bytes; 4 for each number.
+    pub vector_memory_bytes: usize,
     /// Time limit for the arrival of a whole body.
     pub body_wait_max: Duration,
     /// Silence after which a stream gets a comment; `None` sends no comments.
@@ -112,6 +117,7 @@ impl Default for ApiOptions {
             body_bytes_max: 8 * 1024 * 1024,
             body_memory_bytes: 64 * 1024 * 1024,
             template_memory_bytes: 256 * 1024 * 1024,
+            vector_memory_bytes: 256 * 1024 * 1024,
             body_wait_max: Duration::from_secs(60),
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
@@ -136,6 +142,7 @@ struct AppState {
     metrics: Arc<HttpMetrics>,
     bodies: BodyMemory,
     templates: TemplateMemory,
+    vectors: SharedMemoryBudget,
     long_body_turns: Arc<Semaphore>,
     short_rendering_turns: Arc<Semaphore>,
     quotas: Quotas,
@@ -163,6 +170,7 @@ impl App {
             responses: ResponseStore::new(options.responses, metrics.stored_responses()),
             bodies: BodyMemory::new(options.body_memory_bytes, options.body_bytes_max),
             templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
+            vectors: SharedMemoryBudget::new(units(options.vector_memory_bytes)),
             grace_ends: Instant::now() + options.startup_grace,
             options,
             model: watch::Sender::new(None),
@@ -249,7 +257,7 @@ impl App {
     }
 
     /// Reports whether a model is known and a request sent now would find a worker.
-    pub(crate) fn readiness(&self) -> ServingReadiness {
+    pub fn readiness(&self) -> ServingReadiness {
         if self.shared.is_draining.load(Ordering::Acquire) {
             return ServingReadiness::Draining;
         }
@@ -258,7 +266,19 @@ impl App {
             // request itself causes the first worker to start.
             None if self.frontend().worker_wait_max().is_some() => ServingReadiness::Ready,
             None => ServingReadiness::NotReady("no worker has brought a model yet".into()),
-            Some(_) => self.frontend().readiness(),
+            Some(served) => self.readiness_for(&served.model),
+        }
+    }
+
+    /// Reports whether a request for this model would find a worker. A model that is served for
+    /// vectors needs no worker that decodes.
+    fn readiness_for(&self, model: &ModelText) -> ServingReadiness {
+        match self.frontend().readiness() {
+            ServingReadiness::PromptsOnly(reason) => match model.task() {
+                ModelTask::Embed(_) | ModelTask::Rerank(_) => ServingReadiness::Ready,
+                ModelTask::Generate => ServingReadiness::NotReady(reason),
+            },
+            readiness => readiness,
         }
     }
 
@@ -295,12 +315,14 @@ impl App {
         served.map(|served| served.model).ok_or_else(none)
     }
 
-    /// Waits until a request sent now would find a worker.
-    pub(crate) async fn wait_for_worker(&self) -> Result<(), ApiError> {
+    /// Waits until a request for this model would find a worker.
+    pub(crate) async fn wait_for_worker(&self, model: &ModelText) -> Result<(), ApiError> {
         loop {
-            let reason = match self.frontend().readiness() {
+            let reason = match self.readiness_for(model) {
                 ServingReadiness::Ready => return Ok(()),
-                ServingReadiness::NotReady(reason) => reason,
+                ServingReadiness::NotReady(reason) | ServingReadiness::PromptsOnly(reason) => {
+                    reason
+                }
                 ServingReadiness::Draining => return Err(ApiError::from(&Refusal::Draining)),
             };
             if Instant::now() >= self.shared.grace_ends {
@@ -309,6 +331,30 @@ impl App {
             }
             tokio::time::sleep(READINESS_PERIOD).await;
         }
+    }
+
+    /// Reserves memory for the vectors of a request, until its answer was sent.
+    pub(crate) async fn reserve_vectors(
+        &self,
+        ask: &GenerateRequest,
+        model: &ModelText,
+    ) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let Some(pooling) = &ask.pooling else {
+            return Ok(None);
+        };
+        let width = pooling.width(model.hidden_size().unwrap_or(0) as usize);
+        let bytes = ask.prompts.len() * width * size_of::<f32>();
+        let bytes_max = self.options().vector_memory_bytes;
+        if bytes > bytes_max {
+            let message = format!(
+                "{} vectors of {width} numbers take {bytes} bytes, more than `--vector-memory`, \
+                 {bytes_max}; send fewer texts at a time.",
+                ask.prompts.len()
+            );
+            return Err(ApiError::bad_request("too_many_vectors", message));
+        }
+        let reserved = self.shared.vectors.reserve(bytes).await;
+        reserved.map(Some).map_err(|_| ApiError::vectors_full())
     }
 
     /// Returns the tokens of the longest sequence that a worker can hold, if that is known. Waits a

@@ -103,6 +103,12 @@ impl ApiError {
         Self::busy("bodies_full", message, RETRY_AFTER)
     }
 
+    /// Other requests hold all the memory for vectors.
+    pub(crate) fn vectors_full() -> Self {
+        let message = "The memory for vectors is taken by other requests; try again.";
+        Self::busy("vectors_full", message, RETRY_AFTER)
+    }
+
     pub(crate) fn body_too_slow(wait_max: Duration) -> Self {
         let seconds = wait_max.as_secs_f64();
         let message = format!("The request body did not arrive within {seconds} s.");

@@ -137,6 +137,8 @@ pub enum FlightEvent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServingReadiness {
     Ready,
+    /// Prompts can be run, but no output, for this reason. Vectors need no output.
+    PromptsOnly(String),
     /// Requests cannot be served now, for this reason; waiting may help.
     NotReady(String),
     /// The server shuts down; waiting does not help.

@@ -8,10 +8,10 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request as HttpRequest, StatusCode, header};
 use cleave_domain::{
-    Emission, Ending, FinishReason, PrefillTiming, PromptFacts, Request, RequestStageTimes,
-    SampledToken, TokenId, TokenScores, TokenUsage,
+    Emission, Ending, FinishReason, Pooling, PrefillTiming, PromptFacts, Request,
+    RequestStageTimes, SampledToken, TokenId, TokenScores, TokenUsage,
 };
-use cleave_text::{ModelFiles, ModelText};
+use cleave_text::{EmbedTask, ModelFiles, ModelTask, ModelText, RerankTask};
 use futures::StreamExt;
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -21,7 +21,7 @@ use std::sync::{Arc, LazyLock};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
-/// Routes that a sample can choose.
+/// Routes that a sample can choose; behind them those of [`POOLED_ROUTES`].
 const ROUTES: [&str; 10] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -35,7 +35,17 @@ const ROUTES: [&str; 10] = [
     "/v1/responses",
 ];
 
-/// A frontend that repeats the first tokens of the prompt.
+/// Routes whose answers are made of vectors, and whether a reranker serves them or an embedding
+/// model.
+const POOLED_ROUTES: [(&str, bool); 5] = [
+    ("/v1/embeddings", false),
+    ("/v1/rerank", false),
+    ("/v1/rerank", true),
+    ("/v1/score", false),
+    ("/v1/score", true),
+];
+
+/// A frontend that repeats the first tokens of the prompt, or makes a vector of them.
 pub(crate) struct EchoFrontend;
 
 impl Operator for EchoFrontend {
@@ -67,7 +77,11 @@ impl Frontend for EchoFrontend {
             cached_tokens: 0,
             scores: prompt_scores.unwrap_or_default(),
             timing: PrefillTiming::default(),
-            pooled: None,
+            pooled: request.pooling.as_ref().map(|pooling| {
+                let tokens = request.prompt.iter().cycle();
+                let tokens = tokens.take(pooling.width(4));
+                tokens.map(|token| *token as f32 - 200.0).collect()
+            }),
         });
         let tokens = request.prompt.iter().cycle().take(count);
         let tokens = tokens.enumerate().map(|(index, token)| {
@@ -97,10 +111,37 @@ impl Frontend for EchoFrontend {
     }
 }
 
-fn model(name: &str) -> ModelText {
+fn model(name: &str, task: ModelTask) -> ModelText {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata"));
-    let files = ModelFiles::read(&root.join(name)).expect("a checkpoint of the tests");
+    let mut files = ModelFiles::read(&root.join(name)).expect("a checkpoint of the tests");
+    files.task = task;
     ModelText::new(files).expect("a tokenizer")
+}
+
+fn server_for(task: ModelTask) -> Router {
+    let app = App::new(Arc::new(EchoFrontend), ApiOptions::default());
+    app.serve_model(model("qwen3", task));
+    app.router()
+}
+
+fn embedder() -> &'static Router {
+    static SERVER: LazyLock<Router> = LazyLock::new(|| {
+        server_for(ModelTask::Embed(EmbedTask {
+            prompts: vec![("query".to_owned(), "Q: ".to_owned())],
+            ..EmbedTask::of(Pooling::Mean)
+        }))
+    });
+    &SERVER
+}
+
+fn reranker() -> &'static Router {
+    static SERVER: LazyLock<Router> = LazyLock::new(|| {
+        server_for(ModelTask::Rerank(RerankTask {
+            negative: "n".to_owned(),
+            positive: "y".to_owned(),
+        }))
+    });
+    &SERVER
 }
 
 /// Sends a body to the route that its first byte chooses, and returns the status of the answer.
@@ -109,7 +150,14 @@ fn model(name: &str) -> ModelText {
 /// If the answer is a server error or does not have the API's form.
 pub fn http(bytes: &[u8]) -> StatusCode {
     let (route, body) = bytes.split_first().unwrap_or((&0, &[]));
-    post(ROUTES[usize::from(*route) % ROUTES.len()], body)
+    let route = usize::from(*route) % (ROUTES.len() + POOLED_ROUTES.len());
+    match route.checked_sub(ROUTES.len()) {
+        None => post(ROUTES[route], body),
+        Some(pooled) => {
+            let (route, reranks) = POOLED_ROUTES[pooled];
+            post_to(if reranks { reranker() } else { embedder() }, route, body)
+        }
+    }
 }
 
 /// Sends a body to one route, and returns the status of the answer.
@@ -117,14 +165,16 @@ pub fn http(bytes: &[u8]) -> StatusCode {
 /// # Panics
 /// If the answer is a server error or does not have the API's form.
 pub fn post(route: &str, body: &[u8]) -> StatusCode {
-    static SERVER: LazyLock<(Runtime, Router)> = LazyLock::new(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
+    static SERVER: LazyLock<Router> = LazyLock::new(|| server_for(ModelTask::Generate));
+    post_to(&SERVER, route, body)
+}
+
+fn post_to(server: &Router, route: &str, body: &[u8]) -> StatusCode {
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+        tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
-            .expect("a runtime");
-        let app = App::new(Arc::new(EchoFrontend), ApiOptions::default());
-        app.serve_model(model("qwen3"));
-        (runtime, app.router())
+            .expect("a runtime")
     });
     let request = HttpRequest::post(route)
         .header(header::CONTENT_TYPE, "application/json")
@@ -132,9 +182,8 @@ pub fn post(route: &str, body: &[u8]) -> StatusCode {
         .extension(ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 1))))
         .body(Body::from(body.to_vec()))
         .expect("a request");
-    let (runtime, router) = &*SERVER;
-    let answer = router.clone().oneshot(request);
-    runtime.block_on(async {
+    let answer = server.clone().oneshot(request);
+    RUNTIME.block_on(async {
         let answer = answer.await.expect("routes do not fail");
         let (head, body) = answer.into_parts();
         let body = body.collect().await.expect("a body does not break off");
@@ -221,6 +270,22 @@ mod tests {
                 8,
                 r#"{"messages":[{"role":"user","content":"x"}],"system":"y"}"#,
             ),
+            sample(
+                10,
+                r#"{"model":"qwen3","input":["a","é 漢"],"encoding_format":"base64","dimensions":3,"prompt_name":"query","user":"u"}"#,
+            ),
+            sample(10, r#"{"input":[[1,2,3],[4]],"encoding_format":"float"}"#),
+            sample(10, r#"{"input":[5,6],"priority":1}"#),
+            sample(
+                11,
+                r#"{"query":"q","documents":["a",{"text":"b"}],"top_n":1}"#,
+            ),
+            sample(
+                12,
+                r#"{"query":"q","documents":["a","b"],"instruction":"i","return_documents":false}"#,
+            ),
+            sample(13, r#"{"text_1":"a","text_2":["b","c"]}"#),
+            sample(14, r#"{"queries":["a","b"],"documents":["c","d"]}"#),
         ];
         for (index, sample) in samples.iter().enumerate() {
             // The frontend has no worker that could be commanded.

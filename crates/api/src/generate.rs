@@ -11,16 +11,18 @@ use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode};
 use crate::request_record::{RequestMeta, RequestRecord};
 use crate::response_store::{EarlierConversation, RequestPlace};
 use crate::sse::{StreamSetup, stream};
-use crate::surface::{AnswerEnd, AnswerHead, Surface, SurfaceTask};
+use crate::surface::{AnswerEnd, AnswerHead, BodyParts, Surface, SurfaceTask};
 use crate::timing::{TIMING_HEADER, TimingShown};
 use crate::trace_parent::TraceParent;
 use axum::body::Body;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use cleave_domain::RequestSlo;
 use cleave_text::json::Document;
 use cleave_text::{ModelTask, ModelText};
+use std::convert::Infallible;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 use tracing::field::display;
 
@@ -41,10 +43,12 @@ pub(crate) async fn generate(
     );
     let prepared = prepare(app, surface, &caller, headers, body, &request_id, trace).await;
     let (mut ask, model, slos, timing) = prepared.inspect_err(|error| meter.failed(error))?;
-    app.wait_for_worker()
+    app.wait_for_worker(&model)
         .await
         .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
         .inspect_err(|error| meter.failed(error))?;
+    let vectors = app.reserve_vectors(&ask, &model).await;
+    let vectors = vectors.inspect_err(|error| meter.failed(error))?;
     if ask.output_limit == OutputLimit::Default
         && let Some(tokens_max) = app.sequence_tokens_max().await
     {
@@ -57,7 +61,8 @@ pub(crate) async fn generate(
     match ask.delivery {
         ResponseMode::Whole => {
             let first = require_first(flights.next().await)?;
-            collect_answer(surface, head, flights, first, timing).await
+            let collected = collect_answer(surface, head, flights, first, timing).await;
+            collected.map(|answer| answer.into_response(vectors))
         }
         ResponseMode::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
@@ -226,13 +231,44 @@ fn check_task(task: SurfaceTask, model: &ModelText) -> Result<(), ApiError> {
     Err(ApiError::unsupported("model", message))
 }
 
+/// An answer that is not streamed as events.
+struct WholeAnswer {
+    parts: BodyParts,
+    timing: Option<HeaderValue>,
+}
+
+impl WholeAnswer {
+    /// Writes its parts as its client takes them. `memory` is what they are made of.
+    fn into_response(self, memory: Option<OwnedSemaphorePermit>) -> Response {
+        let Self { mut parts, timing } = self;
+        let first = parts.next().unwrap_or_default();
+        let body = match parts.next() {
+            None => Body::from(first),
+            Some(second) => {
+                let all = [first, second].into_iter().chain(parts);
+                let kept = all.map(move |part| {
+                    let _held = &memory;
+                    Ok::<_, Infallible>(part)
+                });
+                Body::from_stream(futures::stream::iter(kept))
+            }
+        };
+        let kind = (header::CONTENT_TYPE, "application/json");
+        let mut response = ([kind], body).into_response();
+        if let Some(value) = timing {
+            response.headers_mut().insert(TIMING_HEADER, value);
+        }
+        response
+    }
+}
+
 async fn collect_answer(
     surface: &'static dyn Surface,
     head: AnswerHead,
     mut flights: AnswerFlights,
     first: (usize, OutputPieces),
     timing: TimingShown,
-) -> Result<Response, ApiError> {
+) -> Result<WholeAnswer, ApiError> {
     let mut choices = vec![OutputPieces::default(); flights.count()];
     let mut next = Some(Ok(first));
     while let Some(added) = next {
@@ -246,11 +282,8 @@ async fn collect_answer(
         counts,
         timing: timing.map(|timing| timing.object()),
     };
-    let answer = surface.whole_body(head, &choices, end);
-    let kind = (header::CONTENT_TYPE, "application/json");
-    let mut response = ([kind], answer).into_response();
-    if let Some(value) = timing.and_then(|timing| timing.header()) {
-        response.headers_mut().insert(TIMING_HEADER, value);
-    }
-    Ok(response)
+    Ok(WholeAnswer {
+        parts: surface.parts(head, &choices, end),
+        timing: timing.and_then(|timing| timing.header()),
+    })
 }

@@ -547,7 +547,7 @@ async fn live() -> axum::Json<Value> {
 async fn ready(State(app): State<App>) -> Response {
     match app.readiness() {
         ServingReadiness::Ready => axum::Json(json!({"status": "ready"})).into_response(),
-        ServingReadiness::NotReady(reason) => {
+        ServingReadiness::NotReady(reason) | ServingReadiness::PromptsOnly(reason) => {
             ApiError::unavailable("not_ready", reason).into_response()
         }
         ServingReadiness::Draining => {

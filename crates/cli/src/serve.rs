@@ -310,6 +310,7 @@ fn router_options(
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
             template_memory_bytes: face.template_memory,
+            vector_memory_bytes: face.vector_memory,
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),

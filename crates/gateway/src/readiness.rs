@@ -5,13 +5,19 @@ use cleave_router::RouterReadiness;
 
 /// The text that `/ready` answers with.
 pub(super) fn readiness_text(readiness: RouterReadiness) -> ServingReadiness {
-    let reason = match readiness {
-        RouterReadiness::Ready => return ServingReadiness::Ready,
-        RouterReadiness::Draining => return ServingReadiness::Draining,
-        RouterReadiness::NoPair { prefill, decode } => format!(
-            "no pair of workers with equal fingerprints is connected ({prefill} prefill, {decode} \
-             decode)"
-        ),
-    };
-    ServingReadiness::NotReady(reason)
+    match readiness {
+        RouterReadiness::Ready => ServingReadiness::Ready,
+        RouterReadiness::Draining => ServingReadiness::Draining,
+        RouterReadiness::NoPair { prefill, decode } => {
+            let reason = format!(
+                "no pair of workers with equal fingerprints is connected ({prefill} prefill, \
+                 {decode} decode)"
+            );
+            if prefill > 0 {
+                ServingReadiness::PromptsOnly(reason)
+            } else {
+                ServingReadiness::NotReady(reason)
+            }
+        }
+    }
 }

@@ -133,9 +133,9 @@ impl RunningRouter {
         self.picker.as_ref().map(|picker| picker.address)
     }
 
-    /// Returns when a request sent now would find workers for both legs.
+    /// Returns when a request sent now would find its workers.
     pub async fn ready(&self) {
-        wait_until_ready(self.body.readiness()).await;
+        wait_until_ready(&self.app, self.body.readiness()).await;
     }
 
     /// The frontend, for callers without HTTP.
@@ -497,7 +497,7 @@ impl RunningFleet {
         self.router.set_not_ready();
     }
 
-    /// Returns when a request sent now would find workers for both legs.
+    /// Returns when a request sent now would find its workers.
     pub async fn ready(&self) {
         self.router.ready().await;
     }
@@ -539,9 +539,14 @@ impl RunningFleet {
     }
 }
 
-async fn wait_until_ready(mut readiness: watch::Receiver<ServingReadiness>) {
+/// The model is known before the brain knows its first worker, so that every change that matters is
+/// one of the brain's readiness, which `changes` has.
+async fn wait_until_ready(app: &App, mut changes: watch::Receiver<ServingReadiness>) {
+    changes.mark_changed();
     // The router's driver sends readiness for as long as the router runs.
-    let _ = readiness
-        .wait_for(|now| *now == ServingReadiness::Ready)
-        .await;
+    while changes.changed().await.is_ok() {
+        if app.readiness() == ServingReadiness::Ready {
+            return;
+        }
+    }
 }

@@ -60,6 +60,16 @@ pub(crate) struct DocumentRanking {
     pub(crate) documents: Option<Vec<String>>,
 }
 
+impl PooledAnswer {
+    /// The text of a document, if the answer repeats it.
+    pub(crate) fn document(&self, index: usize) -> Option<&str> {
+        match self {
+            Self::Ranking(ranking) => Some(ranking.documents.as_ref()?.get(index)?),
+            Self::Embeddings(_) | Self::Scores(_) => None,
+        }
+    }
+}
+
 impl EmbeddingForm {
     /// The embedding of a vector.
     pub(crate) fn embedding(&self, vector: &[f32]) -> Vec<f32> {

@@ -66,6 +66,9 @@ pub(crate) fn surface_of(path: &str, headers: &HeaderMap) -> Option<&'static dyn
     SURFACES.into_iter().find(owns)
 }
 
+/// The text of an answer, each part made when it is taken.
+pub(crate) type BodyParts = Box<dyn Iterator<Item = Vec<u8>> + Send>;
+
 /// One API: its requests, and the JSON of its answers.
 pub(crate) trait Surface: Send + Sync {
     /// Path of its requests; they are sent with POST.
@@ -118,6 +121,16 @@ pub(crate) trait Surface: Send + Sync {
         choices: &[OutputPieces],
         end: AnswerEnd,
     ) -> Vec<u8>;
+
+    /// Renders an answer as [`Self::whole_body`] does, in parts where it may be long.
+    fn parts(
+        &'static self,
+        head: AnswerHead,
+        choices: &[OutputPieces],
+        end: AnswerEnd,
+    ) -> BodyParts {
+        Box::new(std::iter::once(self.whole_body(head, choices, end)))
+    }
 
     /// Begins the rendering of an answer as a stream of events; `None` of an API without streams,
     /// whose requests ask for none.

@@ -1,7 +1,7 @@
 //! `POST /v1/embeddings`: a vector for each text.
 
-use super::pooled::{PooledSurface, insert_usage, write_answer, write_body};
-use super::{AnswerEnd, AnswerHead, SurfaceTask};
+use super::pooled::{PooledSurface, answer_parts, insert_usage, no_parts, write_body};
+use super::{AnswerEnd, AnswerHead, BodyParts, SurfaceTask};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
@@ -19,7 +19,8 @@ use crate::request::{
 use cleave_domain::TokenId;
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
 use cleave_text::{EmbedTask, ModelTask, ModelText, SpecialTokens};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Map;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -81,7 +82,7 @@ pub(super) static EMBEDDINGS: PooledSurface = PooledSurface {
     },
     body_work: BodyWork::ParseOnly,
     parse: embeddings,
-    whole: embeddings_body,
+    answer: embeddings_answer,
 };
 
 /// An input as the client sent it.
@@ -197,23 +198,42 @@ fn inputs<'a>(fields: &JsonFields<'a>) -> Result<Vec<(String, EmbeddingInput<'a>
     items.enumerate().map(given).collect()
 }
 
-/// Writes the answer. Vectors are written one by one: trees of JSON values would take several times
-/// their memory.
-fn embeddings_body(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> Vec<u8> {
+/// An embedding in an answer.
+#[derive(Serialize)]
+struct EmbeddingEntry {
+    object: &'static str,
+    index: usize,
+    embedding: EncodedEmbedding,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum EncodedEmbedding {
+    /// Each number by the shortest digits that name it among those of 32 bits.
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+fn embeddings_answer(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> BodyParts {
     let Some(PooledAnswer::Embeddings(form)) = head.facts.pooled.as_deref() else {
-        return Vec::new();
+        return no_parts();
     };
+    let (form, vectors) = (*form, vectors.to_vec());
     let mut rest = Map::new();
     rest.insert("object".into(), "list".into());
     rest.insert("model".into(), head.model.name().into());
     insert_usage(&mut rest, end);
-    write_answer(rest, "data", vectors.len(), |index, out| {
+    answer_parts(rest, "data", vectors.len(), move |index, out| {
         let embedding = form.embedding(&vectors[index]);
         let embedding = match form.encoding {
-            EmbeddingEncoding::Float => json!(embedding),
-            EmbeddingEncoding::Base64 => Value::String(base64_of(&embedding)),
+            EmbeddingEncoding::Float => EncodedEmbedding::Float(embedding),
+            EmbeddingEncoding::Base64 => EncodedEmbedding::Base64(base64_of(&embedding)),
         };
-        let entry = json!({"object": "embedding", "index": index, "embedding": embedding});
+        let entry = EmbeddingEntry {
+            object: "embedding",
+            index,
+            embedding,
+        };
         write_body(out, &entry);
     })
 }

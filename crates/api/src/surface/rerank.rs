@@ -4,8 +4,8 @@
 //! vectors.
 
 use super::openai_embeddings::encode_after;
-use super::pooled::{PooledSurface, insert_usage, write_answer, write_body};
-use super::{AnswerEnd, AnswerHead, SurfaceTask};
+use super::pooled::{PooledSurface, answer_parts, insert_usage, no_parts, write_body};
+use super::{AnswerEnd, AnswerHead, BodyParts, SurfaceTask};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
@@ -151,7 +151,7 @@ const fn rerank_surface(route: &'static str, operation: &'static str) -> PooledS
         },
         body_work: BodyWork::ParseOnly,
         parse: rerank,
-        whole: rerank_body,
+        answer: rerank_answer,
     }
 }
 
@@ -166,7 +166,7 @@ const fn score_surface(route: &'static str, operation: &'static str) -> PooledSu
         },
         body_work: BodyWork::ParseOnly,
         parse: score,
-        whole: score_body,
+        answer: score_answer,
     }
 }
 
@@ -382,28 +382,31 @@ fn not_empty(path: String, text: Cow<'_, str>) -> Result<(String, Cow<'_, str>),
     }
 }
 
-fn rerank_body(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> Vec<u8> {
-    let Some(PooledAnswer::Ranking(ranking)) = head.facts.pooled.as_deref() else {
-        return Vec::new();
+fn rerank_answer(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> BodyParts {
+    let Some(pooled) = head.facts.pooled.clone() else {
+        return no_parts();
+    };
+    let PooledAnswer::Ranking(ranking) = &*pooled else {
+        return no_parts();
     };
     let results = ranking.results(vectors);
     let mut rest = Map::new();
     rest.insert("id".into(), format!("rerank-{}", head.request_id).into());
     rest.insert("model".into(), head.model.name().into());
     insert_usage(&mut rest, end);
-    write_answer(rest, "results", results.len(), |place, out| {
+    answer_parts(rest, "results", results.len(), move |place, out| {
         let (index, score) = results[place];
         let mut result = json!({"index": index, "relevance_score": score});
-        if let Some(documents) = &ranking.documents {
-            result["document"] = json!({"text": documents[index]});
+        if let Some(text) = pooled.document(index) {
+            result["document"] = json!({"text": text});
         }
         write_body(out, &result);
     })
 }
 
-fn score_body(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> Vec<u8> {
+fn score_answer(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> BodyParts {
     let Some(PooledAnswer::Scores(scores)) = head.facts.pooled.as_deref() else {
-        return Vec::new();
+        return no_parts();
     };
     let scores = scores.of(vectors);
     let mut rest = Map::new();
@@ -412,7 +415,7 @@ fn score_body(head: &AnswerHead, vectors: &[Arc<[f32]>], end: AnswerEnd) -> Vec<
     rest.insert("created".into(), head.created.into());
     rest.insert("model".into(), head.model.name().into());
     insert_usage(&mut rest, end);
-    write_answer(rest, "data", scores.len(), |index, out| {
+    answer_parts(rest, "data", scores.len(), move |index, out| {
         let entry = json!({"index": index, "object": "score", "score": scores[index]});
         write_body(out, &entry);
     })

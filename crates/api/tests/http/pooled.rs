@@ -1,6 +1,7 @@
 //! Embeddings, rankings and scores.
 
 use crate::scripted_server::{TestServer, done, files, options, server, server_with};
+use cleave_api::{ApiOptions, ServingReadiness};
 use cleave_domain::{FinishReason, Pooling, Refusal, SloMetric};
 use cleave_text::{EmbedTask, ModelTask, RerankTask};
 use serde_json::{Value, json};
@@ -9,19 +10,27 @@ use std::time::Duration;
 const EMBEDDINGS: &str = "/v1/embeddings";
 
 fn served_for(task: ModelTask) -> TestServer {
+    served_with(task, options())
+}
+
+fn served_with(task: ModelTask, options: ApiOptions) -> TestServer {
     let mut files = files("qwen3");
     files.task = task;
-    server_with(files, options())
+    server_with(files, options)
 }
 
 fn embedder() -> TestServer {
-    served_for(ModelTask::Embed(EmbedTask {
+    served_for(embed_task())
+}
+
+fn embed_task() -> ModelTask {
+    ModelTask::Embed(EmbedTask {
         prompts: vec![
             ("query".to_owned(), "Q: ".to_owned()),
             ("document".to_owned(), String::new()),
         ],
         ..EmbedTask::of(Pooling::LastToken)
-    }))
+    })
 }
 
 fn reranker() -> TestServer {
@@ -177,6 +186,65 @@ async fn a_refused_flight_refuses_the_whole_request() {
     set.script_tokens(Vec::new(), cleave_domain::Ending::Refused(late));
     let answer = set.post(EMBEDDINGS, json!({"input": ["a", "b"]})).await;
     assert_eq!(answer.status, 429, "{answer:?}");
+}
+
+#[tokio::test]
+async fn vectors_need_no_worker_that_decodes() {
+    let prompts_only = ServingReadiness::PromptsOnly("no decode worker".into());
+    for (set, is_ready) in [
+        (embedder(), true),
+        (reranker(), true),
+        (server("qwen3"), false),
+    ] {
+        *set.frontend.readiness.lock().unwrap() = Some(prompts_only.clone());
+        let status = set.get("/ready").await.status;
+        assert_eq!(status, if is_ready { 200 } else { 503 });
+    }
+    let set = embedder();
+    *set.frontend.readiness.lock().unwrap() = Some(prompts_only.clone());
+    set.script_vector(&[1.0]);
+    assert_eq!(
+        set.post(EMBEDDINGS, json!({"input": "a"})).await.status,
+        200
+    );
+    let set = server("qwen3");
+    *set.frontend.readiness.lock().unwrap() = Some(prompts_only);
+    let answer = set.post("/v1/completions", json!({"prompt": "a"})).await;
+    answer.is_error(503, "no_worker", None);
+    assert!(answer.body.contains("no decode worker"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn vectors_have_a_memory_limit() {
+    // A vector of this model has 64 numbers, so that there is room for eight.
+    let options = ApiOptions {
+        vector_memory_bytes: 8 * 64 * 4,
+        ..options()
+    };
+    let set = served_with(embed_task(), options);
+    let ask = |count: usize| json!({"input": vec!["a"; count]});
+    let answer = set.post(EMBEDDINGS, ask(9)).await;
+    answer.is_error(400, "too_many_vectors", None);
+    assert!(answer.body.contains("--vector-memory"), "{answer:?}");
+    let open: Vec<_> = (0..8).map(|_| set.script_live()).collect();
+    // The first request has the memory for as long as its vectors are awaited.
+    let (first, refused) = futures::join!(set.post(EMBEDDINGS, ask(8)), async {
+        let refused = set.post(EMBEDDINGS, ask(1)).await;
+        drop(open);
+        refused
+    });
+    refused.is_error(429, "vectors_full", None);
+    assert_eq!(first.status, 500, "its flights were cut off: {first:?}");
+    set.script_vector(&[1.0]);
+    assert_eq!(set.post(EMBEDDINGS, ask(1)).await.status, 200);
+}
+
+#[tokio::test]
+async fn numbers_have_no_digits_beyond_their_precision() {
+    let set = embedder();
+    set.script_vector(&[3.0, 4.0]);
+    let answer = set.post(EMBEDDINGS, json!({"input": "a"})).await;
+    assert!(answer.body.contains("[0.6,0.8]"), "{answer:?}");
 }
 
 #[tokio::test]

@@ -65,6 +65,12 @@ pub(crate) struct HttpArgs {
     /// then refused with 429. One rendering of `--max-body` always fits.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_body_memory)]
     pub(crate) template_memory: usize,
+    /// Memory for the vectors of embedding and reranking requests from their start until their
+    /// answers were sent, such as 256MiB: 4 bytes for each number. A request whose vectors would
+    /// take more is refused with 400. Others wait five seconds for it and are then refused with
+    /// 429.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_body_memory)]
+    pub(crate) vector_memory: usize,
     /// Time limit, in seconds, for the headers of a request from their first byte on, and for a TLS
     /// handshake.
     #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.headers_wait_max), value_parser = parse_seconds)]

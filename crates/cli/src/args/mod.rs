@@ -220,6 +220,7 @@ mod tests {
             router.http.template_memory,
             limits.api.template_memory_bytes
         );
+        assert_eq!(router.http.vector_memory, limits.api.vector_memory_bytes);
         assert_eq!(router.http.body_timeout.0, limits.api.body_wait_max);
         let words = ["cleave", "worker", "--leg", "both", "--router", "h:1"];
         let CliCommand::Worker(worker) = parse(&words) else {

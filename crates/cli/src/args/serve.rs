@@ -89,8 +89,8 @@ pub(crate) struct ServeArgs {
 
 The router needs no model: it learns tokenizer and limits from the first worker.
 It prints its address as soon as clients and workers can connect; /ready answers 200 once a
-prefill and a decode worker have joined, and at once where the policy's scaling acts: the first
-request then starts a worker.")]
+prefill and a decode worker have joined (a prefill worker, where the model is served for vectors),
+and at once where the policy's scaling acts: the first request then starts a worker.")]
 pub(crate) struct RouterArgs {
     /// Address for clients (HTTP) and workers (gRPC); port 0 picks a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
