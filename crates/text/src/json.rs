@@ -24,7 +24,7 @@ impl Document {
     /// # Errors
     /// Those of the JSON library: not JSON, nested too deeply, or a number out of range.
     pub fn check(text: String) -> Result<Self, serde_json::Error> {
-        serde_json::from_str::<ValidJson>(&text)?;
+        Json::check(&text)?;
         Ok(Self(Arc::new(text)))
     }
 
@@ -104,6 +104,15 @@ pub enum JsonShape<'a> {
 }
 
 impl<'a> Json<'a> {
+    /// Checks a text in place.
+    ///
+    /// # Errors
+    /// As for [`Document::check`].
+    pub fn check(text: &'a str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str::<ValidJson>(text)?;
+        Ok(Self(text.trim_matches(BLANKS)))
+    }
+
     pub fn shape(self) -> JsonShape<'a> {
         match self.0.as_bytes()[0] {
             b'n' => JsonShape::Null,

@@ -6,7 +6,7 @@ use crate::scripted_server::{
 };
 use axum::body::Body;
 use axum::http::Request;
-use cleave_domain::{Ending, Failure, FinishReason, Refusal};
+use cleave_domain::{Ending, Failure, FinishReason, Grammar, Refusal};
 use cleave_text::SpecialTokens;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -174,6 +174,49 @@ async fn reasoning_that_was_not_asked_for_is_left_out() {
     assert!(prompt(&set).ends_with("<think>\n\n</think>\n\n"));
     answer(&set, output, &json!({"thinking": {"type": "adaptive"}})).await;
     assert!(prompt(&set).ends_with("<|im_start|>assistant\n"));
+}
+
+/// Qwen3's template, with another text where `enable_thinking` is false.
+fn thinking_otherwise(text: &str) -> TestServer {
+    let mut files = files("qwen3");
+    let template = files.chat_template.take().unwrap();
+    let closed = r"'<think>\n\n</think>\n\n'";
+    assert!(template.contains(closed));
+    files.chat_template = Some(template.replace(closed, text));
+    server_with(files, options())
+}
+
+#[tokio::test]
+async fn a_forced_call_follows_reasoning_that_the_prompt_allows() {
+    let call = &CALL["Sure.\n".len()..];
+    let closes = server("qwen3");
+    let end = format!("<[{}]>", closes.tokens("</think>")[0]);
+    // Without `thinking` the template is told that the model is not to reason; some do not listen.
+    for (set, output, leaves_room) in [
+        (closes, call.to_owned(), false),
+        (
+            thinking_otherwise(r"'<think>\n'"),
+            format!("Hm.\n</think>\n\n{call}"),
+            true,
+        ),
+        (
+            thinking_otherwise("''"),
+            format!("<think>\nHm.\n</think>\n\n{call}"),
+            true,
+        ),
+        (thinking_otherwise("''"), call.to_owned(), true),
+    ] {
+        for choice in [json!({"type": "any"}), json!({"type": "tool", "name": "f"})] {
+            let message = answer(&set, &output, &json!({"tool_choice": choice})).await;
+            let content = message["content"].as_array().unwrap();
+            assert_eq!(content[0]["type"], "tool_use", "{message}");
+            let constraint = set.last_submitted().sampling.constraint.unwrap();
+            let Grammar::Lark(grammar) = &constraint.grammar else {
+                panic!("{constraint:?}");
+            };
+            assert_eq!(grammar.contains(&end), leaves_room, "{grammar}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -225,10 +225,11 @@ fn tagged_value(
             ))
         });
     }
-    if kind != ParameterKind::Json || allows_all(schema) {
+    let is_text = matches!(kind, ParameterKind::Text | ParameterKind::TextOrNull);
+    if is_text || allows_all(schema) {
         let regex = text_regex(schema);
         return match regex {
-            Ok(regex) => Ok((free_text(lark, form, &regex), kind != ParameterKind::Json)),
+            Ok(regex) => Ok((free_text(lark, form, &regex), is_text)),
             Err(_) if !is_strict => Ok((free_text(lark, form, "(?s:.*)"), true)),
             Err(keyword) => Err(rules.refused(&format!(
                 "`{keyword}` of {:?} is not supported where the model writes texts without quotes",

@@ -149,6 +149,53 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn a_required_call_follows_reasoning(
+        format in prop::sample::select(call_formats()),
+        prompt in prop::sample::select(&PROMPTS[..]),
+        has_marks: bool,
+        choices in prop::collection::vec(any::<u16>(), 0..60),
+    ) {
+        prop_assume!(format != "openai");
+        let (tools, model) = (callable(true), &MODELS[usize::from(has_marks)]);
+        let reading = reading("qwen3", format, prompt);
+        let grammar = reading.lark(&required(&tools, false), &model.marks, &[END]).unwrap();
+        // Where the prompt leaves room for it, the model may reason.
+        let thought = if prompt == PROMPTS[1] { "Hm.</think>" } else { "<think>Hm.</think>" };
+        prop_assert_eq!(begins(model, &grammar, thought), prompt != PROMPTS[2]);
+        if let Some(output) = draw(model, &grammar, &choices) {
+            let parts = read(&reading, &[&output]);
+            let (calls, rest) = divided(&parts);
+            prop_assert!(!calls.is_empty() && rest.trim().is_empty(), "{}", output);
+            let reasons = parts.iter().any(|part| matches!(part, AnswerPart::Reasoning(_)));
+            prop_assert!(prompt != PROMPTS[2] || !reasons, "{}", output);
+        }
+    }
+}
+
+/// Whether outputs of a grammar may begin with this text.
+fn begins(model: &ByteModel, grammar: &Grammar, text: &str) -> bool {
+    let constraint = Constraint {
+        grammar: grammar.clone(),
+        end: ConstraintEnd::Allowed,
+    };
+    let mut matcher = model.compiler.compile(&constraint).unwrap().start();
+    let mark = |rest: &str| model.marks.at_start(rest);
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (token, length) = mark(rest).unwrap_or((TokenId::from(rest.as_bytes()[0]), 1));
+        if matcher.valid_prefix(&[token]) == 0 {
+            return false;
+        }
+        matcher.consume(token).unwrap();
+        rest = &rest[length..];
+    }
+    true
+}
+
 /// The content and the reasoning among parts.
 fn content_of(parts: &[AnswerPart]) -> (String, String) {
     let (mut content, mut reasoning) = (String::new(), String::new());

@@ -329,13 +329,12 @@ fn has_text(value: &Value, is_found: &dyn Fn(&str) -> bool) -> bool {
 pub(super) fn is_writable(format: &str, reading: &OutputReading, arguments: &Value) -> bool {
     let marks: Vec<&str> = reading.marks().filter(|mark| mark.len() > 1).collect();
     let has_mark = |text: &str| marks.iter().any(|mark| text.contains(mark));
-    let is_like_json =
-        |text: &str| text.trim() == "null" || text.trim_start().starts_with(['{', '[']);
+    let is_null = |text: &str| text.trim() == "null";
     let has_key = |name: &str| name.is_empty();
     match format {
-        // A note that says null, or begins as an object does, within whose strings no mark ends it.
+        // A note that says null.
         "qwen3_coder" | "qwen3_xml" | "minimax_m2" | "glm45" | "glm47" | "step3" => {
-            !has_text(arguments, &has_mark) && !has_text(&arguments["note"], &is_like_json)
+            !has_text(arguments, &has_mark) && !has_text(&arguments["note"], &is_null)
         }
         // Keys have no quotes.
         "gemma4" => !has_text(arguments, &has_mark) && !has_text(arguments, &has_key),

@@ -202,8 +202,8 @@ impl TaggedCall {
             }
         }
         if self.place == TagPlace::Held {
-            let is_first = self.text.trim().is_empty();
-            if is_first && matches!(c, '{' | '[') {
+            let may_be_list = self.kind == ParameterKind::Json && self.text.trim().is_empty();
+            if may_be_list && matches!(c, '{' | '[') {
                 self.scan = Some(JsonScan::default());
             }
             if let Some(scan) = &mut self.scan {
@@ -283,14 +283,15 @@ pub(super) fn json_of(text: &str, kind: ParameterKind) -> String {
     let bare = text.trim();
     let null = || "null".to_owned();
     match kind {
-        ParameterKind::TextOrNull if matches!(bare, "null" | "None") => return null(),
+        ParameterKind::TextOrNull if bare == "null" => return null(),
         ParameterKind::Text | ParameterKind::TextOrNull => {}
-        ParameterKind::Json => match bare {
+        ParameterKind::TextOrScalar | ParameterKind::Json => match bare {
             "None" => return null(),
             "True" => return "true".to_owned(),
             "False" => return "false".to_owned(),
             _ => match serde_json::from_str::<Value>(bare) {
                 Ok(Value::String(_)) | Err(_) => {}
+                Ok(Value::Array(_) | Value::Object(_)) if kind == ParameterKind::TextOrScalar => {}
                 Ok(_) => return bare.to_owned(),
             },
         },

@@ -325,6 +325,22 @@ fn calls_between_tags_are_read() {
             "<function=weather>\n<parameter=note>\nnull\n</parameter>\n<parameter=x>\n\"y\"\n</parameter>\n</tool_call>",
             r#"weather({"note": null, "x": "\"y\""})"#,
         ),
+        // A text or null is a text, whatever it resembles.
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=weather>\n<parameter=note>\n{\"a\": \"b\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+            r#"weather({"note": "{\"a\": \"b", "days": 2})"#,
+        ),
+        (
+            "minimax_m2",
+            "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"note\">None</parameter>\n<parameter name=\"x\">None</parameter>\n</invoke>\n</minimax:tool_call>",
+            r#"weather({"note": "None", "x": null})"#,
+        ),
+        (
+            "glm45",
+            "<tool_call>weather\n<arg_key>note</arg_key>\n<arg_value>[1]</arg_value>\n<arg_key>x</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",
+            r#"weather({"note": "[1]", "x": [1]})"#,
+        ),
         (
             "qwen3_coder",
             "<tool_call>\n<function=weather>\n<parameter=city>\nab</para",

@@ -15,6 +15,8 @@ pub struct ToolSpec {
 pub(super) enum ParameterKind {
     Text,
     TextOrNull,
+    /// A text, or something else that is no object and no list.
+    TextOrScalar,
     /// Anything else, or unknown.
     Json,
 }
@@ -50,14 +52,15 @@ impl ParameterKind {
     pub(super) fn of(schema: &Value, whole: Option<&Value>) -> Self {
         let types = Self::types(schema, whole);
         let is_text = |name: &&str| *name == "string";
-        if !types.iter().any(is_text) {
+        let is_any = |name: &&str| matches!(*name, "object" | "array" | "any");
+        if !types.iter().any(is_text) || types.iter().any(is_any) {
             Self::Json
         } else if types.iter().all(is_text) {
             Self::Text
         } else if types.iter().all(|name| is_text(name) || *name == "null") {
             Self::TextOrNull
         } else {
-            Self::Json
+            Self::TextOrScalar
         }
     }
 
@@ -96,7 +99,9 @@ fn collect_types<'a>(
     let name_of = |value: &Value| match value {
         Value::String(_) => "string",
         Value::Null => "null",
-        _ => "any",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::Array(_) | Value::Object(_) => "any",
     };
     match (schema.get("type"), alternatives, schema.get("enum")) {
         (Some(Value::String(name)), ..) => types.push(name),
@@ -113,5 +118,35 @@ fn collect_types<'a>(
             types.push("string");
         }
         _ => types.push("any"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tagged_call::json_of;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_value_is_what_its_schema_allows() {
+        let nullable = json!({"type": ["string", "null"]});
+        let number = json!({"anyOf": [{"type": "string"}, {"type": "integer"}]});
+        let listed = json!({"enum": ["[1]", 2, true]});
+        let any = json!({"type": ["string", "object"]});
+        for (schema, text, expected) in [
+            (&nullable, r#"{"a": 1}"#, json!(r#"{"a": 1}"#)),
+            (&nullable, " null ", Value::Null),
+            (&nullable, "None", json!("None")),
+            (&number, "[1]", json!("[1]")),
+            (&number, "12", json!(12)),
+            (&number, "{", json!("{")),
+            (&listed, "[1]", json!("[1]")),
+            (&listed, "true", json!(true)),
+            (&any, r#"{"a": 1}"#, json!({"a": 1})),
+        ] {
+            let json = json_of(text, ParameterKind::of(schema, None));
+            let value: Value = serde_json::from_str(&json).unwrap();
+            assert_eq!(value, expected, "{schema}: {text}");
+        }
     }
 }
