@@ -4,6 +4,7 @@
 //! that something is wrong. Invariant: every request ends with an answer or with one of these
 //! errors.
 
+use crate::field::clipped;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use cleave_domain::{Ending, Failure, Refusal, SloMetric};
@@ -172,6 +173,19 @@ impl ApiError {
     /// A request goes on from a response that is not there, for this reason.
     pub(crate) fn previous_not_found(reason: String) -> Self {
         Self::invalid("previous_response_id", reason).with_code("previous_response_not_found")
+    }
+
+    /// A request has an item by reference that is not stored.
+    pub(crate) fn item_not_found(id: &str) -> Self {
+        let id = clipped(id);
+        let message = format!(
+            "Item with id '{id}' not found: no stored response of yours has it here. It may never have been stored (`store: false`), its response was deleted or is gone because of its age or for want of memory, or the router that has it cannot be asked. Send the item itself."
+        );
+        let error = Self::new(StatusCode::NOT_FOUND, message).with_code("item_not_found");
+        Self {
+            param: Some("input".into()),
+            ..error
+        }
     }
 
     pub(crate) fn worker_not_found(name: &str) -> Self {

@@ -9,7 +9,7 @@ use crate::metrics::RequestMeter;
 use crate::output_piece::OutputPieces;
 use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode};
 use crate::request_record::{RequestMeta, RequestRecord};
-use crate::response_store::{EarlierConversation, RequestPlace};
+use crate::response_store::{EarlierConversation, RequestPlace, StoredNames};
 use crate::sse::{StreamSetup, stream};
 use crate::surface::{AnswerEnd, AnswerHead, BodyParts, Surface, SurfaceTask};
 use crate::timing::{TIMING_HEADER, TimingShown};
@@ -171,7 +171,7 @@ async fn prepare(
     Ok((ask, model, slos, timing))
 }
 
-/// Finds the stored conversation that a body goes on with, and counts it as a part of the body.
+/// Finds what a body names of stored responses, and counts it as a part of the body.
 pub(crate) async fn earlier_conversation(
     app: &App,
     surface: &'static dyn Surface,
@@ -181,19 +181,19 @@ pub(crate) async fn earlier_conversation(
 ) -> Result<(ReservedBody, EarlierConversation), ApiError> {
     let is_long = body.is_long();
     let search = move || {
-        let id = surface.previous_id(body.bytes());
-        (body, id)
+        let named = surface.stored_names(body.bytes());
+        (body, named)
     };
-    let (mut body, id) = if is_long {
+    let (mut body, named) = if is_long {
         let searched = tokio::task::spawn_blocking(search).await;
         searched
             .map_err(|_| ApiError::internal("panicked", "The server failed on this request."))?
     } else {
         search()
     };
-    let Some(id) = id else {
+    if named == StoredNames::default() {
         return Ok((body, EarlierConversation::default()));
-    };
+    }
     let bytes_max = app.options().body_bytes_max.saturating_sub(body.len());
     let router = app.router_digits();
     let place = RequestPlace {
@@ -202,7 +202,11 @@ pub(crate) async fn earlier_conversation(
         router: &router,
         bytes_max,
     };
-    let earlier = app.responses().previous(place, &id).await?;
+    let mut earlier = match &named.previous {
+        Some(id) => app.responses().previous(place, id).await?,
+        None => EarlierConversation::default(),
+    };
+    earlier.items = app.responses().items(place, &named.items).await?;
     if earlier.bytes() > bytes_max {
         return Err(ApiError::context_exceeded(
             "previous_response_id",

@@ -24,7 +24,7 @@ use crate::field::{
     FlagValue, IntegerRange, JsonFields, ObjectSpec, RefusedField, RequestField, TextShape,
     clipped, flag, integer, object, request_fields, request_object, text as text_field,
 };
-use crate::response_store::ResponseRecorder;
+use crate::response_store::{ItemList, ResponseRecorder};
 use cleave_domain::{Pooling, Request, RequestSlo, SamplingParams, StopRules, TokenId};
 use cleave_text::{ModelText, OutputReading, SpecialTokens, TextStart};
 use constraint::FieldConstraint;
@@ -122,8 +122,8 @@ pub(crate) struct GenerateRequest {
 pub(crate) struct AnswerFacts {
     /// Fields that the answer repeats, the text of a JSON object.
     pub(crate) repeated: Option<Arc<str>>,
-    /// The items of the request, a JSON array, if its response is to be stored.
-    pub(crate) input: Option<Arc<str>>,
+    /// The items of the request, if its response is to be stored.
+    pub(crate) input: Option<ItemList>,
     /// Functions of namespaces, by their names in the prompt.
     pub(crate) namespaced: Arc<[NamespacedTool]>,
     /// Id of the response, if it has one of its own.
@@ -247,8 +247,8 @@ pub(crate) struct NamespacedTool {
 impl AnswerFacts {
     /// Length of the texts of the request that are kept until its answer ends, in bytes.
     pub(crate) fn kept_bytes(&self) -> usize {
-        let texts = [&self.repeated, &self.input];
-        texts.into_iter().flatten().map(|text| text.len()).sum()
+        let repeated = self.repeated.as_ref().map_or(0, |text| text.len());
+        repeated + self.input.as_ref().map_or(0, ItemList::bytes)
     }
 }
 

@@ -3,12 +3,16 @@
 //! Owns: the responses of this router, in memory, with limits of their bytes and age; the search at
 //! the fleet's other routers for those that were stored there. Never: renders a response, or stores
 //! one that failed. Invariant: a response is stored before its client learns that it is complete,
-//! and only requests of its own tenant find it.
+//! and only requests of its own tenant find it or an item of it.
 
+mod items;
+mod named_items;
 mod peers;
 mod routes;
 mod table;
 
+pub(crate) use items::{ItemList, member};
+pub(crate) use named_items::NamedItems;
 pub use peers::{PeerReply, ResponsePeers};
 pub(crate) use peers::{RequestPlace, whole_response};
 pub(crate) use routes::{RESPONSE_ROUTES, peer_routes};
@@ -16,6 +20,7 @@ pub(crate) use routes::{RESPONSE_ROUTES, peer_routes};
 use crate::error::ApiError;
 use crate::metrics::StoreMetrics;
 use crate::request::AnswerFacts;
+use cleave_text::json::Json;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -53,10 +58,10 @@ impl Default for ResponseStoreLimits {
 pub(crate) struct ConversationTurn {
     /// Id of the response.
     pub(crate) id: Arc<str>,
-    /// The items of the request, a JSON array.
-    pub(crate) input: Arc<str>,
-    /// The items of the response, a JSON array.
-    pub(crate) output: Arc<str>,
+    /// The items of the request.
+    pub(crate) input: ItemList,
+    /// The items of the response.
+    pub(crate) output: ItemList,
 }
 
 /// Why a response is stored no more.
@@ -234,18 +239,30 @@ async fn sweep(store: Weak<StoreShared>) {
     }
 }
 
-/// The conversation before a request, fetched whole.
+/// What a body names of stored responses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StoredNames {
+    /// Id of the response with whose conversation it goes on.
+    pub(crate) previous: Option<String>,
+    /// Ids of items that it has by reference, in its order.
+    pub(crate) items: Vec<String>,
+}
+
+/// The stored parts of a request's conversation, fetched whole.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EarlierConversation {
-    /// Turns, the oldest first; empty if the request goes on from nothing.
+    /// Turns before it, the oldest first; empty if the request goes on from nothing.
     pub(crate) turns: Arc<[ConversationTurn]>,
+    /// Items that it has by reference.
+    pub(crate) items: NamedItems,
 }
 
 impl EarlierConversation {
     /// Length of its items in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let turns = self.turns.iter();
-        turns.map(|turn| turn.input.len() + turn.output.len()).sum()
+        let turns = turns.map(|turn| turn.input.text().len() + turn.output.text().len());
+        turns.sum::<usize>() + self.items.bytes()
     }
 }
 
@@ -254,8 +271,8 @@ impl EarlierConversation {
 pub(crate) struct ResponseRecorder {
     pub(crate) store: ResponseStore,
     pub(crate) tenant: Arc<str>,
-    /// The items of the request, a JSON array.
-    pub(crate) input: Arc<str>,
+    /// The items of the request.
+    pub(crate) input: ItemList,
     pub(crate) earlier: EarlierConversation,
 }
 
@@ -269,13 +286,14 @@ impl ResponseRecorder {
     /// Stores the response `id`. `members` is the text of a JSON object, the response without
     /// `output`; `output` that of an array.
     pub(crate) fn keep(&self, id: Arc<str>, members: &str, output: &str) -> Result<(), NotKept> {
+        let output = Json::check(output).expect("items are JSON");
         self.store.insert(&NewResponse {
             tenant: Arc::clone(&self.tenant),
             members: members.into(),
             turn: ConversationTurn {
                 id,
-                input: Arc::clone(&self.input),
-                output: output.into(),
+                input: self.input.clone(),
+                output: ItemList::of(output),
             },
             earlier: Arc::clone(&self.earlier.turns),
         })
@@ -300,9 +318,29 @@ pub(crate) fn router_digits(router: u32) -> String {
     format!("{:0ROUTER_DIGITS$x}", router & 0xff_ffff)
 }
 
+/// The digits of a response's id.
+pub(crate) fn response_digits(id: &str) -> &str {
+    id.trim_start_matches(ID_PREFIX)
+}
+
+/// The id of the response that has these digits.
+fn id_of_digits(digits: &str) -> String {
+    format!("{ID_PREFIX}{digits}")
+}
+
 /// The digits in an id that stand for its router; `None` for an id that no router draws.
 fn router_of(id: &str) -> Option<&str> {
-    let digits = id.strip_prefix(ID_PREFIX)?;
+    router_in(id.strip_prefix(ID_PREFIX)?)
+}
+
+/// The digits in an item's id that stand for the router of its response.
+fn router_of_item(id: &str) -> Option<&str> {
+    let (_, place) = id.split_once('_')?;
+    let (digits, _) = place.split_once('_')?;
+    router_in(digits)
+}
+
+fn router_in(digits: &str) -> Option<&str> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     let is_sound = digits.len() == ID_DIGITS && digits.bytes().all(is_digit);
     is_sound.then(|| &digits[..ROUTER_DIGITS])
@@ -328,6 +366,10 @@ mod tests {
         ] {
             assert_eq!(router_of(odd), None, "{odd}");
         }
+        let digits = response_digits(&id);
+        assert_eq!(router_of_item(&format!("msg_{digits}_in3")), Some("abcdef"));
+        assert_eq!(router_of_item(&format!("msg_{digits}")), None);
+        assert_eq!(id_of_digits(digits), *id);
         assert_eq!(router_of(&format!("{id}0")), None);
         assert_eq!(router_of(&id.replace('a', "/")), None);
     }

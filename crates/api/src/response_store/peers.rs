@@ -6,12 +6,13 @@
 //! A question has the headers by which its client identified itself, so that the router asked finds
 //! the tenant by its own policy, and nothing that one router says about a client is believed.
 
+use super::items::{ItemList, member};
 use super::{ConversationTurn, EarlierConversation, ResponseStore, router_of};
 use crate::caller::AuthenticatedCaller;
 use crate::request::identity_headers;
 use axum::http::{HeaderMap, Method, StatusCode};
 use bytes::Bytes;
-use cleave_text::json::{Document, Json, JsonShape};
+use cleave_text::json::{Document, JsonShape};
 use futures::future::BoxFuture;
 use serde_json::Value;
 use std::sync::Arc;
@@ -48,8 +49,8 @@ pub enum PeerReply {
 #[derive(Clone, Debug)]
 pub(super) struct FoundResponse {
     pub(super) response: Bytes,
-    /// The items of the request, a JSON array.
-    pub(super) input: Arc<str>,
+    /// The items of the request.
+    pub(super) input: ItemList,
 }
 
 /// Purpose of a question for a response.
@@ -86,7 +87,7 @@ impl ResponseStore {
         let member = |name| member(document.root(), name).ok_or_else(unreadable);
         Ok(FoundResponse {
             response: Bytes::copy_from_slice(member("response")?.text().as_bytes()),
-            input: member("input")?.text().into(),
+            input: ItemList::of(member("input")?),
         })
     }
 
@@ -95,7 +96,7 @@ impl ResponseStore {
         let found = self.with_table(|table, now| table.response(now, tenant, id));
         let (members, turn) = found?;
         Some(FoundResponse {
-            response: whole_response(&members, &turn.output).into(),
+            response: whole_response(&members, turn.output.text()).into(),
             input: turn.input,
         })
     }
@@ -112,6 +113,7 @@ impl ResponseStore {
         if let Some(turns) = self.conversation_here(&place.caller.tenant, id) {
             return Ok(EarlierConversation {
                 turns: turns.into(),
+                ..EarlierConversation::default()
             });
         }
         let _turn = self.shared.fetches.acquire().await;
@@ -123,6 +125,7 @@ impl ResponseStore {
         })?;
         Ok(EarlierConversation {
             turns: turns.into(),
+            ..EarlierConversation::default()
         })
     }
 
@@ -215,17 +218,11 @@ pub(crate) struct RequestPlace<'a> {
     pub(crate) bytes_max: usize,
 }
 
-fn member<'a>(object: Json<'a>, name: &str) -> Option<Json<'a>> {
-    let JsonShape::Object(mut members) = object.shape() else {
-        return None;
-    };
-    members.find_map(|(key, value)| (key.get() == name).then_some(value))
-}
-
 /// Writes a conversation for another router.
 pub(super) fn conversation_json(turns: &[ConversationTurn]) -> String {
     let turn = |turn: &ConversationTurn| {
         let ConversationTurn { id, input, output } = turn;
+        let (input, output) = (input.text(), output.text());
         format!(r#"{{"id":"{id}","input":{input},"output":{output}}}"#)
     };
     let turns: Vec<String> = turns.iter().map(turn).collect();
@@ -239,7 +236,7 @@ fn turns_of(body: &[u8]) -> Option<Vec<ConversationTurn>> {
     };
     let items = |turn, name| {
         let items = member(turn, name)?;
-        matches!(items.shape(), JsonShape::Array(_)).then(|| Arc::from(items.text()))
+        matches!(items.shape(), JsonShape::Array(_)).then(|| ItemList::of(items))
     };
     let turn = |turn| {
         let JsonShape::String(id) = member(turn, "id")?.shape() else {
@@ -260,13 +257,14 @@ fn turns_of(body: &[u8]) -> Option<Vec<ConversationTurn>> {
 mod tests {
     use super::*;
     use crate::response_store::response_id;
+    use cleave_text::json::Json;
 
     #[test]
     fn a_conversation_crosses_routers_unchanged() {
         let turn = |input: &str, output: &str| ConversationTurn {
             id: response_id(1),
-            input: input.into(),
-            output: output.into(),
+            input: ItemList::of(Json::check(input).unwrap()),
+            output: ItemList::of(Json::check(output).unwrap()),
         };
         let turns = vec![turn(r#"[{"a": "é\n"}]"#, "[]"), turn("[1, 2 ]", r#"["]"]"#)];
         let body = conversation_json(&turns);

@@ -1,17 +1,19 @@
 //! `/v1/responses/{id}`, the input items below it, and the routes that other routers ask.
 
+use super::items::shown_items;
+use super::named_items::{PEER_ITEMS, QUESTION_IDS_MAX, items_json};
 use super::peers::{PEER_CONVERSATION, PEER_ROUTE, RequestPlace, conversation_json};
 use crate::app::App;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::openapi::{RouteDoc, ServedRoute};
 use axum::Router;
-use axum::extract::{FromRequestParts, Path, RawQuery};
+use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Input items of a page.
 const ITEMS_DEFAULT: usize = 20;
@@ -57,6 +59,7 @@ pub(crate) fn peer_routes(router: Router<App>) -> Router<App> {
     router
         .route(PEER_ROUTE, get(peer_response).delete(peer_delete))
         .route(PEER_CONVERSATION, get(peer_conversation))
+        .route(PEER_ITEMS, get(peer_items))
 }
 
 /// A stored response that a request names.
@@ -133,10 +136,8 @@ async fn input_items(
     let wanted = ItemsQuery::of(&query)?;
     let found = named.app.responses().find(named.place(), &named.id).await;
     let found = found.map_err(ApiError::response_not_found)?;
-    let items: Vec<Value> = serde_json::from_str(&found.input).expect("input was checked");
-    let items = items.into_iter().enumerate();
-    let items = items.map(|(index, item)| listed_item(item, &named.id, index));
-    wanted.page(items.collect()).map(axum::Json)
+    let items = shown_items(&found.input, &named.id);
+    wanted.page(items).map(axum::Json)
 }
 
 /// The query of a list.
@@ -204,41 +205,14 @@ impl<'a> ItemsQuery<'a> {
     }
 }
 
-/// An item as lists show it: with an id and its type, and text as a part.
-fn listed_item(item: Value, response: &str, index: usize) -> Value {
-    let Value::Object(given) = item else {
-        return item;
-    };
-    let is_message = given.get("type").is_none_or(|kind| kind == "message");
-    let prefix = if is_message { "msg" } else { "item" };
-    let mut item = Map::new();
-    let number = response.trim_start_matches("resp_");
-    item.insert("id".into(), format!("{prefix}_{number}_in{index}").into());
-    item.insert("type".into(), "message".into());
-    if is_message {
-        item.insert("status".into(), "completed".into());
-    }
-    let is_answer = given.get("role").is_some_and(|role| role == "assistant");
-    item.extend(given.into_iter().filter(|(_, value)| !value.is_null()));
-    if is_message && let Some(Value::String(text)) = item.get_mut("content") {
-        let text = std::mem::take(text);
-        let part = if is_answer {
-            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-        } else {
-            json!({"type": "input_text", "text": text})
-        };
-        item.insert("content".into(), json!([part]));
-    }
-    Value::Object(item)
-}
-
 async fn peer_response(named: NamedResponse) -> Response {
     let store = named.app.responses();
     match store.find_here(&named.caller.tenant, &named.id) {
         None => named.not_here(),
         Some(found) => {
             let response = String::from_utf8_lossy(&found.response);
-            let record = format!(r#"{{"response":{response},"input":{}}}"#, found.input);
+            let input = found.input.text();
+            let record = format!(r#"{{"response":{response},"input":{input}}}"#);
             ([JSON], record).into_response()
         }
     }
@@ -250,6 +224,26 @@ async fn peer_conversation(named: NamedResponse) -> Response {
         None => named.not_here(),
         Some(turns) => ([JSON], conversation_json(&turns)).into_response(),
     }
+}
+
+async fn peer_items(
+    State(app): State<App>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let caller = AuthenticatedCaller::of(&app, &headers)?;
+    let query = query.unwrap_or_default();
+    let ids: Vec<&str> = query_values(&query, "id").take(QUESTION_IDS_MAX).collect();
+    let bytes_max = app.options().body_bytes_max;
+    let named = ids.iter().copied();
+    let found = app.responses().items_here(&caller.tenant, named, bytes_max);
+    // The first answer of this status counts for all routers.
+    let status = if ids.iter().all(|id| found.contains_key(*id)) {
+        StatusCode::OK
+    } else {
+        StatusCode::NOT_FOUND
+    };
+    Ok((status, [JSON], items_json(&found)).into_response())
 }
 
 async fn peer_delete(named: NamedResponse) -> Response {

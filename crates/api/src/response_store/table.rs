@@ -4,7 +4,8 @@
 //! Never: reads a clock or waits. Invariant: the bytes of all tenants add up to the whole, no limit
 //! is exceeded, and nothing of a tenant is given to another, or removed for another.
 
-use super::{ConversationTurn, EvictionReason, NotKept, ResponseStoreLimits};
+use super::items::input_place;
+use super::{ConversationTurn, EvictionReason, ItemList, NotKept, ResponseStoreLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::size_of;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ const RESPONSE_BYTES: usize =
     size_of::<(Arc<str>, ShelvedResponse)>() + size_of::<(u64, Arc<str>)>() + size_of::<u64>();
 const TURN_BYTES: usize = size_of::<(Arc<str>, HeldTurn)>();
 const TENANT_BYTES: usize = size_of::<(Arc<str>, TenantResponses)>();
+/// Bytes of an item's entry in the index, beside its id.
+const ITEM_BYTES: usize = size_of::<(ItemKey, IndexedItem)>();
 
 /// A response to store, with its conversation.
 #[derive(Clone, Debug)]
@@ -45,14 +48,67 @@ struct TenantResponses {
     numbers: BTreeSet<u64>,
     /// Turns by the ids of their responses, which may be gone.
     turns: BTreeMap<Arc<str>, HeldTurn>,
+    /// Items of the turns, by their ids.
+    items: BTreeMap<ItemKey, IndexedItem>,
+}
+
+/// The id of an item, and the number of a turn that has it; several turns may.
+type ItemKey = (Arc<str>, u64);
+
+/// The place of an item in a turn.
+#[derive(Debug)]
+struct IndexedItem {
+    turn: Arc<str>,
+    side: TurnSide,
+    index: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TurnSide {
+    Input,
+    Output,
+}
+
+/// A stored item.
+#[derive(Clone, Debug)]
+pub(super) enum FoundItem {
+    /// The item, the text of a JSON object.
+    Whole(Arc<str>),
+    /// The item of a request, whose id is only shown: the text of a JSON object.
+    OfInput {
+        text: Arc<str>,
+        response: String,
+        index: usize,
+    },
 }
 
 /// A turn with the number of those that need it: its response, and the turns right after it.
 #[derive(Debug)]
 struct HeldTurn {
     turn: ConversationTurn,
+    /// A higher number was stored later.
+    number: u64,
     previous: Option<Arc<str>>,
     holders: usize,
+}
+
+impl HeldTurn {
+    /// Its items that have ids, with their places.
+    fn items(&self) -> impl Iterator<Item = (ItemKey, IndexedItem)> {
+        let sides = [
+            (TurnSide::Input, &self.turn.input),
+            (TurnSide::Output, &self.turn.output),
+        ];
+        let items = sides.into_iter().flat_map(|(side, list)| {
+            let ids = list.ids();
+            ids.map(move |(index, id)| (side, index, id))
+        });
+        items.map(|(side, index, id)| {
+            let turn = Arc::clone(&self.turn.id);
+            let place = IndexedItem { turn, side, index };
+            ((id.into(), self.number), place)
+        })
+    }
 }
 
 /// All stored responses of one router.
@@ -64,6 +120,7 @@ pub(super) struct ResponseTable {
     order: BTreeMap<u64, Arc<str>>,
     tenants: BTreeMap<Arc<str>, TenantResponses>,
     next_number: u64,
+    next_turn: u64,
     bytes: usize,
     /// Removed responses that nobody has counted yet.
     evictions: Vec<EvictionReason>,
@@ -75,7 +132,12 @@ fn text_bytes(text: &str) -> usize {
 
 fn turn_bytes(turn: &ConversationTurn) -> usize {
     let ConversationTurn { id, input, output } = turn;
-    TURN_BYTES + text_bytes(id) + text_bytes(input) + text_bytes(output)
+    TURN_BYTES + text_bytes(id) + list_bytes(input) + list_bytes(output)
+}
+
+fn list_bytes(list: &ItemList) -> usize {
+    let index = list.ids().map(|(_, id)| ITEM_BYTES + text_bytes(id));
+    2 * SHARED_TEXT_BYTES + list.bytes() + index.sum::<usize>()
 }
 
 fn response_bytes(members: &str) -> usize {
@@ -91,6 +153,7 @@ impl ResponseTable {
             order: BTreeMap::new(),
             tenants: BTreeMap::new(),
             next_number: 0,
+            next_turn: 0,
             bytes: 0,
             evictions: Vec::new(),
         }
@@ -189,9 +252,12 @@ impl ResponseTable {
                 added += turn_bytes(turn);
                 let held = HeldTurn {
                     turn: turn.clone(),
+                    number: self.next_turn,
                     previous: previous.clone(),
                     holders: 0,
                 };
+                self.next_turn += 1;
+                share.items.extend(held.items());
                 share.turns.insert(Arc::clone(&turn.id), held);
             }
             previous = Some(Arc::clone(&turn.id));
@@ -231,11 +297,15 @@ impl ResponseTable {
             if held.holders == 0 {
                 freed += turn_bytes(&held.turn);
                 released.clone_from(&held.previous);
+                for (key, _) in held.items() {
+                    share.items.remove(&key);
+                }
                 share.turns.remove(&id);
             }
         }
         if share.numbers.is_empty() {
             assert!(share.turns.is_empty(), "turns have holders");
+            assert!(share.items.is_empty(), "items have turns");
             freed += TENANT_BYTES + text_bytes(tenant);
             self.tenants.remove(tenant);
         } else {
@@ -283,6 +353,29 @@ impl ResponseTable {
         Some(conversation)
     }
 
+    /// An item of a tenant's turns by its id: that of the newest turn, where several have it.
+    pub(super) fn item(&mut self, now: Instant, tenant: &str, id: &str) -> Option<FoundItem> {
+        self.expire(now);
+        let share = self.tenants.get(tenant)?;
+        let id: Arc<str> = id.into();
+        let places = (Arc::clone(&id), 0)..=(Arc::clone(&id), u64::MAX);
+        if let Some((_, place)) = share.items.range(places).next_back() {
+            let turn = &share.turns[&place.turn].turn;
+            let list = match place.side {
+                TurnSide::Input => &turn.input,
+                TurnSide::Output => &turn.output,
+            };
+            return Some(FoundItem::Whole(list.item(place.index)?.into()));
+        }
+        let (response, index) = input_place(&id)?;
+        let input = &share.turns.get(&*response)?.turn.input;
+        Some(FoundItem::OfInput {
+            text: input.item(index)?.into(),
+            response,
+            index,
+        })
+    }
+
     fn get(&self, tenant: &str, id: &str) -> Option<&ShelvedResponse> {
         let response = self.responses.get(id)?;
         (*response.tenant == *tenant).then_some(response)
@@ -307,6 +400,12 @@ impl ResponseTable {
                 assert_eq!(held.holders, after.count() + own);
                 assert!(held.holders > 0);
             }
+            let items = share.turns.values().flat_map(HeldTurn::items);
+            let keys: BTreeSet<ItemKey> = items.map(|(key, _)| key).collect();
+            assert!(
+                keys.iter().eq(share.items.keys()),
+                "the index is that of all turns"
+            );
             let turns: usize = share
                 .turns
                 .values()
@@ -326,6 +425,7 @@ impl ResponseTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_text::json::Json;
     use proptest::prelude::*;
     use std::time::Duration;
 
@@ -340,8 +440,21 @@ mod tests {
     fn turn(id: &str, bytes: usize) -> ConversationTurn {
         ConversationTurn {
             id: id.into(),
-            input: "i".repeat(bytes).into(),
-            output: "o".repeat(bytes).into(),
+            input: list(&format!(r#"["{}"]"#, "i".repeat(bytes))),
+            output: list(&format!(r#"["{}"]"#, "o".repeat(bytes))),
+        }
+    }
+
+    fn list(items: &str) -> ItemList {
+        ItemList::of(Json::check(items).unwrap())
+    }
+
+    /// A turn with an item of its own, and one whose id every turn has.
+    fn turn_with_items(id: &str) -> ConversationTurn {
+        ConversationTurn {
+            id: id.into(),
+            input: list(&format!(r#"[{{"id": "same", "of": "{id}"}}]"#)),
+            output: list(&format!(r#"[{{"id": "out_{id}"}}]"#)),
         }
     }
 
@@ -357,7 +470,7 @@ mod tests {
     #[test]
     fn the_oldest_of_the_own_tenant_goes_first() {
         let now = Instant::now();
-        let mut table = ResponseTable::new(limits(10_000, 8_500));
+        let mut table = ResponseTable::new(limits(11_000, 8_800));
         table.insert(now, &new("a", "a1", 1000, &[])).unwrap();
         table.insert(now, &new("b", "b1", 1000, &[])).unwrap();
         table.insert(now, &new("a", "a2", 1000, &[])).unwrap();
@@ -421,6 +534,39 @@ mod tests {
     }
 
     #[test]
+    fn an_item_is_found_while_a_turn_has_it() {
+        let now = Instant::now();
+        let mut table = ResponseTable::new(limits(100_000, 100_000));
+        let turns = ["1", "2"].map(turn_with_items);
+        for (count, turn) in turns.iter().enumerate() {
+            let response = NewResponse {
+                turn: turn.clone(),
+                earlier: turns[..count].into(),
+                ..new("a", "", 10, &[])
+            };
+            table.insert(now, &response).unwrap();
+        }
+        let text = |table: &mut ResponseTable, tenant: &str, id: &str| {
+            let found = table.item(now, tenant, id)?;
+            let FoundItem::Whole(text) = found else {
+                panic!("{found:?}");
+            };
+            Some(text.to_string())
+        };
+        let newest = text(&mut table, "a", "same").unwrap();
+        assert_eq!(newest, r#"{"id": "same", "of": "2"}"#);
+        assert_eq!(text(&mut table, "b", "same"), None, "another tenant's");
+        // The conversation of the second response needs the turn of the first.
+        table.delete(now, "a", "1");
+        assert!(text(&mut table, "a", "out_1").is_some());
+        table.delete(now, "a", "2");
+        for id in ["same", "out_1", "out_2"] {
+            assert_eq!(text(&mut table, "a", id), None);
+        }
+        assert_eq!(table.bytes(), 0);
+    }
+
+    #[test]
     fn responses_go_when_they_are_old() {
         let start = Instant::now();
         let mut table = ResponseTable::new(limits(100_000, 100_000));
@@ -459,7 +605,10 @@ mod tests {
                     _ => {
                         let id = format!("{name}{count}");
                         let earlier = table.conversation(now, name, &chosen).unwrap_or_default();
-                        let response = new(name, &id, size * 8, &earlier);
+                        let mut response = new(name, &id, size * 8, &earlier);
+                        if size % 2 == 0 {
+                            response.turn = turn_with_items(&id);
+                        }
                         if table.insert(now, &response).is_ok() {
                             let turns = table.conversation(now, name, &id).unwrap();
                             prop_assert_eq!(turns.len(), earlier.len() + 1);

@@ -8,6 +8,7 @@
 
 pub(crate) mod anthropic_messages;
 mod chat_body;
+mod custom_tool;
 mod openai;
 mod openai_chat;
 mod openai_completions;
@@ -23,7 +24,7 @@ use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;
 use crate::output_piece::OutputPieces;
 use crate::request::{AnswerFacts, GenerateRequest, RequestWarning, UsageShown};
-use crate::response_store::EarlierConversation;
+use crate::response_store::{EarlierConversation, StoredNames};
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use cleave_text::ModelText;
 use cleave_text::json::Document;
@@ -94,13 +95,13 @@ pub(crate) trait Surface: Send + Sync {
     /// A 4xx that names the field.
     fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>;
 
-    /// Id of the stored response whose conversation a body goes on with, if its API has that.
-    fn previous_id(&self, body: &[u8]) -> Option<String> {
+    /// What a body names of stored responses, if its API has that.
+    fn stored_names(&self, body: &[u8]) -> StoredNames {
         let _ = body;
-        None
+        StoredNames::default()
     }
 
-    /// As [`Self::parse`], with the stored conversation before the body's.
+    /// As [`Self::parse`], with what the body names of stored responses.
     ///
     /// # Errors
     /// A 4xx that names the field.

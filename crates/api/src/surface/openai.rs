@@ -14,6 +14,7 @@ use crate::flights::TokenCounts;
 use crate::openapi::RouteDoc;
 use crate::output_piece::{
     ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore, ToolCallHead, ToolCallPiece,
+    ToolKind,
 };
 use crate::request::{GenerateRequest, UsageShown};
 use cleave_domain::TokenId;
@@ -155,10 +156,12 @@ pub(super) enum ChoiceDelta<'a> {
     Reasoning(&'a str),
     CallHead {
         index: usize,
+        kind: ToolKind,
         head: &'a ToolCallHead,
     },
     CallArguments {
         index: usize,
+        kind: ToolKind,
         arguments: &'a str,
     },
 }
@@ -171,13 +174,17 @@ impl<'a> ChoiceDelta<'a> {
             OutputPiece::Text(text) => [Some(Self::Text(text)), None],
             OutputPiece::Reasoning(text) => [Some(Self::Reasoning(text)), None],
             OutputPiece::ToolCall(call) => {
-                let index = call.index;
+                let (index, kind) = (call.index, call.kind);
                 let head = call.head.as_ref();
                 let arguments = &*call.arguments;
                 let arguments = (!arguments.is_empty()).then_some(arguments);
                 [
-                    head.map(|head| Self::CallHead { index, head }),
-                    arguments.map(|arguments| Self::CallArguments { index, arguments }),
+                    head.map(|head| Self::CallHead { index, kind, head }),
+                    arguments.map(|arguments| Self::CallArguments {
+                        index,
+                        kind,
+                        arguments,
+                    }),
                 ]
             }
             OutputPiece::Scores(_) | OutputPiece::Vector(_) | OutputPiece::End(_) => [None; 2],

@@ -18,7 +18,7 @@ use crate::field::{
     request_object, text as text_field,
 };
 use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
-use crate::output_piece::{TokenScore, ToolCallHead, ToolCallPiece};
+use crate::output_piece::{TokenScore, ToolCallHead, ToolCallPiece, ToolKind};
 use crate::request::constraint::{CONSTRAINT_FIELDS, FieldConstraint, constraint};
 use crate::request::sampling::{
     OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
@@ -182,8 +182,16 @@ fn insert_message(choice: &mut Map<String, Value>, parts: &ChoiceParts<'_>, mode
                 Some(ToolCallHead { id, name }) => (&**id, &**name),
                 None => ("", ""),
             };
-            let function = json!({"name": name, "arguments": call.arguments});
-            json!({"id": id, "type": "function", "function": function})
+            match call.kind {
+                ToolKind::Function => {
+                    let function = json!({"name": name, "arguments": call.arguments});
+                    json!({"id": id, "type": "function", "function": function})
+                }
+                ToolKind::Custom => {
+                    let custom = json!({"name": name, "input": call.arguments});
+                    json!({"id": id, "type": "custom", "custom": custom})
+                }
+            }
         };
         message["tool_calls"] = parts.calls.iter().map(call).collect();
     }
@@ -210,16 +218,35 @@ fn write_delta(out: &mut Vec<u8>, delta: ChoiceDelta<'_>, model: &ModelText) {
             let field = model.output_formats().reasoning_field();
             text(out, field.name(), reasoning);
         }
-        ChoiceDelta::CallHead { index, head } => {
+        ChoiceDelta::CallHead { index, kind, head } => {
             let ToolCallHead { id, name } = head;
-            let function = json!({"name": name, "arguments": ""});
-            let head = json!({"index": index, "id": id, "type": "function", "function": function});
-            call(out, head);
-        }
-        ChoiceDelta::CallArguments { index, arguments } => {
             call(
                 out,
-                json!({"index": index, "function": {"arguments": arguments}}),
+                match kind {
+                    ToolKind::Function => {
+                        let function = json!({"name": name, "arguments": ""});
+                        json!({"index": index, "id": id, "type": "function", "function": function})
+                    }
+                    ToolKind::Custom => {
+                        let custom = json!({"name": name, "input": ""});
+                        json!({"index": index, "id": id, "type": "custom", "custom": custom})
+                    }
+                },
+            );
+        }
+        ChoiceDelta::CallArguments {
+            index,
+            kind,
+            arguments,
+        } => {
+            call(
+                out,
+                match kind {
+                    ToolKind::Function => {
+                        json!({"index": index, "function": {"arguments": arguments}})
+                    }
+                    ToolKind::Custom => json!({"index": index, "custom": {"input": arguments}}),
+                },
             );
         }
     }
@@ -271,6 +298,7 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     } else {
         vec![TOOLS_WARNING]
     };
+    output.custom_tools = tools.custom_names();
     let (tokens, reading) = prompt(&fields, model, &tools)?;
     let constraint = output_constraint(&fields, model, &tools, content, reading.as_ref())?;
     let mut sampling = sampling(&fields, model, constraint.as_ref())?;
@@ -400,7 +428,10 @@ fn template_input<'a>(
             .then(|| message::last_content(&messages))
             .flatten(),
         body_bytes: messages.document().len(),
-        tools: tools.shown.map(value),
+        tools: tools
+            .shown
+            .as_ref()
+            .map(|list| TemplateValue::of_json(list, list.json())),
         documents: documents.map(value),
         variables: variables(fields)?,
         messages: message::list(messages),

@@ -24,12 +24,11 @@ use crate::request::{
     self, AnswerFacts, GenerateRequest, LOGPROBS, MODEL_FIELDS, ResponseMode, ScoredTokens,
     UsageShown,
 };
-use crate::response_store::EarlierConversation;
+use crate::response_store::{EarlierConversation, ItemList, StoredNames};
 use answer::ResponseEvents;
 use cleave_text::ModelText;
 use cleave_text::json::{Document, Json, JsonShape};
-use input::{input_items, write_conversation};
-use serde::Deserialize;
+use input::{NamedDocuments, input_items, write_conversation};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tools::{ResponseTools, TOOL_FIELDS, response_tools};
@@ -242,17 +241,8 @@ impl Surface for ResponsesSurface {
         response(body, model, &EarlierConversation::default())
     }
 
-    fn previous_id(&self, body: &[u8]) -> Option<String> {
-        /// The field alone. A body that is not as it should be is refused when it is read.
-        #[derive(Deserialize)]
-        struct PreviousId {
-            previous_response_id: Option<String>,
-        }
-        let name = PREVIOUS_RESPONSE_ID.name().as_bytes();
-        let mut places = body.windows(name.len());
-        places.find(|place| *place == name)?;
-        let found: PreviousId = serde_json::from_slice(body).ok()?;
-        found.previous_response_id
+    fn stored_names(&self, body: &[u8]) -> StoredNames {
+        input::stored_names(body)
     }
 
     fn parse_after(
@@ -294,7 +284,8 @@ fn response(
     check_output_fields(&fields)?;
     let tools = response_tools(&fields)?;
     let logprobs = logprobs(&fields, &tools)?;
-    let mut chat = conversation(&fields, &tools.chat, earlier)?;
+    let named = named_documents(earlier);
+    let mut chat = conversation(&fields, &tools.chat, earlier, &named)?;
     write_format(&fields, &mut chat)?;
     if let Some(tokens) = fields.integer(&MAX_OUTPUT_TOKENS)? {
         chat.member("max_completion_tokens", &tokens.to_string());
@@ -324,7 +315,7 @@ fn response(
         input: fields
             .flag(&STORE)?
             .unwrap_or(true)
-            .then(|| input_items(&fields)),
+            .then(|| input_items(&fields, &named)),
         ..AnswerFacts::default()
     };
     Ok(ask)
@@ -339,7 +330,8 @@ pub(crate) fn count_tokens(
     let fields = JsonFields::of_body(body, &COUNT_REQUEST)?;
     request::check_model(&fields, model)?;
     fields.check_refused()?;
-    let mut chat = conversation(&fields, &response_tools(&fields)?.chat, earlier)?;
+    let (tools, named) = (response_tools(&fields)?, named_documents(earlier));
+    let mut chat = conversation(&fields, &tools.chat, earlier, &named)?;
     chat.end('}');
     let count = input_tokens_count(chat, model, NAMES, INPUT.name())?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": count});
@@ -351,11 +343,12 @@ fn conversation(
     fields: &JsonFields,
     tools: &ConvertedTools<'_>,
     earlier: &EarlierConversation,
+    named: &NamedDocuments,
 ) -> Result<JsonText, ApiError> {
     let earlier = earlier_items(fields, earlier)?;
     let mut chat = JsonText::default();
     chat.begin('{');
-    let mut chat = write_conversation(fields, &earlier, chat)?;
+    let mut chat = write_conversation(fields, &earlier, named, chat)?;
     tools.write(&mut chat);
     if let Some(reasoning) = fields.object(&REASONING)? {
         reasoning.text(&SUMMARY)?;
@@ -365,6 +358,15 @@ fn conversation(
         }
     }
     Ok(chat)
+}
+
+/// The stored items that a request has by reference.
+fn named_documents(earlier: &EarlierConversation) -> NamedDocuments {
+    let texts = earlier.items.texts().iter();
+    let document = |text: &Arc<str>| Document::check(text.to_string());
+    texts
+        .map(|(id, text)| (id.clone(), document(text).expect("it was checked before")))
+        .collect()
 }
 
 /// The items of a stored conversation, each turn's input and output.
@@ -381,7 +383,7 @@ fn earlier_items(
         .turns
         .iter()
         .flat_map(|turn| [&turn.input, &turn.output]);
-    let document = |items: &Arc<str>| Document::check(items.to_string());
+    let document = |items: &ItemList| Document::check(items.text().to_owned());
     let items: Result<Vec<Document>, _> = items.map(document).collect();
     Ok(items.expect("items were checked before they were stored"))
 }

@@ -1,5 +1,6 @@
-//! Custom tools and namespaces of functions in OpenAI's Responses API.
+//! Custom tools in both of OpenAI's APIs, and namespaces of functions.
 
+use crate::input::CHAT;
 use crate::scripted_server::{TestServer, post, server};
 use cleave_domain::Grammar;
 use cleave_text::SpecialTokens;
@@ -147,10 +148,178 @@ async fn a_grammar_of_a_custom_tool_is_enforced() {
             .await
             .is_error(400, "invalid_value", Some(param));
     }
-    let tool = json!({"type": "custom", "custom": {"name": "patch"}});
-    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [tool]});
-    let chat = set.post("/v1/chat/completions", body).await;
-    chat.is_error(400, "unsupported_parameter", Some("tools[0].custom"));
+}
+
+/// A custom tool as chat has it, in the place of the Responses API's.
+fn of_chat(mut tool: Value) -> Value {
+    let fields = tool.as_object_mut().unwrap();
+    fields.remove("type");
+    let format = fields.get_mut("format").and_then(Value::as_object_mut);
+    if let Some(format) = format.filter(|format| format.len() > 1) {
+        let kind = format.remove("type");
+        let grammar = std::mem::take(format);
+        format.extend([
+            ("type".to_owned(), kind.into()),
+            ("grammar".to_owned(), grammar.into()),
+        ]);
+    }
+    json!({"type": "custom", "custom": tool})
+}
+
+fn chat_body(more: &Value) -> Value {
+    let function =
+        json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let tool = of_chat(custom("patch", &json!({"type": "text"})));
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": [function, tool, function]});
+    body.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn chat(set: &TestServer, output: &str, fields: &Value) -> Value {
+    set.script_stop(output);
+    let answer = set.post(CHAT, chat_body(fields)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+#[tokio::test]
+async fn chat_calls_custom_tools_as_the_other_api_does() {
+    let set = server("qwen3");
+    let output = format!("{}\n{}", patch_call(), written("f", &json!({"x": 1})));
+    let whole = chat(&set, &output, &json!({})).await;
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls[0]["custom"], json!({"name": "patch", "input": PATCH}));
+    assert_eq!(
+        (&calls[0]["type"], calls[0].get("function")),
+        (&"custom".into(), None)
+    );
+    assert_eq!(
+        (&calls[1]["type"], &calls[1]["function"]["name"]),
+        (&"function".into(), &"f".into())
+    );
+    // The prompt is that of the function that stands for the tool.
+    let shown = prompt(&set);
+    let input = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": false});
+    let function = json!({"name": "patch", "description": "Applies it.", "parameters": input});
+    let function = json!({"tools": [chat_body(&json!({}))["tools"][0], {"type": "function", "function": function}, chat_body(&json!({}))["tools"][0]]});
+    chat(&set, "Yes.", &function).await;
+    assert_eq!(prompt(&set), shown);
+    // The call goes back, and the model sees the same call.
+    let user = json!({"role": "user", "content": "Hi"});
+    let answered = json!({"role": "assistant", "content": null, "tool_calls": [calls[0]]});
+    let result = json!({"role": "tool", "tool_call_id": calls[0]["id"], "content": "done"});
+    chat(&set, "Yes.", &json!({"messages": [user, answered, result]})).await;
+    let shown = prompt(&set);
+    let function = json!({"name": "patch", "arguments": {"input": PATCH}});
+    let call = json!({"id": calls[0]["id"], "type": "function", "function": function});
+    let answered = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    chat(&set, "Yes.", &json!({"messages": [user, answered, result]})).await;
+    assert_eq!(prompt(&set), shown);
+    // Without tools in the prompt the call is text.
+    let hidden = chat(&set, &patch_call(), &json!({"tool_choice": "none"})).await;
+    assert_eq!(hidden["choices"][0]["message"]["content"], patch_call());
+}
+
+#[tokio::test]
+async fn deltas_of_a_custom_call_put_together_are_its_input() {
+    let set = server("qwen3");
+    set.script_stop(&patch_call());
+    let stream = set
+        .post(CHAT, chat_body(&json!({"stream": true})))
+        .await
+        .body;
+    let data = stream
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: {"));
+    let deltas = data.filter_map(|data| {
+        let chunk: Value = serde_json::from_str(&format!("{{{data}")).unwrap();
+        let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+        (!call.is_null()).then(|| call.clone())
+    });
+    let deltas: Vec<Value> = deltas.collect();
+    assert_eq!(deltas[0]["custom"], json!({"name": "patch", "input": ""}));
+    assert_eq!(
+        (&deltas[0]["type"], deltas[0]["id"].is_string()),
+        (&"custom".into(), true)
+    );
+    let mut text = String::new();
+    for delta in &deltas[1..] {
+        assert_eq!(delta.as_object().unwrap().len(), 2, "{delta}");
+        assert_eq!(delta["index"], 0);
+        text += delta["custom"]["input"].as_str().unwrap();
+    }
+    assert_eq!(text, PATCH);
+}
+
+#[tokio::test]
+async fn chat_enforces_grammars_and_choices_of_custom_tools() {
+    let set = server("qwen3");
+    let constraint = |set: &TestServer| set.last_submitted().sampling.constraint;
+    let choice = json!({"type": "custom", "custom": {"name": "patch"}});
+    let chosen = chat(&set, &patch_call(), &json!({"tool_choice": choice})).await;
+    assert_eq!(chosen["choices"][0]["finish_reason"], "stop");
+    assert!(constraint(&set).is_some());
+    let allowed = json!({"mode": "required", "tools": [choice]});
+    let allowed = json!({"type": "allowed_tools", "allowed_tools": allowed});
+    chat(&set, &patch_call(), &json!({"tool_choice": allowed})).await;
+    let bound = constraint(&set).unwrap();
+    let Grammar::Lark(grammar) = &bound.grammar else {
+        panic!("{bound:?}");
+    };
+    assert!(
+        grammar.contains("patch") && !grammar.contains("\\\"f\\\""),
+        "{grammar}"
+    );
+    let tool = of_chat(custom("patch", &lark(LARK)));
+    chat(&set, "Yes.", &json!({"tools": [tool]})).await;
+    let bound = constraint(&set).unwrap();
+    let Grammar::Lark(grammar) = &bound.grammar else {
+        panic!("{bound:?}");
+    };
+    assert!(grammar.contains("pattern"), "{grammar}");
+    let recursive = of_chat(custom("patch", &lark("start: \"(\" start? \")\"")));
+    let both = json!({"type": "custom", "custom": {"name": "a"}, "function": {"name": "b"}});
+    for (tools, param) in [
+        (json!([recursive]), "tools[0].custom.format"),
+        (json!([{"type": "custom"}]), "tools[0].custom"),
+        (json!([{"custom": {"name": "a"}}]), "tools[0].type"),
+        (
+            json!([{"type": "custom", "custom": {}}]),
+            "tools[0].custom.name",
+        ),
+        (json!([both]), "tools[0].function"),
+        (
+            json!([of_chat(custom("a", &json!({"type": "grammar"})))]),
+            "tools[0].custom.format.grammar",
+        ),
+    ] {
+        let refused = set.post(CHAT, chat_body(&json!({"tools": tools}))).await;
+        refused.is_error(400, "invalid_value", Some(param));
+    }
+    // A choice has the kind of its tool.
+    let wrong = json!({"type": "function", "function": {"name": "patch"}});
+    let refused = set
+        .post(CHAT, chat_body(&json!({"tool_choice": wrong})))
+        .await;
+    refused.is_error(400, "invalid_value", Some("tool_choice.function.name"));
+    let user = json!({"role": "user", "content": "Hi"});
+    for (call, param) in [
+        (
+            json!({"type": "custom", "custom": {"name": "a"}}),
+            "custom.input",
+        ),
+        (json!({"custom": {"name": "a", "input": "b"}}), "type"),
+    ] {
+        let answered = json!({"role": "assistant", "tool_calls": [call]});
+        let fields = json!({"messages": [user, answered]});
+        let refused = set.post(CHAT, chat_body(&fields)).await;
+        let param = format!("messages[1].tool_calls[0].{param}");
+        refused.is_error(400, "invalid_value", Some(&param));
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ mod constraints;
 mod custom_tools;
 mod endings;
 mod input;
+mod item_references;
 mod keys;
 mod messages;
 mod operations;

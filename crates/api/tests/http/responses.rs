@@ -331,11 +331,6 @@ async fn state_that_is_not_kept_is_refused() {
             "include",
         ),
         (
-            item(json!({"type": "item_reference", "id": "m"})),
-            "unsupported_parameter",
-            "input[0].type",
-        ),
-        (
             item(image),
             "unsupported_parameter",
             "input[0].content[0].type",

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::advance;
 
-const RESPONSES: &str = "/v1/responses";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 
 /// SHA-256 of the keys `one` and `two`, as printed by `sha256sum`.
 const DIGESTS: [(&str, &str); 2] = [
@@ -37,7 +37,7 @@ fn digest(hex: &str) -> [u8; 32] {
 }
 
 /// A policy in which `acme` has the key `one`, and `blue` the key `two`.
-fn two_tenants() -> Arc<SloPolicy> {
+pub(crate) fn two_tenants() -> Arc<SloPolicy> {
     let tenant = |(name, key): (&str, &str)| Tenant {
         name: name.to_owned(),
         key_digests: vec![digest(key)],
@@ -50,13 +50,13 @@ fn two_tenants() -> Arc<SloPolicy> {
     })
 }
 
-fn limited(limits: ResponseStoreLimits) -> TestServer {
+pub(crate) fn limited(limits: ResponseStoreLimits) -> TestServer {
     let mut options = options();
     options.responses = limits;
     server_with(files("qwen3"), options)
 }
 
-fn request(method: Method, path: &str, key: &str) -> Request<Body> {
+pub(crate) fn request(method: Method, path: &str, key: &str) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
     if !key.is_empty() {
         request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
@@ -64,12 +64,12 @@ fn request(method: Method, path: &str, key: &str) -> Request<Body> {
     request.body(Body::empty()).unwrap()
 }
 
-async fn get_as(set: &TestServer, key: &str, path: &str) -> HttpAnswer {
+pub(crate) async fn get_as(set: &TestServer, key: &str, path: &str) -> HttpAnswer {
     set.send(request(Method::GET, path, key)).await
 }
 
 /// Answers a request with this output, as the holder of this key.
-async fn answered_as(set: &TestServer, key: &str, output: &str, body: &Value) -> Value {
+pub(crate) async fn answered_as(set: &TestServer, key: &str, output: &str, body: &Value) -> Value {
     set.script_stop(output);
     let mut request = post(RESPONSES, body.to_string());
     if !key.is_empty() {
@@ -81,20 +81,20 @@ async fn answered_as(set: &TestServer, key: &str, output: &str, body: &Value) ->
     answer.json()
 }
 
-async fn answered(set: &TestServer, output: &str, body: &Value) -> Value {
+pub(crate) async fn answered(set: &TestServer, output: &str, body: &Value) -> Value {
     answered_as(set, "", output, body).await
 }
 
-fn id(response: &Value) -> &str {
+pub(crate) fn id(response: &Value) -> &str {
     response["id"].as_str().unwrap()
 }
 
-fn path(response: &Value) -> String {
+pub(crate) fn path(response: &Value) -> String {
     format!("{RESPONSES}/{}", id(response))
 }
 
 /// Text of the prompt of the last request.
-fn prompt(set: &TestServer) -> String {
+pub(crate) fn prompt(set: &TestServer) -> String {
     let tokens = set.last_submitted().prompt;
     set.text.tokenizer().decode(&tokens, SpecialTokens::Kept)
 }
@@ -484,11 +484,11 @@ async fn what_a_response_repeats_is_in_the_memory_of_bodies() {
 
 /// The other routers of a test, which are asked without a network.
 #[derive(Default)]
-struct TestPeers {
+pub(crate) struct TestPeers {
     /// Routes for peers; `None` for a router that is gone.
-    routers: Mutex<Vec<Option<Router>>>,
+    pub(crate) routers: Mutex<Vec<Option<Router>>>,
     /// Paths that were asked.
-    asked: Mutex<Vec<String>>,
+    pub(crate) asked: Mutex<Vec<String>>,
 }
 
 impl ResponsePeers for TestPeers {
@@ -522,7 +522,7 @@ impl ResponsePeers for TestPeers {
 }
 
 /// Two routers of one fleet that know each other.
-fn two_routers() -> ([TestServer; 2], [Arc<TestPeers>; 2]) {
+pub(crate) fn two_routers() -> ([TestServer; 2], [Arc<TestPeers>; 2]) {
     let sets = [server("qwen3"), server("qwen3")];
     let peers = [Arc::<TestPeers>::default(), Arc::default()];
     for (index, set) in sets.iter().enumerate() {

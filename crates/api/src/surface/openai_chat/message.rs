@@ -8,13 +8,15 @@
 //! call, a string of JSON, become an object.
 
 use super::MESSAGES;
-use super::tools::{FUNCTION_FIELDS, FUNCTION_NAME};
+use super::tools::{CUSTOM_KIND, FUNCTION_FIELDS, FUNCTION_NAME};
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FieldSpec, JsonFields, ListShape, ObjectSpec, RefusedField, RequestField, TextShape,
     ValueShape, any, clipped, list as list_field, object, request_fields, request_object,
     text as text_field, wrong_type,
 };
+use crate::surface::chat_body::JsonText;
+use crate::surface::custom_tool::custom_arguments;
 use cleave_text::TemplateValue;
 use cleave_text::json::{Document, Json, JsonPart, JsonShape};
 use std::borrow::Cow;
@@ -73,9 +75,31 @@ request_fields! {
 }
 
 request_fields! {
+    CALL_ID_FIELDS {
+        CALL_ID: TextShape = text_field("id", TextShape::ANY, "Passed to the template.");
+    }
+}
+
+request_fields! {
     TOOL_CALL_FIELDS {
         CALLED_FUNCTION: &'static ObjectSpec =
             object("function", &CALLED_OBJECT, "The function that was called.").required();
+    }
+}
+
+request_fields! {
+    CUSTOM_CALL_FIELDS {
+        CUSTOM_CALL_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&[CUSTOM_KIND]), "Kind of the call.").required();
+        CALLED_CUSTOM: &'static ObjectSpec =
+            object("custom", &CALLED_CUSTOM_OBJECT, "The custom tool that was called.").required();
+    }
+}
+
+request_fields! {
+    CALLED_CUSTOM_FIELDS {
+        CUSTOM_INPUT: TextShape =
+            text_field("input", TextShape::ANY, "The text of the call.").required();
     }
 }
 
@@ -92,15 +116,25 @@ request_fields! {
 /// An object of a client's own names.
 const FREE: ObjectSpec = request_object!("", &[]);
 const CALLED_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS, CALLED_FIELDS]]);
+const CALLED_CUSTOM_OBJECT: ObjectSpec =
+    request_object!("", &[&[FUNCTION_FIELDS, CALLED_CUSTOM_FIELDS]]);
 const TOOL_CALL: ObjectSpec = request_object!(
     "ToolCall",
-    &[&[
+    &[
         &[
-            FieldSpec::shown_by_template("id"),
-            FieldSpec::shown_by_template("type")
+            CALL_ID_FIELDS,
+            &[
+                FieldSpec::shown_by_template("type"),
+                FieldSpec::absent("custom")
+            ],
+            TOOL_CALL_FIELDS
         ],
-        TOOL_CALL_FIELDS
-    ]]
+        &[
+            CALL_ID_FIELDS,
+            CUSTOM_CALL_FIELDS,
+            &[FieldSpec::absent("function")]
+        ],
+    ]
 );
 const PART: ObjectSpec = request_object!("Part", &[&[PART_TEXT_FIELDS], &[PART_REFUSAL_FIELDS]]);
 
@@ -241,6 +275,22 @@ fn part_text<'a>(fields: &JsonFields<'a>) -> Result<Cow<'a, str>, ApiError> {
 }
 
 fn check_call(fields: &JsonFields) -> Result<(), ApiError> {
+    if let Some(custom) = fields.object(&CALLED_CUSTOM)? {
+        fields.text(&CALL_ID)?;
+        if fields.required_text(&CUSTOM_CALL_TYPE)? != CUSTOM_KIND {
+            let path = fields.path_of(&CUSTOM_CALL_TYPE);
+            let message =
+                format!("`{path}` must be \"{CUSTOM_KIND}\" where the call has `custom`.");
+            return Err(fields.invalid(&CUSTOM_CALL_TYPE, message));
+        }
+        if fields.any(&CALLED_FUNCTION).is_some() {
+            let message = "A call is one of a function or of a custom tool, not both.";
+            return Err(fields.invalid(&CALLED_FUNCTION, message));
+        }
+        custom.required_text(&FUNCTION_NAME)?;
+        custom.required_text(&CUSTOM_INPUT)?;
+        return Ok(());
+    }
     let function = fields
         .object(&CALLED_FUNCTION)?
         .ok_or_else(|| fields.missing(&CALLED_FUNCTION))?;
@@ -264,9 +314,13 @@ fn check_call(fields: &JsonFields) -> Result<(), ApiError> {
     }
 }
 
-/// Value of a checked tool call: as it was sent, but with its arguments as an object.
+/// Value of a checked tool call: as it was sent, but with its arguments as an object, and a
+/// function in the place of a custom tool.
 fn call_value(body: &JsonPart, call: Json<'_>) -> TemplateValue {
     let part = body.part(call);
+    if let Some(custom) = custom_value(&part) {
+        return custom;
+    }
     let read = || {
         let call = JsonFields::of_part(&part, &TOOL_CALL).ok()?;
         let function = call.any(&CALLED_FUNCTION)?;
@@ -276,6 +330,28 @@ fn call_value(body: &JsonPart, call: Json<'_>) -> TemplateValue {
     let (function, arguments) = read().expect("a call that was checked");
     let function = TemplateValue::with_member(function, ARGUMENTS.name(), arguments);
     TemplateValue::with_member(part, CALLED_FUNCTION.name(), function)
+}
+
+/// Value of a checked call of a custom tool.
+fn custom_value(part: &JsonPart) -> Option<TemplateValue> {
+    let call = JsonFields::of_part(part, &TOOL_CALL).ok()?;
+    let custom = call.object(&CALLED_CUSTOM).ok()??;
+    let (name, input) = (custom.any(&FUNCTION_NAME)?, custom.any(&CUSTOM_INPUT)?);
+    let mut value = JsonText::default();
+    value.begin('{');
+    if let Some(id) = call.any(&CALL_ID) {
+        value.member(CALL_ID.name(), id.text());
+    }
+    value.member("type", r#""function""#);
+    value.name(CALLED_FUNCTION.name());
+    value.begin('{');
+    value.member(FUNCTION_NAME.name(), name.text());
+    value.member(ARGUMENTS.name(), &custom_arguments(input.text()));
+    value.end('}');
+    value.end('}');
+    let value = value.check().ok()?;
+    let part = value.part(value.root());
+    Some(TemplateValue::of_json(&part, part.json()))
 }
 
 fn arguments_value(function: &JsonFields) -> Option<TemplateValue> {

@@ -9,9 +9,13 @@ use crate::field::{
     TextShape, ValueShape, any, clipped, flag, list, map, object, request_fields, request_object,
     text as text_field, wrong_type,
 };
-use crate::surface::chat_body::TOOLS_MAX;
+use crate::output_piece::ToolKind;
+use crate::surface::chat_body::{ChatTool, JsonText, TOOLS_MAX};
+use crate::surface::custom_tool::{
+    ConvertedTool, CustomTool, CustomTools, FORMAT_KIND_FIELDS, GRAMMAR_FIELDS, has_grammar,
+};
 use cleave_domain::GRAMMAR_BYTES_MAX;
-use cleave_text::json::{Json, JsonShape};
+use cleave_text::json::{Json, JsonPart, JsonShape};
 use cleave_text::{CallableTool, ToolSpec};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,7 +26,7 @@ request_fields! {
         TOOLS: ListShape = list(
             "tools",
             ListShape::of(&ValueShape::Object(&TOOL)).at_most(TOOLS_MAX),
-            "Functions that the model may call, shown to it by its chat template.",
+            "Functions and custom tools that the model may call, shown to it by its chat template.",
         );
         TOOL_CHOICE: AnyValue = any(
             "tool_choice",
@@ -44,18 +48,41 @@ request_fields! {
         FUNCTION: &'static ObjectSpec =
             object("function", &FUNCTION_OBJECT, "The function that the model may call.")
                 .required();
-        CUSTOM: AnyValue = any(
+    }
+}
+
+request_fields! {
+    CUSTOM_TOOL_FIELDS {
+        CUSTOM_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&[CUSTOM_KIND]), "Kind of the tool.").required();
+        CUSTOM: &'static ObjectSpec = object(
             "custom",
-            ValueShape::Any,
-            "Refused: /v1/responses has custom tools.",
-        );
+            &CUSTOM_OBJECT,
+            "A tool that the model calls with a text. The model knows it as a function with the argument `input`.",
+        ).required();
+    }
+}
+
+request_fields! {
+    CUSTOM_FIELDS {
+        DESCRIPTION: TextShape =
+            text_field("description", TextShape::ANY, "Shown to the model.");
+        FORMAT: &'static ObjectSpec =
+            object("format", &FORMAT_OBJECT, "Form of the text.").default("any text");
+    }
+}
+
+request_fields! {
+    FORMAT_FIELDS {
+        GRAMMAR: &'static ObjectSpec =
+            object("grammar", &GRAMMAR_OBJECT, "The grammar, with that type.");
     }
 }
 
 request_fields! {
     pub(super) FUNCTION_FIELDS {
         FUNCTION_NAME: TextShape =
-            text_field("name", TextShape::ANY, "Name of the function.").required();
+            text_field("name", TextShape::ANY, "Name of the tool.").required();
     }
 }
 
@@ -86,6 +113,15 @@ request_fields! {
 }
 
 request_fields! {
+    CUSTOM_CHOICE_FIELDS {
+        CUSTOM_CHOICE: TextShape =
+            text_field("type", TextShape::one_of(&[CUSTOM_KIND]), "Kind of the choice.").required();
+        NAMED_CUSTOM: &'static ObjectSpec =
+            object("custom", &ALLOWED_NAME, "The custom tool that is called.").required();
+    }
+}
+
+request_fields! {
     CHOICE_FIELDS {
         CHOICE_TYPE: TextShape = text_field(
             "type",
@@ -107,24 +143,54 @@ request_fields! {
         ALLOWED_LIST: ListShape = list(
             "tools",
             ListShape::of(&ValueShape::Object(&ALLOWED_TOOL)),
-            "The tools by name, as objects with `function`.",
+            "The tools by name, as objects with `function` or `custom`.",
         ).required();
     }
 }
 
 const TOOL: ObjectSpec = request_object!(
     "Tool",
-    &[&[&[FieldSpec::shown_by_template("type")], TOOL_FIELDS]]
+    &[
+        &[
+            &[
+                FieldSpec::shown_by_template("type"),
+                FieldSpec::absent("custom")
+            ],
+            TOOL_FIELDS
+        ],
+        &[CUSTOM_TOOL_FIELDS, NO_FUNCTION],
+    ]
 );
+const NO_FUNCTION: &[FieldSpec] = &[FieldSpec::absent("function")];
+const NO_CUSTOM: &[FieldSpec] = &[FieldSpec::absent("custom")];
+const CUSTOM_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS, CUSTOM_FIELDS]]);
+const FORMAT_OBJECT: ObjectSpec = request_object!("", &[&[FORMAT_KIND_FIELDS, FORMAT_FIELDS]]);
+const GRAMMAR_OBJECT: ObjectSpec = request_object!("", &[&[GRAMMAR_FIELDS]]);
 const FUNCTION_OBJECT: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS, SIGNATURE_FIELDS]]);
-const CHOICE_OBJECT: ObjectSpec = request_object!("", &[&[NAMED_FIELDS], &[CHOICE_FIELDS]]);
+const CHOICE_OBJECT: ObjectSpec = request_object!(
+    "",
+    &[&[NAMED_FIELDS], &[CUSTOM_CHOICE_FIELDS], &[CHOICE_FIELDS]]
+);
 const ALLOWED_OBJECT: ObjectSpec = request_object!("", &[&[ALLOWED_FIELDS]]);
-const ALLOWED_TOOL: ObjectSpec = request_object!("", &[&[ALLOWED_TOOL_FIELDS]]);
+const ALLOWED_TOOL: ObjectSpec = request_object!(
+    "",
+    &[
+        &[ALLOWED_TOOL_FIELDS, NO_CUSTOM],
+        &[ALLOWED_CUSTOM_FIELDS, NO_FUNCTION],
+    ]
+);
 
 request_fields! {
     ALLOWED_TOOL_FIELDS {
         ALLOWED_FUNCTION: &'static ObjectSpec =
             object("function", &ALLOWED_NAME, "The function.").required();
+    }
+}
+
+request_fields! {
+    ALLOWED_CUSTOM_FIELDS {
+        ALLOWED_CUSTOM: &'static ObjectSpec =
+            object("custom", &ALLOWED_NAME, "The custom tool.").required();
     }
 }
 
@@ -137,13 +203,14 @@ const AUTO: &str = "auto";
 const NONE: &str = "none";
 const REQUIRED: &str = "required";
 const FUNCTION_CHOICE: &str = "function";
+pub(super) const CUSTOM_KIND: &str = "custom";
 const ALLOWED: &str = "allowed_tools";
 
 /// The tools of a request, checked.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestTools<'a> {
-    /// The list, if the template shows it.
-    pub(super) shown: Option<Json<'a>>,
+    /// The list, if the template shows it: with functions in the place of custom tools.
+    pub(super) shown: Option<JsonPart>,
     /// Tools that the model may call.
     pub(super) callable: Vec<RequestTool<'a>>,
     pub(super) duty: CallDuty,
@@ -166,8 +233,9 @@ pub(super) enum CallDuty {
 pub(super) struct RequestTool<'a> {
     pub(super) name: Cow<'a, str>,
     /// The JSON Schema of its arguments.
-    pub(super) parameters: Option<Json<'a>>,
+    pub(super) parameters: Option<Cow<'a, str>>,
     pub(super) is_strict: bool,
+    pub(super) kind: ToolKind,
 }
 
 impl RequestTools<'_> {
@@ -176,7 +244,7 @@ impl RequestTools<'_> {
     pub(super) fn specs(&self) -> Arc<[ToolSpec]> {
         let mut bytes_left = SCHEMAS_BYTES_MAX;
         let spec = |tool: &RequestTool<'_>| {
-            let schema = tool.parameters.map(Json::text);
+            let schema = tool.parameters.as_deref();
             let schema = schema.filter(|schema| schema.len() <= bytes_left);
             bytes_left -= schema.map_or(0, str::len);
             let schema = schema.map(serde_json::from_str).transpose();
@@ -194,15 +262,14 @@ impl RequestTools<'_> {
         &self,
         fields: &JsonFields<'_>,
     ) -> Result<Vec<CallableTool>, ApiError> {
-        let schemas = self.callable.iter().filter_map(|tool| tool.parameters);
-        let bytes: usize = schemas.map(|schema| schema.text().len()).sum();
+        let schemas = self.callable.iter();
+        let schemas = schemas.filter_map(|tool| tool.parameters.as_deref());
+        let bytes: usize = schemas.map(str::len).sum();
         if bytes > GRAMMAR_BYTES_MAX {
             return Err(fields.invalid(&TOOLS, long_grammar(TOOLS.name(), bytes)));
         }
         let tool = |tool: &RequestTool<'_>| {
-            let schema = tool
-                .parameters
-                .map(|schema| serde_json::from_str(schema.text()));
+            let schema = tool.parameters.as_deref().map(serde_json::from_str);
             CallableTool {
                 name: tool.name.clone().into_owned(),
                 schema: schema.transpose().expect("the body was checked"),
@@ -210,6 +277,13 @@ impl RequestTools<'_> {
             }
         };
         Ok(self.callable.iter().map(tool).collect())
+    }
+
+    /// Names of the custom tools that may be called.
+    pub(super) fn custom_names(&self) -> Arc<[String]> {
+        let custom = self.callable.iter();
+        let custom = custom.filter(|tool| tool.kind == ToolKind::Custom);
+        custom.map(|tool| tool.name.clone().into_owned()).collect()
     }
 
     /// The field for which calls must have a form, if they must.
@@ -234,24 +308,7 @@ pub(super) fn long_grammar(path: &str, bytes: usize) -> String {
 
 /// Reads the tools and the choice among them.
 pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<RequestTools<'a>, ApiError> {
-    let mut callable = Vec::new();
-    for (index, tool) in fields.list(&TOOLS)?.into_iter().flatten().enumerate() {
-        let path = format!("{}[{index}]", TOOLS.name());
-        let tool = fields.object_at(path, tool, &TOOL)?;
-        if tool.any(&CUSTOM).is_some() {
-            let message = "`custom` tools are served by /v1/responses; here tools are functions.";
-            return Err(tool.unsupported(&CUSTOM, message));
-        }
-        let Some(function) = tool.object(&FUNCTION)? else {
-            let path = format!("{}.{}", tool.path_of(&FUNCTION), FUNCTION_NAME.name());
-            return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
-        };
-        callable.push(RequestTool {
-            name: function.required_text(&FUNCTION_NAME)?,
-            parameters: function.map(&PARAMETERS)?.and(function.any(&PARAMETERS)),
-            is_strict: function.flag(&STRICT)?.unwrap_or(false),
-        });
-    }
+    let (mut callable, shown) = listed_tools(fields)?;
     let choice = fields.any(&TOOL_CHOICE);
     let duty = match choice.map(|choice| (choice, choice.shape())) {
         None => CallDuty::Free,
@@ -280,16 +337,120 @@ pub(super) fn request_tools<'a>(fields: &JsonFields<'a>) -> Result<RequestTools<
         let message = "`tool_choice` requires a call, but there are no `tools`.";
         return Err(fields.invalid(&TOOL_CHOICE, message));
     }
-    let has_tools = fields
-        .list(&TOOLS)?
-        .is_some_and(|mut tools| tools.next().is_some());
     let is_parallel = fields.flag(&PARALLEL_TOOL_CALLS)?.unwrap_or(true);
     Ok(RequestTools {
-        shown: fields.any(&TOOLS).filter(|_| has_tools),
+        shown,
         callable,
         duty,
         is_single: !is_parallel || duty == CallDuty::Named,
     })
+}
+
+/// Reads the tools, and the list of them that the template shows.
+fn listed_tools<'a>(
+    fields: &JsonFields<'a>,
+) -> Result<(Vec<RequestTool<'a>>, Option<JsonPart>), ApiError> {
+    let mut callable = Vec::new();
+    let mut custom = CustomTools::default();
+    // The list with functions in the place of custom tools, from the first of these on.
+    let mut converted: Option<JsonText> = None;
+    let given = || fields.list(&TOOLS).map(|tools| tools.into_iter().flatten());
+    for (index, json) in given()?.enumerate() {
+        let path = format!("{}[{index}]", TOOLS.name());
+        let tool = fields.object_at(path, json, &TOOL)?;
+        if tool.any(&CUSTOM).is_none() {
+            callable.push(function(&tool)?);
+            if let Some(list) = &mut converted {
+                list.json(json.text());
+            }
+            continue;
+        }
+        let (name, function) = custom_tool(&tool, &mut custom)?;
+        if converted.is_none() {
+            let mut list = JsonText::default();
+            list.begin('[');
+            given()?.take(index).for_each(|json| list.json(json.text()));
+            converted = Some(list);
+        }
+        if let Some(list) = &mut converted {
+            function.write(list);
+        }
+        callable.push(RequestTool {
+            name,
+            parameters: function.parameters,
+            is_strict: function.is_strict,
+            kind: ToolKind::Custom,
+        });
+    }
+    let shown = match converted {
+        Some(mut list) => {
+            list.end(']');
+            let list = list.check()?;
+            Some(list.part(list.root()))
+        }
+        None if callable.is_empty() => None,
+        None => fields.any(&TOOLS).map(|list| fields.part(list)),
+    };
+    Ok((callable, shown))
+}
+
+fn function<'a>(tool: &JsonFields<'a>) -> Result<RequestTool<'a>, ApiError> {
+    let Some(function) = tool.object(&FUNCTION)? else {
+        let kind = tool.any(&CUSTOM_TYPE).map(Json::text);
+        if kind == Some(r#""custom""#) {
+            return Err(tool.missing(&CUSTOM));
+        }
+        let path = format!("{}.{}", tool.path_of(&FUNCTION), FUNCTION_NAME.name());
+        return Err(ApiError::invalid(&*path, format!("`{path}` is missing.")));
+    };
+    let parameters = function.map(&PARAMETERS)?.and(function.any(&PARAMETERS));
+    Ok(RequestTool {
+        name: function.required_text(&FUNCTION_NAME)?,
+        parameters: parameters.map(|schema| schema.text().into()),
+        is_strict: function.flag(&STRICT)?.unwrap_or(false),
+        kind: ToolKind::Function,
+    })
+}
+
+/// Reads a custom tool; returns its name, and the function that stands for it.
+fn custom_tool<'a>(
+    tool: &JsonFields<'a>,
+    converted: &mut CustomTools,
+) -> Result<(Cow<'a, str>, ChatTool<'static>), ApiError> {
+    if tool.required_text(&CUSTOM_TYPE)? != CUSTOM_KIND {
+        let path = tool.path_of(&CUSTOM_TYPE);
+        let message = format!("`{path}` must be \"{CUSTOM_KIND}\" where the tool has `custom`.");
+        return Err(tool.invalid(&CUSTOM_TYPE, message));
+    }
+    if tool.any(&FUNCTION).is_some() {
+        let message = "A tool is a function or a custom tool, not both.";
+        return Err(tool.invalid(&FUNCTION, message));
+    }
+    let custom = tool.object(&CUSTOM)?.ok_or_else(|| tool.missing(&CUSTOM))?;
+    let name = custom.required_text(&FUNCTION_NAME)?;
+    let description = custom.text(&DESCRIPTION)?;
+    let mut grammar = None;
+    if let Some(format) = custom.object(&FORMAT)?
+        && has_grammar(&format)?
+    {
+        grammar = format.object(&GRAMMAR)?;
+        if grammar.is_none() {
+            return Err(format.missing(&GRAMMAR));
+        }
+    }
+    let described = CustomTool {
+        name: &name,
+        description: description.as_deref(),
+        grammar,
+    };
+    match converted.convert(&tool.path_of(&CUSTOM), &described)? {
+        ConvertedTool::Function(function) => Ok((name, function)),
+        ConvertedTool::Unenforced(reason) => {
+            let path = custom.path_of(&FORMAT);
+            let message = format!("`{path}` cannot be enforced: {reason}.");
+            Err(custom.invalid(&FORMAT, message))
+        }
+    }
 }
 
 /// Reads a choice among tools, and the names of those that may be called.
@@ -301,7 +462,14 @@ fn chosen<'a>(
     if NAMED_TYPE.choices().contains(&&*kind) {
         let function = choice.object(&NAMED_FUNCTION)?;
         let function = function.ok_or_else(|| choice.missing(&NAMED_FUNCTION))?;
-        return Ok((CallDuty::Named, vec![known_name(&function, tools)?]));
+        let name = known_name(&function, ToolKind::Function, tools)?;
+        return Ok((CallDuty::Named, vec![name]));
+    }
+    if CUSTOM_CHOICE.choices().contains(&&*kind) {
+        let custom = choice.object(&NAMED_CUSTOM)?;
+        let custom = custom.ok_or_else(|| choice.missing(&NAMED_CUSTOM))?;
+        let name = known_name(&custom, ToolKind::Custom, tools)?;
+        return Ok((CallDuty::Named, vec![name]));
     }
     if !CHOICE_TYPE.choices().contains(&&*kind) {
         let message = format!("`tool_choice` of type {:?} is not known.", clipped(&kind));
@@ -310,13 +478,15 @@ fn chosen<'a>(
     allowed(choice, tools)
 }
 
-/// Reads the name of a function that is among the tools.
+/// Reads the name of a tool of this kind that is among the tools.
 fn known_name<'a>(
     function: &JsonFields<'a>,
+    kind: ToolKind,
     tools: &[RequestTool<'a>],
 ) -> Result<Cow<'a, str>, ApiError> {
     let name = function.required_text(&FUNCTION_NAME)?;
-    if !tools.iter().any(|tool| tool.name == name) {
+    let is_named = |tool: &RequestTool<'_>| tool.name == name && tool.kind == kind;
+    if !tools.iter().any(is_named) {
         let message = format!("{:?} is not in `tools`.", clipped(&name));
         return Err(function.invalid(&FUNCTION_NAME, message));
     }
@@ -345,9 +515,12 @@ fn allowed<'a>(
     for (index, tool) in listed.enumerate() {
         let path = format!("{}[{index}]", allowed.path_of(&ALLOWED_LIST));
         let tool = allowed.object_at(path, tool, &ALLOWED_TOOL)?;
-        let function = tool.object(&ALLOWED_FUNCTION)?;
-        let function = function.ok_or_else(|| tool.missing(&ALLOWED_FUNCTION))?;
-        names.push(known_name(&function, tools)?);
+        let (kind, named) = match tool.object(&ALLOWED_CUSTOM)? {
+            Some(custom) => (ToolKind::Custom, Some(custom)),
+            None => (ToolKind::Function, tool.object(&ALLOWED_FUNCTION)?),
+        };
+        let named = named.ok_or_else(|| tool.missing(&ALLOWED_FUNCTION))?;
+        names.push(known_name(&named, kind, tools)?);
     }
     Ok((duty, names))
 }

@@ -11,7 +11,7 @@ use crate::output_piece::{
     ChoiceEnd, OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece, ToolKind,
 };
 use crate::request::{NamespacedTool, RequestWarning, UsageShown};
-use crate::response_store::whole_response;
+use crate::response_store::{response_digits, whole_response};
 use crate::surface::openai::write_json;
 use crate::surface::openai_chat::token_scores;
 use crate::surface::{AnswerEnd, AnswerHead, EventRenderer, EventUsage, unix_now};
@@ -293,7 +293,10 @@ impl ResponseEvents {
             ItemContent::CustomCall { .. } => ("ctc", None),
         };
         let index = self.output_index();
-        let id = format!("{prefix}_{}_{index}", self.head.request_id);
+        // The response's digits lead from the item to its router.
+        let response = self.head.facts.response_id.as_deref();
+        let digits = response_digits(response.expect("a response has an id"));
+        let id = format!("{prefix}_{digits}_{index}");
         let item = OpenItem { id, content };
         let value = item.value(ItemStatus::InProgress);
         let added = json!({"output_index": index, "item": value});

@@ -1,8 +1,8 @@
 //! The items of a request, as messages of chat.
 //!
-//! Owns: the items of each kind. Never: renders. Invariant: items of one answer (reasoning, text,
-//! calls) are one message of the assistant, as templates expect; what no template can show is
-//! refused.
+//! Owns: the items of each kind, and the places of those that a request has by reference. Never:
+//! renders, or looks for a stored item. Invariant: items of one answer (reasoning, text, calls) are
+//! one message of the assistant, as templates expect; what no template can show is refused.
 
 use super::tools::shown_name;
 use super::{INPUT, INSTRUCTIONS, PREVIOUS_RESPONSE_ID};
@@ -11,10 +11,12 @@ use crate::field::{
     AnyValue, FieldSpec, JsonFields, ListShape, ObjectSpec, RequestField, TextShape, ValueShape,
     any, clipped, list, request_fields, request_object, text as text_field, wrong_type,
 };
+use crate::response_store::{ItemList, StoredNames, member};
 use crate::surface::chat_body::{BROKEN_ARGUMENTS, ChatMessages, JsonText, LINE_BREAK};
+use crate::surface::custom_tool::custom_arguments;
 use cleave_text::json::{Document, Json, JsonItems, JsonShape};
 use serde_json::Value;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 request_fields! {
     MESSAGE_FIELDS {
@@ -120,11 +122,26 @@ request_fields! {
     }
 }
 
-/// Fields of items that answers have, and that mean nothing in a request.
+request_fields! {
+    REFERENCE_FIELDS {
+        REFERENCE_TYPE: TextShape =
+            text_field("type", TextShape::one_of(&[REFERENCE]), "Kind of the item.")
+                .default("`item_reference`");
+        REFERENCE_ID: TextShape =
+            text_field("id", TextShape::NOT_EMPTY, "Id of a stored item.").required();
+    }
+}
+
+/// Fields of items that answers have.
 const STATE_FIELDS: &[FieldSpec] = &[
-    FieldSpec::ignored("id", "Ignored."),
+    FieldSpec::ignored(
+        "id",
+        "Once the response is stored, a request may have the item by this id: `{\"type\": \"item_reference\", \"id\"}` stands for it.",
+    ),
     FieldSpec::ignored("status", "Ignored."),
 ];
+/// Fields that no reference has: without a type, these tell it from a message.
+const MESSAGE_ONLY: &[FieldSpec] = &[FieldSpec::absent("role"), FieldSpec::absent("content")];
 const ENCRYPTED_FIELDS: &[FieldSpec] = &[FieldSpec::ignored(
     "encrypted_content",
     "Ignored: only OpenAI can read it.",
@@ -146,29 +163,101 @@ pub(super) const ITEM: ObjectSpec = request_object!(
         &[OUTPUT_FIELDS, STATE_FIELDS],
         &[CUSTOM_FIELDS, STATE_FIELDS],
         &[REASONING_FIELDS, ENCRYPTED_FIELDS, STATE_FIELDS],
+        &[REFERENCE_FIELDS, MESSAGE_ONLY],
     ]
 );
 
 const MESSAGE: &str = "message";
+const REFERENCE: &str = "item_reference";
 const ASSISTANT: &str = "assistant";
 /// Between texts of the system, escaped.
 const PARAGRAPH: &str = r"\n\n";
 
-/// Returns the items of a request as a JSON array; a text is a message of the user.
-pub(super) fn input_items(fields: &JsonFields) -> Arc<str> {
-    let input = fields.any(&INPUT).map_or("[]", Json::text);
-    if input.starts_with('[') {
-        return input.into();
+/// What a body names of stored responses. A body that is not as it should be is refused when it is
+/// read.
+pub(super) fn stored_names(body: &[u8]) -> StoredNames {
+    let has = |name: &str| body.windows(name.len()).any(|part| part == name.as_bytes());
+    if !has(PREVIOUS_RESPONSE_ID.name()) && !has("\"id\"") {
+        return StoredNames::default();
     }
-    let part = format!(r#"{{"type":"input_text","text":{input}}}"#);
-    format!(r#"[{{"type":"{MESSAGE}","role":"user","content":[{part}]}}]"#).into()
+    let text = std::str::from_utf8(body).ok();
+    let root = text.and_then(|text| Json::check(text).ok());
+    let Some(JsonShape::Object(members)) = root.map(Json::shape) else {
+        return StoredNames::default();
+    };
+    let mut previous = Vec::new();
+    let mut names = StoredNames::default();
+    for (name, value) in members {
+        match value.shape() {
+            JsonShape::String(id) if name.get() == PREVIOUS_RESPONSE_ID.name() => {
+                previous.push(id.get().into_owned());
+            }
+            JsonShape::Array(items) if name.get() == INPUT.name() => {
+                names.items = items.filter_map(reference_id).collect();
+            }
+            _ => {}
+        }
+    }
+    // A body that names several goes on from none.
+    if let [_] = &previous[..] {
+        names.previous = previous.pop();
+    }
+    names
+}
+
+/// The id of the stored item for which an item stands.
+fn reference_id(item: Json<'_>) -> Option<String> {
+    let given = |name| member(item, name).filter(|value| !value.is_null());
+    let text = |name| match given(name)?.shape() {
+        JsonShape::String(text) => Some(text.get()),
+        _ => None,
+    };
+    let is_reference = match given(REFERENCE_TYPE.name()) {
+        Some(_) => text(REFERENCE_TYPE.name())? == REFERENCE,
+        None => given(ROLE.name()).is_none() && given(CONTENT.name()).is_none(),
+    };
+    is_reference
+        .then(|| text(REFERENCE_ID.name()))?
+        .map(Into::into)
+}
+
+/// Stored items by their ids.
+pub(super) type NamedDocuments = BTreeMap<String, Document>;
+
+/// Returns the items of a request, those that it has by reference too; a text is a message of the
+/// user.
+pub(super) fn input_items(fields: &JsonFields, named: &NamedDocuments) -> ItemList {
+    let input = fields.any(&INPUT);
+    let mut list = JsonText::default();
+    list.begin('[');
+    match input.map(Json::shape) {
+        Some(JsonShape::Array(_)) if named.is_empty() => {
+            return ItemList::of(input.expect("it has a shape"));
+        }
+        Some(JsonShape::Array(items)) => {
+            for item in items {
+                let stored = reference_id(item).and_then(|id| named.get(&id));
+                list.json(stored.map_or(item, Document::root).text());
+            }
+        }
+        _ => {
+            let text = input.map_or("\"\"", Json::text);
+            let part = format!(r#"{{"type":"input_text","text":{text}}}"#);
+            list.json(&format!(
+                r#"{{"type":"{MESSAGE}","role":"user","content":[{part}]}}"#
+            ));
+        }
+    }
+    list.end(']');
+    ItemList::of(Json::check(list.as_str()).expect("it was written here"))
 }
 
 /// Writes the messages of a chat request, and returns the body. `earlier` are lists of items that
-/// come before the request's own.
+/// come before the request's own, and `named` those that it has by reference.
 pub(super) fn write_conversation(
     fields: &JsonFields,
     earlier: &[Document],
+    named: &NamedDocuments,
     chat: JsonText,
 ) -> Result<JsonText, ApiError> {
     let mut conversation = Conversation {
@@ -193,7 +282,15 @@ pub(super) fn write_conversation(
         JsonShape::Array(items) => {
             for (index, item) in items.enumerate() {
                 let path = format!("{}[{index}]", INPUT.name());
-                conversation.item(&fields.object_at(path, item, &ITEM)?)?;
+                let item = match reference_id(item) {
+                    None => fields.object_at(path, item, &ITEM)?,
+                    Some(id) => {
+                        let document = named.get(&id);
+                        let document = document.ok_or_else(|| ApiError::item_not_found(&id))?;
+                        JsonFields::of_value(document, path, document.root(), &ITEM)?
+                    }
+                };
+                conversation.item(&item)?;
             }
         }
         _ => {
@@ -273,7 +370,7 @@ impl<'a> Conversation<'a> {
             let (id, name) = (string(item, &CUSTOM_ID)?, string(item, &CUSTOM_NAME)?);
             let input = string(item, &CUSTOM_INPUT)?.text();
             self.messages
-                .call(id, name.text(), &format!(r#"{{"input":{input}}}"#));
+                .call(id, name.text(), &custom_arguments(input));
         } else if is_kind(kind, &OUTPUT_TYPE) {
             self.begin();
             let id = string(item, &OUTPUT_ID)?;

@@ -14,9 +14,11 @@ use crate::request::{NamespacedTool, RequestWarning};
 use crate::surface::chat_body::{
     ChatTool, ConvertedTools, JsonText, TOOLS_MAX, write_named_choice,
 };
-use cleave_grammar::regex_of_lark;
+use crate::surface::custom_tool::{
+    ConvertedTool, CustomTool, CustomTools, FORMAT_KIND_FIELDS, GRAMMAR_FIELDS, has_grammar,
+    json_string,
+};
 use cleave_text::json::{Json, JsonShape};
-use serde_json::json;
 
 request_fields! {
     pub(super) TOOL_FIELDS {
@@ -68,28 +70,13 @@ request_fields! {
         TOOL_FORMAT: &'static ObjectSpec = object(
             "format",
             &FORMAT_OBJECT,
-            "Form of the text with which a custom tool is called.",
+            "Form of the text with which a custom tool is called. One whose grammar cannot be enforced is left out, with a warning.",
         ).default("any text");
         NAMESPACE_TOOLS: ListShape = list(
             "tools",
             ListShape::of(&ValueShape::Object(&NAMESPACED_TOOL)).at_most(TOOLS_MAX),
             "Functions of a namespace; the model knows each as `NAMESPACE__NAME`.",
         );
-    }
-}
-
-request_fields! {
-    FORMAT_FIELDS {
-        FORMAT_TYPE: TextShape =
-            text_field("type", TextShape::one_of(&[TEXT, GRAMMAR]), "Any text, or one of a grammar.")
-                .required();
-        FORMAT_SYNTAX: TextShape = text_field(
-            "syntax",
-            TextShape::one_of(&[LARK, REGEX]),
-            "Syntax of `definition`. The grammar is enforced. In Lark it must be regular: without recursion, `%ignore` and other imports than common ones; a tool with another one is left out, with a warning.",
-        );
-        FORMAT_DEFINITION: TextShape =
-            text_field("definition", TextShape::ANY, "The grammar.");
     }
 }
 
@@ -124,22 +111,13 @@ request_fields! {
 
 const TOOL: ObjectSpec = request_object!("ResponseTool", &[&[FUNCTION_FIELDS, OTHER_FIELDS]]);
 const NAMESPACED_TOOL: ObjectSpec = request_object!("", &[&[FUNCTION_FIELDS]]);
-const FORMAT_OBJECT: ObjectSpec = request_object!("", &[&[FORMAT_FIELDS]]);
+const FORMAT_OBJECT: ObjectSpec = request_object!("", &[&[FORMAT_KIND_FIELDS, GRAMMAR_FIELDS]]);
 const CHOICE_OBJECT: ObjectSpec = request_object!("", &[&[CHOICE_FIELDS]]);
 const ALLOWED_TOOL: ObjectSpec = request_object!("", &[&[ALLOWED_TOOL_FIELDS]]);
-
-/// Limit of the custom tools of a request, that of OpenAI: each has a schema that its body has not.
-const CUSTOM_TOOLS_MAX: usize = 128;
-/// Limit of the expressions of all custom tools of a request together, in bytes.
-const EXPRESSIONS_BYTES_MAX: usize = 64 << 10;
 
 const FUNCTION: &str = "function";
 const CUSTOM: &str = "custom";
 const NAMESPACE: &str = "namespace";
-const TEXT: &str = "text";
-const GRAMMAR: &str = "grammar";
-const LARK: &str = "lark";
-const REGEX: &str = "regex";
 const ALLOWED: &str = "allowed_tools";
 
 const HOSTED_WARNING: RequestWarning = RequestWarning {
@@ -157,7 +135,7 @@ pub(super) struct ResponseTools<'a> {
     /// The tools that the model knows, as the answer repeats them.
     repeated: JsonText,
     names: Vec<String>,
-    expressions_bytes: usize,
+    converted: CustomTools,
 }
 
 impl<'a> ResponseTools<'a> {
@@ -171,17 +149,23 @@ impl<'a> ResponseTools<'a> {
                 self.chat.tools.push(converted);
             }
             CUSTOM => {
-                if self.custom.len() == CUSTOM_TOOLS_MAX {
-                    let message = format!("More than {CUSTOM_TOOLS_MAX} custom tools.");
-                    return Err(tool.invalid(&TOOL_TYPE, message));
-                }
-                let room = EXPRESSIONS_BYTES_MAX - self.expressions_bytes;
-                let Some((converted, bytes)) = custom(tool, room)? else {
-                    self.chat.warning = Some(HOSTED_WARNING);
-                    return Ok(());
-                };
-                self.expressions_bytes += bytes;
                 let name = tool.required_text(&TOOL_NAME)?.into_owned();
+                let description = tool.text(&TOOL_DESCRIPTION)?;
+                let format = tool.object(&TOOL_FORMAT)?;
+                let has_grammar = format.as_ref().map(has_grammar).transpose()?;
+                let described = CustomTool {
+                    name: &name,
+                    description: description.as_deref(),
+                    grammar: format.filter(|_| has_grammar == Some(true)),
+                };
+                let path = tool.path_of(&TOOL_TYPE);
+                let converted = match self.converted.convert(&path, &described)? {
+                    ConvertedTool::Function(converted) => converted,
+                    ConvertedTool::Unenforced(_) => {
+                        self.chat.warning = Some(HOSTED_WARNING);
+                        return Ok(());
+                    }
+                };
                 self.repeated.json(given.text());
                 self.names.push(name.clone());
                 self.custom.push(name);
@@ -220,10 +204,6 @@ pub(super) fn shown_name(namespace: &str, name: &str) -> String {
     format!("{namespace}__{name}")
 }
 
-fn json_string(text: &str) -> String {
-    serde_json::to_string(text).expect("a text is JSON")
-}
-
 /// Converts a function that the model knows by this name.
 fn function<'a>(tool: &JsonFields<'a>, name: &str) -> Result<ChatTool<'a>, ApiError> {
     tool.text(&TOOL_DESCRIPTION)?;
@@ -234,62 +214,6 @@ fn function<'a>(tool: &JsonFields<'a>, name: &str) -> Result<ChatTool<'a>, ApiEr
         parameters: parameters.map(|schema| schema.text().into()),
         is_strict: tool.flag(&TOOL_STRICT)?.unwrap_or(false),
     })
-}
-
-/// Converts a custom tool to a function with one text, its input; `None` if its grammar cannot be
-/// enforced with an expression of `room` bytes. Returns the length of the expression, too.
-fn custom<'a>(
-    tool: &JsonFields<'a>,
-    room: usize,
-) -> Result<Option<(ChatTool<'a>, usize)>, ApiError> {
-    let name = tool.required_text(&TOOL_NAME)?;
-    let given = tool.text(&TOOL_DESCRIPTION)?.unwrap_or_default();
-    let mut description = given.into_owned();
-    let mut input = json!({"type": "string"});
-    let mut bytes = 0;
-    let format = tool.object(&TOOL_FORMAT)?;
-    let kind = format
-        .as_ref()
-        .map(|format| format.required_text(&FORMAT_TYPE));
-    let kind = kind.transpose()?;
-    if let (Some(format), Some(kind)) = (&format, kind)
-        && kind != TEXT
-    {
-        if kind != GRAMMAR {
-            let message = format!("A format of the type {:?} is not known.", clipped(&kind));
-            return Err(format.invalid(&FORMAT_TYPE, message));
-        }
-        let syntax = format.required_text(&FORMAT_SYNTAX)?;
-        let definition = format.required_text(&FORMAT_DEFINITION)?;
-        let regex = match &*syntax {
-            REGEX => Some(definition.clone().into_owned()),
-            LARK => regex_of_lark(&definition, room).ok(),
-            other => {
-                let message = format!("The syntax {:?} is not known.", clipped(other));
-                return Err(format.invalid(&FORMAT_SYNTAX, message));
-            }
-        };
-        let Some(regex) = regex.filter(|regex| regex.len() <= room) else {
-            return Ok(None);
-        };
-        bytes = regex.len();
-        input["pattern"] = format!("^(?:{regex})$").into();
-        description += &format!("\n\nThe input matches this grammar ({syntax}):\n{definition}");
-    }
-    let is_strict = input.get("pattern").is_some();
-    let schema = json!({
-        "type": "object",
-        "properties": {"input": input},
-        "required": ["input"],
-        "additionalProperties": false,
-    });
-    let converted = ChatTool {
-        name: json_string(&name).into(),
-        description: (!description.is_empty()).then(|| json_string(&description).into()),
-        parameters: Some(schema.to_string().into()),
-        is_strict,
-    };
-    Ok(Some((converted, bytes)))
 }
 
 /// Writes a function in full.
