@@ -7,7 +7,7 @@ use super::call_grammar::ArgumentRules;
 use super::lark_text::{BREAK, LarkText};
 use super::pythonic_call::is_name;
 use super::tagged_call::{TaggedForm, json_of};
-use super::tool_spec::{ParameterKind, resolved};
+use super::tool_spec::{ParameterKind, TypeSet, resolved};
 use cleave_grammar::{GrammarError, SchemaKeywords, json_expression};
 use serde_json::{Map, Value};
 
@@ -328,6 +328,5 @@ fn has_plain_alternatives(alternatives: &Value) -> bool {
 
 /// Whether a value of a schema may be a text.
 fn may_be_text(schema: &Value, whole: Option<&Value>) -> bool {
-    let types = ParameterKind::types(schema, whole);
-    types.iter().any(|name| matches!(*name, "string" | "any"))
+    TypeSet::of(schema, whole).has_text()
 }

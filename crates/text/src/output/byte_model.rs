@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 pub(super) const END: TokenId = 256;
 /// Tokens beside the bytes and the end: marks, which are special or not, and parts of texts.
-const MARKS: [&str; 35] = [
+const MARKS: [&str; 37] = [
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -43,6 +43,8 @@ const MARKS: [&str; 35] = [
     "<｜tool_call_begin｜>",
     "<｜tool_call_end｜>",
     "<｜tool_sep｜>",
+    "<|tool_call|>",
+    "<longcat_tool_call>",
 ];
 const TEXTS: [&str; 15] = [
     "</parameter>",

@@ -1,7 +1,7 @@
 //! Every division of every format's outputs gives the parts of the whole.
 
 use super::rendered_tests::{names, pieces_of, rendered};
-use super::tests::{formats, line, read, tools};
+use super::tests::{formats, line, read, record, tools};
 use super::{AnswerPart, OutputReading, ReasoningParser};
 use crate::detokenize::{TextStart, TextStream};
 use crate::model_files::ModelFiles;
@@ -37,6 +37,7 @@ struct DivisionCase {
 fn cases() -> Vec<DivisionCase> {
     let mut cases = Vec::new();
     let mut add = |name, reasoning: &str, calls: &str, output: String| {
+        record(reasoning, calls, "", &output);
         let reading = OutputReading::new(&formats(reasoning, calls), "", tools());
         let reading = reading.expect("a format");
         cases.push(DivisionCase {

@@ -107,6 +107,8 @@ impl EscapedCall {
             '{' if self.text.is_empty() => self.begin(Container::Object, arguments),
             '[' if self.text.is_empty() => self.begin(Container::List, arguments),
             ']' if self.text.is_empty() => return self.close(c, arguments),
+            // A value that was left out, whose end is this.
+            ',' | '}' if self.text.is_empty() => return self.push_behind(c, arguments),
             _ => {
                 self.text.push(c);
                 if self.text == ESCAPE {

@@ -10,6 +10,7 @@ mod argument_grammar;
 #[cfg(test)]
 mod byte_model;
 mod call_grammar;
+mod call_rows;
 mod calls;
 #[cfg(test)]
 mod division_tests;

@@ -1,12 +1,12 @@
 //! The formats by name, and the choice by the chat template.
 //!
-//! Owns: each format's marks, a row each. Never: reads an output.
+//! Owns: the choice, and the marks of reasoning; those of calls are in `call_rows`. Never: reads an
+//! output.
 
-use super::calls::{CallForm, CallFormat, NAMED_OBJECT, ObjectForm, mark_parts};
+use super::call_rows::CALLS;
+use super::calls::{CallForm, CallFormat, mark_parts};
 use super::harmony;
-use super::named_call::{CallId, NamedForm};
 use super::reasoning::ReasoningStart;
-use super::tagged_call::TaggedForm;
 use std::str::FromStr;
 
 /// The formats of a model's outputs.
@@ -96,12 +96,12 @@ impl CallStyle {
 }
 
 /// A row of the registry.
-struct NamedRow<T> {
+pub(super) struct NamedRow<T> {
     /// Names that users know, from vLLM.
-    names: &'static [&'static str],
+    pub(super) names: &'static [&'static str],
     /// Texts that a chat template of the format has, all of them; none if no template tells.
-    signs: &'static [&'static str],
-    format: T,
+    pub(super) signs: &'static [&'static str],
+    pub(super) format: T,
 }
 
 impl OutputFormats {
@@ -261,6 +261,7 @@ const REASONING: &[NamedRow<ReasoningFormat>] = &[
             "deepseek_r1",
             "deepseek_v3",
             "deepseek_v4",
+            "deepseek_v41",
             "glm45",
             "kimi_k2",
             "minimax_m2",
@@ -273,287 +274,5 @@ const REASONING: &[NamedRow<ReasoningFormat>] = &[
             begin: "<think>",
             end: "</think>",
         },
-    },
-];
-
-/// A format without any mark.
-const UNMARKED: CallFormat = CallFormat {
-    group_begin: "",
-    group_end: "",
-    call_begin: "",
-    call_end: "",
-    separator: "",
-    has_list: false,
-    writes_list: false,
-    opens_output: false,
-    form: CallForm::Pythonic,
-};
-
-/// DeepSeek's calls from V3.2 on: tags that its prefix tells from a text's own.
-const DEEPSEEK_TAGS: CallFormat = CallFormat {
-    call_begin: "<｜DSML｜invoke name=\"",
-    form: CallForm::Tagged(TaggedForm {
-        name_end: "\">",
-        key_begin: "<｜DSML｜parameter name=\"",
-        key_end: "\">",
-        value_begin: "",
-        value_end: "</｜DSML｜parameter>",
-        call_end: "</｜DSML｜invoke>",
-        has_lines: false,
-        text_attribute: "\" string=\"",
-    }),
-    ..UNMARKED
-};
-
-/// DeepSeek's calls in V3 and V3.1.
-const DEEPSEEK_MARKS: CallFormat = CallFormat {
-    group_begin: "<｜tool▁calls▁begin｜>",
-    group_end: "<｜tool▁calls▁end｜>",
-    call_begin: "<｜tool▁call▁begin｜>",
-    ..UNMARKED
-};
-
-/// The first row whose signs a template has is chosen, so a row whose signs are in templates of
-/// others comes after these.
-const CALLS: &[NamedRow<CallStyle>] = &[
-    NamedRow {
-        names: &["openai"],
-        signs: &["<|channel|>", "<|message|>"],
-        format: CallStyle::Harmony,
-    },
-    NamedRow {
-        names: &["deepseek_v4"],
-        signs: &["｜DSML｜", "tool_calls>"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<｜DSML｜tool_calls>",
-            group_end: "</｜DSML｜tool_calls>",
-            ..DEEPSEEK_TAGS
-        }),
-    },
-    NamedRow {
-        names: &["deepseek_v32"],
-        signs: &["｜DSML｜", "function_calls>"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<｜DSML｜function_calls>",
-            group_end: "</｜DSML｜function_calls>",
-            ..DEEPSEEK_TAGS
-        }),
-    },
-    NamedRow {
-        names: &["deepseek_v3"],
-        signs: &["<｜tool▁calls▁begin｜>", "```json"],
-        format: CallStyle::Framed(&CallFormat {
-            call_end: "```<｜tool▁call▁end｜>",
-            form: CallForm::Named(NamedForm {
-                separator: "\n```json\n",
-                prefix: "function<｜tool▁sep｜>",
-                id: CallId::Absent,
-            }),
-            ..DEEPSEEK_MARKS
-        }),
-    },
-    NamedRow {
-        names: &["deepseek_v31"],
-        signs: &["<｜tool▁calls▁begin｜>"],
-        format: CallStyle::Framed(&CallFormat {
-            call_end: "<｜tool▁call▁end｜>",
-            form: CallForm::Named(NamedForm {
-                separator: "<｜tool▁sep｜>",
-                prefix: "",
-                id: CallId::Absent,
-            }),
-            ..DEEPSEEK_MARKS
-        }),
-    },
-    NamedRow {
-        names: &["gemma4"],
-        signs: &["<|tool_call>", "<tool_call|>"],
-        format: CallStyle::Framed(&CallFormat {
-            call_begin: "<|tool_call>",
-            call_end: "<tool_call|>",
-            form: CallForm::Escaped,
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["kimi_k2"],
-        signs: &["<|tool_calls_section_begin|>"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<|tool_calls_section_begin|>",
-            group_end: "<|tool_calls_section_end|>",
-            call_begin: "<|tool_call_begin|>",
-            call_end: "<|tool_call_end|>",
-            form: CallForm::Named(NamedForm {
-                separator: "<|tool_call_argument_begin|>",
-                prefix: "functions.",
-                id: CallId::Whole,
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["minimax_m2"],
-        signs: &["<minimax:tool_call>"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<minimax:tool_call>",
-            group_end: "</minimax:tool_call>",
-            call_begin: "<invoke name=\"",
-            form: CallForm::Tagged(TaggedForm {
-                name_end: "\">",
-                key_begin: "<parameter name=\"",
-                key_end: "\">",
-                value_begin: "",
-                value_end: "</parameter>",
-                call_end: "</invoke>",
-                has_lines: false,
-                text_attribute: "",
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["glm45", "glm47"],
-        signs: &["<arg_key>", "<arg_value>"],
-        format: CallStyle::Framed(&CallFormat {
-            call_begin: "<tool_call>",
-            form: CallForm::Tagged(TaggedForm {
-                name_end: "",
-                key_begin: "<arg_key>",
-                key_end: "</arg_key>",
-                value_begin: "<arg_value>",
-                value_end: "</arg_value>",
-                call_end: "</tool_call>",
-                has_lines: false,
-                text_attribute: "",
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["qwen3_coder", "qwen3_xml"],
-        signs: &["<function=", "<parameter="],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<tool_call>",
-            group_end: "</tool_call>",
-            call_begin: "<function=",
-            form: CallForm::Tagged(TaggedForm {
-                name_end: ">",
-                key_begin: "<parameter=",
-                key_end: ">",
-                value_begin: "",
-                value_end: "</parameter>",
-                call_end: "</function>",
-                has_lines: true,
-                text_attribute: "",
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["mistral"],
-        signs: &["[TOOL_CALLS]"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "[TOOL_CALLS]",
-            separator: ",",
-            has_list: true,
-            writes_list: true,
-            form: CallForm::ObjectOrNamed(NamedForm {
-                separator: "[ARGS]",
-                prefix: "",
-                id: CallId::Behind("[CALL_ID]"),
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["nemotron_json"],
-        signs: &["<TOOLCALL>"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<TOOLCALL>",
-            group_end: "</TOOLCALL>",
-            separator: ",",
-            has_list: true,
-            writes_list: true,
-            form: CallForm::Object(NAMED_OBJECT),
-            ..UNMARKED
-        }),
-    },
-    // Models that write an answer between marks too, which are special tokens.
-    NamedRow {
-        names: &["cohere_command3"],
-        signs: &["<|START_ACTION|>", "<|START_RESPONSE|>"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<|START_ACTION|>",
-            group_end: "<|END_ACTION|>",
-            separator: ",",
-            has_list: true,
-            writes_list: true,
-            form: CallForm::Object(ObjectForm {
-                number: "tool_call_id",
-                name: "tool_name",
-                arguments: "parameters",
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["step3"],
-        signs: &["<steptml:invoke name="],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<｜tool_calls_begin｜>",
-            group_end: "<｜tool_calls_end｜>",
-            call_begin: "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"",
-            call_end: "<｜tool_call_end｜>",
-            form: CallForm::Tagged(TaggedForm {
-                name_end: "\">",
-                key_begin: "<steptml:parameter name=\"",
-                key_end: "\">",
-                value_begin: "",
-                value_end: "</steptml:parameter>",
-                call_end: "</steptml:invoke>",
-                has_lines: false,
-                text_attribute: "",
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["hermes"],
-        signs: &["<tool_call>"],
-        format: CallStyle::Framed(&CallFormat {
-            call_begin: "<tool_call>",
-            call_end: "</tool_call>",
-            form: CallForm::Object(NAMED_OBJECT),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["llama3_json", "llama4_json"],
-        signs: &["{\"name\": function name, \"parameters\":"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<|python_tag|>",
-            separator: ";",
-            has_list: true,
-            opens_output: true,
-            form: CallForm::Object(ObjectForm {
-                arguments: "parameters",
-                ..NAMED_OBJECT
-            }),
-            ..UNMARKED
-        }),
-    },
-    NamedRow {
-        names: &["pythonic", "llama4_pythonic"],
-        signs: &["func_name1(params_name1"],
-        format: CallStyle::Framed(&CallFormat {
-            group_begin: "<|python_start|>",
-            group_end: "<|python_end|>",
-            separator: ",",
-            has_list: true,
-            writes_list: true,
-            opens_output: true,
-            form: CallForm::Pythonic,
-            ..UNMARKED
-        }),
     },
 ];

@@ -62,25 +62,34 @@ pub(super) fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
             let calls: String = calls.iter().map(call).collect();
             format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
         }
-        "deepseek_v32" | "deepseek_v4" => {
+        "deepseek_v32" | "deepseek_v4" | "deepseek_v41" => {
+            let blank = if format == "deepseek_v41" { " " } else { "" };
             let call = |(name, arguments): &(&str, Value)| {
                 let arguments = arguments.as_object().unwrap().iter().map(|(name, json)| {
                     let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
                     let is_text = json.is_string();
-                    format!("<｜DSML｜parameter name=\"{name}\" string=\"{is_text}\">{text}</｜DSML｜parameter>\n")
+                    format!("<｜DSML｜{blank}parameter name=\"{name}\" string=\"{is_text}\">{text}</｜DSML｜{blank}parameter>\n")
                 });
                 let arguments: String = arguments.collect();
-                format!("<｜DSML｜invoke name=\"{name}\">\n{arguments}</｜DSML｜invoke>\n")
+                format!(
+                    "<｜DSML｜{blank}invoke name=\"{name}\">\n{arguments}</｜DSML｜{blank}invoke>\n"
+                )
             };
             let calls: String = calls.iter().map(call).collect();
-            let group = if format == "deepseek_v4" {
-                "tool_calls"
-            } else {
-                "function_calls"
+            let group = match format {
+                "deepseek_v4" => "tool_calls",
+                "deepseek_v41" => " calls",
+                _ => "function_calls",
             };
             format!("<｜DSML｜{group}>\n{calls}</｜DSML｜{group}>")
         }
         "mistral" => format!("[TOOL_CALLS][{}]", objects.join(", ")),
+        "granite" => format!("<|tool_call|>[{}]", objects.join(", ")),
+        "hunyuan_a13b" | "jamba" => format!("<tool_calls>[{}]</tool_calls>", objects.join(", ")),
+        "longcat" => objects
+            .iter()
+            .map(|call| format!("<longcat_tool_call>\n{call}\n</longcat_tool_call>\n"))
+            .collect(),
         "nemotron_json" => format!("<TOOLCALL>[{}]</TOOLCALL>", objects.join(", ")),
         "cohere_command3" => {
             let call = |(number, (name, arguments)): (usize, &(&str, Value))| {
@@ -123,7 +132,7 @@ pub(super) fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
             };
             calls.iter().map(call).collect()
         }
-        "qwen3_coder" | "qwen3_xml" => {
+        "qwen3_coder" | "qwen3_xml" | "seed_oss" => {
             let calls = tagged(
                 "<function=",
                 ">\n",
@@ -131,7 +140,12 @@ pub(super) fn rendered(format: &str, calls: &[(&str, Value)]) -> String {
                 ["\n", "\n</parameter>"],
                 "\n</function>",
             );
-            format!("<tool_call>\n{calls}\n</tool_call>")
+            let group = if format == "seed_oss" {
+                "seed:tool_call"
+            } else {
+                "tool_call"
+            };
+            format!("<{group}>\n{calls}\n</{group}>")
         }
         "minimax_m2" => {
             let calls = tagged(
@@ -333,7 +347,7 @@ pub(super) fn is_writable(format: &str, reading: &OutputReading, arguments: &Val
     let has_key = |name: &str| name.is_empty();
     match format {
         // A note that says null.
-        "qwen3_coder" | "qwen3_xml" | "minimax_m2" | "glm45" | "glm47" | "step3" => {
+        "qwen3_coder" | "qwen3_xml" | "seed_oss" | "minimax_m2" | "glm45" | "glm47" | "step3" => {
             !has_text(arguments, &has_mark) && !has_text(&arguments["note"], &is_null)
         }
         // Keys have no quotes.

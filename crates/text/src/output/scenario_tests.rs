@@ -4,11 +4,10 @@
 //! identifiers (`UNIFIED.11-2` is `11-2`), in our own words. Where the suite expects other parts,
 //! the row has both, and says which rule of ours makes the difference.
 
-use super::rendered_tests::rendered;
-use super::tests::{formats, read};
-use super::{AnswerPart, OutputReading, ToolSpec};
+use super::rendered_tests::{names, rendered};
+use super::tests::{formats, line, read, record, tools};
+use super::{AnswerPart, OutputReading};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 /// A format of calls with one of reasoning: names, marks of reasoning, first and last mark of a
 /// call.
@@ -21,7 +20,7 @@ struct FormatPair {
 
 const THINK: [&str; 2] = ["<think>", "</think>"];
 
-const FAMILIES: [FormatPair; 11] = [
+const FAMILIES: [FormatPair; 12] = [
     family("hermes", ["<tool_call>", "</tool_call>"]),
     family("qwen3_coder", ["<tool_call>", "</tool_call>"]),
     family("glm45", ["<tool_call>", "</tool_call>"]),
@@ -37,6 +36,7 @@ const FAMILIES: [FormatPair; 11] = [
         "deepseek_v4",
         ["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"],
     ),
+    family("deepseek_v41", ["<｜DSML｜ calls>", "</｜DSML｜ calls>"]),
     family("nemotron_json", ["<TOOLCALL>", "</TOOLCALL>"]),
     family("step3", ["<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"]),
     FormatPair {
@@ -119,7 +119,7 @@ const fn after(
     }
 }
 
-const SCENARIOS: [OutputScenario; 39] = [
+const SCENARIOS: [OutputScenario; 49] = [
     same("1-1", "[Paris]"),
     same("2-1", "[a][b]"),
     same("2-2", "[Paris][Paris]"),
@@ -134,6 +134,11 @@ const SCENARIOS: [OutputScenario; 39] = [
     same("8-3", "Before. [Paris] After."),
     same("8-4", "[a] then [b]"),
     same("8-5", "[Paris] then I'll run [a] and [b]"),
+    same("8-6", "Write \"{o}\" to begin."),
+    same("8-7", "The mark is '{o}' here."),
+    same("8-8", "Write \"{o}\" first. [Paris]"),
+    same("8-9", "He said \"go: [Paris]"),
+    same("8-11", "It's 'the {o} that isn't one' here."),
     same("glm5-1", "[before {c}{o}weather{c} after]"),
     same("10-1", "(just thinking)"),
     same("10-2", "(let me think)The answer is 42."),
@@ -166,6 +171,12 @@ const SCENARIOS: [OutputScenario; 39] = [
         "(no tool)It is 42.",
     ),
     after(
+        "40-5",
+        InReasoning,
+        "weighing \"{o}\"{e}It is 42.",
+        "(weighing \"{o}\")It is 42.",
+    ),
+    after(
         "41-1",
         InReasoning,
         "(checking)[London]",
@@ -195,6 +206,17 @@ const SCENARIOS: [OutputScenario; 39] = [
         "Hello. (let me recall)It is Paris.",
         "Hello. {b}let me recall{e}It is Paris.",
     ),
+    other("11-3", "(a)[Paris](b)[Rome]", "(a)[Paris]{b}b{e}[Rome]"),
+    other(
+        "11-4",
+        "(a)[Paris] so (b)[Rome]",
+        "(a)[Paris] so {b}b{e}[Rome]",
+    ),
+    other(
+        "11-8",
+        "(a)[Paris](b)[Rome](c)",
+        "(a)[Paris]{b}b{e}[Rome]{b}c{e}",
+    ),
     other("11-9", "[a](mid)[b]", "[a]{b}mid{e}[b]"),
     other(
         "11-10",
@@ -215,17 +237,13 @@ const SCENARIOS: [OutputScenario; 39] = [
     ),
     // Marks without a call are text; there they are dropped.
     other("5-3", "I will check that. {c}", "I will check that. {c}"),
+    other("4-2", "{o}{c} done", "{o}{c} done"),
     other(
         "4-1",
         "{o}still thinking about it",
         "{o}still thinking about it",
     ),
 ];
-
-fn tools() -> Arc<[ToolSpec]> {
-    let schema = json!({"properties": {"city": {"type": "string"}}});
-    [ToolSpec::new("weather".to_owned(), Some(&schema))].into()
-}
 
 /// Replaces the placeholders of single marks by those of the format.
 fn marked(family: &FormatPair, text: &str) -> String {
@@ -307,7 +325,7 @@ fn parts_in_every_order_are_those_that_were_written() {
         let formats = formats(family.reasoning, family.calls);
         for scenario in &SCENARIOS {
             // Without a last mark of a call there is nothing to lack it.
-            let needs_mark = ["5-2", "5-3", "7-2", "glm5-1", "7-3"].contains(&scenario.id);
+            let needs_mark = ["5-2", "5-3", "4-2", "7-2", "glm5-1", "7-3"].contains(&scenario.id);
             if needs_mark && family.marks[1].is_empty() {
                 continue;
             }
@@ -317,6 +335,7 @@ fn parts_in_every_order_are_those_that_were_written() {
                 BehindReasoning => family.thinks[1],
             };
             let output = written(family, scenario.output);
+            record(family.reasoning, family.calls, prompt, &output);
             let parts = if scenario.parts.is_empty() {
                 scenario.output
             } else {
@@ -333,6 +352,41 @@ fn parts_in_every_order_are_those_that_were_written() {
                 let (head, tail) = output.split_at(at);
                 assert_eq!(read(&reading, &[head, tail]), whole, "{head} | {tail}");
             }
+        }
+    }
+}
+
+/// The suite's scenario 5-4: arguments that are no JSON, whose call ends at its marks.
+#[test]
+fn calls_behind_a_malformed_one_are_read() {
+    // Calls without a mark are at the beginning of an output alone.
+    let marked = |name: &&str| !name.starts_with("llama") && *name != "pythonic";
+    for format in names().into_iter().filter(marked) {
+        let malformed = rendered(format, &[("weather", json!({"deep": {"a": 1}}))]);
+        let cut = malformed.find("1}").expect("the end of the value");
+        let malformed = format!("{}{}", &malformed[..cut], &malformed[cut + 2..]);
+        let valid = [("weather", json!({"city": "\u{e9}"})), ("time", json!({}))];
+        let output = malformed + &rendered(format, &valid);
+        record("none", format, "", &output);
+        let reading = OutputReading::new(&formats("none", format), "", tools());
+        let reading = reading.expect("a format");
+        let whole = read(&reading, &[&output]);
+        let without_id = |part: &AnswerPart| match part {
+            AnswerPart::CallBegin { name, .. } => AnswerPart::CallBegin {
+                name: name.clone(),
+                id: None,
+            },
+            other => other.clone(),
+        };
+        let parts: Vec<AnswerPart> = whole.iter().map(without_id).collect();
+        let text = line(&parts).replace(' ', "");
+        assert!(
+            text.ends_with("weather({\"city\":\"\u{e9}\"})time({})"),
+            "{format}: {text}"
+        );
+        for (at, _) in output.char_indices() {
+            let (head, tail) = output.split_at(at);
+            assert_eq!(read(&reading, &[head, tail]), whole, "{head} | {tail}");
         }
     }
 }

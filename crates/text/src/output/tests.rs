@@ -5,19 +5,40 @@
 
 use super::registry::{CallStyle, OutputFormats};
 use super::{AnswerPart, AnswerParts, OutputReading, ToolCallParser, ToolSpec};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub(super) fn tools() -> Arc<[ToolSpec]> {
-    let schema = json!({"properties": {
+const TOOLS: [&str; 2] = ["weather", "time"];
+
+/// The schema of both tools' arguments.
+fn schema() -> Value {
+    json!({"type": "object", "properties": {
         "city": {"type": "string"},
         "days": {"type": "integer"},
         "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "deep": {"type": "object"},
-    }});
-    ["weather", "time"]
-        .map(|name| ToolSpec::new(name.to_owned(), Some(&schema)))
+    }})
+}
+
+pub(super) fn tools() -> Arc<[ToolSpec]> {
+    TOOLS
+        .map(|name| ToolSpec::new(name.to_owned(), Some(&schema())))
         .into()
+}
+
+/// Prints an output of the tests with its formats, a JSON object behind a word, for
+/// `scripts/lab/parser_suites.py`, which gives it to readers of other projects.
+pub(super) fn record(reasoning: &str, calls: &str, prompt: &str, output: &str) {
+    let tools = TOOLS.map(|name| json!({"name": name, "parameters": schema()}));
+    let fixture = json!({
+        "test": std::thread::current().name(),
+        "reasoning": reasoning,
+        "calls": calls,
+        "prompt": prompt,
+        "tools": tools,
+        "output": output,
+    });
+    println!("fixture {fixture}");
 }
 
 pub(super) fn formats(reasoning: &str, calls: &str) -> OutputFormats {
@@ -63,7 +84,9 @@ pub(super) fn line(parts: &[AnswerPart]) -> String {
 }
 
 /// Checks the parts of an output, read whole, by character and at every division in two and three.
-fn check(formats: OutputFormats, prompt: &str, output: &str, expected: &str) {
+fn check(reasoning: &str, calls: &str, prompt: &str, output: &str, expected: &str) {
+    record(reasoning, calls, prompt, output);
+    let formats = formats(reasoning, calls);
     let reading = OutputReading::new(&formats, prompt, tools()).expect("a format");
     let whole = read(&reading, &[output]);
     assert_eq!(line(&whole), expected, "{output}");
@@ -80,12 +103,11 @@ fn check(formats: OutputFormats, prompt: &str, output: &str, expected: &str) {
 }
 
 fn check_calls(calls: &str, output: &str, expected: &str) {
-    check(formats("none", calls), "", output, expected);
+    check("none", calls, "", output, expected);
 }
 
 #[test]
 fn reasoning_ends_at_its_mark() {
-    let think = || formats("qwen3", "none");
     for (prompt, output, expected) in [
         ("", "<think>\nWhy?\n</think>\n\nSo.", "<Why?>So."),
         ("p<think>\n", "Why?\n</think>\n\nSo.", "<Why?>So."),
@@ -102,16 +124,15 @@ fn reasoning_ends_at_its_mark() {
     ] {
         let expected = expected.replace("<Why></thi>", "<Why </thi>");
         let expected = expected.replace("<a></think>", "<a </think>");
-        check(think(), prompt, output, &expected);
+        check("qwen3", "none", prompt, output, &expected);
     }
-    check(formats("mistral", "none"), "", "[THINK]a[/THINK]b", "<a>b");
+    check("mistral", "none", "", "[THINK]a[/THINK]b", "<a>b");
 }
 
 #[test]
 fn a_call_after_reasoning_is_a_call() {
     let output = "<think>x <tool_call> y</think>\n\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
-    let both = formats("qwen3", "hermes");
-    check(both, "", output, "<x <tool_call> y>time({})");
+    check("qwen3", "hermes", "", output, "<x <tool_call> y>time({})");
 }
 
 #[test]
@@ -307,9 +328,8 @@ fn gemma_calls_are_read() {
     ] {
         check_calls("gemma4", output, expected);
     }
-    let both = formats("gemma4", "gemma4");
     let output = "<|channel>thought\nHm.<channel|><|tool_call>call:time{}<tool_call|>";
-    check(both, "", output, "<Hm.>time({})");
+    check("gemma4", "gemma4", "", output, "<Hm.>time({})");
 }
 
 #[test]
@@ -442,9 +462,14 @@ fn calls_in_lists_between_marks_are_read() {
     ] {
         check_calls(format, output, expected);
     }
-    let both = formats("cohere_command3", "cohere_command3");
     let output = "<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"time\", \"parameters\": {}}]<|END_ACTION|>";
-    check(both, "", output, "<Hm.>time({})");
+    check(
+        "cohere_command3",
+        "cohere_command3",
+        "",
+        output,
+        "<Hm.>time({})",
+    );
 }
 
 #[test]
@@ -496,6 +521,10 @@ fn templates_choose_their_formats() {
         ("…[TOOL_CALLS]…", "mistral"),
         ("…<|tool_call>call:…<tool_call|>…", "gemma4"),
         ("…<｜tool▁calls▁begin｜>…```json…", "deepseek_v3"),
+        ("…<｜DSML｜ calls>…</｜DSML｜ calls>…", "deepseek_v41"),
+        ("…<seed:tool_call>…<function=…<parameter=…", "seed_oss"),
+        ("…<longcat_tool_call>…", "longcat"),
+        ("…<|tool_call|>[…", "granite"),
         ("…<TOOLCALL>[…", "nemotron_json"),
         ("…<|START_RESPONSE|>…<|START_ACTION|>…", "cohere_command3"),
         ("…<｜tool_call_begin｜>…<steptml:invoke name=…", "step3"),
