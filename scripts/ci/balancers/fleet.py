@@ -33,10 +33,18 @@ PROFILE = {
 PREFILL = PROFILE | {"name": "check-prefill", "rows": [[1, 1]]}
 
 
+PORTS: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Returns a port that nothing listens on, and that this script has given to nothing else."""
+    while True:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        if port not in PORTS:
+            PORTS.add(port)
+            return port
 
 
 def wait_until(what: str, probe: Callable[[], bool], limit: float = LIMIT) -> float:
@@ -103,6 +111,7 @@ class Fleet:
 
     def __init__(self, cleave: str, folder: Path, keep_alive: float) -> None:
         self.cleave, self.folder, self.keep_alive = cleave, folder, keep_alive
+        folder.mkdir(exist_ok=True)
         told = subprocess.run([cleave, "router", "--help"], capture_output=True, text=True).stdout
         # Seconds in which a router that ends reports it as not ready, and still serves.
         self.delay = 2 if "--shutdown-delay" in told else 0

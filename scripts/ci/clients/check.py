@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,7 +39,7 @@ import agents  # noqa: E402
 import generators  # noqa: E402
 import scripted  # noqa: E402
 from scripted import address  # noqa: E402
-from tools import Skipped, npm, run, venv  # noqa: E402
+from tools import SPENT, Skipped, npm, run, venv  # noqa: E402
 
 RESULTS = HERE / "results.json"
 BEGIN, END = "<!-- clients: begin, by scripts/ci/clients/check.py --table -->", "<!-- clients: end -->"
@@ -177,6 +178,8 @@ def through_nginx(cleave: str, measure: Callable[[str], str]) -> str:
             fleet.end()
 
 
+# The longest run comes first: it goes on while the other clients are installed.
+FIRST = "schemathesis"
 CLIENTS = {
     "OpenAI Python": (OPENAI_PYTHON, openai_python),
     "OpenAI Python with tools": (OPENAI_PYTHON, openai_tools),
@@ -216,22 +219,28 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = False
 
-    def outcome(name: str) -> tuple[str, str]:
+    def outcome(name: str) -> tuple[str, str, str]:
+        began, SPENT.seconds = time.monotonic(), 0.0
         try:
-            return "works", every[name][1](args.cleave)
+            kind, said = "works", every[name][1](args.cleave)
         except Skipped as why:
-            return "SKIPPED", str(why)
+            kind, said = "SKIPPED", str(why)
         except AssertionError as wrong:
-            return "FAILED", str(wrong)
+            kind, said = "FAILED", str(wrong)
+        seconds = time.monotonic() - began - SPENT.seconds
+        return kind, said, f"{SPENT.seconds:.0f} s to install, {seconds:.0f} s to run"
 
     # OpenAI's clients wait for a `Retry-After` most of their time. Generators measure, so nothing runs beside them.
     with ThreadPoolExecutor(1 if args.generators else len(chosen)) as pool:
-        for name, (kind, said) in zip(chosen, pool.map(outcome, chosen)):
+        begun = {name: pool.submit(outcome, name) for name in sorted(chosen, key=lambda name: name != FIRST)}
+        for name in chosen:
+            kind, said, took = begun[name].result()
             version = every[name][0]
             if kind == "works":
                 results[name] = {"version": version, "works": said}
             failed |= kind == "FAILED"
-            print(f"{name} {version}: {said}" if kind == "works" else f"{kind}: {name} {version}: {said}", flush=True)
+            mark = "" if kind == "works" else f"{kind}: "
+            print(f"{mark}{name} {version}: {said} ({took})", flush=True)
     if args.table:
         ordered = {name: results[name] for name in every if name in results}
         RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")

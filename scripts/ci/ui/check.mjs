@@ -415,8 +415,10 @@ const browser = await chromium.launch({ executablePath: path, args: ["--no-sandb
 try {
   const only = options["--only"];
   if (shots) mkdirSync(shots, { recursive: true });
-  if (!only || only === "chat") await talk(browser, folder);
-  if (!only || only === "fleet") await eight(browser, folder);
+  // Most of both is waiting for boards and answers; the crowd is measured, alone.
+  const parts = [["chat", talk], ["fleet", eight]].filter(([name]) => !only || only === name);
+  const ended = await Promise.allSettled(parts.map(([, part]) => part(browser, folder)));
+  for (const { reason } of ended.filter(({ status }) => status === "rejected")) throw reason;
   if (!only && shots) await pictures(browser, folder);
   if ((!only || only === "many") && many > 0) await crowd(browser, folder);
 } catch (error) {
