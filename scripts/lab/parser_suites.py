@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compares the readers of tool calls and reasoning with suites that other projects wrote.
 
-usage: parser_suites.py [--suites FOLDER] [--verbose]
+usage: parser_suites.py [--suites FOLDER] [--only suites|crates] [--verbose]
 
 vLLM's tests of its parsers (PyPI's source of vllm) run unchanged, by pytest, on Cleave's readers: this file is also the
 pytest plugin that stands in for the package `vllm`. The tests of the Rust crates tool-parser, reasoning-parser and
 dynamo-parsers are read as text, and their assertions about an output that is read whole are checked. Each output that a
-test reads is read a second time character by character and a third time in random pieces. The sources and pytest come
-into --suites, by default a temporary folder; nothing of them is kept. Prints the rows of
+test reads is read a second time character by character and a third time in random pieces. Then the same crates read the
+outputs of Cleave's own tests (parser_crates.py), whole and in pieces. The sources, pytest and a project with the crates
+come into --suites, by default a temporary folder; nothing of them is kept. Prints the rows of
 docs/benchmarks/parser-suites.md, with --verbose each difference too. Exit status: 1 if a division of an output changes
 its parts.
 """
@@ -30,16 +31,17 @@ import types
 import unittest.mock
 import urllib.request
 
+import parser_crates
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VLLM = "0.33.0"
-CRATES = {"tool-parser": "1.10.0", "reasoning-parser": "1.10.0", "dynamo-parsers": "11.0.1"}
 
 # Files of vLLM's tests by the format that they test.
 CALL_FILES = {
     "deepseek_v3": "deepseekv3", "deepseek_v31": "deepseekv31", "deepseek_v32": "deepseekv32", "deepseek_v4": "deepseekv4",
     "gemma4": "gemma4", "glm45": "glm4_moe", "glm47": "glm47_moe", "hermes": "hermes", "kimi_k2": "kimi_k2",
     "llama3_json": "llama3_json", "llama4_pythonic": "llama4_pythonic", "minimax_m2": "minimax_m2", "pythonic": "pythonic",
-    "qwen3_coder": "qwen3coder",
+    "qwen3_coder": "qwen3coder", "step3": "step3", "granite": "granite", "hunyuan_a13b": "hunyuan_a13b", "longcat": "longcat",
 }
 REASONING_FILES = {
     "deepseek_r1": "deepseekr1", "deepseek_v3": "deepseekv3", "gemma4": "gemma4", "glm45": "glm4_moe", "kimi_k2": "kimi_k2",
@@ -58,6 +60,10 @@ REASONING_CLASSES = {
     "DeepSeekR1ReasoningParser": "deepseek_r1", "DeepSeekV3ReasoningParser": "deepseek_v3", "KimiK2ReasoningParser": "kimi_k2",
     "NemotronV3ParserReasoningAdapter": "nemotron_v3",
 }
+
+# Marks of Cohere's answers: special tokens, which Cleave drops before it reads.
+COHERE = "cohere_command3"
+COHERE_ANSWER = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 
 CONSTANTS = {"TOOL_CALL_START": "<|tool_call>", "TOOL_CALL_END": "<tool_call|>"}
 
@@ -78,6 +84,8 @@ class Reader:
 
     def parts(self, case, text):
         """The joined parts of an output; whole, in characters and in random pieces."""
+        if COHERE in (case["calls"], case["reasoning"]):
+            text = COHERE_ANSWER.sub("", text)
         whole = joined(self.read(case, [text]))
         key = json.dumps([case, text], sort_keys=True)
         if key not in self.cases:
@@ -116,6 +124,10 @@ class Record(types.SimpleNamespace):
         if isinstance(fields.get("tools"), list):
             fields["tools"] = [Record(**tool) if isinstance(tool, dict) else tool for tool in fields["tools"]]
         super().__init__(**fields)
+
+    def __eq__(self, other):
+        given = [{name: value for name, value in vars(one).items() if value is not None} for one in (self, other)]
+        return given[0] == given[1]
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -188,7 +200,10 @@ class Words:
         return [self.numbers[token] for token in self.tokenize(text)]
 
     def decode(self, numbers, **_):
-        return "".join(self.texts[number] for number in ([numbers] if isinstance(numbers, int) else numbers))
+        numbers = [numbers] if isinstance(numbers, int) else numbers
+        if any(number >= len(self.texts) for number in numbers):
+            raise TypeError("a number of the model's own vocabulary")
+        return "".join(self.texts[number] for number in numbers)
 
     def convert_tokens_to_string(self, tokens):
         return "".join(tokens)
@@ -274,6 +289,22 @@ class Shim:
         lists = self.reader.read(self.case_of(request), self.pieces)
         return self.delta(lists[:-2], lists[-2])
 
+    def parse(self, model_output, request=None, **_):
+        """Reads an output as Cohere's parser does, which has all parts."""
+        Shim.used = True
+        reasoning, text, calls = self.reader.parts(self.case_of(request), model_output)
+        made = [FunctionCall(name=name, arguments=arguments, id=id) for name, arguments, id in calls]
+        return Text(reasoning) if reasoning else None, Text(text) if text else None, made
+
+    def parse_delta(self, text, numbers, request, finished=False):
+        Shim.used = True
+        self.pieces.append(COHERE_ANSWER.sub("", text))
+        lists = self.reader.read(self.case_of(request), self.pieces)
+        return self.delta(lists[:-2], lists[-2] + (lists[-1] if finished else []))
+
+    def adjust_request(self, request):
+        pass
+
     def is_reasoning_end(self, numbers):
         """Whether text that would follow is no reasoning."""
         text = self.model_tokenizer.decode(numbers) + "\0"
@@ -321,6 +352,10 @@ class ToolParserManager:
     get_tool_parser = staticmethod(lambda name: shim(calls=name))
 
 
+class ParserManager:
+    get_parser = staticmethod(lambda *_, **__: shim(calls=COHERE, reasoning=COHERE))
+
+
 class ReasoningParserManager:
     get_reasoning_parser = staticmethod(lambda name: shim(reasoning=name))
 
@@ -333,7 +368,8 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        known = (FunctionCall, ToolCall, DeltaMessage, ExtractedToolCallInformation, ToolParserManager, ReasoningParserManager)
+        known = (FunctionCall, ToolCall, DeltaMessage, ExtractedToolCallInformation, ToolParserManager, ReasoningParserManager,
+                 ParserManager)
         if name in CLASSES:
             return shim(calls=CLASSES[name])
         if name in REASONING_CLASSES:
@@ -422,7 +458,7 @@ RUST_FILES = {
     "tool_parser_deepseek": "deepseek_v3", "tool_parser_deepseek31": "deepseek_v31", "tool_parser_gemma4": "gemma4",
     "tool_parser_glm4_moe": "glm45", "tool_parser_glm47_moe": "glm47", "tool_parser_kimik2": "kimi_k2",
     "tool_parser_llama": "llama3_json", "tool_parser_minimax_m2": "minimax_m2", "tool_parser_mistral": "mistral",
-    "tool_parser_pythonic": "pythonic", "tool_parser_qwen": "hermes", "tool_parser_qwen_xml": "qwen3_coder",
+    "tool_parser_pythonic": "pythonic", "tool_parser_cohere": COHERE, "tool_parser_deepseek_v41": "deepseek_v41", "tool_parser_step3": "step3", "tool_parser_qwen": "hermes", "tool_parser_qwen_xml": "qwen3_coder",
 }
 LITERAL = r'(?:r(?P<hashes>#*)"(?P<raw>.*?)"(?P=hashes)|"(?P<plain>(?:[^"\\]|\\.)*)")'
 
@@ -502,11 +538,11 @@ def rust_differences(asserted, text, calls, given):
 
 DYNAMO_CALL = (r"(?:detect_and_parse_tool_call\(\s*&?(?=\w+,\s*Some\(\"(?P<format>\w+)\"\))|try_tool_call_parse_(?P<kind>\w+)\(\s*&?)"
                r"(?P<text>\w+)")
-DYNAMO_NAMES = {"dsml": "deepseek_v32", "deepseek_v3_2": "deepseek_v32", "deepseek_v3_1": "deepseek_v31"}
+DYNAMO_NAMES = {"nemotron_deci": "nemotron_json", "dsml": "deepseek_v32", "deepseek_v3_2": "deepseek_v32", "deepseek_v3_1": "deepseek_v31"}
 REASONING_TYPES = {
     "DeepSeekR1Parser": ("deepseek_r1", "<think>"), "Glm45Parser": ("glm45", ""), "KimiThinkingParser": ("kimi_k2", "<think>"),
     "NanoV3Parser": ("nemotron_v3", ""), "Qwen3Parser": ("qwen3", ""), "QwenThinkingParser": ("qwen3", "<think>"),
-    "Step3Parser": ("step3", "<think>"), "Gemma4Parser": ("gemma4", ""),
+    "Step3Parser": ("step3", "<think>"), "Gemma4Parser": ("gemma4", ""), "CohereCmdParser": (COHERE, ""),
 }
 
 
@@ -561,7 +597,8 @@ def check_rust(folder, reader, verbose):
         for name, calls, given, asserted in rust_cases(source, DYNAMO_CALL):
             # Its one parser of DeepSeek's tags reads the marks of both versions.
             calls = "deepseek_v4" if calls == "dsml" and "tool_calls>" in given else DYNAMO_NAMES.get(calls, calls)
-            if calls in CALL_FILES or calls == "mistral":
+            calls = "nemotron_json" if calls == "json" and "<TOOLCALL>" in given else calls
+            if calls in CALL_FILES or calls in ("mistral", "nemotron_json"):
                 cases.append(("dynamo-parsers", calls, source, name, given, asserted))
     outcomes = collections.defaultdict(collections.Counter)
     for crate, calls, source, name, given, asserted in cases:
@@ -576,6 +613,7 @@ def check_vllm(folder, program, verbose):
     """Rows of vLLM's tests, and the outputs whose division mattered."""
     tests = [f"tests/tool_parsers/test_{file}_tool_parser.py" for file in CALL_FILES.values()]
     tests += [f"tests/reasoning/test_{file}_reasoning_parser.py" for file in REASONING_FILES.values()]
+    tests += [f"tests/parser/cohere/test_{file}.py" for file in ("tool_calls", "reasoning")]
     results = folder / "results"
     results.unlink(missing_ok=True)
     paths = os.pathsep.join([str(pathlib.Path(__file__).parent), str(folder), str(folder.parent / "packages")])
@@ -584,14 +622,15 @@ def check_vllm(folder, program, verbose):
     subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     entries = [json.loads(line) for line in results.read_text().splitlines()]
     rows = []
-    for kind, files in (("tool_parser", CALL_FILES), ("reasoning_parser", REASONING_FILES)):
-        for name, file in files.items():
-            mine = [entry for entry in entries if f"/test_{file}_{kind}.py" in entry.get("test", "")]
-            rows.append((f"vLLM {kind.split('_')[0]} {name}", collections.Counter(entry["outcome"] for entry in mine)))
-            for entry in mine if verbose else []:
-                if entry["outcome"] == "failed":
-                    reason = [line[1:].strip() for line in entry["text"].splitlines() if line.startswith("E ")]
-                    print(f"  {entry['test'].split('/')[-1]}: " + " | ".join(reason)[:300])
+    places = [(f"tool {name}", f"/test_{file}_tool_parser.py") for name, file in CALL_FILES.items()]
+    places += [(f"reasoning {name}", f"/test_{file}_reasoning_parser.py") for name, file in REASONING_FILES.items()]
+    for name, place in [*places, (f"tool and reasoning {COHERE}", "/parser/cohere/")]:
+        mine = [entry for entry in entries if place in entry.get("test", "")]
+        rows.append((f"vLLM {name}", collections.Counter(entry["outcome"] for entry in mine)))
+        for entry in mine if verbose else []:
+            if entry["outcome"] == "failed":
+                reason = [line[1:].strip() for line in entry["text"].splitlines() if line.startswith("E ")]
+                print(f"  {entry['test'].split('/')[-1]}: " + " | ".join(reason)[:300])
     return rows, entries[-1]
 
 
@@ -624,29 +663,19 @@ def fetch(folder):
     if not (folder / "crates").is_dir():
         with tempfile.TemporaryDirectory() as project:
             lines = ["[package]", 'name = "suites"', 'version = "0.0.0"', "[lib]", 'path = "lib.rs"', "[dependencies]"]
-            lines += [f'{crate} = "={version}"' for crate, version in CRATES.items()]
+            lines += [f'{crate} = "={version}"' for crate, version in parser_crates.CRATES.items()]
             pathlib.Path(project, "Cargo.toml").write_text("\n".join(lines))
             pathlib.Path(project, "lib.rs").touch()
             subprocess.run(["cargo", "vendor", "--quiet", folder / "crates"], cwd=project, check=True, stdout=subprocess.DEVNULL)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suites", type=pathlib.Path)
-    parser.add_argument("--verbose", action="store_true")
-    args = parser.parse_args()
-    command = ["cargo", "build", "--quiet", "-p", "cleave-text", "--example", "output_parts", "--message-format", "json"]
-    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    executables = [json.loads(line).get("executable") for line in built.splitlines()]
-    program = next(path for path in reversed(executables) if path)
-    with tempfile.TemporaryDirectory() as temporary:
-        suites = (args.suites or pathlib.Path(temporary)).resolve()
-        suites.mkdir(parents=True, exist_ok=True)
-        fetch(suites)
-        rows, last = check_vllm(suites / "vllm", program, args.verbose)
-        reader = Reader(program)
-        rows += check_rust(suites / "crates", reader, args.verbose)
-        rows += check_reasoning(suites / "crates" / "reasoning-parser", reader, args.verbose)
+def suites_table(suites, program, verbose):
+    """Prints the table of the suites; returns whether a division changed an output's parts."""
+    fetch(suites)
+    rows, last = check_vllm(suites / "vllm", program, verbose)
+    reader = Reader(program)
+    rows += check_rust(suites / "crates", reader, verbose)
+    rows += check_reasoning(suites / "crates" / "reasoning-parser", reader, verbose)
     print("| suite and format | cases | equal | but for whitespace | different |\n|---|---:|---:|---:|---:|")
     for name, outcomes in rows:
         counts = [outcomes[outcome] for outcome in ("passed", "whitespace", "failed")]
@@ -657,7 +686,36 @@ def main():
     print(f"{last['outputs'] + len(reader.cases)} outputs were divided; parts differed in {len(divided)}")
     for text in divided:
         print(f"  {text!r}")
-    sys.exit(bool(divided))
+    return bool(divided)
+
+
+def crates_table(suites, program, verbose):
+    """Prints the table of the crates on Cleave's outputs; returns whether a division changed Cleave's parts."""
+    reader = Reader(program)
+    rows = parser_crates.compare(suites, lambda case, pieces: joined(reader.read(case, pieces)), verbose)
+    for line in parser_crates.table(rows):
+        print(line)
+    return any(row["ours"] for row in rows.values())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", type=pathlib.Path)
+    parser.add_argument("--only", choices=("suites", "crates"))
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    command = ["cargo", "build", "--quiet", "-p", "cleave-text", "--example", "output_parts", "--message-format", "json"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    executables = [json.loads(line).get("executable") for line in built.splitlines()]
+    program = next(path for path in reversed(executables) if path)
+    changed = False
+    with tempfile.TemporaryDirectory() as temporary:
+        suites = (args.suites or pathlib.Path(temporary)).resolve()
+        suites.mkdir(parents=True, exist_ok=True)
+        for name, table in (("suites", suites_table), ("crates", crates_table)):
+            if args.only in (None, name):
+                changed |= table(suites, program, args.verbose)
+    sys.exit(changed)
 
 
 if __name__ == "__main__":
