@@ -345,11 +345,19 @@ fn words(shape: &ValueShape) -> String {
             format!("{limit}token ids, each with a {}", words(values))
         }
         ValueShape::Map(_) | ValueShape::Object(_) => "object".to_owned(),
-        ValueShape::OneOf(shapes) => {
-            let shapes: Vec<String> = shapes.iter().map(words).collect();
-            let (last, others) = shapes.split_last().expect("there are several shapes");
-            format!("{}, or {last}", others.join(", "))
-        }
+        ValueShape::OneOf(shapes) => alternatives(shapes, words),
+    }
+}
+
+fn alternatives(shapes: &[ValueShape], words: fn(&ValueShape) -> String) -> String {
+    let mut shapes: Vec<String> = shapes.iter().map(words).collect();
+    // Objects of several shapes have the same words.
+    shapes.dedup();
+    let last = shapes.pop().expect("there are several shapes");
+    if shapes.is_empty() {
+        last
+    } else {
+        format!("{}, or {last}", shapes.join(", "))
     }
 }
 
@@ -368,7 +376,7 @@ fn text_words(shape: &TextShape, noun: &str) -> String {
         (Some(bytes_max), true) => format!(" of up to {} bytes", grouped(*bytes_max)),
         (Some(bytes_max), false) => format!(" of 1 to {} bytes", grouped(*bytes_max)),
         (None, true) => String::new(),
-        (None, false) => ", not empty".to_owned(),
+        (None, false) => " of at least 1 byte".to_owned(),
     };
     let kind = if *is_json { " of JSON" } else { "" };
     format!("{noun}{kind}{limit}")
@@ -381,6 +389,7 @@ fn plural(shape: &ValueShape) -> String {
         ValueShape::List(list) => format!("lists of {}", plural(list.items)),
         ValueShape::Object(_) => "objects".to_owned(),
         ValueShape::Any => "values".to_owned(),
+        ValueShape::OneOf(shapes) => alternatives(shapes, plural),
         other => words(other),
     }
 }

@@ -48,7 +48,7 @@ request_fields! {
         ).required();
         ECHO: FlagValue = flag(
             "echo",
-            "Repeats the prompt before the output; with `max_tokens: 0` the answer has only the prompt's scores.",
+            "Repeats the prompt before the output; with `max_tokens: 0` the answer has only the prompt's log-probabilities.",
         );
         MAX_TOKENS: IntegerRange = integer(
             "max_tokens",

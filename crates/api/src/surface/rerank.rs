@@ -69,7 +69,7 @@ request_fields! {
             "instruction",
             TextShape::NOT_EMPTY,
             "Task of the query, in a reranker's prompt.",
-        ).default("that of a web search");
+        ).default("`Given a web search query, retrieve relevant passages that answer the query`");
     }
 }
 

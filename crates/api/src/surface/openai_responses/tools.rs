@@ -50,7 +50,7 @@ request_fields! {
             "`function`, `custom`, `namespace`, or the name of another type.",
         ).required();
         TOOL_NAME: TextShape = text_field("name", TextShape::ANY, "Name of the tool.")
-            .default("required in these three");
+            .default("required for `function`, `custom` and `namespace`");
         TOOL_DESCRIPTION: TextShape =
             text_field("description", TextShape::ANY, "Shown to the model.");
         TOOL_PARAMETERS: MapShape = map(
