@@ -1,9 +1,12 @@
 //! Embeddings, rankings and scores.
 
-use crate::scripted_server::{TestServer, done, files, options, server, server_with};
+use crate::scripted_server::{
+    TestServer, done, files, next_chunk, options, post, respond, server, server_with,
+};
 use cleave_api::{ApiOptions, ServingReadiness};
 use cleave_domain::{FinishReason, Pooling, Refusal, SloMetric};
 use cleave_text::{EmbedTask, ModelTask, RerankTask};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -235,6 +238,29 @@ async fn vectors_have_a_memory_limit() {
     });
     refused.is_error(429, "vectors_full", None);
     assert_eq!(first.status, 500, "its flights were cut off: {first:?}");
+    set.script_vector(&[1.0]);
+    assert_eq!(set.post(EMBEDDINGS, ask(1)).await.status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_answer_keeps_its_memory_until_it_was_sent() {
+    let options = ApiOptions {
+        vector_memory_bytes: 1000 * 64 * 4,
+        ..options()
+    };
+    let set = served_with(embed_task(), options);
+    for _ in 0..1000 {
+        set.script_vector(&[0.125; 64]);
+    }
+    let ask = |count: usize| json!({"input": vec!["a"; count]});
+    let request = post(EMBEDDINGS, ask(1000).to_string());
+    let mut body = respond(set.router.clone(), request).await.into_body();
+    let part = next_chunk(&mut body).await;
+    assert!(part.len() < 100_000, "it has several parts");
+    let refused = set.post(EMBEDDINGS, ask(1)).await;
+    refused.is_error(429, "vectors_full", None);
+    let rest = body.collect().await.unwrap().to_bytes();
+    assert!(rest.ends_with(b"]}"), "it ends");
     set.script_vector(&[1.0]);
     assert_eq!(set.post(EMBEDDINGS, ask(1)).await.status, 200);
 }
