@@ -21,3 +21,20 @@ pub(super) fn readiness_text(readiness: RouterReadiness) -> ServingReadiness {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_can_be_run_without_a_worker_that_decodes() {
+        let without_pair = |prefill, decode| {
+            let readiness = readiness_text(RouterReadiness::NoPair { prefill, decode });
+            matches!(readiness, ServingReadiness::PromptsOnly(_))
+        };
+        assert!(without_pair(1, 0) && without_pair(2, 3));
+        assert!(!without_pair(0, 0) && !without_pair(0, 1));
+        let ready = readiness_text(RouterReadiness::Ready);
+        assert_eq!(ready, ServingReadiness::Ready);
+    }
+}

@@ -416,3 +416,39 @@ async fn scores_pair_one_text_or_as_many() {
         .await
         .is_error(400, "invalid_value", Some("text_1"));
 }
+
+#[tokio::test]
+async fn a_bad_text_of_a_pair_is_named_by_its_place() {
+    for set in [embedder(), reranker()] {
+        for (path, body, param) in [
+            (
+                "rerank",
+                json!({"query": "q", "documents": ["a", ""]}),
+                "documents[1]",
+            ),
+            (
+                "rerank",
+                json!({"query": "q", "documents": ["a", 5]}),
+                "documents[1]",
+            ),
+            (
+                "score",
+                json!({"text_1": ["a", ""], "text_2": ["b", "c"]}),
+                "text_1[1]",
+            ),
+            (
+                "score",
+                json!({"text_1": "a", "text_2": ["b", "c", 7]}),
+                "text_2[2]",
+            ),
+        ] {
+            let answer = set.post(&format!("/v1/{path}"), body).await;
+            answer.is_error(400, "invalid_value", Some(param));
+        }
+        let long = "a b ".repeat(set.text.context_tokens_max() as usize);
+        let body = json!({"text_1": "a", "text_2": ["b", long]});
+        let answer = set.post("/v1/score", body).await;
+        answer.is_error(400, "context_length_exceeded", Some("text_2[1]"));
+        assert!(prompts(&set).is_empty(), "nothing was started");
+    }
+}

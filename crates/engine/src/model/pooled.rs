@@ -106,12 +106,35 @@ impl<O: Ops> ModelEngine<O> {
             let count = (rows.end - first).min(HOST_ROWS_MAX);
             let read = &mut values[..count * hidden];
             self.ops.read_rows(self.buffers.final_rows(), first, read)?;
-            for row in read.chunks_exact(hidden) {
-                let sums = sum.iter_mut().zip(row);
-                sums.for_each(|(sum, value)| *sum += f64::from(*value) / factor);
-            }
+            add_rows(&mut sum, read, factor);
             first += count;
         }
         Ok(sum.into())
+    }
+}
+
+/// Adds rows `(rows, hidden)`, each divided by `factor`, to a sum `(hidden)`, in their order.
+fn add_rows(sum: &mut [f64], rows: &[f32], factor: f64) {
+    for row in rows.chunks_exact(sum.len()) {
+        let sums = sum.iter_mut().zip(row);
+        sums.for_each(|(sum, value)| *sum += f64::from(*value) / factor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_added_in_their_order() {
+        // The 1 is lost where it meets the large number, and kept where it comes last.
+        let rows = [[1.0, 1e30], [1e30, -1e30], [-1e30, 1.0]].concat();
+        for count in 1..=3 {
+            let mut sum = [0.0; 2];
+            for part in rows.chunks(2 * count) {
+                add_rows(&mut sum, part, 2.0);
+            }
+            assert_eq!(sum, [0.0, 0.5], "{count} rows at a time");
+        }
     }
 }
