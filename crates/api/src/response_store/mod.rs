@@ -239,7 +239,7 @@ async fn sweep(store: Weak<StoreShared>) {
     }
 }
 
-/// What a body names of stored responses.
+/// Ids of stored responses and items in a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StoredNames {
     /// Id of the response with whose conversation it goes on.

@@ -69,7 +69,7 @@ enum TurnSide {
     Output,
 }
 
-/// A stored item.
+/// An item that was found by its id.
 #[derive(Clone, Debug)]
 pub(super) enum FoundItem {
     /// The item, the text of a JSON object.

@@ -95,7 +95,7 @@ pub(crate) trait Surface: Send + Sync {
     /// A 4xx that names the field.
     fn parse(&self, body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>;
 
-    /// What a body names of stored responses, if its API has that.
+    /// Ids of stored responses and items in a body, if its API has that.
     fn stored_names(&self, body: &[u8]) -> StoredNames {
         let _ = body;
         StoredNames::default()

@@ -173,8 +173,8 @@ const ASSISTANT: &str = "assistant";
 /// Between texts of the system, escaped.
 const PARAGRAPH: &str = r"\n\n";
 
-/// What a body names of stored responses. A body that is not as it should be is refused when it is
-/// read.
+/// Reads the ids of stored responses and items in a body. A body that is not as it should be is
+/// refused when it is read.
 pub(super) fn stored_names(body: &[u8]) -> StoredNames {
     let has = |name: &str| body.windows(name.len()).any(|part| part == name.as_bytes());
     if !has(PREVIOUS_RESPONSE_ID.name()) && !has("\"id\"") {
