@@ -471,8 +471,9 @@ mod tests {
     fn the_oldest_of_the_own_tenant_goes_first() {
         let now = Instant::now();
         let mut table = ResponseTable::new(limits(11_000, 8_800));
-        table.insert(now, &new("a", "a1", 1000, &[])).unwrap();
+        // Another tenant's is older than all of its own.
         table.insert(now, &new("b", "b1", 1000, &[])).unwrap();
+        table.insert(now, &new("a", "a1", 1000, &[])).unwrap();
         table.insert(now, &new("a", "a2", 1000, &[])).unwrap();
         // The whole is full before the share of the tenant is.
         table.insert(now, &new("a", "a3", 500, &[])).unwrap();
