@@ -7,9 +7,9 @@ use crate::error::ApiError;
 use crate::flights::AnswerFlights;
 use crate::metrics::RequestMeter;
 use crate::output_piece::OutputPieces;
-use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode};
+use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode, UsageShown};
 use crate::request_record::{RequestMeta, RequestRecord};
-use crate::response_store::{EarlierConversation, RequestPlace, StoredNames};
+use crate::response_store::{EarlierConversation, RequestPlace, StoredNames, whole_response};
 use crate::sse::{StreamSetup, stream};
 use crate::surface::{AnswerEnd, AnswerHead, BodyParts, Surface, SurfaceTask};
 use crate::timing::{TIMING_HEADER, TimingShown};
@@ -63,6 +63,25 @@ pub(crate) async fn generate(
             let first = require_first(flights.next().await)?;
             let collected = collect_answer(surface, head, flights, first, timing).await;
             collected.map(|answer| answer.into_response(vectors))
+        }
+        ResponseMode::Background => {
+            let none = || ApiError::internal("no_background", "This API has no such answers.");
+            let facts = &head.facts;
+            let recorder = facts.recorder.clone().zip(facts.response_id.clone());
+            let (recorder, id) = recorder.ok_or_else(none)?;
+            let events = surface.events(head).ok_or_else(none)?;
+            let queued = events.queued().ok_or_else(none)?;
+            let setup = StreamSetup {
+                events,
+                flights,
+                usage: UsageShown::AtEnd,
+                timing,
+                keep_alive: None,
+            };
+            let answer = whole_response(&queued, "[]");
+            recorder.run(id, queued.into(), stream(setup, None).into_body());
+            let kind = (header::CONTENT_TYPE, "application/json");
+            Ok(([kind], answer).into_response())
         }
         ResponseMode::Stream(usage) => {
             let keep_alive = app.options().keep_alive;
@@ -156,6 +175,12 @@ async fn prepare(
         app.frontend().router_number(),
     );
     ask.facts.memory = memory.map(Arc::new);
+    if ask.delivery == ResponseMode::Background && ask.facts.recorder.is_none() {
+        return Err(ApiError::unsupported(
+            "background",
+            "`background`: no response is stored here (--response-store-memory is 0).",
+        ));
+    }
     let AuthenticatedCaller {
         policy,
         origin,

@@ -45,7 +45,9 @@ pub(crate) struct RouteDoc {
     /// Name of the operation, for makers of clients.
     pub(crate) operation: &'static str,
     pub(crate) summary: &'static str,
-    /// The body of its requests, which are sent with POST; requests without a body with GET.
+    /// Method of its requests without a body, in lower case; those with one are sent with POST.
+    pub(crate) method: &'static str,
+    /// The body of its requests.
     pub(crate) request: Option<&'static ObjectSpec>,
     pub(crate) headers: &'static [HeaderDoc],
     /// Status of an answer without an error.
@@ -86,6 +88,7 @@ impl RouteDoc {
     pub(crate) const GET: Self = Self {
         operation: "",
         summary: "",
+        method: "get",
         request: None,
         headers: EVERY_HEADER,
         status: 200,
@@ -136,7 +139,7 @@ fn document() -> Value {
         }
         let method = match doc.request {
             Some(_) => "post",
-            None => "get",
+            None => doc.method,
         };
         for header in doc.headers {
             let parameter = json!({

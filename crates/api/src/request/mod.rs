@@ -128,6 +128,8 @@ pub(crate) struct AnswerFacts {
     pub(crate) namespaced: Arc<[NamespacedTool]>,
     /// Id of the response, if it has one of its own.
     pub(crate) response_id: Option<Arc<str>>,
+    /// Whether the answer is made without a connection.
+    pub(crate) is_background: bool,
     /// Stores the response, if it is to be stored.
     pub(crate) recorder: Option<ResponseRecorder>,
     /// Memory of request bodies that is reserved for these facts.
@@ -225,6 +227,8 @@ pub(crate) enum StopText {
 pub(crate) enum ResponseMode {
     Whole,
     Stream(UsageShown),
+    /// At once, before it is made.
+    Background,
 }
 
 /// The chunks of a stream that show token counts.
@@ -248,7 +252,9 @@ impl AnswerFacts {
     /// Length of the texts of the request that are kept until its answer ends, in bytes.
     pub(crate) fn kept_bytes(&self) -> usize {
         let repeated = self.repeated.as_ref().map_or(0, |text| text.len());
-        repeated + self.input.as_ref().map_or(0, ItemList::bytes)
+        // A response that runs in the background is shown, too.
+        let copies = 1 + usize::from(self.is_background);
+        repeated * copies + self.input.as_ref().map_or(0, ItemList::bytes)
     }
 }
 

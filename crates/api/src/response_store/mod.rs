@@ -5,6 +5,7 @@
 //! one that failed. Invariant: a response is stored before its client learns that it is complete,
 //! and only requests of its own tenant find it or an item of it.
 
+mod background;
 mod items;
 mod named_items;
 mod peers;
@@ -20,6 +21,7 @@ pub(crate) use routes::{RESPONSE_ROUTES, peer_routes};
 use crate::error::ApiError;
 use crate::metrics::StoreMetrics;
 use crate::request::AnswerFacts;
+use background::RunningResponses;
 use cleave_text::json::Json;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock, Weak};
@@ -107,6 +109,8 @@ struct StoreShared {
     metrics: StoreMetrics,
     peers: OnceLock<Arc<dyn ResponsePeers>>,
     fetches: Arc<Semaphore>,
+    /// Locked before `state`, where both are.
+    running: Mutex<RunningResponses>,
 }
 
 struct StoreState {
@@ -127,6 +131,7 @@ impl ResponseStore {
             metrics,
             peers: OnceLock::new(),
             fetches: Arc::new(Semaphore::new(FETCHES_MAX)),
+            running: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -181,6 +186,7 @@ impl ResponseStore {
             tenant: tenant.into(),
             input,
             earlier,
+            is_background: facts.is_background,
         });
     }
 
@@ -274,6 +280,8 @@ pub(crate) struct ResponseRecorder {
     /// The items of the request.
     pub(crate) input: ItemList,
     pub(crate) earlier: EarlierConversation,
+    /// Whether it was answered before it was made.
+    pub(crate) is_background: bool,
 }
 
 impl std::fmt::Debug for ResponseRecorder {
@@ -287,7 +295,7 @@ impl ResponseRecorder {
     /// `output`; `output` that of an array.
     pub(crate) fn keep(&self, id: Arc<str>, members: &str, output: &str) -> Result<(), NotKept> {
         let output = Json::check(output).expect("items are JSON");
-        self.store.insert(&NewResponse {
+        let new = NewResponse {
             tenant: Arc::clone(&self.tenant),
             members: members.into(),
             turn: ConversationTurn {
@@ -296,7 +304,12 @@ impl ResponseRecorder {
                 output: ItemList::of(output),
             },
             earlier: Arc::clone(&self.earlier.turns),
-        })
+        };
+        if self.is_background {
+            self.store.end(&new)
+        } else {
+            self.store.insert(&new)
+        }
     }
 }
 

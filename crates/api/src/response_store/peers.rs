@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// Path of the route that other routers ask.
 pub(super) const PEER_ROUTE: &str = "/fleet/responses/{id}";
+/// Path of the same for the cancellation of a response.
+pub(super) const PEER_CANCEL: &str = "/fleet/responses/{id}/cancel";
 /// Path of the same for the whole conversation that ends with a response.
 pub(super) const PEER_CONVERSATION: &str = "/fleet/responses/{id}/conversation";
 /// Bytes of an answer beside the items of a conversation.
@@ -59,6 +61,7 @@ enum ResponsePurpose {
     Response,
     Conversation,
     Removal,
+    Cancellation,
 }
 
 /// The response as a client sees it: its members with the output.
@@ -80,7 +83,32 @@ impl ResponseStore {
         if let Some(found) = self.find_here(&place.caller.tenant, id) {
             return Ok(found);
         }
-        let body = self.ask(place, id, ResponsePurpose::Response).await?;
+        self.found_there(place, id, ResponsePurpose::Response).await
+    }
+
+    /// Cancels a response that runs, here or at another router; returns it, or one that has ended.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) async fn cancel(
+        &self,
+        place: RequestPlace<'_>,
+        id: &str,
+    ) -> Result<FoundResponse, String> {
+        if let Some(found) = self.cancel_here(&place.caller.tenant, id) {
+            return Ok(found);
+        }
+        self.found_there(place, id, ResponsePurpose::Cancellation)
+            .await
+    }
+
+    async fn found_there(
+        &self,
+        place: RequestPlace<'_>,
+        id: &str,
+        wanted: ResponsePurpose,
+    ) -> Result<FoundResponse, String> {
+        let body = self.ask(place, id, wanted).await?;
         let unreadable = || format!("The router that stored `{id}` gave no readable answer.");
         let text = String::from_utf8(body.to_vec()).map_err(|_| unreadable())?;
         let document = Document::check(text).map_err(|_| unreadable())?;
@@ -91,8 +119,11 @@ impl ResponseStore {
         })
     }
 
-    /// Finds a response that this router stored.
+    /// Finds a response that this router stored, or that runs here.
     pub(super) fn find_here(&self, tenant: &str, id: &str) -> Option<FoundResponse> {
+        if let Some(running) = self.running(tenant, id) {
+            return Some(running);
+        }
         let found = self.with_table(|table, now| table.response(now, tenant, id));
         let (members, turn) = found?;
         Some(FoundResponse {
@@ -151,7 +182,7 @@ impl ResponseStore {
     }
 
     pub(super) fn delete_here(&self, tenant: &str, id: &str) -> bool {
-        self.with_table(|table, now| table.delete(now, tenant, id))
+        self.forget(tenant, id) || self.with_table(|table, now| table.delete(now, tenant, id))
     }
 
     async fn ask(
@@ -180,6 +211,7 @@ impl ResponseStore {
             ResponsePurpose::Response => (Method::GET, PEER_ROUTE),
             ResponsePurpose::Conversation => (Method::GET, PEER_CONVERSATION),
             ResponsePurpose::Removal => (Method::DELETE, PEER_ROUTE),
+            ResponsePurpose::Cancellation => (Method::POST, PEER_CANCEL),
         };
         let headers = identity_headers(place.headers, &place.caller.policy);
         let bytes_max = place.bytes_max.saturating_add(FRAME_BYTES);

@@ -2,7 +2,9 @@
 
 use super::items::shown_items;
 use super::named_items::{PEER_ITEMS, QUESTION_IDS_MAX, items_json};
-use super::peers::{PEER_CONVERSATION, PEER_ROUTE, RequestPlace, conversation_json};
+use super::peers::{
+    FoundResponse, PEER_CANCEL, PEER_CONVERSATION, PEER_ROUTE, RequestPlace, conversation_json,
+};
 use crate::app::App;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
@@ -12,7 +14,7 @@ use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde_json::{Value, json};
 
 /// Input items of a page.
@@ -44,6 +46,18 @@ pub(crate) static RESPONSE_ROUTES: &[ServedRoute<App>] = &[
             ..RouteDoc::GET
         },
     },
+    ServedRoute {
+        path: "/v1/responses/{id}/cancel",
+        handler: || post(cancel),
+        doc: RouteDoc {
+            operation: "cancel_response",
+            summary: "Cancels a response that runs in the background (OpenAI Responses).",
+            method: "post",
+            schema: "ResponseAnswer",
+            errors: &[400, 401, 404],
+            ..RouteDoc::GET
+        },
+    },
 ];
 
 const DELETE_DOC: RouteDoc = RouteDoc {
@@ -59,6 +73,7 @@ pub(crate) fn peer_routes(router: Router<App>) -> Router<App> {
     router
         .route(PEER_ROUTE, get(peer_response).delete(peer_delete))
         .route(PEER_CONVERSATION, get(peer_conversation))
+        .route(PEER_CANCEL, post(peer_cancel))
         .route(PEER_ITEMS, get(peer_items))
 }
 
@@ -95,6 +110,17 @@ impl NamedResponse {
     fn not_here(&self) -> Response {
         let router = json!({"router": self.router});
         (StatusCode::NOT_FOUND, axum::Json(router)).into_response()
+    }
+
+    /// The answer to a router that asks for a response.
+    fn record(&self, found: Option<FoundResponse>) -> Response {
+        let Some(found) = found else {
+            return self.not_here();
+        };
+        let response = String::from_utf8_lossy(&found.response);
+        let input = found.input.text();
+        let record = format!(r#"{{"response":{response},"input":{input}}}"#);
+        ([JSON], record).into_response()
     }
 
     fn place(&self) -> RequestPlace<'_> {
@@ -205,17 +231,25 @@ impl<'a> ItemsQuery<'a> {
     }
 }
 
+async fn cancel(named: NamedResponse) -> Result<Response, ApiError> {
+    let cancelled = named.app.responses().cancel(named.place(), &named.id);
+    let found = cancelled.await.map_err(ApiError::response_not_found)?;
+    let response: Value = serde_json::from_slice(&found.response).unwrap_or_default();
+    if response["background"] != true {
+        let message = "Only a response with `background` can be cancelled.";
+        return Err(ApiError::invalid("response_id", message));
+    }
+    Ok(([JSON], found.response).into_response())
+}
+
+async fn peer_cancel(named: NamedResponse) -> Response {
+    let store = named.app.responses();
+    named.record(store.cancel_here(&named.caller.tenant, &named.id))
+}
+
 async fn peer_response(named: NamedResponse) -> Response {
     let store = named.app.responses();
-    match store.find_here(&named.caller.tenant, &named.id) {
-        None => named.not_here(),
-        Some(found) => {
-            let response = String::from_utf8_lossy(&found.response);
-            let input = found.input.text();
-            let record = format!(r#"{{"response":{response},"input":{input}}}"#);
-            ([JSON], record).into_response()
-        }
-    }
+    named.record(store.find_here(&named.caller.tenant, &named.id))
 }
 
 async fn peer_conversation(named: NamedResponse) -> Response {

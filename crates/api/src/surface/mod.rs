@@ -156,6 +156,12 @@ pub(crate) trait Surface: Send + Sync {
 
 /// Renders the events of one stream, as server-sent events, to the end of a buffer.
 pub(crate) trait EventRenderer: Send {
+    /// The answer before it is made, of an API that can give it so: the members of its JSON object
+    /// but `output`.
+    fn queued(&self) -> Option<String> {
+        None
+    }
+
     /// Events before the first piece.
     fn first(&mut self, out: &mut Vec<u8>, choices_count: usize, usage: EventUsage);
 

@@ -74,6 +74,10 @@ request_fields! {
             "store",
             "Whether the response is stored, so that a request may name it; see [stored responses](#stored-responses). The answer says whether it is.",
         ).default("true");
+        BACKGROUND: FlagValue = flag(
+            "background",
+            "The request is answered at once, and the response is made without a connection; see [stored responses](#stored-responses). Not with `stream`, nor with `store: false`.",
+        );
         METADATA: MapShape = map(
             "metadata",
             MapShape { keys: MapKeys::Any, values: &ValueShape::Any, count_max: None },
@@ -169,10 +173,6 @@ const REFUSED_FIELDS: &[RefusedField] = &[
         "conversations have no object of their own; `previous_response_id` goes on with one",
     ),
     RefusedField::new("prompt", "no prompts are stored; send the text as `input`"),
-    RefusedField::new(
-        "background",
-        "an answer is sent on the connection of its request",
-    ),
 ];
 
 const RESPONSES_REQUEST: ObjectSpec = request_object!(
@@ -305,10 +305,7 @@ fn response(
     ask.warnings.extend(tools.chat.warning);
     ask.output.scored = ScoredTokens::Answer;
     ask.output.custom_tools = tools.custom.as_slice().into();
-    ask.delivery = match fields.flag(&STREAM)? {
-        Some(true) => ResponseMode::Stream(UsageShown::AtEnd),
-        Some(false) | None => ResponseMode::Whole,
-    };
+    ask.delivery = delivery(&fields)?;
     ask.facts = AnswerFacts {
         namespaced: tools.namespaced.as_slice().into(),
         repeated: Some(repeated(&fields, &tools, &ask)?.into()),
@@ -316,9 +313,31 @@ fn response(
             .flag(&STORE)?
             .unwrap_or(true)
             .then(|| input_items(&fields, &named)),
+        is_background: ask.delivery == ResponseMode::Background,
         ..AnswerFacts::default()
     };
     Ok(ask)
+}
+
+/// Reads how the answer is given.
+fn delivery(fields: &JsonFields) -> Result<ResponseMode, ApiError> {
+    let is_streamed = fields.flag(&STREAM)?.unwrap_or(false);
+    if !fields.flag(&BACKGROUND)?.unwrap_or(false) {
+        return Ok(if is_streamed {
+            ResponseMode::Stream(UsageShown::AtEnd)
+        } else {
+            ResponseMode::Whole
+        });
+    }
+    if is_streamed {
+        let message = "`background`: events are sent on the connection of their request, so not together with `stream`.";
+        return Err(fields.unsupported(&BACKGROUND, message));
+    }
+    if fields.flag(&STORE)? == Some(false) {
+        let message = "`background` needs `store`: the response is found by its id only.";
+        return Err(fields.invalid(&BACKGROUND, message));
+    }
+    Ok(ResponseMode::Background)
 }
 
 /// Counts the tokens of a request's conversation; returns the JSON of the answer.
@@ -510,6 +529,8 @@ fn repeated(
     ] {
         out.member(name, value.map_or(default, Json::text));
     }
+    let background = fields.any(&BACKGROUND).map_or("false", Json::text);
+    out.member(BACKGROUND.name(), background);
     tools::write_repeated(fields, tools, &mut out);
     let reasoning = fields.object(&REASONING)?;
     let effort = reasoning
@@ -536,7 +557,6 @@ fn repeated(
         out.member(field.name, value);
     }
     for (name, value) in [
-        ("background", "false"),
         ("service_tier", r#""default""#),
         ("truncation", r#""disabled""#),
     ] {

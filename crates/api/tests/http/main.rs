@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod answers;
+mod background;
 mod constraints;
 mod custom_tools;
 mod endings;

@@ -306,11 +306,6 @@ async fn state_that_is_not_kept_is_refused() {
             "conversation",
         ),
         (
-            json!({"background": true}),
-            "unsupported_parameter",
-            "background",
-        ),
-        (
             json!({"prompt": {"id": "p"}}),
             "unsupported_parameter",
             "prompt",

@@ -431,6 +431,10 @@ impl ResponseEvents {
 }
 
 impl EventRenderer for ResponseEvents {
+    fn queued(&self) -> Option<String> {
+        Some(self.members("queued", &Value::Null, self.storage()))
+    }
+
     fn first(&mut self, out: &mut Vec<u8>, _: usize, _: EventUsage) {
         let response = self.response("in_progress", &Value::Null, self.storage());
         self.response_event(out, "response.created", &response);
@@ -469,6 +473,11 @@ impl EventRenderer for ResponseEvents {
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
         let error = json!({"error": error_object(error)});
+        // The client of a response in the background learns of its failure by asking for it.
+        if self.head.facts.is_background {
+            self.stored("failed", error.as_object().cloned().unwrap_or_default());
+            return;
+        }
         let failed = self.response("failed", &error, Storage::NotStored);
         self.response_event(out, "response.failed", &failed);
     }
