@@ -17,7 +17,14 @@ const { z } = await load("zod");
 
 const url = process.argv[2];
 const served = (await (await fetch(`${url}/v1/models`)).json()).data[0].id;
-const openai = createOpenAI({ baseURL: `${url}/v1`, apiKey: "none" });
+// Items that the provider has by reference.
+let references = 0;
+const counting = (address, request) => {
+  const input = JSON.parse(request?.body ?? "{}").input;
+  if (Array.isArray(input)) references += input.filter((item) => item.type === "item_reference").length;
+  return fetch(address, request);
+};
+const openai = createOpenAI({ baseURL: `${url}/v1`, apiKey: "none", fetch: counting });
 const compatible = createOpenAICompatible({
   name: "cleave", baseURL: `${url}/v1`, apiKey: "none", supportsStructuredOutputs: true, includeUsage: true,
 });
@@ -25,11 +32,12 @@ const anthropic = createAnthropic({ baseURL: `${url}/v1`, apiKey: "none" });
 // Reasoning is shown by Messages only if it is asked for. From Responses the provider takes summaries, which Cleave has
 // none of.
 const thinking = { providerOptions: { anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } } };
-// The provider otherwise names the items of earlier answers instead of sending them.
+// The provider otherwise has the items of earlier answers by reference.
 const stateless = { providerOptions: { openai: { store: false } } };
 const PROVIDERS = {
   "chat completions": { model: openai.chat(served), reasoning: "" },
   responses: { model: openai.responses(served), reasoning: "", more: stateless },
+  "stored responses": { model: openai.responses(served), reasoning: "", has: "references" },
   "openai-compatible": { model: compatible(served), reasoning: 'A greeting, in "several" scripts.' },
   messages: { model: anthropic(served), reasoning: 'A greeting, in "several" scripts.', more: thinking },
 };
@@ -47,7 +55,8 @@ const weather = tool({
   },
 });
 
-for (const [name, { model, reasoning, more }] of Object.entries(PROVIDERS)) {
+for (const [name, { model, reasoning, more, has }] of Object.entries(PROVIDERS)) {
+  references = 0;
   const ask = { model, maxRetries: 0, ...more };
 
   // A text, whole and streamed, with its reasoning apart, and usage.
@@ -89,6 +98,11 @@ for (const [name, { model, reasoning, more }] of Object.entries(PROVIDERS)) {
   assert.equal(both.steps[0].text.trim(), "I ask twice.", name);
   assert.deepEqual(asked.splice(0), [TRIP, { city: "Oslo", days: 1 }], name);
   assert.equal(both.text, "Both cities have 21 degrees.", name);
+
+  // A further turn has the messages of those before it, and with them the items of their answers.
+  const messages = [{ role: "user", content: turns.prompt }, ...done.responseMessages, { role: "user", content: "Greet me" }];
+  assert.equal((await generateText({ ...ask, messages, tools: { weather } })).text, "Rome is clear, at 21 degrees.", name);
+  assert.equal(references > 0, has === "references", name);
 
   // An object of a schema, in three ways.
   const prompt = "Describe the trip";
