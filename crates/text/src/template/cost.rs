@@ -132,6 +132,8 @@ pub(super) fn charge_filter(name: &str, args: &[Value]) -> Result<(), Error> {
             }
             args.0.iter().try_for_each(|arg| charge_items(Some(arg)))
         }
+        // Templates count the messages once for each message.
+        "length" | "count" => check_time(),
         "list" | "zip" | "chain" | "reverse" => {
             args.0.iter().try_for_each(|arg| charge_items(Some(arg)))
         }

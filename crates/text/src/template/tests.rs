@@ -51,6 +51,22 @@ fn an_endless_template_is_stopped() {
     );
 }
 
+/// Qwen's templates count the messages for each of them.
+#[test]
+fn long_conversations_of_short_messages_are_rendered() {
+    let source = "{% for m in messages[::-1] %}{% set index = (messages|length - 1) - loop.index0 %}\
+                  {{ m.content }}{{ index }} {% endfor %}";
+    let message = json!({"role": "user", "content": "w"});
+    let messages = vec![message; 20_000];
+    let input = TemplateInput {
+        body_bytes: 35 * messages.len(),
+        messages: TemplateValue(Value::from(Serde(json!(messages)))),
+        ..conversation(RenderEnd::Closed)
+    };
+    let text = templates(source).render(&input).unwrap();
+    assert!(text.starts_with("w19999 w19998 ") && text.ends_with("w0 "));
+}
+
 #[test]
 fn every_kind_of_template_step_checks_the_time_limit() {
     // Each template is far from the limits of instructions and of bytes.
