@@ -10,7 +10,7 @@ use crate::compose::regex_of_text;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Depth of names within names.
+/// Depth of names and brackets within each other: the writer recurses along both.
 const DEPTH_MAX: usize = 64;
 
 /// Common terminals, by their names in Lark's library.
@@ -40,6 +40,7 @@ pub fn regex_of_lark(lark: &str, bytes_max: usize) -> Result<String, GrammarErro
     let mut writer = RegexWriter {
         grammar: &grammar,
         open: Vec::new(),
+        depth: 0,
         bytes_max,
     };
     writer.name("start")
@@ -289,6 +290,8 @@ struct RegexWriter<'a> {
     grammar: &'a LarkRules<'a>,
     /// Names within which the writer is.
     open: Vec<&'a str>,
+    /// Names and brackets within which the writer is.
+    depth: usize,
     bytes_max: usize,
 }
 
@@ -303,9 +306,6 @@ impl<'a> RegexWriter<'a> {
         };
         if self.open.contains(name) {
             return Err(refused(format!("the recursion of `{name}`")));
-        }
-        if self.open.len() >= DEPTH_MAX {
-            return Err(GrammarError::TooComplex);
         }
         self.open.push(*name);
         let mut at = 0;
@@ -326,6 +326,10 @@ impl<'a> RegexWriter<'a> {
 
     /// Alternatives, up to a closing bracket or the end.
     fn choice(&mut self, tokens: &[LarkToken], at: &mut usize) -> Result<String, GrammarError> {
+        if self.depth >= DEPTH_MAX {
+            return Err(GrammarError::TooComplex);
+        }
+        self.depth += 1;
         let mut regex = "(?:".to_owned();
         loop {
             match tokens.get(*at) {
@@ -343,6 +347,7 @@ impl<'a> RegexWriter<'a> {
             }
         }
         regex.push(')');
+        self.depth -= 1;
         Ok(regex)
     }
 
@@ -490,5 +495,20 @@ mod tests {
         let deep = (0..100).map(|level| format!("a{level}: a{}\n", level + 1));
         let deep = format!("start: a0\n{}a100: \"x\"", deep.collect::<String>());
         assert!(matches!(regex(&deep), Err(GrammarError::TooComplex)));
+    }
+    /// The stack of the thread that reads a request would overflow, which ends the process.
+    #[test]
+    fn deep_brackets_reach_the_limit() {
+        let nest = |open: &str, count: usize, close: &str| {
+            let lark = format!("start: {}\"a\"{}", open.repeat(count), close.repeat(count));
+            regex(&lark)
+        };
+        for (open, close) in [("(", ")"), ("[", "]"), ("([", "])")] {
+            assert!(nest(open, 20, close).is_ok());
+            let deep = nest(open, 50_000, close);
+            assert_eq!(deep, Err(GrammarError::TooComplex), "{open}");
+        }
+        let unclosed = regex(&format!("start: {}", "(".repeat(50_000)));
+        assert_eq!(unclosed, Err(GrammarError::TooComplex));
     }
 }
