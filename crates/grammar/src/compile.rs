@@ -5,6 +5,7 @@
 
 use crate::compose::{SchemaKeywords, alternatives, bounded, parsed};
 use crate::matcher::GrammarMatcher;
+use crate::size;
 use crate::vocabulary::Vocabulary;
 use cleave_domain::{Constraint, Grammar, TokenId};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
@@ -96,6 +97,7 @@ impl GrammarCompiler {
     }
 
     fn compile_here(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
+        size::check(&constraint.grammar)?;
         let grammar = match &constraint.grammar {
             Grammar::JsonSchema(schema) => {
                 let schema = bounded(&parsed(schema)?, SchemaKeywords::All)?;

@@ -12,6 +12,7 @@ mod compose;
 pub mod fuzzing;
 mod matcher;
 mod regular;
+mod size;
 mod vocabulary;
 
 pub use compile::{CompiledGrammar, GrammarCompiler, GrammarError};
