@@ -331,16 +331,24 @@ pub(crate) fn text_value<'a>(
             format!("`{path}` must not be empty."),
         ));
     }
-    match shape.bytes_max {
-        Some(bytes_max) if text.len() > bytes_max => {
-            let (path, bytes) = (path(), text.len());
-            Err(ApiError::invalid(
-                &*path,
-                format!("`{path}` has {bytes} bytes; at most {bytes_max} are allowed."),
-            ))
-        }
-        _ => Ok(text),
+    if let Some(bytes_max) = shape.bytes_max {
+        check_bytes(path, &text, bytes_max)?;
     }
+    Ok(text)
+}
+
+/// Refuses a text of more bytes.
+pub(crate) fn check_bytes(
+    path: impl FnOnce() -> String,
+    text: &str,
+    bytes_max: usize,
+) -> Result<(), ApiError> {
+    if text.len() <= bytes_max {
+        return Ok(());
+    }
+    let (path, bytes) = (path(), text.len());
+    let message = format!("`{path}` has {bytes} bytes; at most {bytes_max} are allowed.");
+    Err(ApiError::invalid(path, message))
 }
 
 /// Reads an integer in `range`; `5.0` and `5e2` count as integers.

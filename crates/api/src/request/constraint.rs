@@ -7,8 +7,8 @@ use super::sampling::IGNORE_EOS;
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FlagValue, JsonFields, ListShape, MapKeys, MapShape, ObjectSpec, RefusedField,
-    RequestField, TextShape, ValueShape, any, clipped, flag, list, object, request_fields,
-    request_object, text as text_field, text_value, wrong_type,
+    RequestField, TextShape, ValueShape, any, check_bytes, clipped, flag, list, object,
+    request_fields, request_object, text as text_field, text_value, wrong_type,
 };
 use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar};
 use cleave_text::json::JsonShape;
@@ -243,7 +243,11 @@ fn schema(
     };
     let path = fields.path_of(field);
     let schema = match given.shape() {
-        JsonShape::Object(_) => Cow::Borrowed(given.text()),
+        JsonShape::Object(_) => {
+            let text = given.text();
+            check_bytes(|| path.clone(), text, GRAMMAR_BYTES_MAX)?;
+            Cow::Borrowed(text)
+        }
         JsonShape::String(_) => text_value(|| path.clone(), given, SCHEMA_TEXT)?,
         _ => return Err(wrong_type(&path, "a JSON Schema or its text", given)),
     };

@@ -142,6 +142,11 @@ async fn constraints_of_the_wrong_shape_are_refused_by_field() {
     let half = "a".repeat(GRAMMAR_BYTES_MAX / 2);
     for (fields, param) in [
         (json!({"guided_json": 3}), "guided_json"),
+        (json!({"guided_json": {"title": long}}), "guided_json"),
+        (
+            json!({"structured_outputs": {"json": {"title": long}}}),
+            "structured_outputs.json",
+        ),
         (json!({"guided_regex": ""}), "guided_regex"),
         (json!({"guided_regex": long}), "guided_regex"),
         (json!({"guided_choice": []}), "guided_choice"),
