@@ -101,15 +101,22 @@ impl ConstraintChecks {
         );
         let own_turn = own_turn.acquire_owned().await;
         let turn = Arc::clone(&self.turns).acquire_owned().await;
-        let (used, constraint) = (Arc::clone(model), Arc::clone(&asked.constraint));
+        let (used, all) = (Arc::clone(model), asked.clone());
         let check = move || {
             // The thread owns the turns, because it runs on after the client has disconnected.
             let _held = (own_turn, turn);
-            used.grammars()?.compile(&constraint).map(drop)
+            // The content's error is the clearer one.
+            let mut parts = all.content.as_deref().into_iter().chain([&all]);
+            parts.try_for_each(|part| {
+                let grammars = used.grammars();
+                let compiled = grammars.and_then(|grammars| grammars.compile(&part.constraint));
+                compiled
+                    .map(drop)
+                    .map_err(|error| refused(&part.path, &error))
+            })
         };
         let checked = spawn_blocking(check).await;
-        let checked = checked.unwrap_or(Err(GrammarError::Failed));
-        checked.map_err(|error| refused(&asked.path, &error))?;
+        checked.unwrap_or_else(|_| Err(refused(&asked.path, &GrammarError::Failed)))?;
         self.accepted.lock().add(model, digest);
         Ok(())
     }
@@ -146,6 +153,7 @@ mod tests {
                 grammar,
                 end: ConstraintEnd::Allowed,
             }),
+            content: None,
         }
     }
 

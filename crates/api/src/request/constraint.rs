@@ -145,6 +145,9 @@ const WHITESPACE: &str = "JSON has at most 64 characters of whitespace at a plac
 pub(crate) struct FieldConstraint {
     pub(crate) path: String,
     pub(crate) constraint: Arc<Constraint>,
+    /// The constraint on the content, if that is a part of the output only: the check of the whole
+    /// sees no more of it than how the output begins.
+    pub(crate) content: Option<Box<FieldConstraint>>,
 }
 
 /// Reads whichever field constrains the output; two are an error.
@@ -190,7 +193,11 @@ impl FieldConstraint {
             Some(false) | None => ConstraintEnd::Allowed,
         };
         let constraint = Arc::new(Constraint { grammar, end });
-        Ok(Self { path, constraint })
+        Ok(Self {
+            path,
+            constraint,
+            content: None,
+        })
     }
 }
 

@@ -388,7 +388,11 @@ fn output_constraint(
         let message = long_grammar(&path, grammar.bytes());
         return Err(ApiError::invalid(path, message));
     }
-    FieldConstraint::of(fields, path, grammar).map(Some)
+    let mut whole = FieldConstraint::of(fields, path, grammar)?;
+    whole.content = content
+        .filter(|content| content.constraint != whole.constraint)
+        .map(Box::new);
+    Ok(Some(whole))
 }
 
 fn check_modalities(fields: &JsonFields) -> Result<(), ApiError> {

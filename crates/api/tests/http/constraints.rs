@@ -1,6 +1,6 @@
 //! Constraints: what reaches a worker, and what is refused before.
 
-use crate::input::{TEXT, wrong_in_both};
+use crate::input::{CHAT, TEXT, wrong_in_both};
 use crate::scripted_server::{TestServer, server};
 use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar, Request};
 use serde_json::{Value, json};
@@ -172,4 +172,25 @@ async fn constraints_of_the_wrong_shape_are_refused_by_field() {
     ] {
         wrong_in_both(&set, fields, "invalid_value", param).await;
     }
+}
+
+/// The grammar of the output begins with reasoning, which is possible.
+#[tokio::test]
+async fn impossible_content_behind_reasoning_is_refused() {
+    let set = server("qwen3");
+    for budget in [None, Some(0), Some(5)] {
+        for (param, value) in [
+            ("guided_json", json!({"$ref": "#"})),
+            ("guided_grammar", json!("start: start")),
+            ("guided_json", json!({"multipleOf": 999_983})),
+        ] {
+            let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], param: value});
+            if let Some(budget) = budget {
+                body["thinking_token_budget"] = json!(budget);
+            }
+            let answer = set.post(CHAT, body).await;
+            answer.is_error(400, "invalid_value", Some(param));
+        }
+    }
+    assert!(set.frontend.submitted.lock().unwrap().is_empty());
 }
