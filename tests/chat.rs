@@ -32,8 +32,8 @@ fn a_chat_answers_alike_with_and_without_a_server() {
     let mut server = CleaveProcess::start(&["serve", "--port", "0", "--threads", "2"]);
     let address = server.address();
     let url = format!("http://{address}/v1");
-    let rules = ["--temperature", "0", "--max-tokens", "12"];
-    let input = "What is a slice?\n/timing\nAnd \\\na vector?\n/quit\nnever read\n";
+    let rules = ["--temperature", "0", "--max-tokens", "12", "--timing"];
+    let input = "What is a slice?\nAnd \\\na vector?\n";
     let (status, out, err) = piped(chat(&[&["--url", &url], &rules[..]].concat()), input);
     assert!(status.success(), "{err}");
     let with_model = [&["--threads", "2"], &rules[..]].concat();
@@ -41,7 +41,7 @@ fn a_chat_answers_alike_with_and_without_a_server() {
     assert!(status.success(), "{other}");
     assert_eq!(out, alone);
     assert!(!out.contains('\u{1b}'), "{out:?}");
-    assert_eq!(err.lines().count(), 1, "{err}");
+    assert_eq!(err.lines().count(), 2, "{err}");
     assert!(
         err.contains("12 tokens after") && err.contains("prefill"),
         "{err}"
@@ -101,11 +101,9 @@ fn a_conversation_with_a_tool_goes_on_through_a_hand_off() {
     let arguments: Vec<&str> = plain.split(' ').chain(more).collect();
     let mut server = CleaveProcess::start(&arguments);
     let url = format!("http://{}", server.address());
-    let saved = folder.path().join("saved.json");
-    let saved = saved.to_str().expect("a path");
-    let input = format!("How is the weather in Rome?\n21 degrees\n/save {saved}\n");
+    let input = "How is the weather in Rome?\n21 degrees\n";
     let flags = ["--url", &url, "--tools", &tools];
-    let (status, out, err) = piped(chat(&flags), &input);
+    let (status, out, err) = piped(chat(&flags), input);
     assert!(status.success(), "{err}");
     let (line, rest) = out.split_once('\n').expect("two lines");
     assert!(
@@ -113,14 +111,44 @@ fn a_conversation_with_a_tool_goes_on_through_a_hand_off() {
         "{line}"
     );
     assert_eq!(rest, "It is clear.\n");
-    let file = std::fs::read_to_string(saved).expect("the conversation");
-    let file: Value = serde_json::from_str(&file).expect("JSON");
-    assert_eq!(file["turns"][1]["reasoning"], "The tool knows.");
-    // The saved conversation goes on where it ended.
-    let input = format!("/load {saved}\n/retry\n");
-    let (status, again, err) = piped(chat(&flags), &input);
-    assert!(status.success(), "{err}");
-    assert_eq!(again, "It is clear.\n");
+}
+
+#[test]
+fn a_line_of_a_pipe_writes_no_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("saved.json");
+    let line = format!("/save {}", path.display());
+    let (url, asked) = scripted(vec![("400 Bad Request", String::new())]);
+    let flags = ["--url", &url, "--served-model-name", "m"];
+    let (status, _, err) = piped(chat(&flags), &format!("{line}\n"));
+    assert_eq!(status.code(), Some(1), "{err}");
+    let body = asked.recv().expect("the line was sent");
+    assert_eq!(body["messages"][0]["content"], *line);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_refused_list_of_models_names_the_way_out() {
+    let error = |message: &str| json!({"error": {"message": message}}).to_string();
+    for (answer, words) in [
+        (
+            ("401 Unauthorized", error("No key.")),
+            ["401", "No key.", "--api-key"],
+        ),
+        (("404 Not Found", String::new()), ["404", "--url", "`/v1`"]),
+        (
+            ("503 Service Unavailable", error("Busy.")),
+            ["503", "Busy.", "does not list"],
+        ),
+    ] {
+        let (url, _asked) = scripted(vec![answer]);
+        let (status, _, err) = piped(chat(&["--url", &url]), "one\n");
+        assert_eq!(status.code(), Some(1), "{err}");
+        assert!(!err.contains("is a server running"), "{err}");
+        for word in words {
+            assert!(err.contains(word), "{word}: {err}");
+        }
+    }
 }
 
 /// A server of one answer for each connection; gives the bodies that it was sent.

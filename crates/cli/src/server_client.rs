@@ -3,15 +3,16 @@
 //! Owns: the connection, the trusted authorities, and the error text of a refusal. Never: knows the
 //! contents of a page.
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use cleave_tls::{HttpTlsConnector, connector};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::{Request, Response, Uri};
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -20,6 +21,27 @@ use tokio::time::timeout;
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Limit of a page.
 const PAGE_BYTES_MAX: usize = 64 << 20;
+
+/// A page that a running server refused.
+#[derive(Debug)]
+pub(crate) struct PageRefusal {
+    url: String,
+    pub(crate) status: StatusCode,
+    message: String,
+}
+
+impl fmt::Display for PageRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            url,
+            status,
+            message,
+        } = self;
+        write!(f, "{url}: {status}: {message}")
+    }
+}
+
+impl std::error::Error for PageRefusal {}
 
 /// The address of a server, with a client for it.
 pub(crate) struct ServerClient {
@@ -55,8 +77,7 @@ impl ServerClient {
     /// Requests a page.
     ///
     /// # Errors
-    /// If the server cannot be reached or trusted, or answers with an error, whose message is
-    /// returned.
+    /// If the server cannot be reached or trusted; a [`PageRefusal`] if it answers with an error.
     pub(crate) async fn get(&self, path: &str, accept: &str) -> anyhow::Result<Incoming> {
         let Self { client, base, key } = self;
         let mut request = Request::get(format!("{base}{path}")).header("accept", accept);
@@ -74,7 +95,12 @@ impl ServerClient {
             return Ok(answer.into_body());
         }
         let body = read_body(answer.into_body()).await?;
-        bail!("{base}{path}: {status}: {}", refusal_text(&body))
+        let refusal = PageRefusal {
+            url: format!("{base}{path}"),
+            status,
+            message: refusal_text(&body),
+        };
+        Err(refusal.into())
     }
 
     /// Sends JSON, and returns the answer whatever its status. It waits for as long as the server

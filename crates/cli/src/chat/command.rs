@@ -1,6 +1,7 @@
 //! The commands of a chat, which begin with a slash.
 //!
-//! Owns: their names and the text of `/help`. Never: does what they ask for.
+//! Owns: their names and the text of `/help`. Never: does what they ask for. Only a person at a
+//! terminal has them.
 
 use std::path::PathBuf;
 

@@ -99,16 +99,14 @@ fn fields(args: &ChatArgs) -> anyhow::Result<Map<String, Value>> {
         set("reasoning_effort", effort.name().into());
     }
     if let Some(path) = &args.tools {
+        let read = read_json(path).and_then(tools);
         let flag = || format!("--tools {}", path.display());
-        set("tools", tools(read_json(path)?).with_context(flag)?);
+        set("tools", read.with_context(flag)?);
     }
     if let Some(path) = &args.json_schema {
-        let schema = read_json(path)?;
-        ensure!(
-            schema.is_object(),
-            "--json-schema {}: expected an object",
-            path.display()
-        );
+        let flag = || format!("--json-schema {}", path.display());
+        let schema = read_json(path).with_context(flag)?;
+        ensure!(schema.is_object(), "{}: expected an object", flag());
         let named = json!({"name": "answer", "schema": schema});
         set(
             "response_format",
@@ -120,7 +118,7 @@ fn fields(args: &ChatArgs) -> anyhow::Result<Map<String, Value>> {
 
 fn read_json(path: &Path) -> anyhow::Result<Value> {
     let text = cleave_files::read_text(path, FILE_BYTES_MAX)?;
-    serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))
+    serde_json::from_str(&text).context("this is not JSON")
 }
 
 /// Checks a list of tools, and completes functions to OpenAI's form.
@@ -161,6 +159,10 @@ impl ChatBody<'_> {
             match read {
                 ReadOutcome::Line(line) => self.session.enter(&line),
                 ReadOutcome::End => self.session.end_input(),
+                ReadOutcome::NotText => {
+                    let reason = "that was not UTF-8; the line is dropped";
+                    self.printer.print(TextRole::Error, reason)?;
+                }
                 ReadOutcome::Interrupted if was_warned => std::process::exit(EXIT_ON_SIGNAL),
                 // It may have been meant for an answer that has just ended.
                 ReadOutcome::Interrupted => {
@@ -192,7 +194,8 @@ impl ChatBody<'_> {
                 }
                 ChatOutput::Load(path) => {
                     let text = cleave_files::read_text(&path, FILE_BYTES_MAX);
-                    self.session.loaded(text.map_err(|error| error.to_string()));
+                    let place = |error| format!("{}: {error}", path.display());
+                    self.session.loaded(text.map_err(place));
                 }
                 ChatOutput::Quit(ended) => return Ok(Some(ended)),
             }
@@ -240,6 +243,21 @@ impl ChatBody<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, CliCommand};
+    use clap::Parser;
+
+    #[test]
+    fn a_missing_file_is_named_with_its_flag() {
+        for flag in ["--tools", "--json-schema"] {
+            let line = ["cleave", "chat", flag, "missing/file.json"];
+            let CliCommand::Chat(args) = Cli::parse_from(line).command else {
+                panic!("a chat was asked for");
+            };
+            let error = format!("{:#}", fields(&args).unwrap_err());
+            let begin = format!("{flag} missing/file.json: No such file");
+            assert!(error.starts_with(&begin), "{error}");
+        }
+    }
 
     #[test]
     fn functions_become_tools_and_faults_are_named() {

@@ -4,12 +4,12 @@
 
 use super::session::ServerEvent;
 use crate::args::ChatArgs;
-use crate::server_client::{ServerClient, read_body, refusal_text};
+use crate::server_client::{PageRefusal, ServerClient, read_body, refusal_text};
 use anyhow::{Context, bail, ensure};
 use http_body_util::BodyExt;
-use hyper::Response;
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
+use hyper::{Response, StatusCode};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -41,9 +41,11 @@ impl ChatServer {
     /// # Errors
     /// If the server cannot be reached, refuses, or serves no model.
     pub(super) async fn model(&self) -> anyhow::Result<String> {
-        let list = self.client.json("/v1/models").await.context(
-            "is a server running there? `cleave serve` starts one; without --url the model runs in this process",
-        )?;
+        let list = self.client.json("/v1/models").await;
+        let list = list.map_err(|error| {
+            let advice = models_advice(&error);
+            error.context(advice)
+        })?;
         let name = list["data"][0]["id"].as_str();
         let name = name.context("the server serves no model yet")?;
         Ok(name.to_owned())
@@ -83,6 +85,23 @@ impl ChatServer {
                 Err(error) => return each(ServerEvent::Failed(format!("{error:#}"))),
             }
         }
+    }
+}
+
+/// The way out where the models could not be listed.
+fn models_advice(error: &anyhow::Error) -> &'static str {
+    let refusal = error.downcast_ref::<PageRefusal>();
+    match refusal.map(|refusal| refusal.status) {
+        None => {
+            "is a server running there? `cleave serve` starts one; without --url the model runs in this process"
+        }
+        Some(StatusCode::UNAUTHORIZED) => {
+            "the server asks for a key: give it by --api-key or OPENAI_API_KEY"
+        }
+        Some(StatusCode::NOT_FOUND) => {
+            "the server has no list of models there: --url ends before `/v1`, or with it; --served-model-name makes the list unnecessary"
+        }
+        Some(_) => "the server does not list its models",
     }
 }
 

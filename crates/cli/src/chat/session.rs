@@ -139,9 +139,16 @@ impl ChatSession {
             return;
         }
         let line = std::mem::take(&mut self.unfinished) + line;
+        // A program's lines may be another's text, which must not write files.
+        if self.settings.surface == ChatSurface::Pipe {
+            return self.take(&line);
+        }
         match parse_command(&line) {
             Ok(Some(command)) => self.run(command),
-            Ok(None) => self.take(&line),
+            Ok(None) => {
+                let escaped = line.strip_prefix('/').filter(|rest| rest.starts_with('/'));
+                self.take(escaped.unwrap_or(&line));
+            }
             Err(reason) => self.fail(&reason),
         }
     }
@@ -188,7 +195,14 @@ impl ChatSession {
                 status,
                 message,
                 retry_after,
-            } => self.break_off(&refusal(status, &message, retry_after)),
+            } => {
+                let mut reason = refusal(status, &message, retry_after);
+                let may_retry = retry_after.is_some() && matches!(status, 429 | 503);
+                if may_retry && self.settings.surface == ChatSurface::Terminal {
+                    reason.push_str(" /retry asks again.");
+                }
+                self.break_off(&reason);
+            }
             ServerEvent::Failed(message) => self.break_off(&message),
         }
     }
@@ -274,10 +288,6 @@ impl ChatSession {
 
     /// Takes a message, or the result of the first open call.
     fn take(&mut self, line: &str) {
-        let line = line
-            .strip_prefix('/')
-            .filter(|rest| rest.starts_with('/'))
-            .unwrap_or(line);
         let mut calls = self.transcript.open_calls().into_iter();
         if let Some(call) = calls.next() {
             self.transcript.push(ChatTurn::Result {
@@ -422,7 +432,7 @@ fn refusal(status: u16, message: &str, retry_after: Option<Duration>) -> String 
         (401, _) => format!("{message} Give the key by --api-key or OPENAI_API_KEY."),
         (429 | 503, Some(wait)) => {
             let seconds = wait.as_secs_f64().ceil();
-            format!("{message} Try again by /retry, in {seconds} s.")
+            format!("{message} Try again in {seconds} s.")
         }
         _ => format!("{message} (status {status})"),
     }

@@ -96,6 +96,8 @@ pub(super) enum ReadOutcome {
     End,
     /// The user pressed Ctrl-C.
     Interrupted,
+    /// The user typed bytes that are no UTF-8.
+    NotText,
 }
 
 /// The source of lines: a terminal with its editor, or a pipe.
@@ -140,9 +142,15 @@ fn read_terminal(editor: &mut DefaultEditor, prompt: &str) -> anyhow::Result<Rea
             Err(ReadlineError::Interrupted) => return Ok(ReadOutcome::Interrupted),
             // The window has another size.
             Err(ReadlineError::Signal(_)) => {}
+            Err(error) if is_not_text(&error) => return Ok(ReadOutcome::NotText),
             Err(error) => return Err(error).context("cannot read the terminal"),
         }
     }
+}
+
+/// Whether the editor met bytes that are no UTF-8. It has taken them out of the input.
+fn is_not_text(error: &ReadlineError) -> bool {
+    matches!(error, ReadlineError::Io(error) if error.kind() == ErrorKind::InvalidData)
 }
 
 fn prompt(need: &LineNeed) -> String {
@@ -205,11 +213,18 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_that_is_no_text_does_not_end_the_editor() {
+        assert!(is_not_text(&ErrorKind::InvalidData.into()));
+        assert!(!is_not_text(&ErrorKind::BrokenPipe.into()));
+        assert!(!is_not_text(&ReadlineError::Eof));
+    }
+
+    #[test]
     fn lines_are_read_without_their_ends() {
         let mut input = "one\r\n\ntwo".as_bytes();
         let mut next = || match read_line(&mut input).unwrap() {
             ReadOutcome::Line(line) => Some(line),
-            ReadOutcome::End | ReadOutcome::Interrupted => None,
+            ReadOutcome::End | ReadOutcome::Interrupted | ReadOutcome::NotText => None,
         };
         let lines: Vec<String> = std::iter::from_fn(&mut next).collect();
         assert_eq!(lines, ["one", "", "two"]);

@@ -144,7 +144,10 @@ fn errors_name_the_way_out() {
     let lost = ServerEvent::Failed("cannot reach it".to_owned());
     for (event, words) in [
         (refused(401, None), "--api-key"),
-        (refused(429, Some(1900)), "/retry, in 2 s"),
+        (
+            refused(429, Some(1900)),
+            "Try again in 2 s. /retry asks again.",
+        ),
         (refused(400, None), "status 400"),
         (lost, "cannot reach it"),
         (ServerEvent::Ended, "before the answer did"),
@@ -186,6 +189,30 @@ fn an_answer_by_a_schema_must_be_json() {
             "{shown:?}"
         );
     }
+}
+
+#[test]
+fn a_pipe_has_messages_and_results_and_no_commands() {
+    let mut chat = chat(ChatSurface::Pipe);
+    for line in ["/save a.json", "//two", "/quit", "/nothing"] {
+        chat.enter(line);
+        let sent = outputs(&mut chat);
+        assert_eq!(sent, [format!("send Be short.|{line}")]);
+        chat.stop();
+    }
+    chat.enter("weather?");
+    answer(&mut chat, &[call("a", "weather", "{}")]);
+    outputs(&mut chat);
+    chat.enter("/load b.json");
+    let sent = outputs(&mut chat);
+    assert_eq!(sent, ["send Be short.|weather?|-|/load b.json"]);
+    let refused = ServerEvent::Refused {
+        status: 429,
+        message: "No.".to_owned(),
+        retry_after: Some(Duration::from_secs(2)),
+    };
+    chat.receive(refused, Duration::ZERO);
+    assert_eq!(outputs(&mut chat), ["quit: No. Try again in 2 s."]);
 }
 
 #[test]
