@@ -8,6 +8,7 @@ use super::lark_text::{BREAK, LarkText};
 use super::pythonic_call::is_name;
 use super::tagged_call::{TaggedForm, json_of};
 use super::tool_spec::{ParameterKind, TypeSet, resolved};
+use cleave_domain::GRAMMAR_BYTES_MAX;
 use cleave_grammar::{GrammarError, SchemaKeywords, json_expression};
 use serde_json::{Map, Value};
 
@@ -124,8 +125,21 @@ pub(super) fn pythonic_arguments(
         let json = json_expression(&value_schema(rules, argument.schema), rules.keywords)?;
         let text = lark.literal(&format!("{}=", argument.name));
         expressions.push((format!("{text} {json}"), argument.is_required));
+        check_length(rules, &expressions)?;
     }
     Ok(members(lark, "\", \"", &expressions))
+}
+
+/// Refuses arguments that are longer than any grammar: each has a copy of the definitions.
+pub(super) fn check_length(
+    rules: &ArgumentRules<'_>,
+    arguments: &[(String, bool)],
+) -> Result<(), GrammarError> {
+    let bytes: usize = arguments.iter().map(|(text, _)| text.len()).sum();
+    if bytes > GRAMMAR_BYTES_MAX {
+        return Err(rules.refused("its arguments with their definitions are too long"));
+    }
+    Ok(())
 }
 
 /// Members in order, with a separator between them; each may be left out that is not required.
@@ -173,6 +187,9 @@ pub(super) fn tagged_arguments(
         let begin = lark.literal(&format!("{}{}", form.key_begin, argument.name));
         let end = key_end(lark, form, Some(is_text));
         let written = lark.rule(&format!("{BREAK} {begin} {end} {value}"));
+        if lark.is_long() {
+            return Err(rules.refused("its arguments with their definitions are too long"));
+        }
         let mark = if argument.is_required { "" } else { "?" };
         arguments.push(format!("{written}{mark}"));
     }

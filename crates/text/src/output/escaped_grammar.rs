@@ -4,7 +4,8 @@
 //! accepts.
 
 use super::argument_grammar::{
-    Argument, NOTES, allows_all, enumerated, listed, members, text_regex, value_schema,
+    Argument, NOTES, allows_all, check_length, enumerated, listed, members, text_regex,
+    value_schema,
 };
 use super::call_grammar::ArgumentRules;
 use super::escaped_call::ESCAPE;
@@ -46,6 +47,7 @@ fn written(
         let value = value(lark, rules, argument.schema, depth)?;
         let key = lark.literal(&format!("{}:", argument.name));
         expressions.push((format!("{key} {value}"), argument.is_required));
+        check_length(rules, &expressions)?;
     }
     Ok(members(lark, "\",\"", &expressions))
 }

@@ -488,6 +488,30 @@ fn arguments_that_no_format_can_enforce_are_refused() {
     );
 }
 
+/// Each argument has a copy of the definitions: together they would take 100 MB.
+#[test]
+fn copies_of_definitions_have_a_limit() {
+    let names = (0..2000).map(|index| (format!("p{index}"), json!({"$ref": "#/$defs/d"})));
+    let tools = [CallableTool {
+        name: "weather".to_owned(),
+        schema: Some(json!({
+            "type": "object",
+            "properties": Value::Object(names.collect()),
+            "$defs": {"d": {"type": "integer", "description": "x".repeat(50_000)}},
+        })),
+        is_strict: true,
+    }];
+    for format in ["qwen3_coder", "pythonic", "gemma4"] {
+        let reading = reading("none", format, "");
+        let made = reading.lark(&required(&tools, false), &MODELS[1].marks, &[END]);
+        let reason = made.err().map(|error| error.to_string());
+        assert!(
+            reason.is_some_and(|reason| reason.contains("too long")),
+            "{format}"
+        );
+    }
+}
+
 /// Whatever a client describes is a grammar, or an error.
 #[test]
 fn damaged_schemas_are_grammars_or_errors() {
