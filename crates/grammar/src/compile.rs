@@ -18,6 +18,10 @@ use std::thread::{self, Builder, ScopedJoinHandle};
 /// Stack of a compilation. The longest chain of rules in a grammar of the longest text needs a part
 /// of it; pages that are not touched take no memory.
 const STACK_BYTES: usize = 256 << 20;
+/// Memory of a compiled grammar for each byte of its text, and for each byte of which its lexer
+/// knows, as measured.
+const TEXT_SHARE: usize = 256;
+const LEXER_SHARE: usize = 16;
 /// Limit of an error's text.
 const REASON_CHARS_MAX: usize = 300;
 
@@ -30,6 +34,7 @@ pub struct GrammarCompiler {
 /// A compiled constraint, from which every sequence that has it starts.
 pub struct CompiledGrammar {
     start: GrammarMatcher,
+    bytes: usize,
 }
 
 /// A constraint that cannot be enforced.
@@ -116,6 +121,8 @@ impl GrammarCompiler {
             .factory
             .create_parser_from_init_ext(init, logger, capabilities, limits);
         let parser = parser.map_err(|error| reason(&format!("{error:#}")))?;
+        let lexer_bytes = parser.parser.lexer_stats().num_bytes;
+        let bytes = LEXER_SHARE * lexer_bytes + TEXT_SHARE * constraint.grammar.bytes();
         let mut matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
             return Err(reason(&error));
@@ -128,7 +135,7 @@ impl GrammarCompiler {
         // A grammar without any text fails here, and not when its first token is drawn.
         let mut allowed = vec![0; self.mask_words()];
         match start.clone().allow(&mut allowed) {
-            Ok(()) => Ok(CompiledGrammar { start }),
+            Ok(()) => Ok(CompiledGrammar { start, bytes }),
             Err(GrammarError::Mismatch) => Err(GrammarError::Refused(
                 "no token of the model begins a text that matches".to_owned(),
             )),
@@ -153,6 +160,11 @@ impl CompiledGrammar {
     /// A matcher of an output that has not begun.
     pub fn start(&self) -> GrammarMatcher {
         self.start.clone()
+    }
+
+    /// About the memory that it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -17,6 +17,8 @@ use tracing::{error, warn};
 
 /// Compiled grammars that are kept without a hand-off that has them.
 const UNPINNED_MAX: usize = 64;
+/// Limit of the memory that they take together, in bytes: that of the largest few.
+const UNPINNED_BYTES_MAX: usize = 256 << 20;
 
 /// The constraints of one worker. Threads share it.
 pub(crate) struct WorkerConstraints {
@@ -42,12 +44,41 @@ struct CompiledTable {
     uses_count: u64,
 }
 
+impl CompiledTable {
+    /// Drops the least recently used entries without pins that are beyond the limits, `bytes_max`
+    /// and [`UNPINNED_MAX`].
+    fn drop_oldest(&mut self, bytes_max: usize) {
+        let entries = self.entries.iter();
+        let mut unpinned: Vec<(u64, usize, Arc<Constraint>)> = entries
+            .filter(|(_, entry)| entry.pins_count == 0)
+            .map(|(constraint, entry)| (entry.last_use, entry.bytes(), Arc::clone(constraint)))
+            .collect();
+        unpinned.sort_unstable_by_key(|(last_use, ..)| *last_use);
+        let mut bytes_kept = 0_usize;
+        for (at, (_, bytes, constraint)) in unpinned.iter().rev().enumerate() {
+            bytes_kept = bytes_kept.saturating_add(*bytes);
+            if at >= UNPINNED_MAX || bytes_kept > bytes_max {
+                self.entries.remove(constraint);
+            }
+        }
+    }
+}
+
 struct CompiledEntry {
     /// `None` while it is being compiled.
     outcome: Option<Result<Arc<CompiledGrammar>, GrammarError>>,
     /// Hand-offs that have it.
     pins_count: u32,
     last_use: u64,
+}
+
+impl CompiledEntry {
+    fn bytes(&self) -> usize {
+        match &self.outcome {
+            Some(Ok(compiled)) => compiled.bytes(),
+            Some(Err(_)) | None => 0,
+        }
+    }
 }
 
 /// The state of a constraint that a hand-off pinned.
@@ -100,17 +131,7 @@ impl WorkerConstraints {
         if let Some(entry) = table.entries.get_mut(constraint) {
             entry.pins_count = entry.pins_count.saturating_sub(1);
         }
-        let unpinned = table
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.pins_count == 0);
-        if unpinned.clone().count() <= UNPINNED_MAX {
-            return;
-        }
-        let oldest = unpinned.min_by_key(|(_, entry)| entry.last_use);
-        if let Some(oldest) = oldest.map(|(constraint, _)| Arc::clone(constraint)) {
-            table.entries.remove(&oldest);
-        }
+        table.drop_oldest(UNPINNED_BYTES_MAX);
     }
 
     /// Compiles a constraint, which may take a part of a second; the first one a second, for the

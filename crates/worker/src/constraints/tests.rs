@@ -71,3 +71,30 @@ fn the_least_recently_used_grammar_without_pin_is_dropped() {
     assert_eq!(constraints.pin(&numbered(1)), CompileState::Known);
     assert_eq!(constraints.pin(&pinned), CompileState::UnderWay);
 }
+
+#[test]
+fn grammars_without_pin_have_a_limit_of_their_memory() {
+    let constraints = constraints();
+    let numbered = |number: u32| {
+        let schema = format!(r#"{{"type":"integer","multipleOf":{}}}"#, 9999 - number);
+        Arc::new(Constraint {
+            grammar: Grammar::JsonSchema(schema.into()),
+            end: ConstraintEnd::Allowed,
+        })
+    };
+    for number in 0..4 {
+        let constraint = numbered(number);
+        constraints.pin(&constraint);
+        constraints.compile(&constraint);
+        if number > 0 {
+            constraints.unpin(&constraint);
+        }
+    }
+    let mut table = constraints.compiled.lock();
+    let bytes = table.entries[&numbered(3)].bytes();
+    assert!(bytes > 1 << 20, "{bytes} bytes for 10,000 states");
+    table.drop_oldest(bytes * 5 / 2);
+    let is_kept = |number| table.entries.contains_key(&numbered(number));
+    let kept: Vec<bool> = (0..4).map(is_kept).collect();
+    assert_eq!(kept, [true, false, true, true], "0 is pinned");
+}
