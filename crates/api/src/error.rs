@@ -416,7 +416,7 @@ impl From<&Failure> for ApiError {
                 "A worker rejected the KV blocks of another worker.",
             ),
             Failure::Engine(reason) => {
-                let message = format!("The engine could not run the step: {reason}");
+                let message = format!("The engine could not run the step: {reason}.");
                 return Self::internal("engine_failed", message);
             }
             Failure::OutOfBlocks => (

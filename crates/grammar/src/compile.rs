@@ -45,7 +45,7 @@ pub enum GrammarError {
     #[error("{0}")]
     Refused(String),
     /// The grammar, or the text at this place, is too complex: a limit was reached.
-    #[error("it is too complex")]
+    #[error("it is too complex; simplify it (fewer alternatives or optional parts)")]
     TooComplex,
     /// The output has left the grammar, which a constrained output never does.
     #[error("the output does not match it")]

@@ -211,7 +211,9 @@ impl ConstraintSource for WorkerConstraints {
 fn unquoted(error: &GrammarError) -> &'static str {
     match error {
         GrammarError::Refused(_) => "it is not supported",
-        GrammarError::TooComplex => "it is too complex",
+        GrammarError::TooComplex => {
+            "it became too complex; simplify it (fewer alternatives or optional parts)"
+        }
         GrammarError::Mismatch => "the output does not match it",
         GrammarError::NoEndToken => "the model has no end token",
         GrammarError::Failed => "it cannot be evaluated",
