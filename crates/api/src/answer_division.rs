@@ -7,6 +7,7 @@ use crate::custom_input::CustomInput;
 use crate::output_piece::{OutputPiece, OutputPieces, ToolCallHead, ToolCallPiece, ToolKind};
 use crate::request::{OutputFormat, ReasoningShown};
 use cleave_text::{AnswerPart, OutputParser, OutputPlace, OutputReading};
+use serde::de::IgnoredAny;
 use std::sync::Arc;
 
 /// Reads the text of one answer.
@@ -18,6 +19,10 @@ pub(crate) struct AnswerDivision {
     /// The input of the open call, if its tool is a custom one.
     custom_input: Option<CustomInput>,
     calls_count: usize,
+    /// Arguments so far of the call that has not ended, as the model wrote them.
+    open_arguments: Option<String>,
+    /// Whether the output ended within a call.
+    is_call_cut: bool,
     reasoning_tokens: u32,
     /// Tokens of which it is not certain whether they begin reasoning.
     undecided_tokens: u32,
@@ -32,6 +37,8 @@ impl AnswerDivision {
             custom_tools: Arc::clone(&output.custom_tools),
             custom_input: None,
             calls_count: 0,
+            open_arguments: None,
+            is_call_cut: false,
             reasoning_tokens: 0,
             undecided_tokens: 0,
         }
@@ -67,6 +74,9 @@ impl AnswerDivision {
 
     /// Ends the answer, and adds the rest of its pieces.
     pub(crate) fn finish(&mut self, pieces: &mut OutputPieces) {
+        // Some formats close their objects when they end, so that a cut is visible only before.
+        let open = self.open_arguments.take();
+        self.is_call_cut = open.is_some_and(|arguments| !is_object(&arguments));
         let parts = self.parser.finish();
         self.add(parts, pieces);
         self.end_call(pieces);
@@ -74,6 +84,11 @@ impl AnswerDivision {
 
     pub(crate) fn has_calls(&self) -> bool {
         self.calls_count > 0
+    }
+
+    /// Whether the output ended before its last call was complete.
+    pub(crate) fn is_call_cut(&self) -> bool {
+        self.is_call_cut
     }
 
     fn add(&mut self, parts: Vec<AnswerPart>, pieces: &mut OutputPieces) {
@@ -84,6 +99,7 @@ impl AnswerDivision {
                 AnswerPart::Reasoning(text) => pieces.push(OutputPiece::Reasoning(text)),
                 AnswerPart::CallBegin { name, id } => {
                     self.end_call(pieces);
+                    self.open_arguments = Some(String::new());
                     let id = id.unwrap_or_else(|| self.new_id());
                     self.calls_count += 1;
                     let is_custom = self.custom_tools.contains(&name);
@@ -92,6 +108,9 @@ impl AnswerDivision {
                     self.add_call(self.kind(), head, String::new(), pieces);
                 }
                 AnswerPart::CallArguments(text) => {
+                    if let Some(arguments) = &mut self.open_arguments {
+                        arguments.push_str(&text);
+                    }
                     let text = match &mut self.custom_input {
                         Some(input) => input.push(&text),
                         None => text,
@@ -107,6 +126,7 @@ impl AnswerDivision {
 
     /// Adds the rest of a custom tool's input.
     fn end_call(&mut self, pieces: &mut OutputPieces) {
+        self.open_arguments = None;
         let Some(input) = self.custom_input.take() else {
             return;
         };
@@ -148,4 +168,9 @@ impl AnswerDivision {
             format!("call_{:024x}", number >> 32)
         }
     }
+}
+
+/// Whether arguments are the whole text of a JSON object.
+fn is_object(arguments: &str) -> bool {
+    arguments.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(arguments).is_ok()
 }

@@ -234,7 +234,10 @@ impl AnswerChoice {
         let mut has_calls = false;
         if let Some(parts) = &mut self.parts {
             parts.finish(pieces);
-            has_calls = parts.has_calls() && self.output.call_reason == CallReason::Calls;
+            // A client must not execute a call that its own stop condition cut.
+            let is_cut = parts.is_call_cut() && cause != StopCause::EosOrLength;
+            let calls_end_it = self.output.call_reason == CallReason::Calls && !is_cut;
+            has_calls = parts.has_calls() && calls_end_it;
         }
         let end = ChoiceEnd {
             reason,

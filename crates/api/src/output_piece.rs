@@ -74,7 +74,8 @@ pub(crate) struct TokenScore {
 pub(crate) struct ChoiceEnd {
     pub(crate) reason: FinishReason,
     pub(crate) cause: StopCause,
-    /// Whether the answer has a tool call.
+    /// Whether the answer ends by its tool calls: it has one, and no stop condition of the client
+    /// cut the last.
     pub(crate) has_calls: bool,
 }
 

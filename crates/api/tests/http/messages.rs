@@ -261,6 +261,19 @@ async fn ends_have_the_words_of_this_api() {
         cut["content"][0]["input"],
         json!({"INVALID_JSON": "{\"x\": \"a"})
     );
+    assert_eq!(cut["stop_reason"], "max_tokens");
+    // One that a stop sequence cut is none to execute.
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"Rome\"}}</tool_call>";
+    let fields = json!({"stop_sequences": ["Rome"]});
+    let stopped = answer(&set, call, &fields).await;
+    assert_eq!(stopped["content"][0]["type"], "tool_use");
+    let expected = ("stop_sequence".to_owned(), "Rome".into());
+    assert_eq!(end(&stopped), expected);
+    let events = streamed(&set, call, &fields).await;
+    let last = events.iter().find(|event| event["type"] == "message_delta");
+    assert_eq!(end(&last.unwrap()["delta"]), expected);
+    let whole = answer(&set, call, &json!({})).await;
+    assert_eq!(end(&whole), ("tool_use".to_owned(), Value::Null));
 }
 
 #[tokio::test]

@@ -69,6 +69,40 @@ async fn calls_in_an_answer_are_tool_calls() {
 }
 
 #[tokio::test]
+async fn a_call_that_a_stop_text_cuts_is_no_reason() {
+    let set = server("qwen3");
+    for (stop, reason) in [
+        (" b", "stop"),
+        ("}}", "stop"),
+        ("\n</tool_call>\n<tool_call>", "tool_calls"),
+        ("g\"", "tool_calls"),
+    ] {
+        let fields = json!({"stop": [stop]});
+        let whole = answer(&set, CALL, fields.clone()).await;
+        let choice = &whole["choices"][0];
+        assert_eq!(choice["finish_reason"], reason, "{stop}");
+        assert_eq!(choice["stop_reason"], stop);
+        assert!(choice["message"]["tool_calls"].is_array(), "{whole}");
+        let (_, reasons) = deltas(&set, CALL, fields).await;
+        assert_eq!(reasons, [reason], "{stop}");
+    }
+    // A whole call before it makes no difference.
+    let second = CALL.replace("{}}", "{\"y\": \"Rome\"}}");
+    let fields = json!({"stop": ["Rome"]});
+    let whole = answer(&set, &second, fields.clone()).await;
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls[1]["function"]["arguments"], "{\"y\": \"");
+    let (_, reasons) = deltas(&set, &second, fields).await;
+    assert_eq!(reasons, ["stop"]);
+    // The limit has a word of its own.
+    set.script_text(&second[..second.len() - 20]);
+    let cut = set.post(CHAT, body(&json!({}))).await.json();
+    assert_eq!(cut["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
 async fn a_streamed_call_has_its_name_once_and_first() {
     let set = server("qwen3");
     let (deltas, reasons) = deltas(&set, CALL, json!({})).await;

@@ -24,10 +24,9 @@ pub(super) fn whole(head: &AnswerHead, choices: &[OutputPieces], end: AnswerEnd)
     let choice = choices.first();
     let pieces = choice.into_iter().flat_map(OutputPieces::iter);
     let content: Vec<Value> = pieces.filter_map(block).collect();
-    let has_calls = content.iter().any(|block| block["type"] == "tool_use");
     let mut message = message(head, &content, counts);
     let (reason, sequence) = match choice.and_then(OutputPieces::end) {
-        Some(end) => stop_reason(end, has_calls, head, counts),
+        Some(end) => stop_reason(end, head, counts),
         None => (Value::Null, Value::Null),
     };
     message["stop_reason"] = reason;
@@ -112,19 +111,14 @@ fn signature(hash: &blake3::Hash) -> String {
 }
 
 /// The reason of the end, and the client's stop sequence that was met.
-fn stop_reason(
-    end: &ChoiceEnd,
-    has_calls: bool,
-    head: &AnswerHead,
-    counts: TokenCounts,
-) -> (Value, Value) {
+fn stop_reason(end: &ChoiceEnd, head: &AnswerHead, counts: TokenCounts) -> (Value, Value) {
     let is_below = |limit: u32| counts.output_tokens < u64::from(limit);
     match (end.reason, &end.cause) {
         (FinishReason::Length, _) if head.facts.tokens_max.is_some_and(is_below) => {
             ("model_context_window_exceeded".into(), Value::Null)
         }
         (FinishReason::Length, _) => ("max_tokens".into(), Value::Null),
-        (FinishReason::Stop, _) if has_calls => ("tool_use".into(), Value::Null),
+        (FinishReason::Stop, _) if end.has_calls => ("tool_use".into(), Value::Null),
         (FinishReason::Stop, StopCause::Text(text)) => {
             ("stop_sequence".into(), text.as_str().into())
         }
@@ -138,7 +132,6 @@ pub(super) struct MessageEvents {
     /// The block that has begun and not ended.
     open: Option<OpenBlock>,
     blocks_count: usize,
-    has_calls: bool,
     end: Option<ChoiceEnd>,
 }
 
@@ -155,7 +148,6 @@ impl MessageEvents {
             head,
             open: None,
             blocks_count: 0,
-            has_calls: false,
             end: None,
         }
     }
@@ -216,7 +208,6 @@ impl MessageEvents {
     }
 
     fn call(&mut self, out: &mut Vec<u8>, call: &ToolCallPiece) {
-        self.has_calls = true;
         if call.head.is_some() {
             self.begin_block(out, OpenBlock::Call, &tool_use(call));
         }
@@ -261,7 +252,7 @@ impl EventRenderer for MessageEvents {
     fn last(&mut self, out: &mut Vec<u8>, _: UsageShown, end: AnswerEnd) {
         let AnswerEnd { counts, timing } = end;
         let (reason, sequence) = match &self.end {
-            Some(end) => stop_reason(end, self.has_calls, &self.head, counts),
+            Some(end) => stop_reason(end, &self.head, counts),
             None => (Value::Null, Value::Null),
         };
         let mut event = json!({
