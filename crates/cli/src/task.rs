@@ -29,6 +29,9 @@ pub(crate) fn model_task(args: &ModelArgs, folder: Option<&Path>) -> anyhow::Res
         let [negative, positive] = words.as_slice() else {
             bail!("--classifier-from-token takes two words, as in `no,yes`");
         };
+        if negative == positive {
+            bail!("--classifier-from-token takes two different words, as in `no,yes`");
+        }
         return Ok(ModelTask::Rerank(RerankTask {
             negative: negative.clone(),
             positive: positive.clone(),
@@ -52,4 +55,31 @@ pub(crate) fn model_task(args: &ModelArgs, folder: Option<&Path>) -> anyhow::Res
         (None, None, Some(true)) => ModelTask::Embed(EmbedTask::of(Pooling::LastToken)),
         (None, None, _) => ModelTask::Generate,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, CliCommand};
+    use clap::Parser;
+
+    #[test]
+    fn a_classifier_has_two_different_words() {
+        for (words, reason) in [
+            ("no,yes", None),
+            ("a,a", Some("two different words")),
+            ("a", Some("two words")),
+        ] {
+            let line = ["cleave", "chat", "--classifier-from-token", words];
+            let CliCommand::Chat(args) = Cli::parse_from(line).command else {
+                panic!("a chat was asked for");
+            };
+            let task = model_task(&args.model, None);
+            let error = task.err().map(|error| error.to_string());
+            let is_so = error
+                .as_deref()
+                .map(|error| reason.is_some_and(|r| error.contains(r)));
+            assert_eq!(is_so, reason.map(|_| true), "{words}: {error:?}");
+        }
+    }
 }

@@ -277,6 +277,11 @@ fn pooling_of(folder: &Path, module: &str) -> Result<Pooling, ModelError> {
         }
         ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
         ["cls" | "cls_token"] => Ok(Pooling::FirstToken),
+        [] => {
+            let reason = "it has no `pooling_mode`, and no `pooling_mode_…` of it is true; one of \
+                          lasttoken, mean and cls is needed";
+            Err(invalid(POOLING_FILE, reason.to_owned()))
+        }
         _ => {
             let reason = format!(
                 "the pooling {:?} is not supported; one of lasttoken, mean and cls is",
@@ -369,6 +374,8 @@ mod tests {
             let error = pooled(config).unwrap_err();
             assert!(error.starts_with("1_Pooling/config.json: "), "{error}");
         }
+        let empty = pooled("{}").unwrap_err();
+        assert!(empty.contains("it has no `pooling_mode`"), "{empty}");
         let dense = MODULES.replace("models.Normalize", "models.Dense");
         let plain = MODULES.replace("models.Pooling", "models.Normalize");
         for modules in [&*dense, &*plain, "[]"] {

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::error::ApiError;
 use crate::field::JsonFields;
-use crate::request::text::too_long;
 use cleave_domain::{Pooling, SamplingParams, StopRules, TokenId};
 use cleave_text::{ModelText, SpecialTokens, TextStart};
 use std::sync::Arc;
@@ -125,7 +124,8 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
     let lengths = length(a) * length(b);
     if lengths > 0.0 {
-        products.sum::<f64>() / lengths
+        // Rounding may lead a little beyond what a cosine can be.
+        (products.sum::<f64>() / lengths).clamp(-1.0, 1.0)
     } else {
         0.0
     }
@@ -194,7 +194,12 @@ pub(crate) fn check_prompt(
         let message = format!("`{path}` has no token; a vector is made of at least one.");
         Err(ApiError::invalid(path, message))
     } else if tokens.len() >= context as usize {
-        Err(too_long(path, tokens.len() + 1, context, ""))
+        let message = format!(
+            "`{path}` has {} tokens; a vector is made of at most {}, one less than the model's context. Shorten it.",
+            tokens.len(),
+            context.saturating_sub(1)
+        );
+        Err(ApiError::context_exceeded(path, message))
     } else {
         Ok(())
     }
@@ -250,5 +255,15 @@ mod tests {
         ];
         let pairs = PairScores::Cosine(vec![(0, 1), (0, 2), (1, 3)]);
         assert_eq!(pairs.of(&vectors), [1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_cosine_is_at_most_one() {
+        for count in 1..200 {
+            let vector: Vec<f32> = (1..=count).map(|i| 1.0 / i as f32).collect();
+            let other: Vec<f32> = vector.iter().map(|value| -value).collect();
+            assert!(cosine(&vector, &vector) <= 1.0, "{count}");
+            assert!(cosine(&vector, &other) >= -1.0, "{count}");
+        }
     }
 }

@@ -5,8 +5,9 @@ use super::{AnswerEnd, AnswerHead, BodyParts, SurfaceTask};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
-    AnyValue, FieldGroup, IntegerRange, JsonFields, ListShape, ObjectSpec, TextShape, ValueShape,
-    any, integer, limit_list, request_fields, request_object, text as text_field, wrong_type,
+    AnyValue, FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, ObjectSpec, TextShape,
+    ValueShape, any, flag, integer, limit_list, request_fields, request_object, text as text_field,
+    wrong_type,
 };
 use crate::openapi::RouteDoc;
 use crate::request::pooled::{
@@ -59,6 +60,14 @@ request_fields! {
             TextShape::ANY,
             "A prompt of the model's `config_sentence_transformers.json`, put before each text; not before tokens.",
         ).default("`default_prompt_name` of that file");
+        NORMALIZE: FlagValue = flag(
+            "normalize",
+            "Vectors are divided by their length.",
+        ).default("as the model's are");
+        ADD_SPECIAL_TOKENS: FlagValue = flag(
+            "add_special_tokens",
+            "Adds the tokenizer's special tokens to a text, not to tokens.",
+        ).default("true");
     }
 }
 
@@ -109,12 +118,16 @@ fn embeddings(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
             }
         },
         dimensions: dimensions(&fields, model)?,
-        normalize: task.normalize,
+        normalize: fields.flag(&NORMALIZE)?.unwrap_or(task.normalize),
     });
     let prefix = prompt_text(&fields, task)?;
+    let special = match fields.flag(&ADD_SPECIAL_TOKENS)? {
+        Some(false) => SpecialTokens::Skipped,
+        Some(true) | None => SpecialTokens::Kept,
+    };
     let tokens = |(path, given): (String, EmbeddingInput)| {
         let tokens = match given {
-            EmbeddingInput::Text(text) => encode_after(prefix, &text, model, &path)?,
+            EmbeddingInput::Text(text) => encode_after(prefix, &text, special, model, &path)?,
             EmbeddingInput::Tokens(items) => token_ids(&path, items, model)?,
         };
         check_prompt(&tokens, model, &path).map(|()| tokens)
@@ -128,6 +141,7 @@ fn embeddings(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
 pub(super) fn encode_after(
     prefix: &str,
     text: &str,
+    special: SpecialTokens,
     model: &ModelText,
     path: &str,
 ) -> Result<Vec<TokenId>, ApiError> {
@@ -136,7 +150,7 @@ pub(super) fn encode_after(
     } else {
         Cow::Owned(format!("{prefix}{text}"))
     };
-    text::encode(&whole, SpecialTokens::Kept, model, path)
+    text::encode(&whole, special, model, path)
 }
 
 fn dimensions(fields: &JsonFields, model: &ModelText) -> Result<Option<usize>, ApiError> {

@@ -22,7 +22,9 @@ use crate::request::{
 };
 use cleave_domain::{Pooling, TokenId};
 use cleave_text::json::{Document, Json, JsonShape};
-use cleave_text::{EmbedTask, ModelTask, ModelText, RERANK_INSTRUCTION, rerank_prompt};
+use cleave_text::{
+    EmbedTask, ModelTask, ModelText, RERANK_INSTRUCTION, SpecialTokens, rerank_prompt,
+};
 use serde_json::{Map, json};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -297,7 +299,7 @@ fn embedded_pairs(
     let ((first, second), (task, model)) = (sides, by);
     let encoded = |texts: &PlacedTexts<'_>, prefix: &str| {
         let one = |(path, text): &(String, Cow<'_, str>)| {
-            let tokens = encode_after(prefix, text, model, path)?;
+            let tokens = encode_after(prefix, text, SpecialTokens::Kept, model, path)?;
             check_prompt(&tokens, model, path).map(|()| tokens)
         };
         texts.iter().map(one).collect::<Result<Vec<_>, ApiError>>()
@@ -341,11 +343,19 @@ fn documents<'a>(fields: &JsonFields<'a>) -> Result<PlacedTexts<'a>, ApiError> {
     }
 }
 
-/// Reads one side of the pairs, under the first of its names that is given.
+/// Reads one side of the pairs, under the one of its names that is given.
 fn texts<'a>(
     fields: &JsonFields<'a>,
     names: [&RequestField<AnyValue>; 2],
 ) -> Result<PlacedTexts<'a>, ApiError> {
+    if names.iter().all(|field| fields.any(field).is_some()) {
+        let message = format!(
+            "`{}` is another name of `{}`: give one of them.",
+            names[1].name(),
+            names[0].name()
+        );
+        return Err(fields.invalid(names[1], message));
+    }
     let found = names
         .into_iter()
         .find_map(|field| Some((field, fields.any(field)?)));

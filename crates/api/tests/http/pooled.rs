@@ -5,7 +5,7 @@ use crate::scripted_server::{
 };
 use cleave_api::{ApiOptions, ServingReadiness};
 use cleave_domain::{FinishReason, Pooling, Refusal, SloMetric};
-use cleave_text::{EmbedTask, ModelTask, RerankTask};
+use cleave_text::{EmbedTask, ModelTask, RerankTask, SpecialTokens};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -88,6 +88,73 @@ async fn base64_and_dimensions_are_as_openai_clients_read_them() {
     let body = json!({"input": "x", "encoding_format": "base64", "dimensions": 2});
     let answer = set.post(EMBEDDINGS, body).await.json();
     assert_eq!(answer["data"][0]["embedding"], "AAAAAAAAgL8=");
+}
+
+#[tokio::test]
+async fn a_request_chooses_length_and_special_tokens() {
+    let set = embedder();
+    for (fields, first) in [
+        (json!({"normalize": false}), 3.0),
+        (json!({"normalize": true, "add_special_tokens": true}), 0.6),
+    ] {
+        set.script_vector(&[3.0, 4.0]);
+        let mut body = json!({"input": "x"});
+        let members = fields.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(members);
+        let answer = set.post(EMBEDDINGS, body).await.json();
+        let found = answer["data"][0]["embedding"][0].as_f64().unwrap();
+        assert!((found - first).abs() < 1e-6, "{answer}");
+    }
+    // This tokenizer begins a text with a token of its own.
+    let mut files = files("llama3");
+    files.task = embed_task();
+    let set = server_with(files, options());
+    let encode = |special| set.text.tokenizer().encode("x", special).unwrap();
+    let (kept, bare) = (encode(SpecialTokens::Kept), encode(SpecialTokens::Skipped));
+    assert_ne!(kept, bare);
+    for (adds, expected) in [(true, kept), (false, bare)] {
+        set.script_vector(&[1.0, 0.0]);
+        let body = json!({"input": "x", "add_special_tokens": adds});
+        assert_eq!(set.post(EMBEDDINGS, body).await.status, 200);
+        assert_eq!(set.last_submitted().prompt.to_vec(), expected);
+    }
+    for field in ["normalize", "add_special_tokens"] {
+        let mut body = json!({"input": "x"});
+        body[field] = "no".into();
+        assert_eq!(set.post(EMBEDDINGS, body).await.status, 400, "{field}");
+    }
+}
+
+#[tokio::test]
+async fn an_error_has_the_length_of_a_long_input() {
+    let set = embedder();
+    let context = set.text.context_tokens_max() as usize;
+    let body = json!({"input": [vec![5; context]]});
+    let answer = set.post(EMBEDDINGS, body).await;
+    assert_eq!(answer.status, 400);
+    let message = answer.json()["error"]["message"].to_string();
+    let (has, most) = (format!("has {context} tokens"), context - 1);
+    assert!(message.contains(&has), "{message}");
+    assert!(message.contains(&format!("at most {most}")), "{message}");
+}
+
+#[tokio::test]
+async fn a_side_of_a_pair_has_one_name() {
+    let set = embedder();
+    for (body, named) in [
+        (
+            json!({"text_1": "a", "queries": "b", "text_2": "c"}),
+            "queries",
+        ),
+        (
+            json!({"text_1": "a", "text_2": "c", "documents": ["d"]}),
+            "documents",
+        ),
+    ] {
+        let answer = set.post("/v1/score", body).await;
+        assert_eq!(answer.status, 400);
+        assert_eq!(answer.json()["error"]["param"], named);
+    }
 }
 
 #[tokio::test]
