@@ -75,9 +75,8 @@ fn cuda_vectors_match_the_reference_on_every_path() {
     let folder = testdata().join("qwen3");
     let f32 = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::F32));
     conformance::pooling(&folder, &f32).unwrap();
-    for name in ["granite", "qwen3"] {
-        conformance::vectors(&testdata().join(name), &f32).unwrap();
-    }
+    // The emulator takes half a minute for long texts.
+    conformance::vectors(&folder, 40, &f32).unwrap();
     let bf16 = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
     conformance::pooled_paths(&folder, &bf16).unwrap();
 }
