@@ -43,7 +43,7 @@ fn refused(reason: String) -> Result<(), GrammarError> {
     Err(GrammarError::Refused(reason))
 }
 
-/// What the parts of a grammar add up to.
+/// Sizes of all parts of a grammar.
 #[derive(Default)]
 struct GrammarSize {
     /// Sum over all expressions.

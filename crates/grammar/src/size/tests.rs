@@ -1,3 +1,5 @@
+//! Which sizes are refused.
+
 use super::*;
 use cleave_domain::Grammar;
 use serde_json::{Value, json};
@@ -18,7 +20,7 @@ fn of_lark(lark: &str) -> Option<String> {
     refusal(&Grammar::Lark(lark.into()))
 }
 
-/// Those that are refused took gigabytes.
+/// Expressions that are refused took gigabytes.
 #[test]
 fn expressions_have_a_limit_of_their_parts() {
     let large = "its expressions are too large: more than 4000 parts";
