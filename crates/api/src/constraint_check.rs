@@ -112,7 +112,7 @@ impl ConstraintChecks {
                 let compiled = grammars.and_then(|grammars| grammars.compile(&part.constraint));
                 compiled
                     .map(drop)
-                    .map_err(|error| refused(&part.path, &error))
+                    .map_err(|error| refused(&all.path, &error))
             })
         };
         let checked = spawn_blocking(check).await;
