@@ -1,4 +1,4 @@
-//! Which sizes are refused.
+//! Sizes within the limits, and beyond them.
 
 use super::*;
 use cleave_domain::Grammar;
