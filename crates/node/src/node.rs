@@ -539,13 +539,16 @@ impl RunningFleet {
     }
 }
 
-/// The model is known before the brain knows its first worker, so that every change that matters is
-/// one of the brain's readiness, which `changes` has.
+/// A fleet with both legs is ready whatever its model; one that runs prompts only, where its model
+/// is served for vectors, which is known before the brain knows its first worker.
 async fn wait_until_ready(app: &App, mut changes: watch::Receiver<ServingReadiness>) {
-    changes.mark_changed();
-    // The router's driver sends readiness for as long as the router runs.
-    while changes.changed().await.is_ok() {
-        if app.readiness() == ServingReadiness::Ready {
+    loop {
+        let has_both_legs = *changes.borrow_and_update() == ServingReadiness::Ready;
+        if has_both_legs || app.readiness() == ServingReadiness::Ready {
+            return;
+        }
+        // The router's driver sends readiness for as long as the router runs.
+        if changes.changed().await.is_err() {
             return;
         }
     }
