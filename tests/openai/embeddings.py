@@ -8,6 +8,7 @@ import math
 import sys
 
 import openai
+from array import array
 
 
 def main() -> None:
@@ -15,13 +16,13 @@ def main() -> None:
     model = client.models.list().data[0]
     assert model.task == "embed"
 
-    # The client asks for base64 unless it is told otherwise, and decodes it; JSON numbers are the same ones.
+    # The client asks for base64 unless it is told otherwise, and decodes it; JSON numbers are the same ones of 32 bits.
     texts = ["A sequence moves.", "é 漢 🦀"]
     packed = client.embeddings.create(model=model.id, input=texts)
     plain = client.embeddings.create(model=model.id, input=texts, encoding_format="float")
     assert [entry.index for entry in packed.data] == [0, 1]
     for one, other in zip(packed.data, plain.data):
-        assert one.embedding == other.embedding
+        assert array("f", one.embedding) == array("f", other.embedding)
         assert math.isclose(math.hypot(*one.embedding), 1, abs_tol=1e-5)
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
 

@@ -231,18 +231,18 @@ impl AnswerChoice {
     }
 
     fn close(&mut self, pieces: &mut OutputPieces, reason: FinishReason, cause: StopCause) {
-        let mut has_calls = false;
+        let mut has_whole_calls = false;
         if let Some(parts) = &mut self.parts {
             parts.finish(pieces);
             // A client must not execute a call that its own stop condition cut.
             let is_cut = parts.is_call_cut() && cause != StopCause::EosOrLength;
-            let calls_end_it = self.output.call_reason == CallReason::Calls && !is_cut;
-            has_calls = parts.has_calls() && calls_end_it;
+            has_whole_calls = parts.has_calls() && !is_cut;
         }
         let end = ChoiceEnd {
             reason,
             cause,
-            has_calls,
+            has_whole_calls,
+            is_call_the_reason: has_whole_calls && self.output.call_reason == CallReason::Calls,
         };
         self.end = Some(end.clone());
         pieces.push(OutputPiece::End(end));

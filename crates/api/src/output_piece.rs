@@ -74,9 +74,10 @@ pub(crate) struct TokenScore {
 pub(crate) struct ChoiceEnd {
     pub(crate) reason: FinishReason,
     pub(crate) cause: StopCause,
-    /// Whether the answer ends by its tool calls: it has one, and no stop condition of the client
-    /// cut the last.
-    pub(crate) has_calls: bool,
+    /// Whether the answer has tool calls, the last of which no stop condition of the client cut.
+    pub(crate) has_whole_calls: bool,
+    /// Whether OpenAI's APIs name these calls as the reason of the end.
+    pub(crate) is_call_the_reason: bool,
 }
 
 /// The cause of the end among the client's own stop conditions; `stop_reason` in vLLM's answers.
@@ -92,7 +93,7 @@ impl ChoiceEnd {
     /// The reason in the words of OpenAI's API, of metrics and of spans.
     pub(crate) fn reason_word(&self) -> &'static str {
         match self.reason {
-            FinishReason::Stop if self.has_calls => "tool_calls",
+            FinishReason::Stop if self.is_call_the_reason => "tool_calls",
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
         }
@@ -217,7 +218,8 @@ mod tests {
         let end = ChoiceEnd {
             reason: FinishReason::Stop,
             cause: StopCause::EosOrLength,
-            has_calls: false,
+            has_whole_calls: false,
+            is_call_the_reason: false,
         };
         pieces.push(OutputPiece::End(end.clone()));
         assert_eq!(pieces.end(), Some(&end));
