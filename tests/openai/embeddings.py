@@ -6,9 +6,9 @@ raises.
 
 import math
 import sys
+from array import array
 
 import openai
-from array import array
 
 
 def main() -> None:
