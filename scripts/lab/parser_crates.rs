@@ -25,7 +25,7 @@ use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tool_parser::ParserFactory as ToolFactory;
 
-/// What was read of an output.
+/// Parts that were read of an output.
 #[derive(Default)]
 struct Parts {
     reasoning: String,

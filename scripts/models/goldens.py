@@ -345,13 +345,13 @@ def differences(kept: Path, fresh: Path) -> list[str]:
     return found
 
 
-def close(a, b) -> bool:
+def close(a, b, tolerance: float = 5e-4) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(close(a[key], b[key], tolerance) for key in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(close, a, b))
+        return len(a) == len(b) and all(close(*pair, tolerance) for pair in zip(a, b))
     if isinstance(a, float) or isinstance(b, float):
-        return abs(a - b) <= 5e-4
+        return abs(a - b) <= tolerance
     return a == b
 
 

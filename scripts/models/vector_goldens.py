@@ -45,6 +45,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from goldens import close
+
 TESTDATA = Path(__file__).resolve().parents[2] / "testdata"
 TOLERANCE = 2e-4
 DIGITS = 6
@@ -146,16 +148,6 @@ def dump(found: dict) -> str:
     return "{\n" + ",\n".join(members) + "\n}\n"
 
 
-def close(a, b) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(close, a, b))
-    if isinstance(a, float) or isinstance(b, float):
-        return abs(a - b) <= TOLERANCE
-    return a == b
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Writes or checks the reference vectors under testdata/vectors/.")
     parser.add_argument("--check", action="store_true", help="compare with what is there instead of writing")
@@ -171,7 +163,7 @@ def main() -> int:
         if args.check:
             kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             kept.pop("reference", None), found.pop("reference")
-            differing += [] if close(kept, found) else [f"{path}: differs"]
+            differing += [] if close(kept, found, TOLERANCE) else [f"{path}: differs"]
         else:
             path.parent.mkdir(exist_ok=True)
             path.write_text(dump(found), encoding="utf-8")

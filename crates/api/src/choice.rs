@@ -8,8 +8,7 @@ use crate::answer_division::AnswerDivision;
 use crate::error::ApiError;
 use crate::output_piece::{ChoiceEnd, OutputPiece, OutputPieces, StopCause, TokenScore};
 use crate::request::{
-    CallReason, GenerateRequest, OutputFormat, OutputWanted, ScoredTokens, StopText,
-    TokenizedPrompt,
+    GenerateRequest, OutputFormat, OutputWanted, ScoredTokens, StopText, TokenizedPrompt,
 };
 use cleave_domain::{
     Emission, FinishReason, PromptFacts, SampledToken, StopRules, TokenId, TokenUsage,
@@ -231,18 +230,18 @@ impl AnswerChoice {
     }
 
     fn close(&mut self, pieces: &mut OutputPieces, reason: FinishReason, cause: StopCause) {
-        let mut has_whole_calls = false;
+        let mut whole_calls = None;
         if let Some(parts) = &mut self.parts {
             parts.finish(pieces);
             // A client must not execute a call that its own stop condition cut.
             let is_cut = parts.is_call_cut() && cause != StopCause::EosOrLength;
-            has_whole_calls = parts.has_calls() && !is_cut;
+            let has_whole_calls = parts.has_calls() && !is_cut;
+            whole_calls = has_whole_calls.then_some(self.output.call_reason);
         }
         let end = ChoiceEnd {
             reason,
             cause,
-            has_whole_calls,
-            is_call_the_reason: has_whole_calls && self.output.call_reason == CallReason::Calls,
+            whole_calls,
         };
         self.end = Some(end.clone());
         pieces.push(OutputPiece::End(end));

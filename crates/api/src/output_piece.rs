@@ -5,6 +5,7 @@
 //! kind that no other kind divides are one piece, so an answer in one part costs no more than its
 //! text.
 
+use crate::request::CallReason;
 use cleave_domain::{FinishReason, TokenId};
 use std::sync::Arc;
 
@@ -74,10 +75,9 @@ pub(crate) struct TokenScore {
 pub(crate) struct ChoiceEnd {
     pub(crate) reason: FinishReason,
     pub(crate) cause: StopCause,
-    /// Whether the answer has tool calls, the last of which no stop condition of the client cut.
-    pub(crate) has_whole_calls: bool,
-    /// Whether OpenAI's APIs name these calls as the reason of the end.
-    pub(crate) is_call_the_reason: bool,
+    /// Reason that OpenAI's APIs give for calls, if the answer has any; `None` also if a stop
+    /// condition of the client cut the last.
+    pub(crate) whole_calls: Option<CallReason>,
 }
 
 /// The cause of the end among the client's own stop conditions; `stop_reason` in vLLM's answers.
@@ -93,7 +93,7 @@ impl ChoiceEnd {
     /// The reason in the words of OpenAI's API, of metrics and of spans.
     pub(crate) fn reason_word(&self) -> &'static str {
         match self.reason {
-            FinishReason::Stop if self.is_call_the_reason => "tool_calls",
+            FinishReason::Stop if self.whole_calls == Some(CallReason::Calls) => "tool_calls",
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
         }
@@ -218,8 +218,7 @@ mod tests {
         let end = ChoiceEnd {
             reason: FinishReason::Stop,
             cause: StopCause::EosOrLength,
-            has_whole_calls: false,
-            is_call_the_reason: false,
+            whole_calls: None,
         };
         pieces.push(OutputPiece::End(end.clone()));
         assert_eq!(pieces.end(), Some(&end));

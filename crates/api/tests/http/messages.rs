@@ -210,6 +210,7 @@ async fn a_forced_call_follows_reasoning_that_the_prompt_allows() {
             let message = answer(&set, &output, &json!({"tool_choice": choice})).await;
             let content = message["content"].as_array().unwrap();
             assert_eq!(content[0]["type"], "tool_use", "{message}");
+            assert_eq!(message["stop_reason"], "tool_use", "{message}");
             let constraint = set.last_submitted().sampling.constraint.unwrap();
             let Grammar::Lark(grammar) = &constraint.grammar else {
                 panic!("{constraint:?}");

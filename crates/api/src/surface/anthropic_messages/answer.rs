@@ -118,7 +118,7 @@ fn stop_reason(end: &ChoiceEnd, head: &AnswerHead, counts: TokenCounts) -> (Valu
             ("model_context_window_exceeded".into(), Value::Null)
         }
         (FinishReason::Length, _) => ("max_tokens".into(), Value::Null),
-        (FinishReason::Stop, _) if end.has_whole_calls => ("tool_use".into(), Value::Null),
+        (FinishReason::Stop, _) if end.whole_calls.is_some() => ("tool_use".into(), Value::Null),
         (FinishReason::Stop, StopCause::Text(text)) => {
             ("stop_sequence".into(), text.as_str().into())
         }
