@@ -420,6 +420,14 @@ impl Ops for CpuOps {
         Ok(())
     }
 
+    fn share_on_host(&mut self, calls: usize, body: &(dyn Fn() + Sync)) {
+        self.threads.run(calls, &|_| body());
+    }
+
+    fn host_threads(&self) -> usize {
+        self.threads.count()
+    }
+
     fn read_block(
         &self,
         pool: &CpuPool,

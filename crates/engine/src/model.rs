@@ -6,6 +6,7 @@
 
 mod draws;
 mod fingerprint;
+mod host_draws;
 mod in_flight;
 mod pooled;
 mod states;
@@ -17,7 +18,7 @@ use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
 use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane};
 use crate::plan::PlanCheck;
-use crate::sampling::{SamplingSlot, TokenSampler};
+use crate::sampling::SamplingSlot;
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
 use cleave_domain::{
@@ -26,6 +27,7 @@ use cleave_domain::{
 };
 use draws::{LogitPurpose, LogitRows, logit_purposes, slot_of};
 use fingerprint::fingerprint;
+use host_draws::HostDraws;
 use in_flight::UncollectedStep;
 use pooled::{PooledRows, pooled_rows};
 use std::collections::VecDeque;
@@ -73,7 +75,7 @@ pub struct ModelEngine<O: Ops> {
     begun_count: u64,
     /// Lists of collected steps, reused so that a step allocates nothing.
     spare_draws: Vec<Vec<(SlotIndex, u64)>>,
-    sampler: TokenSampler,
+    host_draws: HostDraws,
     /// Gives the matchers of slots with a constraint.
     constraints: Option<Arc<dyn ConstraintSource>>,
     /// The step's rows, reused so that a step allocates nothing.
@@ -180,7 +182,7 @@ impl<O: Ops> ModelEngine<O> {
             in_flight: VecDeque::new(),
             begun_count: 0,
             spare_draws: Vec::new(),
-            sampler: TokenSampler::default(),
+            host_draws: HostDraws::new(ops.host_threads(), vocab_size),
             constraints: None,
             batch: Batch::default(),
             logit_rows: LogitRows::default(),
@@ -384,7 +386,6 @@ impl<O: Ops> ModelEngine<O> {
         let pooled = self.pool_on_host(&mut result);
         self.draw_on_host(&mut result)?;
         pooled?;
-        self.propose_forced(&mut result);
         // The device's draws were appended before the host's; restore the plan's order.
         if (1..self.logit_rows.purposes.len()).contains(&self.device_rows_count) {
             let plan_index = |slot: SlotIndex| plan.segments.iter().position(|s| s.slot == slot);

@@ -16,6 +16,7 @@
 
 mod batch;
 mod draw;
+mod host;
 mod io;
 mod parameters;
 mod shapes;
@@ -492,6 +493,18 @@ pub trait Ops: Send {
     fn queue_masked_draw(&mut self, draws: &[MaskedDraw<'_>]) -> Result<(), EngineError> {
         let _ = draws;
         Err(cannot_draw())
+    }
+
+    /// Calls `body` so many times, beside each other on threads of the host where that is worth it,
+    /// and returns when all calls have: for work on tokens that no device does. The default starts
+    /// threads.
+    fn share_on_host(&mut self, calls: usize, body: &(dyn Fn() + Sync)) {
+        host::share_by_new_threads(calls, body);
+    }
+
+    /// Limit of the calls that [`Ops::share_on_host`] runs at once, at least 1.
+    fn host_threads(&self) -> usize {
+        host::threads_max()
     }
 
     /// Called when the current pass failed before its draw was queued. On return all its queued

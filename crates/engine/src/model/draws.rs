@@ -1,16 +1,17 @@
 //! The rows of a step whose logits are needed, and what the host does with them.
 //!
-//! Owns: the purpose of each row, draws and scores on the host, and the masks of constraints for
-//! draws on either side.
+//! Owns: the purpose of each row, and the masks of constraints for draws of a device.
 //! Never: runs a pass.
 //! Invariant: a row that ran a draft draws only if the token before it equals the draft.
 
 use super::ModelEngine;
+use super::host_draws::{FailedDraws, HostRows, locked};
 use crate::forward::ForwardPass;
 use crate::ops::{MaskedDraw, Ops};
-use crate::sampling::{self, DrawError, SamplingSlot};
+use crate::sampling::SamplingSlot;
 use crate::{Engine, EngineError};
-use cleave_domain::{LogitsWanted, SampledToken, Segment, SlotIndex, StepResult, TokenId};
+use cleave_domain::{LogitsWanted, Segment, SlotIndex, StepResult, TokenId};
+use std::sync::Mutex;
 
 /// Rows of the batch whose logits are needed, and the purpose of each.
 #[derive(Debug, Default)]
@@ -57,9 +58,12 @@ impl LogitPurpose {
 }
 
 impl<O: Ops> ModelEngine<O> {
-    /// Finds the tokens that constraints allow: while a device runs the pass, or on cores that are
-    /// idle after it.
+    /// Finds the tokens that constraints allow, while a device runs the pass. A host that computes
+    /// the pass itself finds them with the draws.
     pub(super) fn prepare_masks(&mut self) {
+        if !self.ops.can_draw() {
+            return;
+        }
         let vocab_size = self.weights.spec().vocab_size;
         let drawn = &self.logit_rows.purposes;
         let is_drawn = |slot: usize| {
@@ -68,12 +72,21 @@ impl<O: Ops> ModelEngine<O> {
                 .iter()
                 .any(|purpose| is_sample(purpose) && purpose.slot().0 as usize == slot)
         };
+        let is_constrained = |slot: &SamplingSlot| slot.constraint.is_some();
+        let open = self.slots.iter().flatten();
+        let count = open.filter(|slot| is_constrained(slot)).count();
         let slots = self.slots.iter_mut().enumerate();
         let constrained = slots.filter_map(|(index, slot)| {
             slot.as_mut()
-                .filter(|slot| slot.constraint.is_some() && is_drawn(index))
+                .filter(|slot| is_constrained(slot) && is_drawn(index))
         });
-        sampling::prepare_masks(constrained, vocab_size);
+        let left = Mutex::new(constrained);
+        self.ops.share_on_host(count, &|| {
+            let next = locked(&left).next();
+            if let Some(slot) = next {
+                slot.prepare_mask(vocab_size);
+            }
+        });
     }
 
     /// Queues the draws that the device makes under masks.
@@ -114,104 +127,46 @@ impl<O: Ops> ModelEngine<O> {
         self.ops.queue_masked_draw(&draws)
     }
 
+    /// Draws or scores every row that the device does not draw. Adds the tokens that constraints
+    /// force after drawn ones, for an engine that can verify them as drafts.
+    ///
+    /// # Errors
+    /// `Constraint` or `NotFinite` with all slots for which a draw failed.
     pub(super) fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
         let vocab = self.weights.spec().vocab_size;
-        // All slots at once, each listed once: if only the first were reported, the step would fail
-        // again for the next.
-        let (mut not_finite, mut unconstrained) = (Vec::new(), Vec::new());
+        let wants_forced = self.drafts_max() > 0;
+        let mut failed = FailedDraws::default();
         let mut first = self.device_rows_count;
         let end = self.logit_rows.purposes.len();
         while first < end {
-            let rows = end - first;
-            let rows = rows.min(self.logits.len() / vocab);
+            let rows = (end - first).min(self.logits.len() / vocab);
+            let logits = &mut self.logits[..rows * vocab];
             let mut pass = ForwardPass {
                 ops: &mut self.ops,
                 weights: &self.weights,
                 pool: &mut self.pool,
                 buffers: &mut self.buffers,
             };
-            pass.logits(first, &mut self.logits[..rows * vocab])?;
-            for row in 0..rows {
-                let purpose = self.logit_rows.purposes[first + row];
-                let slot = purpose.slot();
-                if [&not_finite, &unconstrained]
-                    .map(|failed| failed.last())
-                    .contains(&Some(&slot))
-                {
-                    continue;
-                }
-                match self.draw_or_score_row(purpose, row, result) {
-                    Ok(()) => {}
-                    Err(DrawError::NotFinite) => not_finite.push(slot),
-                    Err(DrawError::Constraint) => unconstrained.push(slot),
-                }
-            }
-            first += rows;
+            pass.logits(first, logits)?;
+            let rows = HostRows {
+                purposes: &self.logit_rows.purposes[first..first + rows],
+                logits,
+                wants_forced,
+            };
+            first += rows.purposes.len();
+            self.host_draws
+                .run(&mut self.ops, &mut self.slots, rows, result, &mut failed);
         }
+        let FailedDraws {
+            not_finite,
+            unconstrained,
+        } = failed;
         match (not_finite.is_empty(), unconstrained.is_empty()) {
             (true, true) => Ok(()),
             (true, false) => Err(EngineError::Constraint(unconstrained)),
             // The others fail when the step runs again.
             (false, _) => Err(EngineError::NotFinite(not_finite)),
         }
-    }
-
-    /// Adds the tokens that constraints force after the tokens that a step drew, for an engine that
-    /// can verify them as drafts.
-    pub(super) fn propose_forced(&mut self, result: &mut StepResult) {
-        if self.drafts_max() == 0 {
-            return;
-        }
-        let StepResult {
-            sampled, forced, ..
-        } = result;
-        for (index, (slot, _)) in sampled.iter().enumerate() {
-            let is_last = sampled.get(index + 1).is_none_or(|(next, _)| next != slot);
-            let state = slot_of(&mut self.slots, *slot);
-            let Some(constraint) = state.constraint.as_mut().filter(|_| is_last) else {
-                continue;
-            };
-            let tokens = constraint.forced();
-            if !tokens.is_empty() {
-                forced.push((*slot, tokens));
-            }
-        }
-    }
-
-    fn draw_or_score_row(
-        &mut self,
-        purpose: LogitPurpose,
-        row: usize,
-        result: &mut StepResult,
-    ) -> Result<(), DrawError> {
-        let vocab = self.weights.spec().vocab_size;
-        let logits = &mut self.logits[row * vocab..(row + 1) * vocab];
-        let slot = purpose.slot();
-        let state = slot_of(&mut self.slots, slot);
-        match purpose {
-            // The row ran a draft that was not drawn: its logits follow from a wrong token, so it
-            // is skipped.
-            LogitPurpose::Verify(_, tokens_count, draft)
-                if state.history.len() != tokens_count || state.history.last() != Some(&draft) => {}
-            LogitPurpose::Sample(..) | LogitPurpose::Verify(..) => {
-                let (token, scores) = self.sampler.draw(state, logits)?;
-                result.sampled.push((slot, SampledToken { token, scores }));
-            }
-            LogitPurpose::Score(_, at) => {
-                let token = state.history[at];
-                let count = state.sampling.prompt_logprobs.unwrap_or(0);
-                let scores = self.sampler.score(logits, token, count);
-                let scored = SampledToken {
-                    token,
-                    scores: Some(scores?),
-                };
-                match result.prompt_scores.last_mut() {
-                    Some((last, list)) if *last == slot => list.push(scored),
-                    _ => result.prompt_scores.push((slot, vec![scored])),
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -32,6 +32,15 @@ pub(crate) enum DrawError {
 }
 
 impl TokenSampler {
+    /// A sampler whose draws of this vocabulary allocate nothing.
+    pub(crate) fn for_vocabulary(vocab_size: usize) -> Self {
+        Self {
+            logits_before: Vec::with_capacity(vocab_size),
+            candidates: Vec::with_capacity(vocab_size),
+            weights: Vec::with_capacity(vocab_size),
+        }
+    }
+
     /// Draws a slot's next token and appends it to the slot's history. `logits` `(vocab)` are
     /// scratch afterwards.
     pub(crate) fn draw(

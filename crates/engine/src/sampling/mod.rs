@@ -8,7 +8,6 @@
 //! Invariant: the same logits, history and sampling give the same token on every machine.
 
 mod draw;
-mod masks;
 mod philox;
 mod select;
 mod sigma;
@@ -18,5 +17,4 @@ mod softmax;
 mod tests;
 
 pub(crate) use draw::{DrawError, TokenSampler};
-pub(crate) use masks::prepare_masks;
 pub(crate) use slot::{PendingToken, SamplingSlot, check};

@@ -393,21 +393,6 @@ fn a_constraint_comes_before_every_other_parameter() {
 }
 
 #[test]
-fn masks_found_by_several_threads_are_those_of_each_slot() {
-    for count in [0, 1, 15, 16, 33, 100] {
-        let open = open(SamplingParams::greedy(), &[0], &[]);
-        let slot = |index: u32| allowing(&open, &[index % 40]);
-        let mut slots: Vec<SamplingSlot> = (0..count).map(slot).collect();
-        super::prepare_masks(slots.iter_mut(), 40);
-        for (index, slot) in (0..).zip(&slots) {
-            let mask = slot.constraint.as_ref().unwrap().known_mask();
-            let tokens: Vec<TokenId> = mask.unwrap().tokens(40).collect();
-            assert_eq!(tokens, [index % 40]);
-        }
-    }
-}
-
-#[test]
 fn stop_tokens_are_banned_unless_nothing_else_is_allowed() {
     let early = OpenSlot {
         stop_tokens: Arc::from([2]),

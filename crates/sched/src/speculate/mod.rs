@@ -22,10 +22,12 @@ use crate::forecast::WorkForecast;
 use crate::memory::KvMemory;
 use crate::sequences::SequenceTable;
 use crate::{DraftOutcome, WorkerLimits};
+use acceptance::DraftKind;
 use choose::{DraftCandidate, DraftCosts};
 use cleave_domain::{SampledToken, StepWork, TokenId};
 use lookup::{NgramIndex, PromptLookup};
 use serde::{Deserialize, Serialize};
+use std::hash::Hash;
 
 /// Limits of prompt lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,16 +46,13 @@ pub(crate) trait DraftSource {
     fn draft(&mut self, tokens: &[TokenId], most: usize) -> Vec<TokenId>;
 }
 
-/// Probability that a forced token is drawn: the constraint leaves one text, which the model may
-/// divide into other tokens.
-const FORCED_PROBABILITY: f64 = 0.9;
-
 /// A sequence's state of speculation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpeculationState {
     index: NgramIndex,
     /// Draft for the step under way, verified there or not.
     drafts: Vec<TokenId>,
+    drafts_kind: DraftKind,
     /// Tokens that the sequence's constraint forces next, as far as the last step said.
     forced: Vec<TokenId>,
     acceptance: DraftAcceptance,
@@ -76,8 +75,9 @@ impl SpeculationState {
     pub(crate) fn compare(&mut self, drawn: &[SampledToken], worker: &mut DraftAcceptance) {
         for (guessed, sampled) in std::mem::take(&mut self.drafts).iter().zip(drawn) {
             let is_right = *guessed == sampled.token;
-            self.acceptance.observe_for_sequence(is_right);
-            worker.observe_for_worker(is_right);
+            let kind = self.drafts_kind;
+            self.acceptance.observe_for_sequence(kind, is_right);
+            worker.observe_for_worker(kind, is_right);
             if !is_right {
                 return;
             }
@@ -85,8 +85,13 @@ impl SpeculationState {
     }
 
     /// The part of it that decides the future, without what follows from the tokens.
-    pub(crate) fn fingerprint(&self) -> (&[TokenId], &[TokenId], DraftAcceptance) {
-        (&self.drafts, &self.forced, self.acceptance)
+    pub(crate) fn fingerprint(&self) -> impl Hash {
+        (
+            &self.drafts,
+            self.drafts_kind,
+            &self.forced,
+            self.acceptance,
+        )
     }
 }
 
@@ -138,12 +143,17 @@ impl Drafting<'_> {
             let (index, bounds) = (&mut sequence.speculating.index, lookup);
             let mut guess = std::mem::take(&mut sequence.speculating.forced);
             guess.truncate(most as usize);
-            let is_forced = !guess.is_empty();
-            if !is_forced && most > 0 {
+            let kind = if guess.is_empty() {
+                DraftKind::Guessed
+            } else {
+                DraftKind::Forced
+            };
+            if kind == DraftKind::Guessed && most > 0 {
                 guess = PromptLookup { index, bounds }.draft(&sequence.tokens, most as usize);
             }
             let guessed = u32::try_from(guess.len()).expect("a guess is short");
             sequence.speculating.drafts = guess;
+            sequence.speculating.drafts_kind = kind;
             if guessed == 0 {
                 continue;
             }
@@ -158,12 +168,7 @@ impl Drafting<'_> {
                 place,
                 tokens: sequence.len(),
                 most: guessed.min((own + extra_blocks) * size - sequence.len()),
-                probability: if is_forced {
-                    FORCED_PROBABILITY
-                } else {
-                    let acceptance = sequence.speculating.acceptance;
-                    acceptance.probability(*self.acceptance)
-                },
+                probability: (sequence.speculating.acceptance).probability(kind, *self.acceptance),
             });
         }
         drafters
