@@ -65,16 +65,21 @@ impl HostDraws {
         result: &mut StepResult,
         failed: &mut FailedDraws,
     ) {
-        let count = self.begin(slots, rows.purposes, failed);
+        let HostRows {
+            purposes,
+            logits,
+            wants_forced,
+        } = rows;
+        let count = self.begin(slots, purposes, failed);
         if count == 0 {
             return;
         }
-        let vocab = rows.logits.len() / rows.purposes.len();
+        let vocab = logits.len() / purposes.len();
         let sequences = &mut self.sequences[..count];
         let left = Mutex::new(RowsLeft {
             sequences: sequences.iter_mut(),
-            purposes: rows.purposes,
-            logits: rows.logits,
+            purposes,
+            logits,
             vocab,
         });
         let samplers = &self.samplers;
@@ -85,7 +90,7 @@ impl HostDraws {
                 unreachable!("there is a sequence for each call, and a sampler for each thread");
             };
             sequence.draw(&mut sampler, purposes, logits);
-            if rows.wants_forced {
+            if wants_forced {
                 sequence.find_forced();
             }
             locked(samplers).push(sampler);
