@@ -89,6 +89,9 @@ struct AttendArgs {
     float scale;
     // Multiplies values: their scale, or 1.
     float value_scale;
+    // Cap of the scores before `scale`, 0 if there is none, and 2 × log2(e) divided by it; see capped.
+    float cap;
+    float cap_exponent;
 };
 
 // Arguments of the plain kernels, which take any shape.
@@ -114,6 +117,9 @@ struct AttendPlainArgs {
     u32 window;
     // Attention's scale × log2(e).
     float scale;
+    // As in AttendArgs.
+    float cap;
+    float cap_exponent;
 };
 
 namespace attend {

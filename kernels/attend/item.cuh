@@ -78,6 +78,7 @@ template <class S> struct Warp {
         float largest[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
         if (view != View::Nothing) {
             score<S>(scores, queries, tile.keys, first_quarter());
+            if (args.cap > 0) cap<S>(scores, args.cap, args.cap_exponent);
             if (view == View::Some) hide<S>(scores, sight_of<S>(task, share), tile.index * TILE_KEYS + first_quarter() * 16);
             find_largest<S>(largest, scores);
         }

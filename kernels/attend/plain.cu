@@ -5,6 +5,7 @@
 // Invariant: a row's keys go in order, 32 at a time from its first, whatever is computed beside it; keys and
 // values that it may not see are never read.
 #include "attend.cuh"
+#include "cap.cuh"
 #include "stored.cuh"
 
 namespace attend {
@@ -62,6 +63,7 @@ template <class Stored> DEVICE float score_of(const AttendPlainArgs& args, const
     const Stored* key = static_cast<const Stored*>(args.pool) + args.key_elements + place;
     float sum = 0;
     for (u32 i = 0; i < args.head_dim; i++) sum = fma_rn(bench.query[i], to_f32(key[i]), sum);
+    if (args.cap > 0) sum = capped(sum, args.cap, args.cap_exponent);
     return mul_rn(sum, args.scale);
 }
 

@@ -8,6 +8,7 @@
 // Invariant: an element is computed from its row's queries and its keys by one fixed chain of operations, each
 // rounded as written, whichever warp computes it and whatever else the warp computes.
 #pragma once
+#include "cap.cuh"
 #include "shape.cuh"
 
 namespace attend {
@@ -132,6 +133,15 @@ template <class S> DEVICE void score(Scores<S>& scores, const Queries<S>& querie
                 mma_bf16(scores.of[own][1], queries.of[pair], {r[2], r[3]});
             }
         }
+    }
+}
+
+// Caps the warp's scores.
+template <class S> DEVICE void cap(Scores<S>& scores, float limit, float exponent) {
+#pragma unroll
+    for (u32 i = 0; i < S::QUARTERS * 8; i++) {
+        float& x = scores.of[i / 8][i / 4 % 2][i % 4];
+        x = capped(x, limit, exponent);
     }
 }
 

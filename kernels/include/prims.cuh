@@ -95,6 +95,12 @@ DEVICE float exp2_fast(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// 1 / x, one unit in the last place; 0 for infinity.
+DEVICE float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 DEVICE float sqrt_rn(float x) { return __fsqrt_rn(x); }
 DEVICE float rsqrt_exact(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 DEVICE u64 mul_high(u64 a, u64 b) { return __umul64hi(a, b); }

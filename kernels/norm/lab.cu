@@ -38,7 +38,7 @@ void rows(u32 count, double ceiling) {
     lab::fill(delta.get(), delta.count(), 1, 1.0f);
     const auto launch = [&](int i) {
         const u64 at = elements * (i % copies);
-        norm_bf16<<<count, THREADS>>>(NormArgs{residual.get() + at, delta.get() + at, weight.get(), out.get() + at, WIDTH, EPSILON});
+        norm_bf16<<<count, THREADS>>>(NormArgs{residual.get() + at, delta.get() + at, weight.get(), out.get() + at, WIDTH, EPSILON, 0, 0});
     };
     launch(0);
     const std::vector<bf16> got = out.read();

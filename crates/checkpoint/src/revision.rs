@@ -10,8 +10,8 @@ use crate::shard::Shard;
 use crate::tensor::StoredTensor;
 use cleave_models::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    LongRopeScaling, Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec,
-    QueryGrowth, Rope, RopePairs, RopeScaling, Scalars, YarnScaling,
+    LongRopeScaling, Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder,
+    QkNormScope, QkNormSpec, QueryGrowth, Rope, RopePairs, RopeScaling, Scalars, YarnScaling,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -161,12 +161,16 @@ fn constants(spec: &ModelSpec) -> String {
         is_embedding_rounded,
         residual,
         logits,
+        logits_cap,
     } = scalars;
     if *scalars != Scalars::default() {
         text += &format!("scalars {embedding} {residual} {logits}\n");
     }
     if *is_embedding_rounded {
         text += "embedding factor rounded\n";
+    }
+    if let Some(cap) = logits_cap {
+        text += &format!("logits capped {cap}\n");
     }
     text
 }
@@ -183,13 +187,19 @@ struct LayerConstants {
 
 impl LayerConstants {
     fn of(spec: &ModelSpec, layer: &LayerSpec) -> Self {
-        let LayerSpec { norms, mixer, mlp } = layer;
+        let LayerSpec {
+            order,
+            norms,
+            mixer,
+            mlp,
+        } = layer;
         let Mixer::Attention(AttentionSpec {
             heads,
             rope,
             qk_norm,
             window: _,
             scale,
+            soft_cap,
             biases,
         }) = mixer;
         let HeadShape {
@@ -263,6 +273,13 @@ impl LayerConstants {
         if *scale != 1.0 / (*head_dim as f32).sqrt() {
             own += &format!("scale {scale}\n");
         }
+        if let Some(cap) = soft_cap {
+            own += &format!("scores capped {cap}\n");
+        }
+        match order {
+            PartOrder::Sequential => {}
+            PartOrder::Parallel => own += "parallel parts\n",
+        }
         let LayerNorms {
             mixer_input,
             mixer_output,
@@ -306,10 +323,17 @@ fn norm_of(name: &str, norm: &NormSpec) -> String {
 }
 
 /// Spelling of the parts of a norm that few have, behind a space.
-fn norm_kind(NormSpec { epsilon: _, weight }: &NormSpec) -> &'static str {
-    match weight {
-        NormWeight::AsStored => "",
-        NormWeight::PlusOne => " plus one",
+fn norm_kind(norm: &NormSpec) -> &'static str {
+    let NormSpec {
+        formula,
+        epsilon: _,
+        weight,
+    } = norm;
+    match (formula, weight) {
+        (NormFormula::RootMeanSquare, NormWeight::AsStored) => "",
+        (NormFormula::RootMeanSquare, NormWeight::PlusOne) => " plus one",
+        (NormFormula::MeanRemoved, NormWeight::AsStored) => " without mean",
+        (NormFormula::MeanRemoved, NormWeight::PlusOne) => " without mean, plus one",
     }
 }
 
@@ -331,9 +355,11 @@ mod tests {
 
     /// Revisions as an earlier release computed them, most from a struct of constants instead of a
     /// spec; a model that came later has the one of its first release.
-    const REVISIONS: [(&str, &str); 24] = [
+    const REVISIONS: [(&str, &str); 26] = [
         ("assets/demo", "36fa2c923a1c853f"),
+        ("testdata/cohere2", "e3f0c9ae2b7a38d3"),
         ("testdata/exaone4", "6b993b386d842645"),
+        ("testdata/gemma2", "a5bbd7177987ad12"),
         ("testdata/gemma3", "7d8aa73202d7e7ba"),
         ("testdata/glm4", "955cc639c363dd0a"),
         ("testdata/granite", "9028351b9e9ea17f"),

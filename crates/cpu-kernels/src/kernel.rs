@@ -36,12 +36,16 @@ pub struct CpuKernels {
     pub interleave: unsafe fn(&[u32], usize, &mut [u32]),
     /// Normalises a row, see [`rows::norm`].
     pub norm: unsafe fn(&mut [f32], &[f32], f32),
+    /// Subtracts a row's mean, see [`rows::remove_mean`].
+    pub remove_mean: unsafe fn(&mut [f32]),
     /// Adds a row to another, see [`rows::add`].
     pub add: unsafe fn(&mut [f32], &[f32]),
     /// Prefetches memory to be written, see [`rows::prefetch_lines`].
     pub prefetch_lines: unsafe fn(&[u8]),
     /// Transposes rows of words, see [`Simd::transpose_rows`].
     pub transpose_rows: unsafe fn(&[u32], [usize; 3], TransposeTarget<'_>),
+    /// Caps a row, see [`rows::cap_row`].
+    pub cap_row: unsafe fn(&mut [f32], SoftCap),
     /// Rotates one head, see [`rows::rotate`].
     pub rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
     /// Products with weights of f16.
@@ -50,6 +54,24 @@ pub struct CpuKernels {
     pub of_f32: FormatKernels<f32>,
     /// Kernels for bfloat16, stored as 16 bits.
     pub of_bf16: FormatKernels<u16>,
+}
+
+/// A cap of numbers, `cap · tanh(x / cap)`, that come and go multiplied by a scale.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftCap {
+    /// The cap, scaled.
+    limit: f32,
+    /// `2 · log2(e) / limit`.
+    exponent: f32,
+}
+
+impl SoftCap {
+    /// The cap of numbers that are multiplied by `scale`.
+    pub const fn new(cap: f32, scale: f32) -> Self {
+        let limit = cap * scale;
+        let exponent = 2.0 * std::f32::consts::LOG2_E / limit;
+        Self { limit, exponent }
+    }
 }
 
 /// Products with weights of one format.
@@ -186,6 +208,11 @@ macro_rules! kernels {
             rows::norm(unsafe { $token }, x, weight, epsilon);
         }
         $(#[target_feature(enable = $features)])?
+        unsafe fn remove_mean(x: &mut [f32]) {
+            // SAFETY: as in `norm`.
+            rows::remove_mean(unsafe { $token }, x);
+        }
+        $(#[target_feature(enable = $features)])?
         unsafe fn add(x: &mut [f32], delta: &[f32]) {
             // SAFETY: as in `norm`.
             rows::add(unsafe { $token }, x, delta);
@@ -199,6 +226,11 @@ macro_rules! kernels {
         unsafe fn turn(from: &[u32], rows: [usize; 3], to: TransposeTarget<'_>) {
             // SAFETY: as in `norm`.
             Simd::transpose_rows(unsafe { $token }, from, rows, to);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn cap_row(x: &mut [f32], cap: SoftCap) {
+            // SAFETY: as in `norm`.
+            rows::cap_row(unsafe { $token }, x, cap);
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -219,9 +251,11 @@ macro_rules! kernels {
             rows_max: <$simd as Simd>::ROWS,
             interleave,
             norm,
+            remove_mean,
             add,
             prefetch_lines: expect,
             transpose_rows: turn,
+            cap_row,
             rotate,
             of_f16: ProductKernels {
                 phases: <HalfForm as WeightForm<$simd>>::PHASES,

@@ -74,6 +74,7 @@ fn attention(criterion: &mut Criterion) {
                 let attention = Attention {
                     layer,
                     scale: 0.125,
+                    soft_cap: None,
                     window: None,
                 };
                 let io = AttentionIo {

@@ -20,12 +20,12 @@ use crate::widened::WidenedKv;
 use cleave_cpu_kernels::isa::Isa;
 use cleave_cpu_kernels::kernel::attention::AttentionScratch;
 use cleave_cpu_kernels::kernel::product::SCRATCH_WORDS;
-use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels};
+use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, SoftCap};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, GatedIo, HeadShape, KvPoolShape, KvType, Norm,
-    NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
+    Attention, AttentionIo, Batch, BufferRole, GatedIo, Head, HeadShape, KvPoolShape, KvType, Norm,
+    NormFormula, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, EngineError};
 
@@ -104,6 +104,21 @@ impl CpuOps {
                 body(row);
             }
         });
+    }
+}
+
+/// Normalises a row in place.
+///
+/// # Safety
+/// The processor has the kernels' instructions.
+unsafe fn normalize_row(kernels: &CpuKernels, norm: &Norm<'_, CpuVector>, row: &mut [f32]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match norm.formula {
+            NormFormula::RootMeanSquare => {}
+            NormFormula::MeanRemoved => (kernels.remove_mean)(row),
+        }
+        (kernels.norm)(row, &norm.weight.0, norm.epsilon);
     }
 }
 
@@ -197,7 +212,7 @@ impl Ops for CpuOps {
         Ok(())
     }
 
-    fn rms_norm(
+    fn norm(
         &mut self,
         norm: &Norm<'_, CpuVector>,
         rows: usize,
@@ -213,13 +228,13 @@ impl Ops for CpuOps {
             unsafe {
                 let out = out.part(row * width..(row + 1) * width);
                 out.copy_from_slice(&x[row * width..(row + 1) * width]);
-                (kernels.norm)(out, &norm.weight.0, norm.epsilon);
+                normalize_row(kernels, norm, out);
             }
         });
         Ok(())
     }
 
-    fn add_rms_norm(
+    fn add_norm(
         &mut self,
         norm: &Norm<'_, CpuVector>,
         rows: usize,
@@ -241,13 +256,13 @@ impl Ops for CpuOps {
                 (kernels.add)(residual, &delta[range.clone()]);
                 let out = out.part(range);
                 out.copy_from_slice(residual);
-                (kernels.norm)(out, &norm.weight.0, norm.epsilon);
+                normalize_row(kernels, norm, out);
             }
         });
         Ok(())
     }
 
-    fn rms_norm_add(
+    fn norm_add(
         &mut self,
         norm: &Norm<'_, CpuVector>,
         rows: usize,
@@ -264,9 +279,28 @@ impl Ops for CpuOps {
             // SAFETY: each row is written by one task; `CpuKernels::of` checked the instructions.
             unsafe {
                 let x = x.part(range.clone());
-                (kernels.norm)(x, &norm.weight.0, norm.epsilon);
+                normalize_row(kernels, norm, x);
                 (kernels.add)(residual.part(range), x);
             }
+        });
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        rows: usize,
+        delta: &CpuRows,
+        residual: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        let width = residual.width;
+        assert_eq!(delta.width, width);
+        let add = self.kernels.add;
+        let delta = delta.head(rows);
+        let residual = SliceParts::new(residual.head_mut(rows));
+        self.each_row(rows, width, &|row| {
+            let range = row * width..(row + 1) * width;
+            // SAFETY: each row is written by one task; `CpuKernels::of` checked the instructions.
+            unsafe { add(residual.part(range.clone()), &delta[range]) };
         });
         Ok(())
     }
@@ -278,7 +312,9 @@ impl Ops for CpuOps {
         x: &CpuRows,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        self.logits(matrix, rows, x, out.head_mut(rows))
+        assert_eq!(x.width, matrix.width, "width of a product's left side");
+        let from = RowsSource::Rows(x.head(rows));
+        self.product(matrix, None, rows, from, out.head_mut(rows))
     }
 
     fn norm_matmul(
@@ -405,13 +441,25 @@ impl Ops for CpuOps {
 
     fn logits(
         &mut self,
-        head: &CpuMatrix,
+        head: Head<'_, CpuMatrix>,
         rows: usize,
         x: &CpuRows,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        assert_eq!(x.width, head.width, "width of a product's left side");
-        self.product(head, None, rows, RowsSource::Rows(x.head(rows)), out)
+        let Head { matrix, soft_cap } = head;
+        assert_eq!(x.width, matrix.width, "width of a product's left side");
+        self.product(matrix, None, rows, RowsSource::Rows(x.head(rows)), out)?;
+        let Some(cap) = soft_cap else {
+            return Ok(());
+        };
+        let cap = SoftCap::new(cap, 1.0);
+        let (cap_row, width) = (self.kernels.cap_row, matrix.columns);
+        let out = SliceParts::new(out);
+        self.each_row(rows, width, &|row| {
+            // SAFETY: each row is written by one task; `CpuKernels::of` checked the instructions.
+            unsafe { cap_row(out.part(row * width..(row + 1) * width), cap) };
+        });
+        Ok(())
     }
 
     fn read_rows(&mut self, x: &CpuRows, first: usize, out: &mut [f32]) -> Result<(), EngineError> {

@@ -14,8 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 21] = [
+const FOLDERS: [&str; 23] = [
+    "cohere2",
     "exaone4",
+    "gemma2",
     "gemma3",
     "gemma3-images",
     "glm4",

@@ -11,9 +11,9 @@ use cleave_cpu::{CpuOps, CpuOptions, CpuRows, CpuWeightLoader, Isa};
 use cleave_domain::{BlockIndex, KvPlane, StateCapacity};
 use cleave_engine::BlockSpan;
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, HeadShape,
-    KvPoolShape, KvType, Norm, Ops, PassPurpose, PoolLayer, Precision, ResidualIo, RotaryTable,
-    WeightLoader,
+    Activation, Attention, AttentionIo, Batch, BatchSegment, BufferRole, GatedIo, Head, HeadShape,
+    KvPoolShape, KvType, Norm, NormFormula, Ops, PassPurpose, PoolLayer, Precision, ResidualIo,
+    RotaryTable, WeightLoader,
 };
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
@@ -260,6 +260,69 @@ fn exactly_stored_weights_pack_alike_from_every_type() {
 }
 
 #[test]
+fn a_layer_norm_removes_the_mean() {
+    for isa in available() {
+        for width in [1, 15, 16, 48, 100, 2048] {
+            let options = options(Precision::F32, isa, 2);
+            let mut ops = CpuOps::new(&options).unwrap();
+            // The mean is many times the deviation from it.
+            let x: Vec<f32> = numbers(1, 3 * width).iter().map(|x| x + 20.0).collect();
+            let (delta, weight) = (numbers(2, 3 * width), numbers(5, width));
+            let norm = Norm {
+                formula: NormFormula::MeanRemoved,
+                weight: &CpuWeightLoader::new(&options).vector(&weight).unwrap(),
+                epsilon: 1e-5,
+            };
+            let mut residual = filled(&ops, 3, &x);
+            ops.add(3, &filled(&ops, 3, &delta), &mut residual).unwrap();
+            let total: Vec<f64> = (x.iter().zip(&delta))
+                .map(|(a, b)| f64::from(a + b))
+                .collect();
+            assert_close(residual.values(), &total, 0.0, "sum");
+            let mut out = ops.rows(3, width, BufferRole::Activations).unwrap();
+            ops.norm(&norm, 3, &residual, &mut out).unwrap();
+            let expected: Vec<f64> = total
+                .chunks_exact(width)
+                .flat_map(|row| {
+                    let mean = row.iter().sum::<f64>() / width as f64;
+                    let squares = row.iter().map(|v| (v - mean) * (v - mean));
+                    let scale = 1.0 / (squares.sum::<f64>() / width as f64 + 1e-5).sqrt();
+                    let weighted = row.iter().zip(&weight);
+                    weighted.map(move |(v, w)| (v - mean) * scale * f64::from(*w))
+                })
+                .collect();
+            assert_close(out.values(), &expected, 1e-4, "norm without mean");
+        }
+    }
+}
+
+#[test]
+fn logits_are_capped() {
+    for isa in available() {
+        for columns in [1, 15, 16, 100] {
+            let options = options(Precision::F32, isa, 2);
+            let mut ops = CpuOps::new(&options).unwrap();
+            let values: Vec<f32> = numbers(3, columns).iter().map(|x| x * 200.0).collect();
+            let stored = StoredTensor::from_f32("head", columns, 1, &values);
+            let matrix = CpuWeightLoader::new(&options).head(&stored).unwrap();
+            let x = filled(&ops, 2, &[1.0, 0.01]);
+            let head = Head {
+                matrix: &matrix,
+                soft_cap: Some(30.0),
+            };
+            let mut out = vec![0.0; 2 * columns];
+            ops.logits(head, 2, &x, &mut out).unwrap();
+            let rows = [1.0, f64::from(0.01f32)];
+            let expected: Vec<f64> = (rows.iter())
+                .flat_map(|x| values.iter().map(move |value| x * f64::from(*value)))
+                .map(|logit| 30.0 * (logit / 30.0).tanh())
+                .collect();
+            assert_close(&out, &expected, 1e-5, "capped logits");
+        }
+    }
+}
+
+#[test]
 fn norms_and_gates_follow_their_formulas() {
     for isa in available() {
         for width in [1, 15, 16, 48, 100, 2048] {
@@ -268,6 +331,7 @@ fn norms_and_gates_follow_their_formulas() {
             let (x, delta) = (numbers(1, 3 * width), numbers(2, 3 * width));
             let weight = numbers(5, width);
             let norm = Norm {
+                formula: NormFormula::RootMeanSquare,
                 weight: &CpuWeightLoader::new(&options).vector(&weight).unwrap(),
                 epsilon: 1e-5,
             };
@@ -277,7 +341,7 @@ fn norms_and_gates_follow_their_formulas() {
                 residual: &mut residual,
                 delta: &filled(&ops, 3, &delta),
             };
-            ops.add_rms_norm(&norm, 3, sum, &mut out).unwrap();
+            ops.add_norm(&norm, 3, sum, &mut out).unwrap();
             let total: Vec<f64> = x
                 .iter()
                 .zip(&delta)
@@ -296,12 +360,11 @@ fn norms_and_gates_follow_their_formulas() {
                 .collect();
             assert_close(out.values(), &expected, 1e-5, "norm");
             let mut again = ops.rows(3, width, BufferRole::Activations).unwrap();
-            ops.rms_norm(&norm, 3, &residual, &mut again).unwrap();
+            ops.norm(&norm, 3, &residual, &mut again).unwrap();
             assert!(same_bits(again.values(), out.values()));
             let expected: Vec<f64> = (total.iter().zip(expected)).map(|(x, n)| x + n).collect();
             let mut input = filled(&ops, 3, residual.values());
-            ops.rms_norm_add(&norm, 3, &mut input, &mut residual)
-                .unwrap();
+            ops.norm_add(&norm, 3, &mut input, &mut residual).unwrap();
             assert_close(residual.values(), &expected, 1e-5, "sum of a norm");
 
             let gate_up: Vec<f32> = numbers(6, 6 * width).iter().map(|v| v * 30.0).collect();
@@ -365,6 +428,7 @@ struct AttentionCase {
     heads: HeadShape,
     block_tokens: usize,
     window: Option<usize>,
+    soft_cap: Option<f32>,
     /// Tokens of each sequence.
     lengths: Vec<usize>,
 }
@@ -450,6 +514,7 @@ impl AttentionCase {
             let attention = Attention {
                 layer: 1,
                 scale: 1.0 / (self.heads.head_dim as f32).sqrt(),
+                soft_cap: self.soft_cap,
                 window: self.window,
             };
             let io = AttentionIo {
@@ -535,7 +600,9 @@ impl AttentionCase {
                 let scores: Vec<f64> = (first..=token)
                     .map(|t| {
                         let dot: f64 = q.iter().zip(&keys[t]).map(|(a, b)| a * b).sum();
-                        dot / (head_dim as f64).sqrt()
+                        let score = dot / (head_dim as f64).sqrt();
+                        let capped = |cap| f64::from(cap) * (score / f64::from(cap)).tanh();
+                        self.soft_cap.map_or(score, capped)
                     })
                     .collect();
                 let top = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -567,7 +634,12 @@ fn sequences() -> Vec<AttentionCase> {
         heads,
         block_tokens,
         window,
+        soft_cap: None,
         lengths: lengths.to_vec(),
+    };
+    let capped = |case| AttentionCase {
+        soft_cap: Some(2.5),
+        ..case
     };
     vec![
         of(heads(4, 2, 16), 16, None, &[1, 17, 70]),
@@ -576,6 +648,8 @@ fn sequences() -> Vec<AttentionCase> {
         of(heads(7, 1, 64), 32, None, &[130]),
         of(heads(4, 1, 32), 16, Some(100), &[620]),
         of(heads(2, 1, 128), 16, None, &[1100]),
+        capped(of(heads(4, 2, 40), 16, Some(9), &[50, 3])),
+        capped(of(heads(2, 1, 64), 16, None, &[600])),
     ]
 }
 

@@ -217,6 +217,7 @@ impl GpuBench {
             let attention = Attention {
                 layer: turn % shape.layers_count(),
                 scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                soft_cap: None,
                 window: None,
             };
             let io = AttentionIo {

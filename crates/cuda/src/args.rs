@@ -43,6 +43,15 @@ args! {
         out: DeviceAddress,
         width: u32,
         epsilon: f32,
+        formula: u32,
+        padding: u32,
+    }
+    /// Arguments of `add_rows_*` in `kernels/norm`.
+    AddRowsArgs {
+        delta: DeviceAddress,
+        residual: DeviceAddress,
+        width: u32,
+        padding: u32,
     }
     /// Arguments of `norm_add_*` in `kernels/norm`.
     NormAddArgs {
@@ -135,6 +144,8 @@ args! {
         window: u32,
         scale: f32,
         value_scale: f32,
+        cap: f32,
+        cap_exponent: f32,
     }
     /// Arguments of the plain kernels of `kernels/attend`.
     AttendPlainArgs {
@@ -153,6 +164,8 @@ args! {
         block_tokens: u32,
         window: u32,
         scale: f32,
+        cap: f32,
+        cap_exponent: f32,
     }
     /// Arguments of the tensor-core kernels of `kernels/matmul`.
     MatmulArgs {
@@ -203,7 +216,14 @@ args! {
         checksums: DeviceAddress,
         secret: DeviceAddress,
     }
-    /// Arguments of both kernels of `kernels/sample`.
+    /// Arguments of `cap_logits` in `kernels/sample`.
+    CapArgs {
+        logits: DeviceAddress,
+        count: u64,
+        limit: f32,
+        exponent: f32,
+    }
+    /// Arguments of the kernels in `kernels/sample/sample.cu`.
     SampleArgs {
         logits: DeviceAddress,
         rules: DeviceAddress,

@@ -14,6 +14,7 @@ use crate::images::KernelImages;
 use crate::plan::{AttentionItem, AttentionPlanShape, CudaAttentionPlan, STATE_HEADER, segments};
 use crate::step_messages::{StepMessage, StepMessages};
 use cleave_engine::ops::{Attention, Batch, HeadShape, KvPoolShape, KvType};
+use std::f32::consts::LOG2_E;
 
 /// The head sizes that the tensor-core kernels are built for.
 const DIMS: [usize; 5] = [64, 80, 96, 128, 256];
@@ -361,8 +362,21 @@ fn window_of(attention: &Attention) -> u32 {
     window.and_then(Result::ok).unwrap_or(u32::MAX)
 }
 
+/// Returns the cap of scores before they are scaled, and its exponent, as the kernels read them;
+/// zeros stand for no cap.
+fn cap_of(attention: &Attention) -> (f32, f32) {
+    let limit = attention.soft_cap.map(|cap| cap / attention.scale);
+    limit.map_or((0.0, 0.0), |limit| (limit, cap_exponent(limit)))
+}
+
+/// Returns the factor of a number whose power of two is the exponential in its hyperbolic tangent.
+pub(crate) fn cap_exponent(limit: f32) -> f32 {
+    2.0 * LOG2_E / limit
+}
+
 fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTables) -> AttendArgs {
     let shape = io.pool.shape.layer(attention.layer);
+    let (cap, cap_exponent) = cap_of(attention);
     let bytes = |elements: usize| (elements * shape.kv.element_bytes()) as u64;
     AttendArgs {
         qkv: io.qkv.address(),
@@ -381,8 +395,10 @@ fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTable
         kv_heads: shape.heads.kv_heads as u32,
         block_shift: shape.block_tokens.trailing_zeros(),
         window: window_of(attention),
-        scale: attention.scale * std::f32::consts::LOG2_E,
+        scale: attention.scale * LOG2_E,
         value_scale: 1.0,
+        cap,
+        cap_exponent,
     }
 }
 
@@ -392,6 +408,7 @@ fn plain_args(
     sent: SentTables,
 ) -> AttendPlainArgs {
     let shape = io.pool.shape.layer(attention.layer);
+    let (cap, cap_exponent) = cap_of(attention);
     AttendPlainArgs {
         qkv: io.qkv.address(),
         out: io.out.address(),
@@ -407,7 +424,9 @@ fn plain_args(
         head_dim: shape.heads.head_dim as u32,
         block_tokens: shape.block_tokens as u32,
         window: window_of(attention),
-        scale: attention.scale * std::f32::consts::LOG2_E,
+        scale: attention.scale * LOG2_E,
+        cap,
+        cap_exponent,
     }
 }
 

@@ -154,6 +154,7 @@ fn element_bytes(name: &str) -> usize {
 fn run_recipe(bench: &KernelBench, name: &str) {
     match name {
         _ if name.starts_with("embed_") => embed(bench, name),
+        _ if name.starts_with("add_rows_") => norms::add_rows(bench, name),
         _ if name.starts_with("norm_add_") => norms::norm_add(bench, name),
         _ if name.starts_with("round_rows_") => norms::round_rows(bench, name),
         _ if name.starts_with("projection_norm_") => norms::projection_norm(bench, name),
@@ -162,6 +163,7 @@ fn run_recipe(bench: &KernelBench, name: &str) {
         _ if name.starts_with("rotate_") => rotate(bench, name),
         _ if name.starts_with("silu_gate_") => gate(bench, name),
         "gather_rows" => gather(bench),
+        "cap_logits" => sample::cap(bench, name),
         "sample_prepare" | "sample_draw" => sample::sample(bench, name),
         _ if name.starts_with("blocks_") => blocks(bench, name),
         _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
@@ -293,6 +295,8 @@ fn attend_plain(bench: &KernelBench, name: &str) {
         block_tokens: BLOCK_TOKENS as u32,
         window: 50,
         scale: 0.3,
+        cap: 2.0,
+        cap_exponent: 1.4,
     };
     // The launch has one row more than the batch: padding.
     bench.launch(name, [5, 1, 1], args);
@@ -345,6 +349,8 @@ fn attend(bench: &KernelBench, name: &str) {
         window: NONE,
         scale: 0.1,
         value_scale: 1.0,
+        cap: 2.0,
+        cap_exponent: 1.4,
     };
     bench.launch(name, [3, 1, 1], args);
 }

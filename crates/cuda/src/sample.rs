@@ -6,7 +6,8 @@
 //! Invariant: counters begin as zeros, and kernels reset them to zero. The tokens of the last draw
 //! stay on the device, where the next step reads them, until that step's own draw.
 
-use crate::args::{DeviceEdit, DeviceRule, SampleArgs};
+use crate::args::{CapArgs, DeviceEdit, DeviceRule, SampleArgs};
+use crate::attention::cap_exponent;
 use crate::buffers::{GrowingMemory, MemoryContents};
 use crate::driver::{CudaEvent, CudaKernel, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
@@ -20,6 +21,8 @@ use cleave_engine::ops::{DrawRule, LogitChange, LogitEdit, MaskedDraw, Precision
 /// Tokens of the vocabulary that one thread block of the first kernel takes, few enough that even
 /// one row gives work to many blocks.
 const PREPARE_TOKENS: usize = 8192;
+/// Logits that one thread block caps.
+const CAP_LOGITS: usize = 2048;
 /// The initial size of each buffer with an element for every row: room for more rows than most
 /// engines have.
 const ROWS_BYTES: usize = 4 << 10;
@@ -32,6 +35,7 @@ const DRAWN_LATER: u32 = u32::MAX - 1;
 
 #[derive(Debug)]
 pub(crate) struct CudaSampling {
+    cap: CudaKernel<CapArgs>,
     prepare: CudaKernel<SampleArgs>,
     draw: CudaKernel<SampleArgs>,
     /// Logits, `(rows, vocab)`, f32.
@@ -78,6 +82,7 @@ impl CudaSampling {
             })
         };
         Ok(Self {
+            cap: images.kernel("cap_logits")?,
             prepare: images.kernel("sample_prepare")?,
             draw: images.kernel("sample_draw")?,
             logits: GrowingMemory::new(stream, 0, "logits", MemoryContents::Undefined)?,
@@ -154,6 +159,28 @@ impl CudaSampling {
             masks: 0,
         };
         Ok(())
+    }
+
+    /// Queues the cap of `rows` rows of logits, if there is one.
+    pub(crate) fn queue_cap(
+        &self,
+        soft_cap: Option<f32>,
+        rows: usize,
+        stream: &CudaStream,
+    ) -> Result<(), CudaError> {
+        let count = rows * self.vocab;
+        let Some(limit) = soft_cap.filter(|_| count > 0) else {
+            return Ok(());
+        };
+        let args = CapArgs {
+            logits: self.logits.memory().at(0),
+            count: count as u64,
+            limit,
+            exponent: cap_exponent(limit),
+        };
+        let grid = [count.div_ceil(CAP_LOGITS) as u32, 1, 1];
+        // SAFETY: the logits of the last product are in the memory.
+        unsafe { self.cap.launch(stream, grid, args) }
     }
 
     /// Queues the draw of one token for each of `bucket` rows of logits, by the rules that were

@@ -101,6 +101,8 @@ fn codes_through_plain_attention(bench: &KernelBench) {
         block_tokens: BLOCK_TOKENS as u32,
         window: u32::MAX,
         scale: 1.0,
+        cap: 0.0,
+        cap_exponent: 0.0,
     };
     bench.launch("attend_plain_fp8", [1, 1, 1], args);
     check_codes("plain attention", &key.answer(bench), true);
@@ -137,6 +139,8 @@ fn codes_through_tensor_attention(bench: &KernelBench) {
         window: u32::MAX,
         scale: 1.0,
         value_scale: 1.0,
+        cap: 0.0,
+        cap_exponent: 0.0,
     };
     bench.launch("attend_decode_fp8_256", [1, 1, 1], args);
     check_codes("attention on tensor cores", &key.answer(bench), false);

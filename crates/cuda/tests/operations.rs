@@ -14,8 +14,8 @@ use cleave_engine::BlockSpan;
 use cleave_engine::conformance;
 use cleave_engine::ops::{
     Activation, Attention, AttentionIo, Batch, BatchSegment, BufferRole, DrawRule, FedRow, GatedIo,
-    HeadShape, KvPoolShape, KvType, LoadPlan, Norm, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
+    Head, HeadShape, KvPoolShape, KvType, LoadPlan, Norm, NormFormula, Ops, PassMode, PassPurpose,
+    PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use half::bf16;
 
@@ -183,27 +183,53 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         self.ops.get_rows(&out)
     }
 
+    /// A norm that removes the mean, of a stream far from zero, and the sum before it.
+    fn layer_norm(&mut self, rows: usize, width: usize) -> [Vec<f32>; 3] {
+        let weight = self.pack.vector(&numbers(2, width)).unwrap();
+        self.pack.finish().unwrap();
+        let norm = Norm {
+            formula: NormFormula::MeanRemoved,
+            weight: &weight,
+            epsilon: 1e-5,
+        };
+        let values: Vec<f32> = (numbers(3, rows * width).iter()).map(|x| x + 4.0).collect();
+        let mut residual = self.rows(&values, width, BufferRole::Residual);
+        let delta = self.rows(&numbers(4, rows * width), width, BufferRole::Activations);
+        self.ops.add(rows, &delta, &mut residual).unwrap();
+        let sum = self.ops.get_rows(&residual);
+        let mut out = self.rows(&vec![0.0; rows * width], width, BufferRole::Activations);
+        self.ops.norm(&norm, rows, &residual, &mut out).unwrap();
+        let plain = self.ops.get_rows(&out);
+        let from = ResidualIo {
+            residual: &mut residual,
+            delta: &delta,
+        };
+        self.ops.add_norm(&norm, rows, from, &mut out).unwrap();
+        [sum, plain, self.ops.get_rows(&out)]
+    }
+
     fn norms(&mut self, rows: usize, width: usize) -> [Vec<f32>; 5] {
         let weight = self.pack.vector(&numbers(2, width)).unwrap();
         self.pack.finish().unwrap();
         let norm = Norm {
+            formula: NormFormula::RootMeanSquare,
             weight: &weight,
             epsilon: 1e-5,
         };
         let mut residual = self.rows(&numbers(3, rows * width), width, BufferRole::Residual);
         let delta = self.rows(&numbers(4, rows * width), width, BufferRole::Activations);
         let mut out = self.rows(&vec![0.0; rows * width], width, BufferRole::Activations);
-        self.ops.rms_norm(&norm, rows, &residual, &mut out).unwrap();
+        self.ops.norm(&norm, rows, &residual, &mut out).unwrap();
         let plain = self.ops.get_rows(&out);
         let sum = ResidualIo {
             residual: &mut residual,
             delta: &delta,
         };
-        self.ops.add_rms_norm(&norm, rows, sum, &mut out).unwrap();
+        self.ops.add_norm(&norm, rows, sum, &mut out).unwrap();
         let (sum, after_sum) = (self.ops.get_rows(&residual), self.ops.get_rows(&out));
         let mut delta = delta;
         self.ops
-            .rms_norm_add(&norm, rows, &mut delta, &mut residual)
+            .norm_add(&norm, rows, &mut delta, &mut residual)
             .unwrap();
         let input = self.ops.activations(rows, &residual, &mut out).unwrap();
         let input = self.ops.get_rows(input);
@@ -256,7 +282,8 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             .unwrap();
         self.ops.matmul(matrix, rows, &x, &mut out).unwrap();
         let mut logits = vec![0.0; rows * columns];
-        self.ops.logits(matrix, rows, &x, &mut logits).unwrap();
+        let head = Head::uncapped(matrix);
+        self.ops.logits(head, rows, &x, &mut logits).unwrap();
         let mut both = self.ops.get_rows(&out);
         both.extend(logits);
         both
@@ -308,6 +335,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             block_tokens,
             segments,
             window,
+            soft_cap,
         } = case;
         let width = heads.qkv_width();
         let tables = case.tables();
@@ -379,6 +407,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                 let attention = Attention {
                     layer,
                     scale: 1.0 / (heads.head_dim as f32).sqrt(),
+                    soft_cap: *soft_cap,
                     window: *window,
                 };
                 let io = AttentionIo {
@@ -438,6 +467,7 @@ struct DeviceAttentionCase {
     block_tokens: usize,
     segments: Vec<(usize, usize)>,
     window: Option<usize>,
+    soft_cap: Option<f32>,
 }
 
 impl DeviceAttentionCase {
@@ -533,6 +563,10 @@ fn row_operations_match_the_cpu() {
             assert_same("norm of a sum", precision, &got[2], &want[2]);
             assert_same("sum of a norm", Precision::F32, &got[3], &want[3]);
             assert_same("input without a norm", precision, &got[4], &want[4]);
+            let (got, want) = (gpu.layer_norm(rows, width), cpu.layer_norm(rows, width));
+            assert_same("sum", Precision::F32, &got[0], &want[0]);
+            assert_same("norm without mean", precision, &got[1], &want[1]);
+            assert_same("norm of a sum without mean", precision, &got[2], &want[2]);
             let (got, want) = (
                 gpu.gate_and_gather(rows, width),
                 cpu.gate_and_gather(rows, width),
@@ -776,6 +810,11 @@ fn attention_matches_the_cpu() {
         block_tokens,
         segments: segments.to_vec(),
         window,
+        soft_cap: None,
+    };
+    let capped = |case: DeviceAttentionCase, cap| DeviceAttentionCase {
+        soft_cap: Some(cap),
+        ..case
     };
     let cases = [
         case(heads(1, 1, 64), 16, &[(0, 1)], None),
@@ -794,6 +833,14 @@ fn attention_matches_the_cpu() {
         // Tensor cores do not take the next shapes.
         case(heads(3, 3, 24), 16, &[(18, 2), (0, 1)], None),
         case(heads(4, 2, 64), 12, &[(30, 3), (0, 13)], Some(9)),
+        // Caps below the largest scores, of all kernels.
+        capped(case(heads(4, 2, 64), 16, &[(70, 1), (3, 40)], None), 0.4),
+        capped(
+            case(heads(2, 1, 128), 16, &[(33, 1), (0, 9)], Some(20)),
+            0.3,
+        ),
+        capped(case(heads(2, 1, 256), 16, &[(20, 1), (0, 40)], None), 0.2),
+        capped(case(heads(3, 3, 24), 16, &[(18, 2), (0, 1)], None), 0.5),
     ];
     let formats = [
         (Precision::F32, KvType::F32),
@@ -839,6 +886,7 @@ fn heads_of_256_run_with_99_kib_of_shared_memory() {
         block_tokens: 16,
         segments: segments.to_vec(),
         window,
+        soft_cap: None,
     };
     let cases = [
         case(&[(20, 1), (0, 18)], None),
@@ -871,6 +919,7 @@ fn recorded_decode_steps_fill_the_device() {
         let pool = gpu.ops.pool(shape.clone()).unwrap();
         let head = StoredTensor::from_f32("head", 8, group * 64, &numbers(3, 8 * group * 64));
         let head = gpu.pack.matrix(&[head.into()], None).unwrap();
+        let head = Head::uncapped(&head);
         gpu.pack.finish().unwrap();
         let activations =
             |ops: &CudaOps, width| ops.rows(1, width, BufferRole::Activations).unwrap();
@@ -880,6 +929,7 @@ fn recorded_decode_steps_fill_the_device() {
             layer: 0,
             window: None,
             scale: 0.1,
+            soft_cap: None,
         };
         let rule = Some(DrawRule::greedy());
         // The longest batch comes first, so that the workspace has its size. Some steps warm up,
@@ -912,7 +962,7 @@ fn recorded_decode_steps_fill_the_device() {
                 gpu.ops.attend(&batch, &attention, io).unwrap();
             }
             gpu.ops
-                .queue_draw(&head, std::slice::from_ref(&rule), &out)
+                .queue_draw(head, std::slice::from_ref(&rule), &out)
                 .unwrap();
             gpu.ops.fetch_drawn(&mut Vec::new()).unwrap();
             if stand_in.calls_count("graph_launch") > before.1 {
@@ -992,6 +1042,53 @@ fn device_draws_match_host_draws() {
     conformance::draws_match_host(&mut gpu.ops, &gpu.pack, &set).unwrap();
 }
 
+/// The draw of a capped head is that of a head whose logits are the capped ones.
+#[test]
+fn draws_are_from_capped_logits() {
+    let Some(gpu) = cuda(Precision::F32, KvType::F32) else {
+        return;
+    };
+    let DeviceUnderTest { mut ops, pack, .. } = gpu;
+    let vocab = 2100;
+    let large: Vec<f32> = numbers(7, vocab).iter().map(|x| x * 40.0).collect();
+    let head_of = |values: &[f32]| {
+        let stored = StoredTensor::from_f32("head", vocab, 1, values);
+        let matrix = pack.matrix(&[stored.into()], None).unwrap();
+        pack.finish().unwrap();
+        matrix
+    };
+    let matrix = head_of(&large);
+    let head = Head {
+        matrix: &matrix,
+        soft_cap: Some(4.0),
+    };
+    let mut one = ops.rows(1, 1, BufferRole::Activations).unwrap();
+    ops.set_rows(&mut one, &[1.0]);
+    ops.begin(&Batch::default(), PassPurpose::Unspecified)
+        .unwrap();
+    let mut capped = vec![0.0; vocab];
+    ops.logits(head, 1, &one, &mut capped).unwrap();
+    let expected: Vec<f32> = large.iter().map(|x| 4.0 * (x / 4.0).tanh()).collect();
+    assert_near("capped logits", 1e-5, &capped, &expected);
+    let again = head_of(&capped);
+    for turn in 0..20 {
+        let rule = Some(DrawRule {
+            random_bits: turn * ((1 << 53) / 20),
+            inverse_temperature: 1.0,
+            ..DrawRule::greedy()
+        });
+        let mut tokens = Vec::new();
+        for head in [head, Head::uncapped(&again)] {
+            let rule = std::slice::from_ref(&rule);
+            ops.begin(&Batch::default(), PassPurpose::Unspecified)
+                .unwrap();
+            ops.queue_draw(head, rule, &one).unwrap();
+            ops.fetch_drawn(&mut tokens).unwrap();
+        }
+        assert_eq!(tokens[0], tokens[1], "turn {turn}");
+    }
+}
+
 /// Of the three rows one is fed a drawn token, one a draw without a token, and one a token of the
 /// host.
 #[test]
@@ -1015,7 +1112,7 @@ fn a_drawn_token_is_embedded_before_the_host_receives_it() {
     let greedy = Some(DrawRule::greedy());
     ops.begin(&Batch::default(), PassPurpose::Unspecified)
         .unwrap();
-    ops.queue_draw(&head, &[greedy.clone(), greedy], &picks)
+    ops.queue_draw(Head::uncapped(&head), &[greedy.clone(), greedy], &picks)
         .unwrap();
     let batch = Batch {
         tokens: vec![0, 0, 9],

@@ -4,7 +4,7 @@
 use crate::operations::{DeviceUnderTest, cuda, numbers};
 use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
 use cleave_cuda::{CudaMatrix, CudaOps};
-use cleave_engine::ops::{BufferRole, InnerSlices, KvType, Ops, Precision, WeightLoader};
+use cleave_engine::ops::{BufferRole, Head, InnerSlices, KvType, Ops, Precision, WeightLoader};
 use std::ops::Range;
 
 const COLUMNS: usize = 70;
@@ -100,7 +100,8 @@ impl SlicedWeight {
         let x = part(&numbers(5, rows * self.width), self.width, elements);
         let x = gpu.rows(&x, elements.len(), BufferRole::Activations);
         let mut out = vec![0.0; rows * COLUMNS];
-        gpu.ops.logits(matrix, rows, &x, &mut out).unwrap();
+        let head = Head::uncapped(matrix);
+        gpu.ops.logits(head, rows, &x, &mut out).unwrap();
         out
     }
 }

@@ -5,12 +5,11 @@
 //! Invariant: the folded model computes the same function; it has no [`Scalars::residual`] and no
 //! [`Scalars::logits`], its embedding's factor is final, and its rotary pairs are halves.
 
-use crate::EngineError;
 use crate::ops::{HeadShape, Precision};
-use cleave_checkpoint::StoredMatrix;
+use cleave_checkpoint::{Checkpoint, StoredMatrix};
 use cleave_models::{
     AttentionSpec, LayerNorms, LayerSpec, Mixer, ModelSpec, NormSpec, NormWeight, Projection,
-    RopePairs, Scalars,
+    RopePairs, Scalars, Unsupported,
 };
 use half::bf16;
 
@@ -24,6 +23,7 @@ pub(crate) fn folded(described: &ModelSpec, precision: Precision) -> ModelSpec {
         is_embedding_rounded,
         residual,
         logits: _,
+        logits_cap,
     } = described.scalars;
     let embedding = match (is_embedding_rounded, precision) {
         (true, Precision::Bf16) => bf16::from_f32(embedding).to_f32(),
@@ -31,6 +31,7 @@ pub(crate) fn folded(described: &ModelSpec, precision: Precision) -> ModelSpec {
     };
     spec.scalars = Scalars {
         embedding: embedding / residual,
+        logits_cap,
         ..Scalars::default()
     };
     let fold = |norm: &mut NormSpec| norm.epsilon /= residual * residual;
@@ -78,16 +79,38 @@ pub(crate) fn row_order(
     Some((0..turned).flat_map(of_head).chain(values).collect())
 }
 
-/// A stack with its rows in this order, which moves none from one matrix to another.
+/// Accepts a checkpoint whose rows can be put in order: those of quantised matrices cannot be moved.
 ///
 /// # Errors
-/// `Device` if a matrix is quantised: its rows cannot be moved.
-pub(crate) fn in_order(
-    stack: Vec<StoredMatrix>,
-    order: Option<&[usize]>,
-) -> Result<Vec<StoredMatrix>, EngineError> {
+/// The first quantised matrix whose rows need another order.
+pub(crate) fn supports_order(checkpoint: &Checkpoint) -> Result<(), Unsupported> {
+    let spec = checkpoint.spec();
+    let is_moved = |layer: &usize| row_order(spec, *layer, Projection::QKV).is_some();
+    let moved = (0..spec.layers.len()).filter(is_moved);
+    let matrices = moved.flat_map(|layer| checkpoint.stack(Projection::QKV, layer));
+    let quantized = matrices.filter_map(|matrix| match matrix {
+        StoredMatrix::Dense(_) => None,
+        StoredMatrix::Quantized(tensor) => Some(tensor.name().to_owned()),
+    });
+    match quantized.into_iter().next() {
+        None => Ok(()),
+        Some(name) => Err(Unsupported {
+            family: spec.family,
+            problem: format!(
+                "{name} is quantised, and a model that rotates neighbouring elements needs its \
+                 rows in another order; such models are supported with 16 or 32 bits a weight"
+            ),
+        }),
+    }
+}
+
+/// A stack with its rows in this order, which moves none from one matrix to another.
+///
+/// # Panics
+/// If a matrix is quantised, which [`supports_order`] refuses.
+pub(crate) fn in_order(stack: Vec<StoredMatrix>, order: Option<&[usize]>) -> Vec<StoredMatrix> {
     let Some(order) = order else {
-        return Ok(stack);
+        return stack;
     };
     let mut first = 0;
     let ordered = stack.into_iter().map(|matrix| {
@@ -96,13 +119,9 @@ pub(crate) fn in_order(
         match matrix {
             StoredMatrix::Dense(tensor) => {
                 let own = order[rows.clone()].iter().map(|row| row - rows.start);
-                Ok(tensor.with_rows(&own.collect::<Vec<_>>()).into())
+                tensor.with_rows(&own.collect::<Vec<_>>()).into()
             }
-            StoredMatrix::Quantized(tensor) => Err(EngineError::Device(format!(
-                "{} is quantised, and a model that rotates neighbouring elements needs its rows \
-                 in another order; such models are supported with 16 or 32 bits a weight",
-                tensor.name()
-            ))),
+            StoredMatrix::Quantized(_) => panic!("rows of a quantised matrix need another order"),
         }
     });
     ordered.collect()
@@ -126,7 +145,7 @@ pub(crate) fn scale_logits(described: &ModelSpec, weight: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_models::{ConfigError, ConfigFields, read_model};
+    use cleave_models::{ConfigError, ConfigFields, NormFormula, read_model};
     use serde_json::json;
     use std::path::Path;
 
@@ -183,6 +202,7 @@ mod tests {
     #[test]
     fn a_weight_less_one_is_completed() {
         let norm = NormSpec {
+            formula: NormFormula::RootMeanSquare,
             epsilon: 1e-6,
             weight: NormWeight::PlusOne,
         };

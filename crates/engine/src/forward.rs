@@ -12,8 +12,8 @@ use crate::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Norm, NormIo, Ops, PoolLayer,
     QkNorms,
 };
-use crate::weights::{AttentionWeights, GatedMlpWeights, MixerWeights, MlpWeights, Weights};
-use cleave_models::{AttentionSpec, GatedMlpSpec, LayerSpec, Mixer, Mlp, NormSpec};
+use crate::weights::{AttentionWeights, MixerWeights, MlpWeights, Weights};
+use cleave_models::{AttentionSpec, LayerSpec, Mixer, Mlp, NormSpec, PartOrder};
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct ActivationBuffers<O: Ops> {
@@ -113,8 +113,7 @@ impl<O: Ops> ForwardPass<'_, O> {
             self.store(batch, index)?;
             if index < last {
                 self.mix(batch, index)?;
-                self.mix_output(index, rows)?;
-                self.mlp(index, rows)?;
+                self.outputs(index, rows)?;
             // The last layer: every row's keys and values were stored above, but attention and what
             // follows are needed only for rows whose logits are used.
             } else if !logit_rows.is_empty() {
@@ -122,8 +121,7 @@ impl<O: Ops> ForwardPass<'_, O> {
                 if !selects_all_rows(logit_rows, rows) {
                     self.select_rows(logit_rows)?;
                 }
-                self.mix_output(index, logit_rows.len())?;
-                self.mlp(index, logit_rows.len())?;
+                self.outputs(index, logit_rows.len())?;
                 self.final_norm(logit_rows.len())?;
             }
         }
@@ -136,14 +134,14 @@ impl<O: Ops> ForwardPass<'_, O> {
         let rows = out.len() / self.weights.spec.vocab_size;
         self.gather_logit_rows(first, rows)?;
         let x = self.buffers.head_input_from(first);
-        self.ops.logits(&self.weights.head, rows, x, out)
+        self.ops.logits(self.weights.head(), rows, x, out)
     }
 
     /// Queues the draw of the tokens after the first wanted rows, `[rows]`; see
     /// [`Ops::queue_draw`].
     pub(crate) fn draw(&mut self, rules: &[Option<DrawRule>]) -> Result<(), EngineError> {
         let x = self.buffers.head_input_from(0);
-        self.ops.queue_draw(&self.weights.head, rules, x)
+        self.ops.queue_draw(self.weights.head(), rules, x)
     }
 
     /// Gathers wanted rows into the head's input buffer; rows from number 0 on already lie where
@@ -165,6 +163,7 @@ impl<O: Ops> ForwardPass<'_, O> {
     fn final_norm(&mut self, rows: usize) -> Result<(), EngineError> {
         let spec = &self.weights.spec;
         let norm = Norm {
+            formula: spec.final_norm.formula,
             weight: &self.weights.norm,
             epsilon: spec.final_norm.epsilon,
         };
@@ -199,6 +198,26 @@ impl<O: Ops> ForwardPass<'_, O> {
         }
     }
 
+    /// Adds a mixer's output and the MLP's to the residual stream, but for the last one of the layer,
+    /// see [`ForwardPass::add_output`].
+    fn outputs(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
+        match self.weights.spec.layers[index].order {
+            PartOrder::Sequential => {
+                self.mix_output(index, rows)?;
+                self.gate(index, rows)?;
+            }
+            // The gate reads the layer's input, so that the mixer's output is added after it, and
+            // at once: the MLP's takes its place.
+            PartOrder::Parallel => {
+                self.gate(index, rows)?;
+                self.mix_output(index, rows)?;
+                let buffers = &mut *self.buffers;
+                self.ops.add(rows, &buffers.delta, &mut buffers.residual)?;
+            }
+        }
+        self.mlp_output(index, rows)
+    }
+
     /// Applies a mixer's output projection, and the norm of the output if there is one.
     fn mix_output(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let buffers = &mut *self.buffers;
@@ -227,7 +246,7 @@ impl<O: Ops> ForwardPass<'_, O> {
         };
         let buffers = &mut *self.buffers;
         self.ops
-            .rms_norm_add(&norm, rows, &mut buffers.delta, &mut buffers.residual)
+            .norm_add(&norm, rows, &mut buffers.delta, &mut buffers.residual)
     }
 
     /// Whether the residual stream has the output of a layer's MLP already.
@@ -299,6 +318,7 @@ impl<O: Ops> ForwardPass<'_, O> {
         let attention = Attention {
             layer: index,
             scale: spec.scale,
+            soft_cap: spec.soft_cap,
             window: spec.window,
         };
         let io = AttentionIo {
@@ -330,33 +350,15 @@ impl<O: Ops> ForwardPass<'_, O> {
         Ok(())
     }
 
-    /// Adds the mixer's output to the residual stream if it is not part of it yet, and applies the
-    /// MLP, and the norm of the output if there is one.
-    fn mlp(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
+    /// Computes the gated product of the normed residual stream, or of the stream itself. The norm
+    /// adds the mixer's `delta` if that is to be a part of the MLP's input and is not yet.
+    fn gate(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let weights = self.weights;
         let layer = &weights.layers[index];
-        let LayerSpec { norms, mlp, .. } = &weights.spec.layers[index];
-        match (mlp, &layer.mlp) {
-            (Mlp::Gated(spec), MlpWeights::Gated(mlp)) => {
-                self.gate(index, rows, *spec, mlp)?;
-                let buffers = &mut *self.buffers;
-                self.ops
-                    .matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)?;
-            }
-        }
-        self.add_output(norm(&layer.norms.mlp_output, norms.mlp_output), rows)
-    }
-
-    /// Computes the gated product of the normed residual stream, or of the stream itself.
-    fn gate(
-        &mut self,
-        index: usize,
-        rows: usize,
-        spec: GatedMlpSpec,
-        mlp: &GatedMlpWeights<O::Pack>,
-    ) -> Result<(), EngineError> {
-        let norms = &self.weights.spec.layers[index].norms;
-        let weights = &self.weights.layers[index].norms;
+        let LayerSpec {
+            order, norms, mlp, ..
+        } = &weights.spec.layers[index];
+        let (Mlp::Gated(spec), MlpWeights::Gated(mlp)) = (mlp, &layer.mlp);
         let buffers = &mut *self.buffers;
         let ops = &mut *self.ops;
         let gated = GatedIo {
@@ -364,21 +366,48 @@ impl<O: Ops> ForwardPass<'_, O> {
             gate_up: &mut buffers.gate_up,
             out: &mut buffers.gated,
         };
-        let Some(norm) = norm(&weights.mlp_input, norms.mlp_input) else {
+        let (norm, is_added) = match order {
+            PartOrder::Sequential => (
+                norm(&layer.norms.mlp_input, norms.mlp_input),
+                norms.mixer_output.is_some(),
+            ),
+            PartOrder::Parallel => (norm(&layer.norms.mixer_input, norms.mixer_input), true),
+        };
+        let Some(norm) = norm else {
             let x = ops.activations(rows, &buffers.residual, &mut buffers.normed)?;
             return ops.gated(&mlp.gate_up, rows, x, gated);
         };
         let from = NormIo {
             residual: &mut buffers.residual,
-            delta: norms.mixer_output.is_none().then_some(&buffers.delta),
+            delta: (!is_added).then_some(&buffers.delta),
             normed: &mut buffers.normed,
         };
         ops.norm_gated(&norm, rows, from, &mlp.gate_up, gated)
+    }
+
+    /// Applies the MLP's output projection, and the norm of the output if there is one.
+    fn mlp_output(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
+        let layer = &self.weights.layers[index];
+        let MlpWeights::Gated(mlp) = &layer.mlp;
+        let buffers = &mut *self.buffers;
+        self.ops
+            .matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)?;
+        let norms = &self.weights.spec.layers[index].norms;
+        self.add_output(norm(&layer.norms.mlp_output, norms.mlp_output), rows)
     }
 }
 
 /// A norm of the residual stream or of a part's output, if a layer has it.
 fn norm<V>(weight: &Option<V>, spec: Option<NormSpec>) -> Option<Norm<'_, V>> {
-    let (weight, NormSpec { epsilon, weight: _ }) = weight.as_ref().zip(spec)?;
-    Some(Norm { weight, epsilon })
+    let (weight, spec) = weight.as_ref().zip(spec)?;
+    let NormSpec {
+        formula,
+        epsilon,
+        weight: _,
+    } = spec;
+    Some(Norm {
+        formula,
+        weight,
+        epsilon,
+    })
 }

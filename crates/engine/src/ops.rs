@@ -23,10 +23,10 @@ mod shapes;
 mod supports;
 
 pub use batch::{Batch, BatchSegment, FedRow};
-pub use cleave_models::{Activation, HeadShape, InnerSlices, SLICES_MAX};
+pub use cleave_models::{Activation, HeadShape, InnerSlices, NormFormula, SLICES_MAX};
 pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
-pub use parameters::{Attention, Norm, QkNorms, RotaryTable};
+pub use parameters::{Attention, Head, Norm, QkNorms, RotaryTable};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
@@ -284,7 +284,7 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// `out[r] = norm(x[r])`, both `(rows, width)`.
-    fn rms_norm(
+    fn norm(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
@@ -293,7 +293,7 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// `sum.residual[r] += sum.delta[r]`, then `out[r] = norm(residual[r])`, all `(rows, width)`.
-    fn add_rms_norm(
+    fn add_norm(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
@@ -301,12 +301,21 @@ pub trait Ops: Send {
         out: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards.
-    fn rms_norm_add(
+    /// `residual[r] += norm(x[r])`, all `(rows, width)`; `x` is undefined afterwards. The norm
+    /// removes no mean.
+    fn norm_add(
         &mut self,
         norm: &Norm<'_, VectorOf<Self>>,
         rows: usize,
         x: &mut Self::Rows,
+        residual: &mut Self::Rows,
+    ) -> Result<(), EngineError>;
+
+    /// `residual[r] += delta[r]`, both `(rows, width)`.
+    fn add(
+        &mut self,
+        rows: usize,
+        delta: &Self::Rows,
         residual: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
@@ -333,7 +342,7 @@ pub trait Ops: Send {
     ) -> Result<(), EngineError>;
 
     /// Adds `delta` to the residual stream if there is one, normalises, and multiplies:
-    /// [`Ops::rms_norm`] or [`Ops::add_rms_norm`], then [`Ops::matmul`]. Only this product reads
+    /// [`Ops::norm`] or [`Ops::add_norm`], then [`Ops::matmul`]. Only this product reads
     /// the normed rows, so that a device need not store them.
     fn norm_matmul(
         &mut self,
@@ -373,9 +382,9 @@ pub trait Ops: Send {
             normed,
         } = from;
         match delta {
-            None => self.rms_norm(norm, rows, residual, normed)?,
+            None => self.norm(norm, rows, residual, normed)?,
             Some(delta) => {
-                self.add_rms_norm(norm, rows, ResidualIo { residual, delta }, normed)?;
+                self.add_norm(norm, rows, ResidualIo { residual, delta }, normed)?;
             }
         }
         Ok(normed)
@@ -448,10 +457,11 @@ pub trait Ops: Send {
         to: &mut Self::Rows,
     ) -> Result<(), EngineError>;
 
-    /// As [`Ops::matmul`], into host memory: `out` is `(rows, vocab)`, exactly filled.
+    /// As [`Ops::matmul`], into host memory, and capped if the head has a cap: `out` is
+    /// `(rows, vocab)`, exactly filled.
     fn logits(
         &mut self,
-        head: &MatrixOf<Self>,
+        head: Head<'_, MatrixOf<Self>>,
         rows: usize,
         x: &Self::Rows,
         out: &mut [f32],
@@ -479,7 +489,7 @@ pub trait Ops: Send {
     /// if [`Ops::can_draw`].
     fn queue_draw(
         &mut self,
-        head: &MatrixOf<Self>,
+        head: Head<'_, MatrixOf<Self>>,
         rules: &[Option<DrawRule>],
         x: &Self::Rows,
     ) -> Result<(), EngineError> {

@@ -6,7 +6,7 @@
 
 use crate::EngineError;
 use crate::folding;
-use crate::ops::{InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
+use crate::ops::{Head, InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
 use cleave_domain::KvSpec;
@@ -115,6 +115,7 @@ impl<P: WeightLoader> Weights<P> {
     ) -> Result<Self, LoadError> {
         let described = checkpoint.spec();
         pack.supports(described)?;
+        folding::supports_order(checkpoint)?;
         let spec = folding::folded(described, pack.precision());
         let context = context_tokens_max
             .unwrap_or(spec.context_tokens_max)
@@ -190,6 +191,14 @@ impl<P: WeightLoader> Weights<P> {
         let (element, scale) = (kv.element_bytes(), kv.scale_bytes());
         self.spec
             .kv_spec(block_tokens, element as u64, scale as u64)
+    }
+
+    /// The head, with the cap of its logits.
+    pub(crate) fn head(&self) -> Head<'_, P::Matrix> {
+        Head {
+            matrix: &self.head,
+            soft_cap: self.spec.scalars.logits_cap,
+        }
     }
 
     /// Longest sequence in tokens.
@@ -448,7 +457,7 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         let has_bias = parts.iter().all(|part| spec.has_bias(*part));
         let stored = checkpoint.stack(parts, layer);
         let order = folding::row_order(checkpoint.spec(), layer, parts);
-        let weights = folding::in_order(stored, order.as_deref())?;
+        let weights = folding::in_order(stored, order.as_deref());
         let biases = parts.iter().filter(|_| has_bias);
         let biases: Vec<_> = biases
             .map(|part| checkpoint.vector(TensorRole::Bias(*part), Some(layer)))

@@ -35,7 +35,9 @@ macro_rules! checkpoint {
     };
 }
 
+checkpoint!(cohere2, "cohere2");
 checkpoint!(exaone4, "exaone4");
+checkpoint!(gemma2, "gemma2");
 checkpoint!(gemma3, "gemma3");
 checkpoint!(gemma3_images, "gemma3-images");
 checkpoint!(glm4, "glm4");
@@ -210,7 +212,9 @@ fn every_testdata_folder_is_compared() {
         .collect();
     found.sort();
     let compared = [
+        "cohere2",
         "exaone4",
+        "gemma2",
         "gemma3",
         "gemma3-images",
         "glm4",

@@ -2,7 +2,9 @@
 
 use crate::folder::{assert_error_contains, copy, edit, edit_header, testdata};
 use crate::reference;
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
+use cleave_engine::{LoadError, Weights};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -213,6 +215,30 @@ fn an_unsupported_quantisation_is_named() {
         edit_quantization(dir.path(), change);
         assert_error_contains(dir.path(), &[&["config.json"], expected].concat());
     }
+}
+
+/// A family whose rotary pairs are neighbours. Its memory is not even reserved.
+#[test]
+fn quantised_rows_that_must_move_are_refused_at_first() {
+    let out = tempfile::tempdir().unwrap();
+    let layout = QuantizeOptions {
+        layout: QuantizedLayout::Int8,
+        group: 1,
+    };
+    quantize(&testdata("glm4"), out.path(), layout, &mut |_| {}).unwrap();
+    let checkpoint = Checkpoint::open(out.path()).unwrap();
+    let mut loaded = 0;
+    let pack = reference::PlainOps::default();
+    let refused = Weights::load(&pack, &checkpoint, None, &mut |_| loaded += 1);
+    let Err(LoadError::Unsupported(error)) = refused else {
+        panic!("not refused");
+    };
+    let error = error.to_string();
+    assert!(
+        error.contains("q_proj") && error.contains("quantised"),
+        "{error}"
+    );
+    assert_eq!(loaded, 0);
 }
 
 fn rename(dir: &Path, from: &str, to: &str) {

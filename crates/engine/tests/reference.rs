@@ -3,9 +3,9 @@
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape,
-    InnerSlices, KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, Ops, PassMode, PassPurpose,
-    PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
+    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Head, HeadShape,
+    InnerSlices, KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, NormFormula, Ops, PassMode,
+    PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
@@ -247,6 +247,21 @@ fn normed(x: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
         .collect()
 }
 
+fn normed_row(norm: &Norm<'_, Vec<f32>>, x: &[f32]) -> Vec<f32> {
+    match norm.formula {
+        NormFormula::RootMeanSquare => normed(x, norm.weight, norm.epsilon),
+        NormFormula::MeanRemoved => {
+            let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / x.len() as f64;
+            let centred = x.iter().map(|x| (f64::from(*x) - mean) as f32);
+            normed(&centred.collect::<Vec<_>>(), norm.weight, norm.epsilon)
+        }
+    }
+}
+
+fn capped(x: f64, cap: Option<f32>) -> f64 {
+    cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+}
+
 fn multiply(matrix: &Matrix, x: &[f32], out: &mut [f32]) {
     assert_eq!(out.len(), matrix.bias.len());
     for (index, out) in out.iter_mut().enumerate() {
@@ -324,7 +339,7 @@ impl Ops for PlainOps {
         Ok(())
     }
 
-    fn rms_norm(
+    fn norm(
         &mut self,
         norm: &Norm<'_, Vec<f32>>,
         rows: usize,
@@ -332,13 +347,13 @@ impl Ops for PlainOps {
         out: &mut Rows,
     ) -> Result<(), EngineError> {
         for row in 0..rows {
-            let values = normed(x.row(row), norm.weight, norm.epsilon);
+            let values = normed_row(norm, x.row(row));
             out.row_mut(row).copy_from_slice(&values);
         }
         Ok(())
     }
 
-    fn add_rms_norm(
+    fn add_norm(
         &mut self,
         norm: &Norm<'_, Vec<f32>>,
         rows: usize,
@@ -349,10 +364,10 @@ impl Ops for PlainOps {
             let added = sum.residual.row_mut(row).iter_mut().zip(sum.delta.row(row));
             added.for_each(|(x, delta)| *x += delta);
         }
-        self.rms_norm(norm, rows, sum.residual, out)
+        self.norm(norm, rows, sum.residual, out)
     }
 
-    fn rms_norm_add(
+    fn norm_add(
         &mut self,
         norm: &Norm<'_, Vec<f32>>,
         rows: usize,
@@ -360,9 +375,17 @@ impl Ops for PlainOps {
         residual: &mut Rows,
     ) -> Result<(), EngineError> {
         for row in 0..rows {
-            let addend = normed(x.row(row), norm.weight, norm.epsilon);
+            let addend = normed_row(norm, x.row(row));
             let added = residual.row_mut(row).iter_mut().zip(addend);
             added.for_each(|(residual, addend)| *residual += addend);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, rows: usize, delta: &Rows, residual: &mut Rows) -> Result<(), EngineError> {
+        for row in 0..rows {
+            let added = residual.row_mut(row).iter_mut().zip(delta.row(row));
+            added.for_each(|(residual, delta)| *residual += delta);
         }
         Ok(())
     }
@@ -468,7 +491,8 @@ impl Ops for PlainOps {
                         .map(|p| {
                             let (block, token) = block_and_token(p);
                             let key = pool.key(block, attention.layer, kv_head, token);
-                            dot(query, &pool.values[key..][..dim]) * f64::from(attention.scale)
+                            let product = dot(query, &pool.values[key..][..dim]);
+                            capped(product * f64::from(attention.scale), attention.soft_cap)
                         })
                         .collect();
                     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -530,16 +554,18 @@ impl Ops for PlainOps {
 
     fn logits(
         &mut self,
-        head: &Matrix,
+        head: Head<'_, Matrix>,
         rows: usize,
         x: &Rows,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        let vocab = head.bias.len();
+        let vocab = head.matrix.bias.len();
         assert_eq!(out.len(), rows * vocab);
         for row in 0..rows {
-            multiply(head, x.row(row), &mut out[row * vocab..][..vocab]);
+            multiply(head.matrix, x.row(row), &mut out[row * vocab..][..vocab]);
         }
+        let capped = |logit: f32| capped(f64::from(logit), head.soft_cap) as f32;
+        out.iter_mut().for_each(|logit| *logit = capped(*logit));
         let watched = self.device.as_ref().map(|device| &device.watched);
         let breaks = |watched: &Arc<PlainDeviceProbe>| {
             rows > 0 && watched.breaks_every_row.swap(false, Ordering::Relaxed)
@@ -564,11 +590,11 @@ impl Ops for PlainOps {
 
     fn queue_draw(
         &mut self,
-        head: &Matrix,
+        head: Head<'_, Matrix>,
         rules: &[Option<DrawRule>],
         x: &Rows,
     ) -> Result<(), EngineError> {
-        let vocab = head.bias.len();
+        let vocab = head.matrix.bias.len();
         let mut logits = vec![0.0; rules.len() * vocab];
         self.logits(head, rules.len(), x, &mut logits)?;
         let device = self.device.as_mut().expect("only a device is asked");

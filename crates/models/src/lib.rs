@@ -31,8 +31,8 @@ pub use rope::{LongRopeScaling, QueryGrowth, Rope, RopePairs, RopeScaling, YarnS
 pub use slices::{InnerSlices, SLICES_MAX};
 pub use spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec, RopeIndex, Scalars,
-    Unsupported,
+    Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec,
+    RopeIndex, Scalars, Unsupported,
 };
 pub use spelling::NameSpelling;
 pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};

@@ -6,8 +6,8 @@
 
 use crate::error::ConfigError;
 use crate::families::{
-    exaone4, gemma3, glm4, granite, granitemoehybrid, llama, ministral3, mistral, olmo2, olmo3,
-    phi3, qwen2, qwen3, seed_oss, smollm3,
+    cohere2, exaone4, gemma2, gemma3, glm4, granite, granitemoehybrid, llama, ministral3, mistral,
+    olmo2, olmo3, phi3, qwen2, qwen3, seed_oss, smollm3,
 };
 use crate::fields::ConfigFields;
 use crate::spec::ModelSpec;
@@ -56,8 +56,10 @@ impl DescribedModel {
     }
 }
 
-static FAMILIES: [&Family; 15] = [
+static FAMILIES: [&Family; 17] = [
+    &cohere2::FAMILY,
     &exaone4::FAMILY,
+    &gemma2::FAMILY,
     &gemma3::FAMILY,
     &glm4::FAMILY,
     &granite::FAMILY,

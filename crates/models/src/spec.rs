@@ -36,15 +36,27 @@ pub struct ModelSpec {
     pub eos: Vec<TokenId>,
 }
 
-/// One layer: a mixer, then an MLP, each of which adds to the residual stream, see [`LayerNorms`].
+/// One layer: a mixer and an MLP, each of which adds to the residual stream, see [`LayerNorms`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
+    /// Stream that the MLP reads.
+    pub order: PartOrder,
     /// Norms of the layer's two parts.
     pub norms: LayerNorms,
     /// Part that mixes tokens of a sequence.
     pub mixer: Mixer,
     /// Part that computes on each token alone.
     pub mlp: Mlp,
+}
+
+/// Order of a layer's two parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PartOrder {
+    /// The MLP reads the stream with the mixer's output.
+    #[default]
+    Sequential,
+    /// Both parts read the layer's input under one norm, that of the mixer's input (Cohere).
+    Parallel,
 }
 
 /// Norms around a layer's parts: `x += output_norm(part(input_norm(x)))`, those that there are. A
@@ -61,13 +73,25 @@ pub struct LayerNorms {
     pub mlp_output: Option<NormSpec>,
 }
 
-/// Root-mean-square norm: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)` (Zhang and Sennrich 2019).
+/// A norm of a row of elements, without a bias.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
+    /// Formula of the norm.
+    pub formula: NormFormula,
     /// Epsilon, added to the mean of squares.
     pub epsilon: f32,
     /// Weight of which a checkpoint has the stored numbers.
     pub weight: NormWeight,
+}
+
+/// Formulas of norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormFormula {
+    /// `x[i] · weight[i] / sqrt(mean(x²) + epsilon)` (Zhang and Sennrich 2019).
+    #[default]
+    RootMeanSquare,
+    /// LayerNorm (Ba et al. 2016): the same of `x − mean(x)` (Cohere).
+    MeanRemoved,
 }
 
 /// How a norm's weight is stored.
@@ -100,6 +124,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Factor of the scores before the softmax.
     pub scale: f32,
+    /// Cap of the scores after their factor, `cap · tanh(score / cap)` (Gemma 2); positive.
+    pub soft_cap: Option<f32>,
     /// Projections that have a bias.
     pub biases: AttentionBiases,
 }
@@ -213,6 +239,8 @@ pub struct Scalars {
     pub residual: f32,
     /// Factor of the logits.
     pub logits: f32,
+    /// Cap of the logits after their factor, `cap · tanh(logit / cap)` (Gemma 2); positive.
+    pub logits_cap: Option<f32>,
 }
 
 impl Default for Scalars {
@@ -222,6 +250,7 @@ impl Default for Scalars {
             is_embedding_rounded: false,
             residual: 1.0,
             logits: 1.0,
+            logits_cap: None,
         }
     }
 }

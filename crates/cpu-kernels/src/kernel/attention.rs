@@ -12,7 +12,9 @@
 mod state;
 mod task;
 
+use super::SoftCap;
 use super::kv_sources::{GROUPS, GatheredKv, LocatedKv, locate_kv, sources_in_pool};
+use super::rows::capped;
 use super::tile::{
     ElementFormat, TileSides, accumulate, pack_row, rows_compiled, wide, with_filled,
 };
@@ -57,6 +59,8 @@ pub struct LayerAttention<'a, T> {
     pub qkv: &'a [f32],
     /// Factor of the scores; includes log2(e), because weights are computed with exp2.
     pub scale: f32,
+    /// Cap of the scores, which are multiplied by log2(e).
+    pub soft_cap: Option<SoftCap>,
     /// Sliding window: position `p` attends to `p - window + 1 ..= p`.
     pub window: usize,
     /// `(rows, query_heads × head_dim)`.
@@ -500,6 +504,9 @@ fn weights_from_scores<S: Simd, F: ElementFormat<S>>(
             v = s.mul(v, s.load(&keys[chunk]));
         }
         v = s.mul(v, scale);
+        if let Some(cap) = task.attend.soft_cap {
+            v = capped(s, v, cap);
+        }
         // Masked keys and keys beyond the tile get a score of −∞, and so a weight of 0.
         if from > 0 || to < LANES {
             v = s.mask_outside(v, from, to);

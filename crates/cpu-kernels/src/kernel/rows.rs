@@ -3,6 +3,7 @@
 //! Invariant: sums over a row add sixteen elements at a time, in order, and then the lanes as a
 //! tree.
 
+use super::SoftCap;
 use super::tile::ElementFormat;
 use crate::simd::{LANES, Simd};
 
@@ -25,6 +26,26 @@ pub(super) fn norm<S: Simd>(s: S, x: &mut [f32], weight: &[f32], epsilon: f32) {
     }
     if !tail.is_empty() {
         s.store_part(s.mul(s.mul(last, scale), s.load_part(weights_tail)), tail);
+    }
+}
+
+/// `x[i] ← x[i] − mean(x)`.
+#[inline(always)]
+pub(super) fn remove_mean<S: Simd>(s: S, x: &mut [f32]) {
+    let mut sum = s.splat(0.0);
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        sum = s.add(sum, s.load(chunk));
+    }
+    let last = s.load_part(tail);
+    sum = s.add(sum, last);
+    let mean = s.splat(s.sum(sum) / x.len() as f32);
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        s.store(s.sub(s.load(chunk), mean), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(s.sub(last, mean), tail);
     }
 }
 
@@ -98,6 +119,27 @@ pub(super) fn gelu_tanh<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     let twice = s.mul(gate, slope);
     let exp = s.exp2(s.mul(twice, s.splat(-std::f32::consts::LOG2_E)));
     s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
+}
+
+/// `limit · tanh(x / scale / cap)`, see [`SoftCap`].
+#[inline(always)]
+pub(super) fn capped<S: Simd>(s: S, x: S::V, cap: SoftCap) -> S::V {
+    // tanh(y) = 1 − 2 / (exp(2y) + 1).
+    let exp = s.exp2(s.mul(x, s.splat(cap.exponent)));
+    let rest = s.div(s.splat(-2.0 * cap.limit), s.add(exp, s.splat(1.0)));
+    s.add(rest, s.splat(cap.limit))
+}
+
+/// Caps a row in place.
+#[inline(always)]
+pub(super) fn cap_row<S: Simd>(s: S, x: &mut [f32], cap: SoftCap) {
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        s.store(capped(s, s.load(chunk), cap), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(capped(s, s.load_part(tail), cap), tail);
+    }
 }
 
 /// Stores a head in the pool's element type.

@@ -13,7 +13,7 @@ use cleave_checkpoint::e4m3;
 use cleave_cpu_kernels::kernel::attention::{
     AttentionScratch, LayerAttention, PoolContents, head_width,
 };
-use cleave_cpu_kernels::kernel::{CpuKernels, StoredElement};
+use cleave_cpu_kernels::kernel::{CpuKernels, SoftCap, StoredElement};
 use cleave_cpu_kernels::layout::{KvLayout, TokenSpot};
 use cleave_cpu_kernels::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
 use cleave_cpu_kernels::simd::LANES;
@@ -21,6 +21,7 @@ use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadShape, KvType, PoolLayer, PoolLayerShape, QkNorms,
 };
+use std::f32::consts::LOG2_E;
 
 /// Elements that are rounded before they are stored: one head of the largest size that a checkpoint
 /// may have, or heads of several tokens.
@@ -345,7 +346,8 @@ impl CpuOps {
             block_elements: shape.block_elements,
             layer_offsets: (shape.key_offset(0), shape.value_offset(0)),
             qkv: qkv.head(rows),
-            scale: attention.scale * std::f32::consts::LOG2_E,
+            scale: attention.scale * LOG2_E,
+            soft_cap: attention.soft_cap.map(|cap| SoftCap::new(cap, LOG2_E)),
             window: attention.window.unwrap_or(usize::MAX),
             out: SliceParts::new(out.head_mut(rows)),
             partials: SliceParts::new(&mut self.partials),

@@ -4,7 +4,7 @@
 //! Never: does arithmetic itself; see `kernel`.
 //! Invariant: see [`ProductGrid`].
 
-use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
+use super::{CpuOps, PIECE_ELEMENTS, ensure_len, normalize_row};
 use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
 use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
@@ -28,14 +28,13 @@ pub(super) enum RowsSource<'a> {
     Normed {
         residual: SliceParts<'a, f32>,
         delta: Option<&'a [f32]>,
-        weight: &'a [f32],
-        epsilon: f32,
+        norm: &'a Norm<'a, CpuVector>,
     },
 }
 
 impl<'a> RowsSource<'a> {
     pub(super) fn normed(
-        norm: &Norm<'a, CpuVector>,
+        norm: &'a Norm<'a, CpuVector>,
         rows: usize,
         from: NormIo<'a, CpuRows>,
     ) -> Self {
@@ -51,8 +50,7 @@ impl<'a> RowsSource<'a> {
         Self::Normed {
             residual: SliceParts::new(residual.head_mut(rows)),
             delta: delta.map(|delta| delta.head(rows)),
-            weight: &norm.weight.0,
-            epsilon: norm.epsilon,
+            norm,
         }
     }
 
@@ -126,14 +124,13 @@ impl CpuOps {
             sums: SliceParts::new(&mut self.left_sums[..groups]),
         };
         let tiles_each = PIECE_ELEMENTS.div_ceil(matrix.width.max(1) * self.kernels.rows_max);
-        let (norm, add) = (self.kernels.norm, self.kernels.add);
+        let of_rows = self.kernels;
         self.threads.run(cut.count().div_ceil(tiles_each), &|turn| {
             let tiles = run_range(turn.task, tiles_each, cut.count());
             let RowsSource::Normed {
                 residual,
                 delta,
-                weight,
-                epsilon,
+                norm,
             } = &from
             else {
                 // SAFETY: `CpuKernels::of` checked the instructions.
@@ -150,10 +147,10 @@ impl CpuOps {
                         let range = row * left.width..(row + 1) * left.width;
                         let residual = residual.part(range.clone());
                         if let Some(delta) = delta {
-                            add(residual, &delta[range]);
+                            (of_rows.add)(residual, &delta[range]);
                         }
                         x.copy_from_slice(residual);
-                        norm(x, weight, *epsilon);
+                        normalize_row(of_rows, norm, x);
                     }
                     let first = rows.start;
                     (kernels.pack)(&LeftSide { x, first, ..left }, tile..tile + 1);

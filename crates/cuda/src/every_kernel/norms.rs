@@ -5,19 +5,38 @@
 //! and of others.
 
 use super::{KernelBench, element_bytes};
-use crate::args::{HeadNormArgs, NormAddArgs, NormArgs, ProjectionNormArgs, RoundArgs};
+use crate::args::{
+    AddRowsArgs, HeadNormArgs, NormAddArgs, NormArgs, ProjectionNormArgs, RoundArgs,
+};
 
 pub(super) fn norm(bench: &KernelBench, name: &str) {
-    let (rows, width) = (3, 261);
-    let args = NormArgs {
-        residual: bench.floats(rows * width),
-        delta: bench.stored(name, rows * width),
-        weight: bench.floats(width),
-        out: bench.zeros(rows * width * element_bytes(name)),
-        width: width as u32,
-        epsilon: 1e-5,
-    };
-    bench.launch(name, [rows as u32, 1, 1], args);
+    let rows = 3;
+    for (width, formula) in [(261, 0), (264, 0), (261, 1), (264, 1)] {
+        let args = NormArgs {
+            residual: bench.floats(rows * width),
+            delta: bench.stored(name, rows * width),
+            weight: bench.floats(width),
+            out: bench.zeros(rows * width * element_bytes(name)),
+            width: width as u32,
+            epsilon: 1e-5,
+            formula,
+            padding: 0,
+        };
+        bench.launch(name, [rows as u32, 1, 1], args);
+    }
+}
+
+pub(super) fn add_rows(bench: &KernelBench, name: &str) {
+    for width in [261, 264] {
+        let rows = 3;
+        let args = AddRowsArgs {
+            delta: bench.stored(name, rows * width),
+            residual: bench.floats(rows * width),
+            width: width as u32,
+            padding: 0,
+        };
+        bench.launch(name, [rows as u32, 1, 1], args);
+    }
 }
 
 pub(super) fn norm_add(bench: &KernelBench, name: &str) {

@@ -1,7 +1,18 @@
 //! Arguments of the kernels that draw tokens.
 
 use super::KernelBench;
-use crate::args::{DeviceEdit, DeviceRule, SampleArgs};
+use crate::args::{CapArgs, DeviceEdit, DeviceRule, SampleArgs};
+
+pub(super) fn cap(bench: &KernelBench, name: &str) {
+    let count = 2 * 2048 + 77;
+    let args = CapArgs {
+        logits: bench.floats(count),
+        count: count as u64,
+        limit: 2.0,
+        exponent: 1.4,
+    };
+    bench.launch(name, [count.div_ceil(2048) as u32, 1, 1], args);
+}
 
 /// The rules: greedy with edits, then top-k, then top-p under a mask, the last two with
 /// top-n-sigma, and a row that is drawn later.

@@ -11,29 +11,30 @@ use crate::matmul::MatmulProduct;
 use crate::pack::CudaMatrix;
 use crate::recording::GraphUse;
 use cleave_engine::EngineError;
-use cleave_engine::ops::{DrawRule, MaskedDraw};
+use cleave_engine::ops::{DrawRule, Head, MaskedDraw};
 
 impl CudaOps {
     /// Computes rows' logits, copies them to the host, and waits.
     pub(super) fn fetch_logits(
         &mut self,
-        head: &CudaMatrix,
+        head: Head<'_, CudaMatrix>,
         rows: usize,
         x: &CudaRows,
         out: &mut [f32],
     ) -> Result<(), EngineError> {
-        assert_eq!(out.len(), rows * head.columns);
+        assert_eq!(out.len(), rows * head.matrix.columns);
         let product = MatmulProduct {
-            matrix: head,
+            matrix: head.matrix,
             rows,
             bucket: rows,
             x,
         };
         let target = self
             .sampling
-            .logits_target(&self.stream, rows, head.columns)?;
+            .logits_target(&self.stream, rows, head.matrix.columns)?;
         self.matmul
             .run(&product, target, &self.stream, &mut self.messages)?;
+        self.sampling.queue_cap(head.soft_cap, rows, &self.stream)?;
         let mut piece = self.staging.borrow_mut();
         let each = HOST_COPY_BYTES / size_of::<f32>();
         for (index, chunk) in out.chunks_mut(each).enumerate() {
@@ -53,7 +54,7 @@ impl CudaOps {
     /// ends with them, and queues the copy of the tokens.
     pub(super) fn queue_head_and_draw(
         &mut self,
-        head: &CudaMatrix,
+        head: Head<'_, CudaMatrix>,
         rules: &[Option<DrawRule>],
         x: &CudaRows,
     ) -> Result<(), EngineError> {
@@ -74,9 +75,9 @@ impl CudaOps {
         if !matches!(decode, Some((_, GraphUse::Replay))) {
             let target = self
                 .sampling
-                .logits_target(&self.stream, bucket, head.columns)?;
+                .logits_target(&self.stream, bucket, head.matrix.columns)?;
             let product = MatmulProduct {
-                matrix: head,
+                matrix: head.matrix,
                 rows,
                 bucket,
                 x,
@@ -84,7 +85,10 @@ impl CudaOps {
             let queued = self
                 .matmul
                 .run(&product, target, &self.stream, &mut self.messages);
-            let queued = queued.and_then(|()| self.sampling.queue_draw(bucket, &self.stream));
+            let sampling = &self.sampling;
+            let queued = queued
+                .and_then(|()| sampling.queue_cap(head.soft_cap, bucket, &self.stream))
+                .and_then(|()| sampling.queue_draw(bucket, &self.stream));
             if let Some((_, GraphUse::Record)) = decode {
                 let graph = self.stream.end_recording();
                 queued?;

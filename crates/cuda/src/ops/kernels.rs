@@ -4,8 +4,8 @@
 //! Invariant: all of them take the same formats of activations, keys and values.
 
 use crate::args::{
-    EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormAddArgs, NormArgs, ProjectionNormArgs,
-    RotateArgs, RoundArgs,
+    AddRowsArgs, EmbedArgs, GateArgs, GatherArgs, HeadNormArgs, NormAddArgs, NormArgs,
+    ProjectionNormArgs, RotateArgs, RoundArgs,
 };
 use crate::attention::kernel_name;
 use crate::driver::CudaKernel;
@@ -20,6 +20,7 @@ pub(super) struct OpsKernels {
     pub(super) embed: CudaKernel<EmbedArgs>,
     pub(super) norm: CudaKernel<NormArgs>,
     pub(super) norm_add: CudaKernel<NormAddArgs>,
+    pub(super) add_rows: CudaKernel<AddRowsArgs>,
     pub(super) projection_norm: CudaKernel<ProjectionNormArgs>,
     /// None where activations have the type of the residual stream.
     pub(super) round_rows: Option<CudaKernel<RoundArgs>>,
@@ -43,6 +44,7 @@ impl OpsKernels {
             embed: images.kernel(&of("embed"))?,
             norm: images.kernel(&of("norm"))?,
             norm_add: images.kernel(&of("norm_add"))?,
+            add_rows: images.kernel(&of("add_rows"))?,
             projection_norm: images.kernel(&of("projection_norm"))?,
             round_rows: match precision {
                 Precision::F32 => None,

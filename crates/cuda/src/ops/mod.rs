@@ -30,7 +30,7 @@ use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, HeadShape,
+    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Head, HeadShape,
     KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
     QkNorms, ResidualIo,
 };
@@ -238,27 +238,27 @@ impl Ops for CudaOps {
         Ok(())
     }
 
-    fn rms_norm(
+    fn norm(
         &mut self,
         norm: &Norm<'_, CudaVector>,
         rows: usize,
         x: &CudaRows,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        self.add_norm(norm, rows, x, None, out)
+        self.launch_norm(norm, rows, x, None, out)
     }
 
-    fn add_rms_norm(
+    fn add_norm(
         &mut self,
         norm: &Norm<'_, CudaVector>,
         rows: usize,
         sum: ResidualIo<'_, CudaRows>,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        self.add_norm(norm, rows, sum.residual, Some(sum.delta), out)
+        self.launch_norm(norm, rows, sum.residual, Some(sum.delta), out)
     }
 
-    fn rms_norm_add(
+    fn norm_add(
         &mut self,
         norm: &Norm<'_, CudaVector>,
         rows: usize,
@@ -266,6 +266,15 @@ impl Ops for CudaOps {
         residual: &mut CudaRows,
     ) -> Result<(), EngineError> {
         self.add_normed(norm, rows, x, residual)
+    }
+
+    fn add(
+        &mut self,
+        rows: usize,
+        delta: &CudaRows,
+        residual: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.launch_add(rows, delta, residual)
     }
 
     fn activations<'a>(
@@ -352,7 +361,7 @@ impl Ops for CudaOps {
         };
         let blocks = (heads.query_heads + 2 * heads.kv_heads).div_ceil(HEAD_WARPS);
         let grid = [rows as u32, blocks as u32, 1];
-        // SAFETY: as in `add_norm`; positions and blocks are those of a plan that the engine
+        // SAFETY: as in `launch_norm`; positions and blocks are those of a plan that the engine
         // checked.
         unsafe { self.kernels.rotate.launch(&self.stream, grid, args) }?;
         Ok(())
@@ -427,7 +436,7 @@ impl Ops for CudaOps {
             GATE_ELEMENTS.1
         };
         let grid = [rows as u32, width.div_ceil(each) as u32, 1];
-        // SAFETY: as in `add_norm`.
+        // SAFETY: as in `launch_norm`.
         unsafe { self.kernels.gate.launch(&self.stream, grid, args) }?;
         Ok(())
     }
@@ -450,7 +459,7 @@ impl Ops for CudaOps {
             units: (from.row_bytes() / 2) as u32,
             padding: 0,
         };
-        // SAFETY: as in `add_norm`; the indices are rows of `from`.
+        // SAFETY: as in `launch_norm`; the indices are rows of `from`.
         unsafe {
             let grid = [indices.len() as u32, 1, 1];
             self.kernels.gather.launch(&self.stream, grid, args)
@@ -460,7 +469,7 @@ impl Ops for CudaOps {
 
     fn logits(
         &mut self,
-        head: &CudaMatrix,
+        head: Head<'_, CudaMatrix>,
         rows: usize,
         x: &CudaRows,
         out: &mut [f32],
@@ -486,7 +495,7 @@ impl Ops for CudaOps {
 
     fn queue_draw(
         &mut self,
-        head: &CudaMatrix,
+        head: Head<'_, CudaMatrix>,
         rules: &[Option<DrawRule>],
         x: &CudaRows,
     ) -> Result<(), EngineError> {

@@ -6,15 +6,17 @@
 //! projection of one head is both.
 
 use super::{CudaOps, HEAD_WARPS};
-use crate::args::{HeadNormArgs, NormAddArgs, NormArgs, ProjectionNormArgs, RoundArgs};
+use crate::args::{
+    AddRowsArgs, HeadNormArgs, NormAddArgs, NormArgs, ProjectionNormArgs, RoundArgs,
+};
 use crate::buffers::CudaRows;
 use crate::pack::CudaVector;
 use cleave_engine::EngineError;
-use cleave_engine::ops::{HeadShape, Norm, Precision, QkNorms};
+use cleave_engine::ops::{HeadShape, Norm, NormFormula, Precision, QkNorms};
 
 impl CudaOps {
     /// Adds `delta` to the residual stream if there is one, and normalises it.
-    pub(super) fn add_norm(
+    pub(super) fn launch_norm(
         &self,
         norm: &Norm<'_, CudaVector>,
         rows: usize,
@@ -40,6 +42,11 @@ impl CudaOps {
             out: out.address(),
             width: width as u32,
             epsilon: norm.epsilon,
+            formula: match norm.formula {
+                NormFormula::RootMeanSquare => 0,
+                NormFormula::MeanRemoved => 1,
+            },
+            padding: 0,
         };
         // SAFETY: the rows are within the buffers, as checked above, which outlive the stream's
         // work.
@@ -62,6 +69,7 @@ impl CudaOps {
         let rows = self.launched(rows);
         let width = residual.width;
         assert_eq!((norm.weight.width, x.width), (width, width));
+        assert_eq!(norm.formula, NormFormula::RootMeanSquare);
         assert_eq!(residual.stored, Precision::F32, "a residual stream");
         assert_eq!(x.stored, self.options.precision);
         residual.check_rows(rows);
@@ -74,8 +82,33 @@ impl CudaOps {
             epsilon: norm.epsilon,
         };
         let grid = [rows as u32, 1, 1];
-        // SAFETY: as in `add_norm`.
+        // SAFETY: as in `launch_norm`.
         unsafe { self.kernels.norm_add.launch(&self.stream, grid, args) }?;
+        Ok(())
+    }
+
+    /// Adds `delta` to the residual stream.
+    pub(super) fn launch_add(
+        &self,
+        rows: usize,
+        delta: &CudaRows,
+        residual: &CudaRows,
+    ) -> Result<(), EngineError> {
+        let rows = self.launched(rows);
+        let width = residual.width;
+        assert_eq!(residual.stored, Precision::F32, "a residual stream");
+        assert_eq!((delta.width, delta.stored), (width, self.options.precision));
+        residual.check_rows(rows);
+        delta.check_rows(rows);
+        let args = AddRowsArgs {
+            delta: delta.address(),
+            residual: residual.address(),
+            width: width as u32,
+            padding: 0,
+        };
+        let grid = [rows as u32, 1, 1];
+        // SAFETY: as in `launch_norm`.
+        unsafe { self.kernels.add_rows.launch(&self.stream, grid, args) }?;
         Ok(())
     }
 
@@ -103,7 +136,7 @@ impl CudaOps {
             width: residual.width as u32,
             padding: 0,
         };
-        // SAFETY: as in `add_norm`.
+        // SAFETY: as in `launch_norm`.
         unsafe { kernel.launch(&self.stream, [rows as u32, 1, 1], args) }?;
         Ok(scratch)
     }

@@ -98,6 +98,10 @@ DEVICE float exp2_fast(float x) {
     float y = exp2f(fabsf(x) < 0x1p-126f ? 0.0f : x);
     return y < 0x1p-126f ? 0.0f : y;
 }
+DEVICE float reciprocal_fast(float x) {
+    float y = 1.0f / x;
+    return fabsf(y) < 0x1p-126f ? 0.0f : y;
+}
 DEVICE float sqrt_rn(float x) { return sqrtf(x); }
 DEVICE float rsqrt_exact(float x) { return 1.0f / sqrtf(x); }
 DEVICE u64 mul_high(u64 a, u64 b) { return u64((static_cast<unsigned __int128>(a) * b) >> 64); }

@@ -8,7 +8,7 @@
 
 use super::rng::ConformanceRng;
 use crate::constraint::{ConstraintError, SlotConstraint, TokenMask, TokenMatcher};
-use crate::ops::{BufferRole, DrawRule, MaskedDraw, Ops, WeightLoader};
+use crate::ops::{BufferRole, DrawRule, Head, MaskedDraw, Ops, WeightLoader};
 use crate::sampling::{SamplingSlot, TokenSampler};
 use cleave_checkpoint::StoredTensor;
 use cleave_domain::{OpenSlot, SamplingParams, SlotIndex, TokenId};
@@ -91,7 +91,8 @@ fn round_of<O: Ops>(
         })
         .collect();
     let mut tokens = Vec::new();
-    ops.queue_draw(&matrix, &rules, &picks).map_err(to_text)?;
+    let head = Head::uncapped(&matrix);
+    ops.queue_draw(head, &rules, &picks).map_err(to_text)?;
     if !masked.is_empty() {
         ops.queue_masked_draw(&masked).map_err(to_text)?;
     }

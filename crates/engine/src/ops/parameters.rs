@@ -2,6 +2,8 @@
 //!
 //! Owns: these types. Never: computes.
 
+use cleave_models::NormFormula;
+
 /// Cosines and sines of the rotary embedding, for every position of the context.
 ///
 /// Pairs are `(i, i + half)`: `x[i] ← x[i]·cos[i] − x[i+half]·sin[i]`,
@@ -18,16 +20,18 @@ pub struct RotaryTable<'a> {
     pub query_factors: &'a [f32],
 }
 
-/// Root-mean-square normalisation: `x[i] · weight[i] / sqrt(mean(x²) + epsilon)`.
+/// Normalisation of a row `x`.
 #[derive(Debug)]
 pub struct Norm<'a, V> {
+    /// Formula.
+    pub formula: NormFormula,
     /// Shape: `(width)`, one weight per element.
     pub weight: &'a V,
     /// Epsilon, added to the mean of squares.
     pub epsilon: f32,
 }
 
-/// Normalisation of queries and keys, before rotation. As many elements are normalised together as
+/// Root-mean-square normalisation of queries and keys, before rotation. As many elements are normalised together as
 /// the weight has: those of a head, or those of all heads.
 #[derive(Debug)]
 pub struct QkNorms<'a, V> {
@@ -46,7 +50,36 @@ pub struct Attention {
     pub layer: usize,
     /// Multiplies the scores before the softmax, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Cap of the scores after `scale`: `cap · tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
     /// Sliding window: position `p` attends to `p - window + 1 ..= p` (positions that exist), with
     /// `None` to `0 ..= p`.
     pub window: Option<usize>,
 }
+
+/// The head, which computes logits.
+#[derive(Debug)]
+pub struct Head<'a, M> {
+    /// Weights `(vocab, in)`.
+    pub matrix: &'a M,
+    /// Cap of the logits: `cap · tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+impl<'a, M> Head<'a, M> {
+    /// A head whose logits have no cap.
+    pub const fn uncapped(matrix: &'a M) -> Self {
+        Self {
+            matrix,
+            soft_cap: None,
+        }
+    }
+}
+
+impl<M> Clone for Head<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Head<'_, M> {}

@@ -6,11 +6,23 @@
 
 use cleave_models::{
     Activation, AttentionSpec, GatedMlpSpec, LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec,
-    NormSpec, NormWeight, QkNormScope, QkNormSpec, Scalars, Unsupported,
+    NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec, Scalars, Unsupported,
 };
 
-/// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, RMS norms of
-/// inputs or outputs, and a factor of outputs only where every part has a norm of its input.
+/// Every norm that a device computes, of a stream at least.
+macro_rules! any_norm {
+    () => {
+        NormSpec {
+            formula: NormFormula::RootMeanSquare | NormFormula::MeanRemoved,
+            epsilon: _,
+            weight: NormWeight::AsStored | NormWeight::PlusOne,
+        }
+    };
+}
+
+/// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, norms of inputs
+/// or outputs, the latter without a mean removed, a factor of outputs only where every part has a
+/// norm of its input, and parallel parts only under one norm.
 ///
 /// # Errors
 /// The first part that differs.
@@ -26,14 +38,11 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
                 is_embedding_rounded: _,
                 residual,
                 logits: _,
+                logits_cap: _,
             },
         ropes: _,
         layers,
-        final_norm:
-            NormSpec {
-                epsilon: _,
-                weight: NormWeight::AsStored | NormWeight::PlusOne,
-            },
+        final_norm: any_norm!(),
         tied: _,
         bos: _,
         eos: _,
@@ -44,21 +53,56 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
             problem: problem.to_owned(),
         })
     };
-    let reads_stream =
-        |layer: &LayerSpec| layer.norms.mixer_input.is_none() || layer.norms.mlp_input.is_none();
+    let reads_stream = |layer: &LayerSpec| {
+        let reads_input = layer.order == PartOrder::Sequential && layer.norms.mlp_input.is_none();
+        layer.norms.mixer_input.is_none() || reads_input
+    };
     if *residual != 1.0 && layers.iter().any(reads_stream) {
         return refuse("it scales outputs, and a part has no norm of its input");
     }
     if spec.uniform_heads().is_none() {
         return refuse("its layers have heads of different shapes; one shape is supported");
     }
+    if layers.iter().any(is_parallel_otherwise) {
+        return refuse("its parallel parts have other norms than one of their common input");
+    }
     if leaves_an_output_behind(layers) {
         return refuse(
             "a part without a norm of its input follows one without a norm of its output",
         );
     }
+    let is_other_norm = |norm: Option<NormSpec>| {
+        norm.is_some_and(|norm| norm.formula != NormFormula::RootMeanSquare)
+    };
+    let has_other_norm = |layer: &LayerSpec| {
+        let LayerNorms {
+            mixer_output,
+            mlp_output,
+            ..
+        } = layer.norms;
+        is_other_norm(mixer_output) || is_other_norm(mlp_output)
+    };
+    let of_heads = spec.attention().filter_map(|attention| attention.qk_norm);
+    if layers.iter().any(has_other_norm)
+        || of_heads.map(|heads| Some(heads.norm)).any(is_other_norm)
+    {
+        return refuse("norms of outputs, queries and keys are supported without a mean removed");
+    }
     layers.iter().for_each(accept_layer);
     Ok(())
+}
+
+/// Whether the parts of a layer are parallel, and have other norms than one of the common input.
+fn is_parallel_otherwise(layer: &LayerSpec) -> bool {
+    let LayerNorms {
+        mixer_input,
+        mixer_output,
+        mlp_input,
+        mlp_output,
+    } = layer.norms;
+    let has_one = mixer_input.is_some() && mlp_input.is_none();
+    let is_alone = has_one && mixer_output.is_none() && mlp_output.is_none();
+    layer.order == PartOrder::Parallel && !is_alone
 }
 
 /// Whether a part reads the residual stream while the part before has not added its output, which a
@@ -66,10 +110,11 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
 fn leaves_an_output_behind(layers: &[LayerSpec]) -> bool {
     let parts = layers.iter().flat_map(|layer| {
         let norms = &layer.norms;
-        [
-            (norms.mixer_input, norms.mixer_output),
-            (norms.mlp_input, norms.mlp_output),
-        ]
+        let mixer = (norms.mixer_input, norms.mixer_output);
+        match layer.order {
+            PartOrder::Sequential => vec![mixer, (norms.mlp_input, norms.mlp_output)],
+            PartOrder::Parallel => vec![mixer],
+        }
     });
     let outputs = parts.clone().map(|(_, output)| output);
     let inputs = parts.skip(1).map(|(input, _)| input);
@@ -78,19 +123,10 @@ fn leaves_an_output_behind(layers: &[LayerSpec]) -> bool {
         .any(|(output, input)| output.is_none() && input.is_none())
 }
 
-/// Every norm that a device computes.
-macro_rules! any_norm {
-    () => {
-        NormSpec {
-            epsilon: _,
-            weight: NormWeight::AsStored | NormWeight::PlusOne,
-        }
-    };
-}
-
 /// Names every part of a layer; there is none yet that a device refuses.
 fn accept_layer(layer: &LayerSpec) {
     let LayerSpec {
+        order: PartOrder::Sequential | PartOrder::Parallel,
         norms:
             LayerNorms {
                 mixer_input: None | Some(any_norm!()),
@@ -110,6 +146,7 @@ fn accept_layer(layer: &LayerSpec) {
                     }),
                 window: _,
                 scale: _,
+                soft_cap: _,
                 biases: _,
             }),
         mlp:
@@ -174,6 +211,43 @@ mod tests {
         attention.heads.kv_heads = 2;
         let error = supports_decoder(&mixed).unwrap_err().to_string();
         assert!(error.contains("different shapes"), "{error}");
+    }
+
+    #[test]
+    fn parallel_parts_have_one_norm() {
+        let with_mlp_norm = |has_norm: bool| {
+            let mut parallel = spec();
+            for layer in &mut parallel.layers {
+                layer.order = PartOrder::Parallel;
+                layer.norms.mlp_input = layer.norms.mlp_input.filter(|_| has_norm);
+            }
+            supports_decoder(&parallel)
+        };
+        with_mlp_norm(false).unwrap();
+        let error = with_mlp_norm(true).unwrap_err().to_string();
+        assert!(error.contains("parallel"), "{error}");
+    }
+
+    #[test]
+    fn a_mean_is_removed_from_inputs_only() {
+        let mut norms = spec();
+        norms.final_norm.formula = NormFormula::MeanRemoved;
+        for layer in &mut norms.layers {
+            for norm in [&mut layer.norms.mixer_input, &mut layer.norms.mlp_input] {
+                *norm = Some(norms.final_norm);
+            }
+        }
+        supports_decoder(&norms).unwrap();
+        let norm = norms.final_norm;
+        norms.layers[1].norms.mlp_output = Some(norm);
+        let error = supports_decoder(&norms).unwrap_err().to_string();
+        assert!(error.contains("mean"), "{error}");
+        norms.layers[1].norms.mlp_output = None;
+        let Mixer::Attention(attention) = &mut norms.layers[0].mixer;
+        let scope = QkNormScope::Head;
+        attention.qk_norm = Some(QkNormSpec { norm, scope });
+        let error = supports_decoder(&norms).unwrap_err().to_string();
+        assert!(error.contains("mean"), "{error}");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use crate::fields::ConfigFields;
 use crate::rope::{LayerRopes, Rope, RopeReader, RopeScaling};
 use crate::spec::{
     Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormSpec, NormWeight, QkNormScope, QkNormSpec, RopeIndex, Scalars,
+    Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec,
+    RopeIndex, Scalars,
 };
 
 /// Bounds on what a file may claim, far above any model, so that products cannot overflow.
@@ -73,7 +74,10 @@ pub(super) struct DecoderNorms {
     pub(super) placement: NormPlacement,
     /// Scope of the norm of queries and keys, if there is one.
     pub(super) qk: Option<QkNormScope>,
-    /// Epsilon, if config.json has no `rms_norm_eps`.
+    pub(super) formula: NormFormula,
+    /// Key of the epsilon.
+    pub(super) epsilon_key: &'static str,
+    /// Epsilon, if config.json has no such key.
     pub(super) epsilon: f64,
     /// How all weights are stored.
     pub(super) weight: NormWeight,
@@ -88,6 +92,8 @@ pub(super) enum NormPlacement {
     Output,
     /// Norms of inputs and of outputs, as in Gemma 2.
     Both,
+    /// One norm of the input of both, `x += attention(norm(x)) + mlp(norm(x))`, as in Cohere.
+    Shared,
 }
 
 impl Default for DecoderNorms {
@@ -95,6 +101,8 @@ impl Default for DecoderNorms {
         Self {
             placement: NormPlacement::Input,
             qk: None,
+            formula: NormFormula::RootMeanSquare,
+            epsilon_key: "rms_norm_eps",
             epsilon: 1e-6,
             weight: NormWeight::AsStored,
         }
@@ -104,15 +112,25 @@ impl Default for DecoderNorms {
 impl NormPlacement {
     fn layer_norms(self, norm: NormSpec) -> LayerNorms {
         let (input, output) = match self {
-            Self::Input => (Some(norm), None),
+            Self::Input | Self::Shared => (Some(norm), None),
             Self::Output => (None, Some(norm)),
             Self::Both => (Some(norm), Some(norm)),
         };
         LayerNorms {
             mixer_input: input,
             mixer_output: output,
-            mlp_input: input,
+            mlp_input: match self {
+                Self::Shared => None,
+                Self::Input | Self::Output | Self::Both => input,
+            },
             mlp_output: output,
+        }
+    }
+
+    const fn order(self) -> PartOrder {
+        match self {
+            Self::Shared => PartOrder::Parallel,
+            Self::Input | Self::Output | Self::Both => PartOrder::Sequential,
         }
     }
 }
@@ -122,6 +140,8 @@ impl NormPlacement {
 pub(super) struct DecoderFactors {
     /// Factor of the scores, if it is not the usual `1 / sqrt(head_dim)`.
     pub(super) scores: Option<f32>,
+    /// Cap of the scores.
+    pub(super) scores_cap: Option<f32>,
     pub(super) scalars: Scalars,
 }
 
@@ -184,7 +204,8 @@ impl Decoder {
         } = self;
         let vocab_size = fields.size("vocab_size", VOCAB_MAX)?;
         let norm = NormSpec {
-            epsilon: epsilon(fields, norms.epsilon)?,
+            formula: norms.formula,
+            epsilon: epsilon(fields, &norms)?,
             weight: norms.weight,
         };
         let mlp = GatedMlpSpec {
@@ -194,6 +215,7 @@ impl Decoder {
         };
         let usual_scale = 1.0 / (heads.head_dim as f32).sqrt();
         let layer = |(index, window)| LayerSpec {
+            order: norms.placement.order(),
             norms: norms.placement.layer_norms(norm),
             mixer: Mixer::Attention(AttentionSpec {
                 heads,
@@ -201,6 +223,7 @@ impl Decoder {
                 qk_norm: norms.qk.map(|scope| QkNormSpec { norm, scope }),
                 window,
                 scale: factors.scores.unwrap_or(usual_scale),
+                soft_cap: factors.scores_cap,
                 biases,
             }),
             mlp: Mlp::Gated(mlp),
@@ -251,9 +274,18 @@ fn activation(fields: &ConfigFields, name: &str) -> Result<Option<Activation>, C
 
 /// Reads a factor, 1 if config.json has none.
 pub(super) fn factor(fields: &ConfigFields, name: &str) -> Result<f32, ConfigError> {
+    factor_or(fields, name, 1.0)
+}
+
+/// Reads a factor, or takes the class's own default.
+pub(super) fn factor_or(
+    fields: &ConfigFields,
+    name: &str,
+    default: f32,
+) -> Result<f32, ConfigError> {
     const RANGE: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
     match fields.number(name)? {
-        None => Ok(1.0),
+        None => Ok(default),
         Some(factor) if RANGE.contains(&factor) => Ok(factor as f32),
         Some(factor) => {
             let (least, most) = (RANGE.start(), RANGE.end());
@@ -261,6 +293,17 @@ pub(super) fn factor(fields: &ConfigFields, name: &str) -> Result<f32, ConfigErr
             Err(fields.damaged(name, problem))
         }
     }
+}
+
+/// Reads a cap of scores or logits: none if it is null, the class's own default if it is absent.
+pub(super) fn cap(
+    fields: &ConfigFields,
+    name: &str,
+    default: f32,
+) -> Result<Option<f32>, ConfigError> {
+    let is_off = fields.has(name) && fields.get(name).is_none();
+    let cap = factor_or(fields, name, default)?;
+    Ok((!is_off).then_some(cap))
 }
 
 /// Reads `attention_bias`, which in most families holds for all four projections.
@@ -316,12 +359,12 @@ pub(super) fn heads(
     })
 }
 
-fn epsilon(fields: &ConfigFields, default: f64) -> Result<f32, ConfigError> {
-    let epsilon = fields.number("rms_norm_eps")?.unwrap_or(default);
+fn epsilon(fields: &ConfigFields, norms: &DecoderNorms) -> Result<f32, ConfigError> {
+    let epsilon = fields.number(norms.epsilon_key)?.unwrap_or(norms.epsilon);
     if (0.0..1.0).contains(&epsilon) {
         Ok(epsilon as f32)
     } else {
-        Err(fields.damaged("rms_norm_eps", format!("{epsilon} is not from 0 to 1")))
+        Err(fields.damaged(norms.epsilon_key, format!("{epsilon} is not from 0 to 1")))
     }
 }
 
@@ -434,8 +477,10 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 19] = [
+    const FOLDERS: [&str; 21] = [
+        "cohere2",
         "exaone4",
+        "gemma2",
         "gemma3",
         "gemma3-images",
         "glm4",

@@ -1,15 +1,14 @@
-//! Gemma 3, its text part: norms of inputs and outputs whose weights are stored less one, a scaled
-//! embedding, and windows in five of six layers, with a rotary embedding of their own.
+//! Gemma 3, its text part: Gemma 2 without caps, with norms of heads, and windows in five of six
+//! layers, with a rotary embedding of their own.
 
-use super::decoder::{
-    self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes, NormPlacement,
-};
+use super::decoder::{self, Decoder, DecoderFactors, DecoderNorms, DecoderRopes};
+use super::gemma2;
 use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{RopeReader, SlidingRope};
-use crate::spec::{Activation, ModelSpec, NormWeight, QkNormScope, Scalars};
+use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "gemma3_text",
@@ -45,33 +44,19 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
         sliding: SlidingRope::Unscaled(Some(sliding_theta(fields)?)),
         ..RopeReader::new(heads.head_dim)
     };
-    let scalar = fields.number("query_pre_attn_scalar")?.unwrap_or(256.0);
-    if !(1e-3..=1e9).contains(&scalar) {
-        let problem = format!("{scalar} is not from 0.001 to 1000000000");
-        return Err(fields.damaged("query_pre_attn_scalar", problem));
-    }
     Decoder {
         family: FAMILY.name,
         heads,
         biases: decoder::attention_biases(fields)?,
-        mlp: DecoderMlp {
-            activation: "hidden_activation",
-            activation_default: Activation::GeluTanh,
-            ..DecoderMlp::default()
-        },
+        mlp: gemma2::mlp(),
         norms: DecoderNorms {
-            placement: NormPlacement::Both,
             qk: Some(QkNormScope::Head),
-            weight: NormWeight::PlusOne,
-            ..DecoderNorms::default()
+            ..gemma2::norms()
         },
         factors: DecoderFactors {
-            scores: Some((1.0 / scalar.sqrt()) as f32),
-            scalars: Scalars {
-                embedding: (fields.size("hidden_size", decoder::WIDTH_MAX)? as f32).sqrt(),
-                is_embedding_rounded: true,
-                ..Scalars::default()
-            },
+            scores: Some(gemma2::scores_factor(fields)?),
+            scalars: gemma2::embedding_factor(fields)?,
+            ..DecoderFactors::default()
         },
         ropes: DecoderRopes::by_window(rope.read_by_layer(fields)?, &windows),
         windows,

@@ -36,6 +36,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
 pub(super) fn factors(fields: &ConfigFields) -> Result<DecoderFactors, ConfigError> {
     Ok(DecoderFactors {
         scores: Some(decoder::factor(fields, "attention_multiplier")?),
+        scores_cap: None,
         scalars: Scalars {
             embedding: decoder::factor(fields, "embedding_multiplier")?,
             residual: decoder::factor(fields, "residual_multiplier")?,

@@ -4,8 +4,10 @@
 //! families of Llama's layout share.
 //! Never: tests for another family's name.
 
+pub(crate) mod cohere2;
 pub(crate) mod decoder;
 pub(crate) mod exaone4;
+pub(crate) mod gemma2;
 pub(crate) mod gemma3;
 pub(crate) mod glm4;
 pub(crate) mod granite;
@@ -25,3 +27,5 @@ pub(crate) mod wrappers;
 
 #[cfg(test)]
 mod published;
+#[cfg(test)]
+mod spellings;

@@ -47,7 +47,9 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
 mod tests {
     use super::*;
     use crate::registry::read_model;
-    use crate::spec::{HeadShape, LayerNorms, Mixer, NormSpec, NormWeight, QkNormSpec};
+    use crate::spec::{
+        HeadShape, LayerNorms, Mixer, NormFormula, NormSpec, NormWeight, QkNormSpec,
+    };
     use serde_json::{Value, json};
     use std::path::Path;
 
@@ -111,6 +113,7 @@ mod tests {
     fn published_configs_are_read() {
         let one = read(&published()).unwrap();
         let norm = NormSpec {
+            formula: NormFormula::RootMeanSquare,
             epsilon: 1e-6,
             weight: NormWeight::AsStored,
         };

@@ -11,8 +11,10 @@ use std::sync::LazyLock;
 
 /// Byte-level tokenizers, and those with byte fallback with and without a normalizer that adds a
 /// space in front.
-const FOLDERS: [&str; 21] = [
+const FOLDERS: [&str; 23] = [
+    "cohere2",
     "exaone4",
+    "gemma2",
     "gemma3",
     "gemma3-images",
     "glm4",

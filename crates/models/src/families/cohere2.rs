@@ -1,0 +1,92 @@
+//! Cohere2 (Command R7B, Command A): attention and MLP read one LayerNorm of the layer's input, and
+//! only layers with a window have a rotary embedding.
+
+use super::decoder::{
+    self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes, NormPlacement,
+};
+use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
+use crate::error::ConfigError;
+use crate::fields::ConfigFields;
+use crate::registry::Family;
+use crate::rope::{Rope, RopePairs, RopeReader};
+use crate::spec::{ModelSpec, NormFormula, Scalars};
+use serde_json::{Value, json};
+
+pub(crate) static FAMILY: Family = Family {
+    name: "cohere2",
+    classes: &["Cohere2ForCausalLM"],
+    spec,
+    tensors: names::LLAMA,
+    attention_module: ATTENTION_MODULE,
+    unused_tensors: UNUSED_TENSORS,
+    // Published files state them; each names the only form that the class has, or a way to split it.
+    unused_keys: &["use_parallel_embedding"],
+};
+
+/// The class's own factor of the logits.
+const LOGIT_SCALE: f32 = 0.0625;
+/// Layers from one without a window to the next, in the class.
+const PERIOD: usize = 4;
+
+fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
+    check_form(fields)?;
+    let heads = decoder::heads(fields, None)?;
+    let windows = decoder::periodic_windows(fields, PERIOD)?;
+    let rope = RopeReader {
+        pairs: RopePairs::Neighbours,
+        ..RopeReader::new(heads.head_dim)
+    };
+    let is_absent = windows.iter().map(Option::is_none);
+    Decoder {
+        family: FAMILY.name,
+        heads,
+        biases: decoder::attention_biases(fields)?,
+        mlp: DecoderMlp::default(),
+        norms: DecoderNorms {
+            placement: NormPlacement::Shared,
+            formula: NormFormula::MeanRemoved,
+            epsilon_key: "layer_norm_eps",
+            epsilon: 1e-5,
+            ..DecoderNorms::default()
+        },
+        factors: DecoderFactors {
+            scalars: Scalars {
+                logits: decoder::factor_or(fields, "logit_scale", LOGIT_SCALE)?,
+                ..Scalars::default()
+            },
+            ..DecoderFactors::default()
+        },
+        ropes: DecoderRopes::two(rope.read(fields)?, Rope::absent(), is_absent),
+        windows,
+    }
+    .spec(fields)
+}
+
+/// Refuses a file that names another form than the class has, which reads none of these keys.
+fn check_form(fields: &ConfigFields) -> Result<(), ConfigError> {
+    let period = fields.get("sliding_window_pattern").cloned();
+    let mut fixed = vec![
+        ("order_of_interleaved_layers", json!("local_attn_first")),
+        ("position_embedding_type", json!("rope_gptj")),
+        ("rotary_pct", json!(1.0)),
+        ("use_embedding_sharing", json!(true)),
+        ("use_gated_activation", json!(true)),
+        ("use_parallel_block", json!(true)),
+    ];
+    if fields.get("layer_types").is_some() {
+        fields.ignore(&["layer_switch"]);
+    } else {
+        fixed.push(("layer_switch", period.unwrap_or_else(|| json!(PERIOD))));
+    }
+    for (name, only) in fixed {
+        let is_same = |value: &Value| {
+            // 1 and 1.0 are one number.
+            *value == only || value.is_number() && value.as_f64() == only.as_f64()
+        };
+        if let Some(value) = fields.get(name).filter(|value| !is_same(value)) {
+            let problem = format!("{value} is not supported; {only} is");
+            return Err(fields.unsupported(name, problem));
+        }
+    }
+    Ok(())
+}
