@@ -290,7 +290,8 @@ mod tests {
         assert_eq!(pools.prefix_blocks(&hashes(2), need), 0);
         // The live slot takes the place of the snapshot, which is of no use without it.
         let secured = pools.secure(&hashes(2), need, 2).unwrap();
-        assert_eq!(secured.state.unwrap().restore, None);
+        let state = secured.state.unwrap();
+        assert_eq!((state.restore, state.known_blocks), (None, 2));
         assert_eq!(pools.secure(&hashes(2), need, 2), None, "no slot is left");
         assert_ne!(other.state.unwrap().live, secured.state.unwrap().live);
     }

@@ -102,6 +102,12 @@ mod tests {
         assert_eq!(whole, merged);
     }
 
+    /// Both sides compute it, which may be of two builds; the value was computed by another program.
+    #[test]
+    fn a_frame_has_the_same_digest_in_every_build() {
+        assert_eq!(fold(&[(part(3, 16), 5)]).value(), 0x87b1_95b0_8218_168f);
+    }
+
     #[test]
     fn the_seal_digest_covers_every_field_and_position() {
         let handoff = HandoffId {
