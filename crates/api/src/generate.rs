@@ -47,6 +47,8 @@ pub(crate) async fn generate(
         .await
         .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
         .inspect_err(|error| meter.failed(error))?;
+    let turn = app.wait_for_turn(&ask).await;
+    let _turn = turn.inspect_err(|error| meter.failed(error))?;
     let vectors = app.reserve_vectors(&ask, &model).await;
     let vectors = vectors.inspect_err(|error| meter.failed(error))?;
     if ask.output_limit == OutputLimit::Default

@@ -8,6 +8,7 @@ use crate::args::{
 };
 use crate::gpu;
 use crate::source::EngineSource;
+use crate::task::model_task;
 use crate::values::SecondsArg;
 use anyhow::{Context, anyhow, bail};
 use cleave_api::ApiOptions;
@@ -19,6 +20,7 @@ use cleave_node::{
 };
 use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
+use cleave_text::ModelTask;
 use cleave_worker::{Calibration, WorkerOptions};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -203,9 +205,14 @@ fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
         .chain(many(Role::Decode, decode))
         .chain(many(Role::Both, both))
         .collect();
-    if !roles.iter().any(|role| role.prefills()) || !roles.iter().any(|role| role.decodes()) {
+    let model = &args.host.model;
+    let is_served = roles.iter().any(|role| role.prefills())
+        && (roles.iter().any(|role| role.decodes())
+            || model_task(model, model.model.as_deref())? != ModelTask::Generate);
+    if !is_served {
         bail!(
-            "--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs"
+            "--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs; \
+             only a model of vectors (--runner pooling) needs no decode worker"
         );
     }
     Ok(roles)
@@ -311,6 +318,7 @@ fn router_options(
             body_memory_bytes: face.body_memory,
             template_memory_bytes: face.template_memory,
             vector_memory_bytes: face.vector_memory,
+            queue_wait_max: limits.queue_wait.0,
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
@@ -634,5 +642,15 @@ mod tests {
         assert_eq!(count("--prefill 2 --both 1"), Ok([2, 0, 1]));
         assert_eq!(count("--prefill 0 --decode 0 --both 1"), Ok([0, 0, 1]));
         assert!(count("--prefill 0").is_err_and(|error| error.contains("each of its legs")));
+    }
+
+    #[test]
+    fn only_a_model_of_vectors_needs_no_decode_worker() {
+        let pools = |flags: &str| count(&format!("{flags} --runner pooling"));
+        assert_eq!(pools("--prefill 2 --decode 0"), Ok([2, 0, 0]));
+        assert_eq!(pools(""), Ok([0, 0, 1]));
+        assert!(pools("--prefill 0").is_err());
+        let refused = count("--prefill 2 --decode 0");
+        assert!(refused.is_err_and(|error| error.contains("--runner pooling")));
     }
 }

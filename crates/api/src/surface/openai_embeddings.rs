@@ -5,9 +5,9 @@ use super::{AnswerEnd, AnswerHead, BodyParts, SurfaceTask};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
-    AnyValue, FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, ObjectSpec, TextShape,
-    ValueShape, any, flag, integer, limit_list, request_fields, request_object, text as text_field,
-    wrong_type,
+    AnyValue, FieldGroup, FlagValue, IntegerRange, JsonFields, ListShape, ObjectSpec, RequestField,
+    TextShape, ValueShape, any, flag, integer, limit_list, request_fields, request_object,
+    text as text_field, wrong_type,
 };
 use crate::openapi::RouteDoc;
 use crate::request::pooled::{
@@ -121,10 +121,7 @@ fn embeddings(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
         normalize: fields.flag(&NORMALIZE)?.unwrap_or(task.normalize),
     });
     let prefix = prompt_text(&fields, task)?;
-    let special = match fields.flag(&ADD_SPECIAL_TOKENS)? {
-        Some(false) => SpecialTokens::Skipped,
-        Some(true) | None => SpecialTokens::Kept,
-    };
+    let special = special_tokens(&fields, &ADD_SPECIAL_TOKENS)?;
     let tokens = |(path, given): (String, EmbeddingInput)| {
         let tokens = match given {
             EmbeddingInput::Text(text) => encode_after(prefix, &text, special, model, &path)?,
@@ -135,6 +132,17 @@ fn embeddings(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
     let prompts = inputs(&fields)?.into_iter().map(tokens);
     let prompts = prompts.collect::<Result<Vec<_>, ApiError>>()?;
     pooled_request(&fields, prompts, task.pooling.clone(), answer)
+}
+
+/// Whether texts get the tokenizer's special tokens, by this field.
+pub(super) fn special_tokens(
+    fields: &JsonFields,
+    field: &RequestField<FlagValue>,
+) -> Result<SpecialTokens, ApiError> {
+    Ok(match fields.flag(field)? {
+        Some(false) => SpecialTokens::Skipped,
+        Some(true) | None => SpecialTokens::Kept,
+    })
 }
 
 /// Tokenizes a text behind a prompt, as one text.

@@ -3,7 +3,7 @@
 //! A reranker judges each pair in a prompt of its own; an embedding model gives the cosine of two
 //! vectors.
 
-use super::openai_embeddings::encode_after;
+use super::openai_embeddings::{encode_after, special_tokens};
 use super::pooled::{PooledSurface, answer_parts, insert_usage, no_parts, write_body};
 use super::{AnswerEnd, AnswerHead, BodyParts, SurfaceTask};
 use crate::body_work::BodyWork;
@@ -22,9 +22,7 @@ use crate::request::{
 };
 use cleave_domain::{Pooling, TokenId};
 use cleave_text::json::{Document, Json, JsonShape};
-use cleave_text::{
-    EmbedTask, ModelTask, ModelText, RERANK_INSTRUCTION, SpecialTokens, rerank_prompt,
-};
+use cleave_text::{EmbedTask, ModelTask, ModelText, RERANK_INSTRUCTION, rerank_prompt};
 use serde_json::{Map, json};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -66,12 +64,16 @@ request_fields! {
 const DOCUMENT_OBJECT: ObjectSpec = request_object!("RerankDocument", &[&[DOCUMENT_FIELDS]]);
 
 request_fields! {
-    INSTRUCTION_FIELDS {
+    PROMPT_FIELDS {
         INSTRUCTION: TextShape = text_field(
             "instruction",
             TextShape::NOT_EMPTY,
             "Task of the query, in a reranker's prompt.",
         ).default("`Given a web search query, retrieve relevant passages that answer the query`");
+        ADD_SPECIAL_TOKENS: FlagValue = flag(
+            "add_special_tokens",
+            "Adds the tokenizer's special tokens to each text, for an embedding model; a reranker's prompt is complete.",
+        ).default("true");
     }
 }
 
@@ -101,15 +103,10 @@ request_fields! {
 const RERANK_GROUPS: &[FieldGroup] = &[
     MODEL_FIELDS,
     RERANK_FIELDS,
-    INSTRUCTION_FIELDS,
+    PROMPT_FIELDS,
     SCHEDULING_FIELDS,
 ];
-const SCORE_GROUPS: &[FieldGroup] = &[
-    MODEL_FIELDS,
-    SCORE_FIELDS,
-    INSTRUCTION_FIELDS,
-    SCHEDULING_FIELDS,
-];
+const SCORE_GROUPS: &[FieldGroup] = &[MODEL_FIELDS, SCORE_FIELDS, PROMPT_FIELDS, SCHEDULING_FIELDS];
 
 const RERANK_REQUEST: ObjectSpec =
     request_object!("RerankRequest", &[RERANK_GROUPS], &[UNSUPPORTED]);
@@ -265,6 +262,11 @@ fn judged_pairs(
     model: &ModelText,
 ) -> Result<ScorePrompts, ApiError> {
     let tokens = model.rerank_tokens().ok_or_else(cannot_score)?;
+    if fields.flag(&ADD_SPECIAL_TOKENS)?.is_some() {
+        let message =
+            "`add_special_tokens` is for embedding models; a reranker's prompt is complete.";
+        return Err(fields.unsupported(&ADD_SPECIAL_TOKENS, message));
+    }
     let instruction = fields.text(&INSTRUCTION)?;
     let instruction = instruction.as_deref().unwrap_or(RERANK_INSTRUCTION);
     let prompt = |(index, (path, document)): (usize, &(String, Cow<'_, str>))| {
@@ -297,9 +299,10 @@ fn embedded_pairs(
         return Err(fields.unsupported(&INSTRUCTION, message));
     }
     let ((first, second), (task, model)) = (sides, by);
+    let special = special_tokens(fields, &ADD_SPECIAL_TOKENS)?;
     let encoded = |texts: &PlacedTexts<'_>, prefix: &str| {
         let one = |(path, text): &(String, Cow<'_, str>)| {
-            let tokens = encode_after(prefix, text, SpecialTokens::Kept, model, path)?;
+            let tokens = encode_after(prefix, text, special, model, path)?;
             check_prompt(&tokens, model, path).map(|()| tokens)
         };
         texts.iter().map(one).collect::<Result<Vec<_>, ApiError>>()

@@ -1,7 +1,7 @@
 //! Embeddings, rankings and scores.
 
 use crate::scripted_server::{
-    TestServer, done, files, next_chunk, options, post, respond, server, server_with,
+    TestServer, done, files, next_chunk, options, post, respond, send, server, server_with,
 };
 use cleave_api::{ApiOptions, ServingReadiness};
 use cleave_domain::{FinishReason, Pooling, Refusal, SloMetric};
@@ -118,6 +118,31 @@ async fn a_request_chooses_length_and_special_tokens() {
         assert_eq!(set.post(EMBEDDINGS, body).await.status, 200);
         assert_eq!(set.last_submitted().prompt.to_vec(), expected);
     }
+    for body in [
+        json!({"text_1": "x", "text_2": "x", "add_special_tokens": false}),
+        json!({"query": "x", "documents": ["x"], "add_special_tokens": false}),
+    ] {
+        let path = match body.get("query") {
+            Some(_) => "/v1/rerank",
+            None => "/v1/score",
+        };
+        set.script_vector(&[1.0, 0.0]);
+        set.script_vector(&[1.0, 0.0]);
+        assert_eq!(set.post(path, body.clone()).await.status, 200);
+        let begins = set
+            .text
+            .tokenizer()
+            .encode("", SpecialTokens::Kept)
+            .unwrap();
+        let submitted = prompts(&set);
+        let pair = &submitted[submitted.len() - 2..];
+        assert!(pair.iter().all(|tokens| !tokens.starts_with(&begins)));
+        reranker().post(path, body).await.is_error(
+            400,
+            "unsupported_parameter",
+            Some("add_special_tokens"),
+        );
+    }
     for field in ["normalize", "add_special_tokens"] {
         let mut body = json!({"input": "x"});
         body[field] = "no".into();
@@ -155,6 +180,59 @@ async fn a_side_of_a_pair_has_one_name() {
         assert_eq!(answer.status, 400);
         assert_eq!(answer.json()["error"]["param"], named);
     }
+}
+
+#[tokio::test]
+async fn requests_of_many_inputs_take_turns() {
+    let set = embedder();
+    let submitted_count = || set.frontend.submitted.lock().unwrap().len();
+    let begin = || {
+        let body = json!({"input": vec!["x"; 600]});
+        tokio::spawn(send(set.router.clone(), post(EMBEDDINGS, body.to_string())))
+    };
+    let live = set.script_live();
+    (0..599).for_each(|_| set.script_vector(&[1.0, 0.0]));
+    let first = begin();
+    while submitted_count() < 600 {
+        tokio::task::yield_now().await;
+    }
+    let second = begin();
+    for _ in 0..2 {
+        // A small one waits for none of them.
+        set.script_vector(&[1.0, 0.0]);
+        let small = set.post(EMBEDDINGS, json!({"input": "x"})).await;
+        assert_eq!(small.status, 200);
+    }
+    assert_eq!(submitted_count(), 602, "both are under way");
+    (0..600).for_each(|_| set.script_vector(&[1.0, 0.0]));
+    drop(live);
+    let broken = first.await.unwrap();
+    broken.is_error(500, "stream_broken", None);
+    assert_eq!(second.await.unwrap().status, 200);
+    assert_eq!(submitted_count(), 1202);
+}
+
+#[tokio::test]
+async fn the_turn_of_many_inputs_comes_in_time_or_is_refused() {
+    let queue_wait_max = Duration::from_millis(1);
+    let set = served_with(
+        embed_task(),
+        ApiOptions {
+            queue_wait_max,
+            ..options()
+        },
+    );
+    let _live = set.script_live();
+    (0..599).for_each(|_| set.script_vector(&[1.0, 0.0]));
+    let body = json!({"input": vec!["x"; 600]});
+    let first = post(EMBEDDINGS, body.to_string());
+    let first = tokio::spawn(send(set.router.clone(), first));
+    while set.frontend.submitted.lock().unwrap().len() < 600 {
+        tokio::task::yield_now().await;
+    }
+    let refused = set.post(EMBEDDINGS, body).await;
+    refused.is_error(429, "queue_full", None);
+    first.abort();
 }
 
 #[tokio::test]
