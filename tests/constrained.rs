@@ -153,6 +153,11 @@ fn a_grammar_that_grows_too_complex_fails_its_request_alone() {
     });
     assert_eq!(text, expected);
     let (status, answer) = failed;
-    assert_eq!(status, 500, "{answer}");
+    assert_eq!(status, 400, "{answer}");
+    assert_eq!(answer["error"]["param"], "guided_grammar");
+    let message = answer["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("too complex"), "{message}");
+    let retries_count = client.metric("cleave_retries_total", &[]);
+    assert_eq!(retries_count, 0.0, "it would fail on every worker");
     assert_eq!(client.complete(&free), expected, "the worker goes on");
 }

@@ -127,6 +127,7 @@ pub(crate) fn refused(path: &str, error: &GrammarError) -> ApiError {
     let message = format!("`{path}` cannot be enforced: {error}.");
     match error {
         GrammarError::NoEndToken => ApiError::unsupported(path, message),
+        GrammarError::Unavailable => ApiError::unavailable("grammar_unavailable", message),
         GrammarError::Refused(_)
         | GrammarError::TooComplex
         | GrammarError::Mismatch

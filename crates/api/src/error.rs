@@ -278,12 +278,13 @@ impl ApiError {
         Self::busy(code, &message, retry_after)
     }
 
-    /// Converts the ending of a flight; `None` for a successful one.
-    pub(crate) fn from_ending(ending: &Ending) -> Option<Self> {
+    /// Converts the ending of a flight; `None` for a successful one. `constraint` is the path of
+    /// the field that constrains the output, if there is one.
+    pub(crate) fn from_ending(ending: &Ending, constraint: Option<&str>) -> Option<Self> {
         match ending {
             Ending::Done { .. } => None,
             Ending::Refused(refusal) => Some(refusal.into()),
-            Ending::Failed(failure) => Some(failure.into()),
+            Ending::Failed(failure) => Some(Self::of_failure(failure, constraint)),
             Ending::Cancelled => Some(Self::unavailable(
                 "cancelled",
                 "The request was cancelled by the server.",
@@ -396,8 +397,8 @@ impl From<&Refusal> for ApiError {
     }
 }
 
-impl From<&Failure> for ApiError {
-    fn from(failure: &Failure) -> Self {
+impl ApiError {
+    fn of_failure(failure: &Failure, constraint: Option<&str>) -> Self {
         let (code, message) = match failure {
             Failure::WorkerLost => ("worker_lost", "The worker serving this request was lost."),
             Failure::WorkerStuck => (
@@ -425,9 +426,14 @@ impl From<&Failure> for ApiError {
             ),
             Failure::Draining => ("draining", "The server is shutting down."),
             Failure::RetriesSpent(last) => {
-                let last = Self::from(&**last);
+                let last = Self::of_failure(last, constraint);
                 let message = format!("{} Retries are used up.", last.message);
                 return Self { message, ..last };
+            }
+            Failure::Constraint(reason) => {
+                let field = constraint.unwrap_or("the constraint");
+                let message = format!("`{field}` cannot be enforced any further: {reason}.");
+                return Self::invalid(field, message);
             }
         };
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code(code);

@@ -28,6 +28,8 @@ pub(crate) struct AnswerFlights {
     open: usize,
     meter: RequestMeter,
     permit: Option<Arc<QuotaPermit>>,
+    /// Path of the field that constrains the output, if there is one.
+    constraint: Option<String>,
     submitted: Instant,
     timings: Vec<SequenceTiming>,
 }
@@ -104,6 +106,7 @@ impl AnswerFlights {
             prompt_tokens,
             meter,
             permit,
+            constraint: ask.constraint.as_ref().map(|asked| asked.path.clone()),
             submitted,
             timings,
         }
@@ -187,7 +190,8 @@ impl AnswerFlights {
             } => {
                 let lost =
                     || ApiError::internal("stream_broken", "A sequence ended without a reason.");
-                Err(ApiError::from_ending(&ending).unwrap_or_else(lost))
+                let field = self.constraint.as_deref();
+                Err(ApiError::from_ending(&ending, field).unwrap_or_else(lost))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A decode step of 32 sequences of which none, one or all are constrained to JSON of a schema, and
-//! the part of it in matchers, which also find forced tokens: on a shared machine the time of the step
-//! itself varies by more.
+//! the part of it in matchers, which also find forced tokens: on a shared machine the time of the
+//! step itself varies by more.
 //!
 //! `cargo bench -p cleave-cpu --bench constrained`; the processor must be idle otherwise. The model
 //! has the shape `llama-160m` and random weights, whose text never ends by itself.

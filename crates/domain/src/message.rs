@@ -331,6 +331,9 @@ pub enum Failure {
     SlowReader,
     /// All retries failed; the last reason.
     RetriesSpent(Box<Failure>),
+    /// The request's constraint cannot be enforced any further, for a reason without a text of it:
+    /// no worker could, so there is no other attempt.
+    Constraint(String),
 }
 
 /// The reason for the regular end of generation.

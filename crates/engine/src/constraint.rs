@@ -42,8 +42,14 @@ pub trait TokenMatcher: Send {
 
 /// A constraint that cannot be enforced, in words without a text of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConstraintError(pub String);
+pub enum ConstraintError {
+    /// The constraint itself is the reason: every engine would fail here.
+    #[error("{0}")]
+    Unenforceable(String),
+    /// This engine or the output is the reason: another attempt may succeed.
+    #[error("{0}")]
+    Broken(String),
+}
 
 /// A set of tokens, `[ceil(vocab / 32)]` words: token `t` is bit `t % 32` of word `t / 32`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The interface between a worker and a model, on any device.
 
 use crate::blocks::{BlockSpan, DeviceBlocks};
-use crate::constraint::ConstraintSource;
+use crate::constraint::{ConstraintError, ConstraintSource};
 use cleave_domain::{
     BlockIndex, Capacity, DeviceId, Fingerprint, KvPlane, SlotIndex, StepPlan, StepResult,
 };
@@ -159,9 +159,14 @@ pub enum EngineError {
     /// The device computed logits that are not finite; the model itself may do so with this input.
     #[error("the logits of {} are not finite", slot_list(.0))]
     NotFinite(Vec<SlotIndex>),
-    /// The constraints of these slots could not be continued: a grammar was too complex here.
-    #[error("the constraints of {} cannot be enforced any further: their grammars are too complex here", slot_list(.0))]
-    Constraint(Vec<SlotIndex>),
+    /// The constraints of these slots cannot be enforced any further, for the same reason.
+    #[error("the constraint of {} cannot be enforced any further: {error}", slot_list(.slots))]
+    Constraint {
+        /// At least one slot; its sequence cannot go on.
+        slots: Vec<SlotIndex>,
+        /// It says whether another engine could enforce them.
+        error: ConstraintError,
+    },
     /// The device failed permanently: no operation works on it any more in this process.
     #[error("device lost: {0}")]
     Lost(String),
@@ -174,9 +179,18 @@ impl EngineError {
     pub fn slots(&self) -> &[SlotIndex] {
         match self {
             Self::Slot(slot, _) => std::slice::from_ref(slot),
-            Self::NotFinite(slots) | Self::Constraint(slots) => slots,
+            Self::NotFinite(slots) | Self::Constraint { slots, .. } => slots,
             Self::Plan(_) | Self::Device(_) | Self::Lost(_) => &[],
         }
+    }
+
+    /// The failure of these constraints, `None` without one. An error has one reason: slots with
+    /// another one than the first fail when the step runs again without these.
+    pub(crate) fn of_constraints(failed: Vec<(SlotIndex, ConstraintError)>) -> Option<Self> {
+        let (_, error) = failed.first()?.clone();
+        let alike = failed.into_iter().filter(|(_, other)| *other == error);
+        let slots = alike.map(|(slot, _)| slot).collect();
+        Some(Self::Constraint { slots, error })
     }
 }
 

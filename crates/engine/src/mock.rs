@@ -120,8 +120,9 @@ impl MockEngine {
             (Some(_), None) => return Err(slot_error(open.slot, "no constraint is enforced")),
             (Some(constraint), Some(source)) => {
                 let matcher = source.open(constraint, &open.output);
-                let refused = |error: crate::ConstraintError| slot_error(open.slot, &error.0);
-                Some(SlotConstraint::new(matcher.map_err(refused)?))
+                let slots = vec![open.slot];
+                let matcher = matcher.map_err(|error| EngineError::Constraint { slots, error })?;
+                Some(SlotConstraint::new(matcher))
             }
         };
         let entry = self.slots.get_mut(open.slot.0 as usize);

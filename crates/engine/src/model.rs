@@ -217,12 +217,13 @@ impl<O: Ops> ModelEngine<O> {
         let Some(constraint) = &open.sampling.constraint else {
             return Ok(None);
         };
-        let refused = |reason: String| EngineError::Slot(open.slot, reason);
         let Some(source) = &self.constraints else {
-            return Err(refused("this engine enforces no constraint".to_owned()));
+            let reason = "this engine enforces no constraint".to_owned();
+            return Err(EngineError::Slot(open.slot, reason));
         };
         let matcher = source.open(constraint, &open.output);
-        let matcher = matcher.map_err(|error| refused(format!("its constraint: {error}")))?;
+        let slots = vec![open.slot];
+        let matcher = matcher.map_err(|error| EngineError::Constraint { slots, error })?;
         Ok(Some(SlotConstraint::new(matcher)))
     }
 

@@ -344,6 +344,10 @@ struct EvenMatcher {
     left: usize,
 }
 
+fn no_more() -> ConstraintError {
+    ConstraintError::Unenforceable("no more tokens".to_owned())
+}
+
 impl ConstraintSource for EvenTokens {
     fn open(
         &self,
@@ -358,7 +362,7 @@ impl ConstraintSource for EvenTokens {
 impl TokenMatcher for EvenMatcher {
     fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
         if self.left == 0 {
-            return Err(ConstraintError("no more tokens".to_owned()));
+            return Err(no_more());
         }
         mask.words_mut().fill(0x5555_5555);
         Ok(())
@@ -421,7 +425,8 @@ fn a_failed_mask_names_its_slot_and_drops_the_draw() {
     let first = engine.collect().unwrap();
     let failed = engine.begin(&decode(1));
     let slots = vec![SlotIndex(0)];
-    assert_eq!(failed, Err(EngineError::Constraint(slots)));
+    let error = no_more();
+    assert_eq!(failed, Err(EngineError::Constraint { slots, error }));
     let alone = plan(3, vec![], vec![segment(1, 3, 1)]);
     engine.begin(&alone).unwrap();
     let result = engine.collect().unwrap();

@@ -4,7 +4,9 @@
 //! Never: shows a text of a grammar but in an error for its client.
 
 use crate::compose::{SchemaKeywords, alternatives, bounded, parsed};
+use crate::lexers::SequenceLexers;
 use crate::matcher::GrammarMatcher;
+use crate::reasons::reason;
 use crate::size;
 use crate::vocabulary::Vocabulary;
 use cleave_domain::{Constraint, Grammar, TokenId};
@@ -22,8 +24,6 @@ const STACK_BYTES: usize = 256 << 20;
 /// knows, as measured.
 const TEXT_SHARE: usize = 256;
 const LEXER_SHARE: usize = 16;
-/// Limit of an error's text.
-const REASON_CHARS_MAX: usize = 300;
 
 /// Compiles constraints for one vocabulary. Threads share it.
 pub struct GrammarCompiler {
@@ -35,6 +35,7 @@ pub struct GrammarCompiler {
 pub struct CompiledGrammar {
     start: GrammarMatcher,
     bytes: usize,
+    lexers: SequenceLexers,
 }
 
 /// A constraint that cannot be enforced.
@@ -53,9 +54,12 @@ pub enum GrammarError {
     /// The model has no end token, so that no constrained output could end.
     #[error("the model has no end token")]
     NoEndToken,
-    /// The library panicked, or no thread could be started for it.
+    /// The library panicked, which it does for the same grammar and text again.
     #[error("it cannot be evaluated")]
     Failed,
+    /// The compilation had no thread or no vocabulary: the grammar is not the reason.
+    #[error("it cannot be compiled here now")]
+    Unavailable,
 }
 
 impl GrammarCompiler {
@@ -83,7 +87,7 @@ impl GrammarCompiler {
     /// Compiles a constraint: milliseconds for most, a second for the largest.
     ///
     /// # Errors
-    /// `Refused` with the part that cannot be enforced, `TooComplex`, or `Failed`.
+    /// `Refused` with the part that cannot be enforced, `TooComplex`, `Failed` or `Unavailable`.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledGrammar, GrammarError> {
         // The library recurses along chains of rules, and an overflow of the stack would end the
         // process.
@@ -96,8 +100,8 @@ impl GrammarCompiler {
         });
         match compiled {
             Ok(Ok(compiled)) => compiled,
-            // The thread did not start, or it panicked.
-            Ok(Err(_)) | Err(_) => Err(GrammarError::Failed),
+            Ok(Err(_panic)) => Err(GrammarError::Failed),
+            Err(_) => Err(GrammarError::Unavailable),
         }
     }
 
@@ -135,7 +139,11 @@ impl GrammarCompiler {
         // A grammar without any text fails here, and not when its first token is drawn.
         let mut allowed = vec![0; self.mask_words()];
         match start.clone().allow(&mut allowed) {
-            Ok(()) => Ok(CompiledGrammar { start, bytes }),
+            Ok(()) => Ok(CompiledGrammar {
+                start,
+                bytes,
+                lexers: SequenceLexers::new(bytes),
+            }),
             Err(GrammarError::Mismatch) => Err(GrammarError::Refused(
                 "no token of the model begins a text that matches".to_owned(),
             )),
@@ -157,9 +165,17 @@ impl GrammarCompiler {
 }
 
 impl CompiledGrammar {
-    /// A matcher of an output that has not begun.
+    /// A matcher of an output that has not begun. It may share its lexer, most of its memory, with
+    /// those of other outputs.
     pub fn start(&self) -> GrammarMatcher {
-        self.start.clone()
+        self.start.begin(&self.lexers)
+    }
+
+    /// The same, but all outputs share one lexer.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn with_one_lexer(self) -> Self {
+        let lexers = SequenceLexers::new(usize::MAX);
+        Self { lexers, ..self }
     }
 
     /// About the memory that it takes, in bytes.
@@ -187,26 +203,4 @@ fn limits(grammar: &Grammar) -> ParserLimits {
         precompute_large_lexemes: true,
         verbose_errors: false,
     }
-}
-
-/// The library's error for the client: its first line, without what only the library's authors
-/// need.
-fn reason(error: &str) -> GrammarError {
-    if is_panic(error) {
-        return GrammarError::Failed;
-    }
-    let complex = ["too complex", "too large", "too many", "fuel", "limit"];
-    let lower = error.to_lowercase();
-    if complex.iter().any(|word| lower.contains(word)) {
-        return GrammarError::TooComplex;
-    }
-    let line = error.lines().next().unwrap_or_default().trim();
-    let advice = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf";
-    let line = line.replace(advice, "");
-    GrammarError::Refused(line.chars().take(REASON_CHARS_MAX).collect())
-}
-
-/// Whether an error of the library is a panic that it caught.
-pub(crate) fn is_panic(error: &str) -> bool {
-    error.starts_with("panic")
 }

@@ -10,7 +10,9 @@ mod compile;
 mod compose;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod lexers;
 mod matcher;
+mod reasons;
 mod regular;
 mod size;
 mod vocabulary;

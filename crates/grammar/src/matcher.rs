@@ -1,6 +1,8 @@
 //! The state of one output within its grammar.
 
-use crate::compile::{GrammarError, is_panic};
+use crate::compile::GrammarError;
+use crate::lexers::SequenceLexers;
+use crate::reasons::is_panic;
 use cleave_domain::{ConstraintEnd, TokenId};
 use llguidance::Matcher;
 use llguidance::api::StopReason;
@@ -8,9 +10,12 @@ use std::sync::Arc;
 use toktrie::{SimpleVob, TokTrie, parse_numeric_token};
 
 /// An output so far, and the tokens that may follow it. Clones share only the state before the
-/// output: the work that one sequence caused counts against no other's limits.
+/// output. Sequences of a grammar may share a lexer: it knows more states the more it has read, and
+/// the answers are the same; a limit that their common work reaches is judged again without it.
 pub struct GrammarMatcher {
     matcher: Matcher,
+    /// The lexer, if other sequences may have it too.
+    lexer: Option<Arc<Matcher>>,
     /// The state before the output.
     start: Arc<Matcher>,
     output: Vec<TokenId>,
@@ -37,6 +42,7 @@ impl Clone for GrammarMatcher {
     fn clone(&self) -> Self {
         Self {
             matcher: self.matcher.deep_clone(),
+            lexer: None,
             start: Arc::clone(&self.start),
             output: self.output.clone(),
             path: self.path,
@@ -51,11 +57,31 @@ impl GrammarMatcher {
         Self {
             start: Arc::new(matcher.deep_clone()),
             matcher,
+            lexer: None,
             output: Vec::new(),
             path: Path::Quick,
             end,
             end_tokens,
         }
+    }
+
+    /// A matcher of an output that has not begun, like this one, with one of these lexers.
+    pub(crate) fn begin(&self, lexers: &SequenceLexers) -> Self {
+        let lexer = lexers.take(&self.start);
+        Self {
+            matcher: Matcher::clone(&lexer),
+            lexer: Some(lexer),
+            start: Arc::clone(&self.start),
+            output: Vec::new(),
+            path: Path::Quick,
+            end: self.end,
+            end_tokens: Arc::clone(&self.end_tokens),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shares_lexer(&self) -> bool {
+        self.lexer.is_some()
     }
 
     /// Writes the tokens that may come next, token `t` as bit `t % 32` of word `t / 32`, `[words]`.
@@ -149,11 +175,17 @@ impl GrammarMatcher {
         operation: impl Fn(&mut Self) -> Result<T, GrammarError>,
     ) -> Result<T, GrammarError> {
         let result = operation(self);
-        let is_final = matches!(result, Ok(_) | Err(GrammarError::Failed));
-        if is_final || self.path != Path::Quick {
+        let is_final = match result {
+            Ok(_) => true,
+            // Another sequence may have broken the lexer.
+            Err(GrammarError::Failed) => self.lexer.is_none(),
+            Err(_) => self.path != Path::Quick,
+        };
+        if is_final {
             return result;
         }
         self.matcher = self.start.deep_clone();
+        self.lexer = None;
         self.path = Path::Stepwise { is_masked: false };
         for at in 0..self.output.len() {
             self.advance(self.output[at])?;

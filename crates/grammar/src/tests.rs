@@ -1,7 +1,9 @@
 //! Grammars over the 256 bytes and an end token.
 
 use crate::fuzzing::{COMPILER, END, grammar};
-use crate::{GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes, Vocabulary};
+use crate::{
+    CompiledGrammar, GrammarCompiler, GrammarError, GrammarMatcher, TokenBytes, Vocabulary,
+};
 use cleave_domain::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar, TokenId};
 
 fn start(grammar: Grammar, end: ConstraintEnd) -> Result<GrammarMatcher, GrammarError> {
@@ -148,24 +150,29 @@ fn a_token_outside_the_grammar_is_a_mismatch() {
     assert_eq!(matcher.consume(END), Ok(()));
 }
 
-// Invariant: I54.
-/// Counting words takes much of a step's budget, which masks renew.
-#[test]
-fn a_replay_reaches_no_limit_that_masks_do_not_reach() {
+/// A schema that counts words, which takes much of a step's budget, and a text of it.
+fn words_counted() -> (String, String) {
     let names = [("a", 99), ("b", 100), ("c", 101), ("d", 102)];
     let properties = names.map(|(name, limit)| {
         let pattern = format!(r"^(?:\\S+\\s+){{0,{limit}}}\\S+$");
         format!(r#""{name}":{{"type":"string","maxLength":300,"pattern":"{pattern}"}}"#)
     });
-    let object = schema(&format!(
-        r#"{{"type":"object","properties":{{{}}},"additionalProperties":false}}"#,
-        properties.join(",")
-    ));
-    let mut lived = object.unwrap();
-    let mut replayed = lived.clone();
+    let properties = properties.join(",");
+    let schema = format!(
+        r#"{{"type":"object","properties":{{{properties}}},"additionalProperties":false}}"#
+    );
     let words = "one and ".repeat(15);
     let members = names.map(|(name, _)| format!(r#""{name}":"{words}two""#));
-    let text = format!("{{{}}}", members.join(","));
+    (schema, format!("{{{}}}", members.join(",")))
+}
+
+// Invariant: I54.
+/// Masks renew the budget of a step.
+#[test]
+fn a_replay_reaches_no_limit_that_masks_do_not_reach() {
+    let (schema, text) = words_counted();
+    let mut lived = self::schema(&schema).unwrap();
+    let mut replayed = lived.clone();
     let mut masks = [[0; 9], [0; 9]];
     for byte in text.bytes() {
         lived.allow(&mut masks[0]).unwrap();
@@ -191,6 +198,76 @@ fn a_forced_end_is_allowed_only_alone() {
         assert!(consumed(&mut matcher, b'2'));
         assert!(is_next(&mut matcher, END));
     }
+}
+
+fn compiled(grammar: Grammar) -> CompiledGrammar {
+    let end = ConstraintEnd::Allowed;
+    COMPILER.compile(&Constraint { grammar, end }).unwrap()
+}
+
+fn mask(matcher: &mut GrammarMatcher) -> Vec<u32> {
+    let mut words = vec![0; COMPILER.mask_words()];
+    matcher.allow(&mut words).unwrap();
+    words
+}
+
+#[test]
+fn outputs_that_share_a_lexer_have_their_own_masks() {
+    let schema = r#"{"type": "object", "additionalProperties": {"type": "integer"}}"#;
+    let shared = compiled(Grammar::JsonSchema(schema.into())).with_one_lexer();
+    let texts = [r#"{"a": 1, "bc": 23}"#, r#"{"": 9}"#, "{ \n}"];
+    let mut sharing = texts.map(|_| shared.start());
+    let mut alone = texts.map(|_| compiled(Grammar::JsonSchema(schema.into())).start());
+    for place in 0..20 {
+        for (index, text) in texts.iter().enumerate() {
+            let (own, other) = (&mut alone[index], &mut sharing[index]);
+            let Some(byte) = text.bytes().nth(place) else {
+                continue;
+            };
+            assert_eq!(mask(own), mask(other), "{text} at {place}");
+            assert!(consumed(own, byte) && consumed(other, byte));
+        }
+    }
+    assert!(sharing.iter_mut().all(|matcher| is_next(matcher, END)));
+}
+
+#[test]
+fn a_limit_that_others_reached_ends_no_output() {
+    let (schema, text) = words_counted();
+    let shared = compiled(Grammar::JsonSchema(schema.into())).with_one_lexer();
+    let (mut first, mut second) = (shared.start(), shared.start());
+    for byte in text.bytes() {
+        assert!(consumed(&mut first, byte));
+    }
+    assert!(!first.shares_lexer(), "the lexer has reached no limit");
+    assert!(second.shares_lexer());
+    for byte in text.bytes() {
+        assert!(consumed(&mut second, byte));
+    }
+    assert_eq!(mask(&mut first), mask(&mut second));
+}
+
+#[test]
+fn an_error_of_an_expression_has_its_place() {
+    let refused = |text: &str| refusal(Grammar::Regex(text.into()));
+    assert_eq!(
+        refused("[a-z]+(secret"),
+        "unclosed group, at character 7 of the expression, near `[a-z]+(secret`"
+    );
+    let long = format!("{}[z-a]{}", "äb".repeat(20_000), "c".repeat(20_000));
+    let reason = refused(&long);
+    assert!(reason.contains("at character 40002"), "{reason}");
+    assert!(reason.chars().count() < 200, "{reason}");
+    assert_eq!(
+        refused("a\nb\n(c"),
+        r"unclosed group, at character 7 of the expression, near `a\nb\n(c`"
+    );
+    let pattern = refusal(Grammar::JsonSchema(
+        r#"{"type": "string", "pattern": "limit("}"#.into(),
+    ));
+    assert!(pattern.contains("unclosed group"), "{pattern}");
+    let lark = refusal(Grammar::Lark("start: /limit(/".into()));
+    assert!(lark.contains("unclosed group"), "{lark}");
 }
 
 #[test]

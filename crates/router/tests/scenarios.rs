@@ -239,6 +239,7 @@ fn failure(word: &str) -> Failure {
         "link" => Failure::LinkLost,
         "corrupt" => Failure::Corrupt,
         "lease" => Failure::LeaseExpired,
+        "constraint" => Failure::Constraint("too complex".to_owned()),
         _ => Failure::Rejected,
     }
 }
@@ -723,6 +724,7 @@ scenarios! {
     // Lesson: 6.
     a_restarted_worker_has_no_cached_prefixes
     // Lesson: 8.
+    a_failed_constraint_ends_its_flight_at_once
     a_failed_prefill_frees_the_decode_worker_at_once
     // Lesson: 9.
     a_silent_decode_worker_is_passed_over

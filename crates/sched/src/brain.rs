@@ -88,8 +88,12 @@ impl WorkerBrain {
             WorkerInput::StepFailed {
                 step,
                 slots,
+                fault,
                 reason,
-            } => machines.step_results().step_failed(step, &slots, &reason),
+            } => {
+                let mut results = machines.step_results();
+                results.step_failed(step, &slots, fault, reason);
+            }
             WorkerInput::EngineLost { reason } => {
                 machines.reports.drain(context);
                 machines.handoffs().engine_lost(&reason);

@@ -5,7 +5,7 @@
 //! Invariant: every value serialises, so that a tape of inputs replays to the same outputs.
 
 use crate::LookupLimits;
-use crate::outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
+use crate::outcome::{FetchOutcome, OffloadOutcome, StepFault, SwapOutcome};
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, KvPlane, KvUnit,
     LinkPrice, Order, Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult,
@@ -216,6 +216,9 @@ pub enum WorkerInput {
         /// written. Empty: it failed for all.
         #[serde(default)]
         slots: Vec<SlotIndex>,
+        #[serde(default)]
+        fault: StepFault,
+        /// The reason; without a text of a constraint.
         reason: String,
     },
     /// The engine broke, and only a new process repairs that. Steps and copies that it had accepted

@@ -40,7 +40,7 @@ pub use event::{
     BlockExport, DraftOutcome, ExportOutcome, ImportOutcome, SnapshotPiece, StateFetch,
     WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
 };
-pub use outcome::{FetchOutcome, OffloadOutcome, SwapOutcome};
+pub use outcome::{FetchOutcome, OffloadOutcome, StepFault, SwapOutcome};
 pub use speculate::LookupLimits;
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! Outcomes of copies between the pool and the tiers: host memory and the offload file.
+//! Outcomes of copies between the pool and the tiers (host memory and the offload file), and the
+//! kinds of failures of a step.
 //!
 //! Owns: the answers, and whether a content is at fault. Never: an error for a client: KV that
 //! could not be loaded is computed.
 
+use cleave_domain::Failure;
 use serde::{Deserialize, Serialize};
 
 /// Outcome of [`crate::WorkerInput::SwappedOut`] and [`crate::WorkerInput::SwappedIn`].
@@ -45,6 +47,25 @@ impl FetchOutcome {
         match self {
             Self::Missing | Self::Corrupt | Self::Unreadable => true,
             Self::Copied | Self::Stopped | Self::Broken => false,
+        }
+    }
+}
+
+/// The kind of a step's failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StepFault {
+    /// The engine, or an input that it could not run: another worker may succeed.
+    #[default]
+    Engine,
+    /// The constraints of the named slots, which no worker can enforce any further.
+    Constraint,
+}
+
+impl StepFault {
+    pub(crate) fn failure(self, reason: String) -> Failure {
+        match self {
+            Self::Engine => Failure::Engine(reason),
+            Self::Constraint => Failure::Constraint(reason),
         }
     }
 }

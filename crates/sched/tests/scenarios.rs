@@ -454,6 +454,14 @@ scenarios! {
         step b fail
         run 100
         empty"
+    a_failed_constraint_is_not_the_engines_failure: "
+        worker b both
+        start 1 on b prompt=6
+        start 2 on b prompt=6
+        step b
+        step b constraint slot=1
+        run 100
+        empty"
     a_failed_step_frees_the_slot_of_a_cancelled_sequence: "
         worker p prefill slots=1
         worker d decode

@@ -33,7 +33,8 @@ impl HandoffLoss {
         }
     }
 
-    /// The loss that a failure means; `None` for one that the flight's own router or client made.
+    /// The loss that a failure means; `None` for one that the flight's own router, client or
+    /// request made.
     pub fn by(failure: &Failure) -> Option<Self> {
         match failure {
             Failure::Rejected => Some(Self::Refused),
@@ -42,8 +43,8 @@ impl HandoffLoss {
                 Some(Self::Failed)
             }
             Failure::RetriesSpent(last) => Self::by(last),
-            // Its own router or client ended it.
-            Failure::Draining | Failure::SlowReader => None,
+            // Its own router, client or constraint ended it.
+            Failure::Draining | Failure::SlowReader | Failure::Constraint(_) => None,
         }
     }
 }
@@ -80,5 +81,6 @@ pub fn failure_name(failure: &Failure) -> &'static str {
         Failure::OutOfBlocks => "out_of_blocks",
         Failure::Draining => "draining",
         Failure::RetriesSpent(last) => failure_name(last),
+        Failure::Constraint(_) => "constraint",
     }
 }

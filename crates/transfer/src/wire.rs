@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// The first bytes of the first message of each direction; they distinguish foreign clients.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// The version of the format; it grows with every change, and both ends must agree.
-pub(crate) const VERSION: u16 = 8;
+pub(crate) const VERSION: u16 = 9;
 /// The header: kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// The checksum after the fields.

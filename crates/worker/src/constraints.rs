@@ -157,7 +157,7 @@ impl WorkerConstraints {
     }
 
     fn compiled_now(&self, constraint: &Constraint) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        let model = self.model().ok_or(GrammarError::Failed)?;
+        let model = self.model().ok_or(GrammarError::Unavailable)?;
         model.grammars()?.compile(constraint).map(Arc::new)
     }
 
@@ -188,22 +188,38 @@ impl ConstraintSource for WorkerConstraints {
         constraint: &Constraint,
         output: &[TokenId],
     ) -> Result<Box<dyn TokenMatcher>, ConstraintError> {
-        let failed = |error: GrammarError| ConstraintError(unquoted(&error).to_owned());
         // Pinned ones are found; whatever comes in another way is compiled here.
         let compiled = self
             .find(constraint)
             .unwrap_or_else(|| self.compiled_now(constraint));
+        let failed = |error| constraint_error(&error);
         let mut matcher = compiled.map_err(failed)?.start();
         for token in output {
             matcher.consume(*token).map_err(failed)?;
         }
-        let model = self.model().ok_or_else(|| failed(GrammarError::Failed))?;
+        let model = self.model().ok_or_else(no_vocabulary)?;
         Ok(Box::new(SequenceMatcher {
             matcher,
             model: Arc::clone(model),
             forced: self.forced,
-            has_failed: false,
+            failure: None,
         }))
+    }
+}
+
+fn no_vocabulary() -> ConstraintError {
+    ConstraintError::Broken("the tokenizer cannot be read".to_owned())
+}
+
+/// The error for the engine: limits are counts, and every worker has the same ones.
+fn constraint_error(error: &GrammarError) -> ConstraintError {
+    let reason = unquoted(error).to_owned();
+    match error {
+        GrammarError::Refused(_)
+        | GrammarError::TooComplex
+        | GrammarError::NoEndToken
+        | GrammarError::Failed => ConstraintError::Unenforceable(reason),
+        GrammarError::Mismatch | GrammarError::Unavailable => ConstraintError::Broken(reason),
     }
 }
 
@@ -217,6 +233,7 @@ fn unquoted(error: &GrammarError) -> &'static str {
         GrammarError::Mismatch => "the output does not match it",
         GrammarError::NoEndToken => "the model has no end token",
         GrammarError::Failed => "it cannot be evaluated",
+        GrammarError::Unavailable => "it cannot be compiled here now",
     }
 }
 
@@ -225,20 +242,23 @@ struct SequenceMatcher {
     matcher: GrammarMatcher,
     model: Arc<ModelText>,
     forced: ForcedTokens,
-    has_failed: bool,
+    /// Why the last token could not be appended.
+    failure: Option<ConstraintError>,
 }
 
 impl TokenMatcher for SequenceMatcher {
     fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
-        if self.has_failed {
-            return Err(ConstraintError("it has failed".to_owned()));
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
         }
         let allowed = self.matcher.allow(mask.words_mut());
-        allowed.map_err(|error| ConstraintError(unquoted(&error).to_owned()))
+        allowed.map_err(|error| constraint_error(&error))
     }
 
     fn push(&mut self, token: TokenId) {
-        self.has_failed |= self.matcher.consume(token).is_err();
+        if let Err(error) = self.matcher.consume(token) {
+            self.failure.get_or_insert(constraint_error(&error));
+        }
     }
 
     fn valid_prefix(&mut self, tokens: &[TokenId]) -> usize {

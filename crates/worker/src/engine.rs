@@ -29,6 +29,7 @@ use super::overlap::StepExecution;
 use super::pace::{StepPacer, StepTime};
 use super::queue::EngineQueue;
 use super::spans::part_span;
+use super::step_failure::StepFailure;
 use super::swap::{HostSwapPool, SwapJob, SwapProgress};
 use super::tier::{self, LoadedBlock, OffloadJob, PendingLoad, PendingLoads, TierIo};
 use cleave_domain::{BlockRef, Capacity, HandoffId, StepPlan, StepResult};
@@ -422,21 +423,16 @@ impl EngineThread {
         began: Instant,
         result: Result<Result<StepResult, EngineError>, String>,
     ) -> Option<WorkerInput> {
-        let (slots, reason) = match result {
+        let failure = match result {
             Ok(Ok(result)) => {
                 self.device_failures = 0;
                 return self.pace.stepped(plan, result, began);
             }
-            Ok(Err(error)) => (error.slots().to_vec(), self.note_step_error(&error)),
-            Err(panic) => (Vec::new(), panic),
+            Ok(Err(error)) => StepFailure::of(&error, self.note_step_error(&error)),
+            Err(panic) => StepFailure::of_panic(panic),
         };
         self.pace.step_failed();
-        error!(step = %plan.step, %reason, "step failed");
-        Some(WorkerInput::StepFailed {
-            step: plan.step,
-            slots,
-            reason,
-        })
+        Some(failure.report(plan.step))
     }
 
     /// Sends a block, or a piece of a state, in frames; each is copied once, straight into the

@@ -21,6 +21,7 @@ mod pace;
 mod pools;
 mod queue;
 mod spans;
+mod step_failure;
 mod stops;
 mod swap;
 mod tier;

@@ -270,6 +270,7 @@ mod tests {
                 WorkerInput::StepFailed {
                     step,
                     slots,
+                    fault: _,
                     reason,
                 } => match slots[..] {
                     [slot] => format!("failed {step} for {slot}: {reason}"),

@@ -76,6 +76,32 @@ async fn a_refusal_has_a_reason_and_retry_after() {
     }
 }
 
+#[tokio::test]
+async fn a_failed_constraint_is_the_error_of_its_field() {
+    let set = server("llama3");
+    let failed = || Ending::Failed(Failure::Constraint("it became too complex".into()));
+    let message = "`guided_regex` cannot be enforced any further: it became too complex.";
+    // Before the first token a stream is an HTTP status too.
+    for (text, stream) in [("", false), ("half an", false), ("", true)] {
+        set.script_tokens(set.tokens(text), failed());
+        let body = json!({"prompt": "a", "guided_regex": "[a-z ]+", "stream": stream});
+        let answer = set.post(TEXT, body).await;
+        answer.is_error(400, "invalid_value", Some("guided_regex"));
+        let error = &answer.json()["error"];
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["message"], message);
+    }
+    set.script_tokens(set.tokens("half an"), failed());
+    let body = json!({"prompt": "a", "guided_regex": "[a-z ]+", "stream": true});
+    let answer = set.post(TEXT, body).await;
+    assert_eq!(answer.status, 200);
+    let events = answer.events();
+    let error = &events.last().unwrap()["error"];
+    assert_eq!(error["message"], message);
+    assert_eq!(error["param"], "guided_regex");
+    assert!(!answer.body.contains("[DONE]"));
+}
+
 // Invariant: I13.
 // Lesson: 16.
 #[tokio::test]

@@ -49,7 +49,8 @@ impl ConstraintSource for ResidueRule {
         let mut matcher = ResidueMatcher { state: 1 };
         for token in output {
             if !matcher.is_next(*token) {
-                return Err(ConstraintError(format!("token {token} is not allowed")));
+                let reason = format!("token {token} is not allowed");
+                return Err(ConstraintError::Broken(reason));
             }
             matcher.push(*token);
         }

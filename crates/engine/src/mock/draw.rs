@@ -6,7 +6,7 @@
 
 use super::MockSlot;
 use crate::EngineError;
-use crate::constraint::TokenMask;
+use crate::constraint::{ConstraintError, TokenMask};
 use cleave_domain::{OpenSlot, SampledToken, SlotIndex, TokenId, TokenScores};
 
 pub(super) fn slot_error(slot: SlotIndex, problem: &str) -> EngineError {
@@ -24,11 +24,15 @@ impl MockSlot {
             None => scripted_token(self.answer.as_deref(), open, |_| true)
                 .unwrap_or_else(|| token(open, position, vocab_size)),
             Some(constraint) => {
-                let failed = || EngineError::Constraint(vec![open.slot]);
-                let mask = constraint.mask(vocab_size as usize).map_err(|_| failed())?;
+                let failed = |error| EngineError::Constraint {
+                    slots: vec![open.slot],
+                    error,
+                };
+                let mask = constraint.mask(vocab_size as usize).map_err(failed)?;
                 let scripted = constrained_token(self.answer.as_deref(), open, mask, vocab_size)?;
                 let token = scripted.or_else(|| allowed_token(open, mask, position, vocab_size));
-                let token = token.ok_or_else(failed)?;
+                let none = || ConstraintError::Unenforceable("it allows no token".to_owned());
+                let token = token.ok_or_else(|| failed(none()))?;
                 constraint.push(token);
                 token
             }

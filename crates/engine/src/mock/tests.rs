@@ -183,7 +183,7 @@ impl ConstraintSource for ByLength {
 impl TokenMatcher for LengthMatcher {
     fn allow(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
         let allowed = (self.allowed)(self.length);
-        for token in allowed.ok_or_else(|| ConstraintError("it is full".to_owned()))? {
+        for token in allowed.ok_or_else(full)? {
             mask.words_mut()[token as usize / 32] |= 1 << (token % 32);
         }
         Ok(())
@@ -200,6 +200,10 @@ impl TokenMatcher for LengthMatcher {
     fn forced(&mut self) -> Vec<TokenId> {
         Vec::new()
     }
+}
+
+fn full() -> ConstraintError {
+    ConstraintError::Unenforceable("it is full".to_owned())
 }
 
 /// Tokens that are the length modulo 10; nothing after four.
@@ -245,7 +249,9 @@ fn a_mock_draws_what_the_constraint_allows() {
         [0, 1, 2, 3]
     );
     let full = engine.step(&decode(2, 8));
-    assert_eq!(full, Err(EngineError::Constraint(vec![SlotIndex(0)])));
+    let slots = vec![SlotIndex(0)];
+    let error = self::full();
+    assert_eq!(full, Err(EngineError::Constraint { slots, error }));
     // A slot that is opened anew continues the output.
     let resumed = step(&mut engine, vec![constrained(&drawn[..2])], 0, 7).unwrap();
     assert_eq!(resumed.sampled[0].1.token, drawn[2]);

@@ -92,7 +92,7 @@ impl<O: Ops> ModelEngine<O> {
     /// Queues the draws that the device makes under masks.
     ///
     /// # Errors
-    /// `Constraint` if a constraint fails, with all slots for which one did.
+    /// `Constraint` if a constraint fails, with all slots that have the same reason.
     pub(super) fn queue_masked_draws(&mut self) -> Result<(), EngineError> {
         let vocab_size = self.weights.spec().vocab_size;
         let device_rows = &self.logit_rows.purposes[..self.device_rows_count];
@@ -105,11 +105,11 @@ impl<O: Ops> ModelEngine<O> {
             }
             match state.masked_rule(vocab_size) {
                 Ok(rule) => rules.push((row, slot, rule)),
-                Err(_) => failed.push(slot),
+                Err(error) => failed.push((slot, error)),
             }
         }
-        if !failed.is_empty() {
-            return Err(EngineError::Constraint(failed));
+        if let Some(failure) = EngineError::of_constraints(failed) {
+            return Err(failure);
         }
         if rules.is_empty() {
             return Ok(());
@@ -131,7 +131,7 @@ impl<O: Ops> ModelEngine<O> {
     /// force after drawn ones, for an engine that can verify them as drafts.
     ///
     /// # Errors
-    /// `Constraint` or `NotFinite` with all slots for which a draw failed.
+    /// `NotFinite` or `Constraint` with all slots for which a draw failed for this reason.
     pub(super) fn draw_on_host(&mut self, result: &mut StepResult) -> Result<(), EngineError> {
         let vocab = self.weights.spec().vocab_size;
         let wants_forced = self.drafts_max() > 0;
@@ -161,12 +161,11 @@ impl<O: Ops> ModelEngine<O> {
             not_finite,
             unconstrained,
         } = failed;
-        match (not_finite.is_empty(), unconstrained.is_empty()) {
-            (true, true) => Ok(()),
-            (true, false) => Err(EngineError::Constraint(unconstrained)),
-            // The others fail when the step runs again.
-            (false, _) => Err(EngineError::NotFinite(not_finite)),
+        // The constraints among them fail when the step runs again.
+        if !not_finite.is_empty() {
+            return Err(EngineError::NotFinite(not_finite));
         }
+        EngineError::of_constraints(unconstrained).map_or(Ok(()), Err)
     }
 }
 

@@ -5,6 +5,7 @@
 //! Invariant: a draw depends on its own sequence alone, so the number of threads changes no token.
 
 use super::draws::LogitPurpose;
+use crate::constraint::ConstraintError;
 use crate::ops::Ops;
 use crate::sampling::{DrawError, SamplingSlot, TokenSampler};
 use cleave_domain::{SampledToken, SlotIndex, StepResult, TokenId};
@@ -36,7 +37,7 @@ struct SequenceDraws {
 #[derive(Debug, Default)]
 pub(super) struct FailedDraws {
     pub(super) not_finite: Vec<SlotIndex>,
-    pub(super) unconstrained: Vec<SlotIndex>,
+    pub(super) unconstrained: Vec<(SlotIndex, ConstraintError)>,
 }
 
 /// Logits of rows `(rows, vocab)` and the purpose of each row.
@@ -222,21 +223,19 @@ impl SequenceDraws {
 impl FailedDraws {
     fn error_of(&self, slot: SlotIndex) -> Option<DrawError> {
         if self.not_finite.contains(&slot) {
-            Some(DrawError::NotFinite)
-        } else if self.unconstrained.contains(&slot) {
-            Some(DrawError::Constraint)
-        } else {
-            None
+            return Some(DrawError::NotFinite);
         }
+        let found = self.unconstrained.iter().find(|(named, _)| *named == slot);
+        found.map(|(_, error)| DrawError::Constraint(error.clone()))
     }
 
     fn add(&mut self, slot: SlotIndex, error: DrawError) {
-        let list = match error {
-            DrawError::NotFinite => &mut self.not_finite,
-            DrawError::Constraint => &mut self.unconstrained,
-        };
-        if !list.contains(&slot) {
-            list.push(slot);
+        if self.error_of(slot).is_some() {
+            return;
+        }
+        match error {
+            DrawError::NotFinite => self.not_finite.push(slot),
+            DrawError::Constraint(error) => self.unconstrained.push((slot, error)),
         }
     }
 }

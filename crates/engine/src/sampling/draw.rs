@@ -11,6 +11,7 @@ use super::select::{TokenLogit, order, top};
 use super::sigma::{distance, greatest_distance};
 use super::slot::SamplingSlot;
 use super::softmax;
+use crate::constraint::ConstraintError;
 use cleave_domain::{SamplingParams, TokenId, TokenScores};
 
 /// Scratch space for drawing, shared by all slots.
@@ -23,12 +24,12 @@ pub(crate) struct TokenSampler {
 }
 
 /// A token cannot be drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DrawError {
     /// A logit is not a finite number.
     NotFinite,
     /// The slot's constraint fails, or allows no token.
-    Constraint,
+    Constraint(ConstraintError),
 }
 
 impl TokenSampler {
@@ -56,7 +57,9 @@ impl TokenSampler {
             .logprobs
             .map(|count| self.scores_of(logits, count));
         // Scores are taken before: they are the model's.
-        let stop_ban = slot.apply_constraint(logits)?;
+        let stop_ban = slot
+            .apply_constraint(logits)
+            .map_err(DrawError::Constraint)?;
         slot.apply_edits(logits, &mut self.logits_before, stop_ban);
         let token = if slot.is_greedy() {
             softmax::argmax(logits) as TokenId

@@ -4,9 +4,9 @@
 //! Never: draws.
 //! Invariant: a slot that grew token by token equals one opened with the whole history.
 
-use super::draw::{DrawError, top_p_threshold};
+use super::draw::top_p_threshold;
 use super::philox::draw_bits;
-use crate::constraint::{SlotConstraint, TokenMask};
+use crate::constraint::{ConstraintError, SlotConstraint, TokenMask};
 use crate::ops::{DrawRule, LogitChange, LogitEdit};
 use cleave_domain::{OpenSlot, SamplingParams, TokenId};
 use std::collections::BTreeMap;
@@ -162,7 +162,10 @@ impl SamplingSlot {
     }
 
     /// Sets the logits of the tokens that the constraint does not allow to −∞.
-    pub(super) fn apply_constraint(&mut self, logits: &mut [f32]) -> Result<StopBan, DrawError> {
+    pub(super) fn apply_constraint(
+        &mut self,
+        logits: &mut [f32],
+    ) -> Result<StopBan, ConstraintError> {
         let stop_ban = self.find_mask(logits.len())?;
         if let Some(mask) = self.known_mask() {
             mask.apply(logits);
@@ -172,15 +175,15 @@ impl SamplingSlot {
 
     /// Finds the tokens that the constraint allows next, if there is one, and whether stop tokens
     /// are banned under it.
-    fn find_mask(&mut self, vocab_size: usize) -> Result<StopBan, DrawError> {
+    fn find_mask(&mut self, vocab_size: usize) -> Result<StopBan, ConstraintError> {
         let Some(constraint) = &mut self.constraint else {
             return Ok(StopBan::InForce);
         };
-        let mask = constraint.mask(vocab_size);
-        let mask = mask.map_err(|_| DrawError::Constraint)?;
+        let mask = constraint.mask(vocab_size)?;
         let vocab_size = u32::try_from(vocab_size).unwrap_or(u32::MAX);
         if mask.is_empty(vocab_size) {
-            return Err(DrawError::Constraint);
+            let reason = "it allows no token of the model here";
+            return Err(ConstraintError::Unenforceable(reason.to_owned()));
         }
         Ok(if mask.is_within(&self.stop_tokens, vocab_size) {
             StopBan::Lifted
@@ -202,7 +205,7 @@ impl SamplingSlot {
 
     /// Rule by which a device draws the next token under the mask of the constraint, which
     /// [`SamplingSlot::known_mask`] has afterwards.
-    pub(crate) fn masked_rule(&mut self, vocab_size: usize) -> Result<DrawRule, DrawError> {
+    pub(crate) fn masked_rule(&mut self, vocab_size: usize) -> Result<DrawRule, ConstraintError> {
         let stop_ban = self.find_mask(vocab_size)?;
         Ok(self.rule(self.history.len(), stop_ban))
     }

@@ -407,7 +407,8 @@ fn stop_tokens_are_banned_unless_nothing_else_is_allowed() {
     };
     assert_eq!(draw(&[1, 2]), Ok(1));
     assert_eq!(draw(&[2]), Ok(2));
-    assert_eq!(draw(&[]), Err(DrawError::Constraint));
+    let none = ConstraintError::Unenforceable("it allows no token of the model here".to_owned());
+    assert_eq!(draw(&[]), Err(DrawError::Constraint(none.clone())));
     // Beyond the vocabulary.
-    assert_eq!(draw(&[20]), Err(DrawError::Constraint));
+    assert_eq!(draw(&[20]), Err(DrawError::Constraint(none)));
 }

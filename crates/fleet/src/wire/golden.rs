@@ -282,6 +282,7 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         (Failure::Draining, "08"),
         (Failure::SlowReader, "09"),
         (Failure::RetriesSpent(Box::new(Failure::WorkerLost)), "0a00"),
+        (Failure::Constraint("e".to_owned()), "0b0165"),
     ];
     for (failure, expected) in failures {
         let aborted = Report::MigrationAborted {

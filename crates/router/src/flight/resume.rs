@@ -12,7 +12,7 @@ use crate::flight::state::{FailedAttempt, FlightAttempt};
 use crate::flight::timers::FlightTimer;
 use crate::placement::admit::FlightAdmission;
 use crate::placement::policy::NoPlacement;
-use cleave_domain::{Failure, FlightId, HandoffId, Time, TokenId, WorkerId, WorkerRef};
+use cleave_domain::{Ending, Failure, FlightId, HandoffId, Time, TokenId, WorkerId, WorkerRef};
 use std::sync::Arc;
 
 /// The rules of recovery, over admission and the recent losses.
@@ -68,7 +68,7 @@ impl<'a> FlightRecovery<'a> {
     }
 
     /// Ends the attempt, and with it a move that began from it. `worker` is avoided by the next
-    /// one.
+    /// one, unless the request itself is the reason of the failure: then the flight ends.
     pub(crate) fn fail(&mut self, handoff: HandoffId, failure: Failure, worker: WorkerRef) {
         let id = handoff.flight;
         let shared = self.is_loss_shared();
@@ -100,6 +100,9 @@ impl<'a> FlightRecovery<'a> {
             legs.flights.set_timer(id, timer, None);
         }
         legs.flights.end_fail_over(id);
+        if matches!(failure, Failure::Constraint(_)) {
+            return self.admission.ends.end(id, Ending::Failed(failure));
+        }
         let (now, failures_max) = (legs.context.now, legs.context.limits.failures_max);
         let Some(flight) = legs.flights.get_mut(id) else {
             return;

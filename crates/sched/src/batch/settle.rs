@@ -12,7 +12,7 @@ use crate::handoff::{CloseReason, Handoffs, PeerTraffic, ReadyBlocks};
 use crate::memory::KvMemory;
 use crate::sequences::{SequencePhase, SequenceStage, SequenceTable, WorkerSequence};
 use crate::speculate::DraftAcceptance;
-use crate::{WorkerNote, WorkerOutput};
+use crate::{StepFault, WorkerNote, WorkerOutput};
 use cleave_domain::{
     Emission, Failure, FinishReason, HandoffId, POOLED_TOKEN, PromptFacts, Report, SampledToken,
     SlotIndex, StepId, StepResult, TokenId,
@@ -53,14 +53,12 @@ impl StepResults<'_> {
             self.take_back(&step);
             return false;
         }
-        let Some(counts) = step.draws(&sampled) else {
-            self.broke(&step, "the result answers another plan");
+        let counts = step.draws(&sampled);
+        let Some(counts) = counts.filter(|_| step.answers_poolings(&pooled)) else {
+            let failure = Failure::Engine("the result answers another plan".to_owned());
+            self.broke(&step, &failure);
             return false;
         };
-        if !step.answers_poolings(&pooled) {
-            self.broke(&step, "the result answers another plan");
-            return false;
-        }
         self.steps.measure(id, took);
         self.forecast.observe_step(&step.work, took);
         self.measure(&step, took);
@@ -89,7 +87,13 @@ impl StepResults<'_> {
     /// Fails the sequences in `slots`, and has the others of the step run again; without a slot all
     /// of them fail. Nothing that the step was to write was given to any client or peer yet, so it
     /// makes no difference whether it was written.
-    pub(crate) fn step_failed(&mut self, id: StepId, slots: &[SlotIndex], reason: &str) {
+    pub(crate) fn step_failed(
+        &mut self,
+        id: StepId,
+        slots: &[SlotIndex],
+        fault: StepFault,
+        reason: String,
+    ) {
         let Some(step) = self.steps.finish(id, self.context.now()) else {
             return;
         };
@@ -98,12 +102,12 @@ impl StepResults<'_> {
         }
         let is_named = |placed: &&SegmentInFlight| slots.contains(&placed.slot);
         if !step.segments.iter().any(|placed| is_named(&placed)) {
-            return self.broke(&step, reason);
+            return self.broke(&step, &Failure::Engine(reason));
         }
+        let failure = fault.failure(reason);
         for named in step.segments.iter().filter(is_named) {
-            let failure = Failure::Engine(reason.into());
             self.handoffs()
-                .close(named.handoff, CloseReason::Failed(failure));
+                .close(named.handoff, CloseReason::Failed(failure.clone()));
         }
         self.steps.spoil();
         self.take_back(&step);
@@ -126,10 +130,10 @@ impl StepResults<'_> {
         }
     }
 
-    fn broke(&mut self, step: &StepInFlight, reason: &str) {
+    fn broke(&mut self, step: &StepInFlight, failure: &Failure) {
         for placed in &step.segments {
             self.sequences.leave_step(placed.handoff);
-            let failed = CloseReason::Failed(Failure::Engine(reason.into()));
+            let failed = CloseReason::Failed(failure.clone());
             self.handoffs().close(placed.handoff, failed);
             self.handoffs().release_if_settled(placed.handoff);
         }

@@ -17,7 +17,7 @@ use cleave_domain::{
 use cleave_kv::Packet;
 use cleave_sched::{
     BlockExport, ExportOutcome, FetchOutcome, ImportOutcome, PayloadCondition, PoolWriter,
-    TierLevel, WorkerInput, WorkerLimits, WorkerNote,
+    StepFault, TierLevel, WorkerInput, WorkerLimits, WorkerNote,
 };
 use cleave_testkit::{
     AnswerTime, BlockFrames, CellHost, CellWorker, EngineOp, EngineOpResult, FrameCells, OpFault,
@@ -107,6 +107,8 @@ pub struct StageWorld {
     pub tape: Option<Vec<(usize, Time, WorkerInput)>>,
     /// Slots for whose sequences alone the next failing step fails.
     pub fails_for: Vec<SlotIndex>,
+    /// The kind of that failure.
+    pub step_fault: StepFault,
     /// Workers whose writes reach a machine no more: `(machine, writer)`.
     fenced: BTreeSet<(usize, WorkerRef)>,
     made: u64,
@@ -321,6 +323,7 @@ impl StageWorld {
             cells.spoil(&plan, |_| 0);
             OpFault::Step {
                 slots: std::mem::take(&mut self.fails_for),
+                fault: self.step_fault,
                 reason: "on fire".into(),
             }
         });

@@ -6,9 +6,10 @@
 //! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on W [as reserve]`
 //! (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to D [to= attempt=
 //! told=]` (attempt `attempt` leaves as attempt `to`, to what D reserved) · `serve W ROLE` ·
-//! `severed W PEER` (nothing of PEER reaches W) · `step W [fail] [slot= also=]` (fails for the
-//! sequences in these slots alone) · `copies W [fail]` (all exports and imports under way) · `swaps
-//! W [fail]` · `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
+//! `severed W PEER` (nothing of PEER reaches W) · `step W [fail|constraint] [slot= also=]` (fails
+//! for the sequences in these slots alone, by the engine or by their constraints) · `copies W
+//! [fail]` (all exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W
+//! [fail]` (to host memory, to disk, back) ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `forget P D` (each is
 //! answered by a D that knows nothing of it) · `stop MS` (every process stands still for so long,
 //! then wakes) · `keep P D`, `replay` (a copy of the first packet, later) · `cut P D` · `router
@@ -24,7 +25,7 @@ use cleave_domain::{
     SlotIndex, StopRules,
 };
 use cleave_kv::Packet;
-use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, WorkerInput};
+use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, StepFault, WorkerInput};
 use cleave_testkit::{EngineOp, build};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -407,11 +408,12 @@ impl ScriptPlayer {
 
     /// Performs the events pending now, not those that they cause.
     fn perform(&mut self, pick: impl Fn(&StageEvent) -> bool, words: &CommandWords) {
-        let event_outcome = if words.plain.last() == Some(&"fail") {
-            StageEventOutcome::Damaged
-        } else {
-            StageEventOutcome::Well
+        let (event_outcome, fault) = match words.plain.last() {
+            Some(&"fail") => (StageEventOutcome::Damaged, StepFault::Engine),
+            Some(&"constraint") => (StageEventOutcome::Damaged, StepFault::Constraint),
+            _ => (StageEventOutcome::Well, StepFault::Engine),
         };
+        self.world.step_fault = fault;
         let named = ["slot", "also"].iter();
         let named = named.filter_map(|key| words.keyed.get(*key));
         let slots = named.map(|slot| SlotIndex(u32::try_from(*slot).expect("not negative")));

@@ -4,7 +4,9 @@ use super::{CellWorker, EngineOp, EngineOpResult, FrameCells};
 use crate::engine::{EngineCosts, KvCell};
 use cleave_domain::{BlockIndex, KvUnit, SlotIndex, SplitMix64, StepPlan, Time};
 use cleave_kv::BlockPart;
-use cleave_sched::{ExportOutcome, FetchOutcome, ImportOutcome, PoolWriter, WorkerInput};
+use cleave_sched::{
+    ExportOutcome, FetchOutcome, ImportOutcome, PoolWriter, StepFault, WorkerInput,
+};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ pub enum OpFault {
     /// A step fails for these slots, or for all if there are none.
     Step {
         slots: Vec<SlotIndex>,
+        fault: StepFault,
         reason: String,
     },
     /// A fetch fails half way.
@@ -141,12 +144,18 @@ impl CellWorker {
                 // The step behind continues this step's tokens, so it fails with it.
                 let behind = self.steps().next().map(|behind| behind.step);
                 self.failing_step = behind;
-                let OpFault::Step { slots, reason } = fault else {
+                let OpFault::Step {
+                    slots,
+                    fault,
+                    reason,
+                } = fault
+                else {
                     return Err(format!("{fault:?} is no fault of a step"));
                 };
                 WorkerInput::StepFailed {
                     step: plan.step,
                     slots,
+                    fault,
                     reason,
                 }
             }
@@ -280,7 +289,11 @@ impl CellWorker {
             }
         }
         let reason = "injected fault".to_owned();
-        OpFault::Step { slots, reason }
+        OpFault::Step {
+            slots,
+            fault: StepFault::Engine,
+            reason,
+        }
     }
 
     /// A step broke half way: it has opened its slots, and its writes are garbage.

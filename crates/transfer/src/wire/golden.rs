@@ -141,6 +141,7 @@ fn causes_and_failures_keep_their_numbers() {
         Failure::RetriesSpent(Box::new(Failure::WorkerLost)),
         "7 ac0202020a00",
     );
+    failed(Failure::Constraint("e".to_owned()), "7 ac0202020b0165");
 }
 
 #[test]

@@ -38,6 +38,7 @@ impl Shorten for AbandonCause {
 fn shorten_failure(failure: Failure, depth: u32) -> Failure {
     match failure {
         Failure::Engine(reason) => Failure::Engine(reason.shorten()),
+        Failure::Constraint(reason) => Failure::Constraint(reason.shorten()),
         Failure::RetriesSpent(last) if depth < FAILURE_DEPTH_MAX => {
             Failure::RetriesSpent(Box::new(shorten_failure(*last, depth + 1)))
         }

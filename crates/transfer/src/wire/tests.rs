@@ -32,6 +32,7 @@ fn failure() -> impl Strategy<Value = Failure> {
         Just(Failure::WorkerStuck),
         Just(Failure::SlowReader),
         ".{0,40}".prop_map(Failure::Engine),
+        ".{0,40}".prop_map(Failure::Constraint),
     ];
     plain.prop_recursive(2, 3, 1, |last| {
         last.prop_map(|last| Failure::RetriesSpent(Box::new(last)))

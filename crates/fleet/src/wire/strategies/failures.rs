@@ -18,6 +18,7 @@ pub(super) fn failure() -> impl Strategy<Value = Failure> {
         Just(Failure::OutOfBlocks),
         Just(Failure::Draining),
         ".{0,20}".prop_map(Failure::Engine),
+        ".{0,20}".prop_map(Failure::Constraint),
     ];
     plain.prop_recursive(3, 4, 1, |last| {
         last.prop_map(|last| Failure::RetriesSpent(Box::new(last)))
