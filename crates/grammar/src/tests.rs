@@ -221,7 +221,7 @@ fn outputs_that_share_a_lexer_have_their_own_masks() {
     for place in 0..20 {
         for (index, text) in texts.iter().enumerate() {
             let (own, other) = (&mut alone[index], &mut sharing[index]);
-            let Some(byte) = text.bytes().nth(place) else {
+            let Some(&byte) = text.as_bytes().get(place) else {
                 continue;
             };
             assert_eq!(mask(own), mask(other), "{text} at {place}");
