@@ -80,7 +80,8 @@ def assemble(out):
     source = out / "src"
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", source / "docs")
-    for name in BESIDE:
+    results = sorted(page.relative_to(ROOT) for page in ROOT.glob("results/*/*.md"))
+    for name in (*BESIDE, *results):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
     (out / "book.toml").write_text(CONFIG)

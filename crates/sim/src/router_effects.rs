@@ -108,7 +108,10 @@ impl ChaosRun<'_> {
     pub(crate) fn feed_router(&mut self, router: usize, input: RouterInput) -> Result<(), String> {
         let process = &mut self.routers[router];
         let at = self.now;
-        let is_submission = matches!(input, RouterInput::Submitted { .. });
+        let submitted = match &input {
+            RouterInput::Submitted { flight, .. } => Some(*flight),
+            _ => None,
+        };
         process.tape.record(|| {
             let input = input.clone();
             Tape::Router(TapeRecord::Received { at, input })
@@ -129,7 +132,8 @@ impl ChaosRun<'_> {
         for output in outputs {
             let process = &self.routers[router];
             let is_served = process.readiness == RouterReadiness::Ready && process.brain.answers();
-            if is_submission && is_served && refuses_for_no_worker(&output) {
+            // A new flight may take the place of one in the queue, which ends for a reason of its own.
+            if is_served && submitted.is_some_and(|id| refuses_for_no_worker(&output, id)) {
                 return Err(format!(
                     "r{:x} is ready, its workers answer, and it refuses a request for want of them",
                     router + 1
@@ -248,13 +252,14 @@ impl RouterActions for ChaosRouter<'_, '_> {
     }
 }
 
-/// Whether a flight is refused because no worker could serve it.
-fn refuses_for_no_worker(output: &RouterOutput) -> bool {
+/// Whether this flight is refused because no worker could serve it.
+fn refuses_for_no_worker(output: &RouterOutput, id: FlightId) -> bool {
     matches!(
         output,
         RouterOutput::End {
+            flight,
             ending: Ending::Refused(Refusal::NoWorker),
             ..
-        }
+        } if *flight == id
     )
 }
