@@ -11,12 +11,14 @@ use std::path::Path;
 use std::sync::Arc;
 use tokenizers::Tokenizer;
 
-const TINY: [&str; 5] = [
+const TINY: [&str; 7] = [
     "tiny-llama",
     "tiny-qwen3",
     "tiny-mistral",
     "tiny-qwen2",
     "tiny-olmo2",
+    "tiny-cohere2",
+    "tiny-gemma2",
 ];
 
 fn write(shape: &str, out: &Path, seed: u64) -> Result<(), SynthError> {

@@ -42,7 +42,25 @@ pub(super) struct ModelShape {
     /// Whether config.json has `max_window_layers`, which other readers of this family may require
     /// even without a window.
     has_window_layers: bool,
+    /// Keys that only this family has, as a JSON object; a null takes a common key out.
+    own_keys: &'static str,
 }
+
+const NO_KEYS: &str = "{}";
+/// LayerNorm, and a window in three of four layers.
+const COHERE_KEYS: &str = r#"{
+    "rms_norm_eps": null, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "sliding_window_pattern": 4
+}"#;
+const GEMMA2_KEYS: &str = r#"{
+    "hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0
+}"#;
+const GEMMA3_KEYS: &str = r#"{
+    "hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6
+}"#;
+const GLM4_KEYS: &str = r#"{"attention_bias": true, "partial_rotary_factor": 0.5}"#;
+const PHI3_KEYS: &str = r#"{"head_dim": null, "original_max_position_embeddings": 4096}"#;
 
 const TINY: ModelShape = ModelShape {
     name: "tiny-llama",
@@ -62,9 +80,10 @@ const TINY: ModelShape = ModelShape {
     window: None,
     epsilon: 1e-5,
     has_window_layers: false,
+    own_keys: NO_KEYS,
 };
 
-const SHAPES: [ModelShape; 12] = [
+const SHAPES: [ModelShape; 20] = [
     TINY,
     ModelShape {
         name: "tiny-qwen3",
@@ -130,6 +149,34 @@ const SHAPES: [ModelShape; 12] = [
         ..TINY
     },
     ModelShape {
+        name: "tiny-cohere2",
+        about: "four layers, for tests: Cohere 2 with parallel parts and windows of 64",
+        family: "cohere2",
+        layers: 4,
+        theta: 50_000.0,
+        rope_factor: None,
+        window: Some(64),
+        own_keys: COHERE_KEYS,
+        ..TINY
+    },
+    ModelShape {
+        name: "tiny-gemma2",
+        about: "two layers, for tests: Gemma 2 with caps and heads of 64",
+        family: "gemma2",
+        hidden: 128,
+        head_dim: 64,
+        intermediate: 256,
+        // The embedding is the larger part of the residual stream: a tied head would repeat the
+        // last token.
+        tied: false,
+        theta: 10_000.0,
+        rope_factor: None,
+        window: Some(64),
+        epsilon: 1e-6,
+        own_keys: GEMMA2_KEYS,
+        ..TINY
+    },
+    ModelShape {
         name: "llama-160m",
         about: "0.2 B parameters, 0.3 GB",
         family: "llama",
@@ -147,6 +194,7 @@ const SHAPES: [ModelShape; 12] = [
         window: None,
         epsilon: 1e-5,
         has_window_layers: false,
+        own_keys: NO_KEYS,
     },
     ModelShape {
         name: "qwen3-0.6b",
@@ -166,6 +214,27 @@ const SHAPES: [ModelShape; 12] = [
         window: None,
         epsilon: 1e-6,
         has_window_layers: true,
+        own_keys: NO_KEYS,
+    },
+    ModelShape {
+        name: "gemma-3-1b",
+        about: "1 B parameters, 2 GB",
+        family: "gemma3_text",
+        hidden: 1152,
+        layers: 26,
+        query_heads: 4,
+        kv_heads: 1,
+        head_dim: 256,
+        intermediate: 6912,
+        vocab: 262_144,
+        context: 32_768,
+        tied: true,
+        theta: 1e6,
+        rope_factor: None,
+        window: Some(512),
+        epsilon: 1e-6,
+        has_window_layers: false,
+        own_keys: GEMMA3_KEYS,
     },
     ModelShape {
         name: "llama-3.2-1b",
@@ -185,6 +254,7 @@ const SHAPES: [ModelShape; 12] = [
         window: None,
         epsilon: 1e-5,
         has_window_layers: false,
+        own_keys: NO_KEYS,
     },
     ModelShape {
         name: "olmo-2-1b",
@@ -204,6 +274,47 @@ const SHAPES: [ModelShape; 12] = [
         window: None,
         epsilon: 1e-6,
         has_window_layers: false,
+        own_keys: NO_KEYS,
+    },
+    ModelShape {
+        name: "gemma-2-2b",
+        about: "2.6 B parameters, 5.2 GB",
+        family: "gemma2",
+        hidden: 2304,
+        layers: 26,
+        query_heads: 8,
+        kv_heads: 4,
+        head_dim: 256,
+        intermediate: 9216,
+        vocab: 256_000,
+        context: 8192,
+        tied: true,
+        theta: 10_000.0,
+        rope_factor: None,
+        window: Some(4096),
+        epsilon: 1e-6,
+        has_window_layers: false,
+        own_keys: GEMMA2_KEYS,
+    },
+    ModelShape {
+        name: "smollm3-3b",
+        about: "3.1 B parameters, 6.2 GB",
+        family: "smollm3",
+        hidden: 2048,
+        layers: 36,
+        query_heads: 16,
+        kv_heads: 4,
+        head_dim: 128,
+        intermediate: 11_008,
+        vocab: 128_256,
+        context: 65_536,
+        tied: true,
+        theta: 5e6,
+        rope_factor: None,
+        window: None,
+        epsilon: 1e-6,
+        has_window_layers: false,
+        own_keys: NO_KEYS,
     },
     ModelShape {
         name: "llama-3.1-8b",
@@ -223,6 +334,67 @@ const SHAPES: [ModelShape; 12] = [
         window: None,
         epsilon: 1e-5,
         has_window_layers: false,
+        own_keys: NO_KEYS,
+    },
+    ModelShape {
+        name: "command-r7b",
+        about: "8 B parameters, 16 GB",
+        family: "cohere2",
+        hidden: 4096,
+        layers: 32,
+        query_heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        intermediate: 14_336,
+        vocab: 256_000,
+        context: 8192,
+        tied: true,
+        theta: 50_000.0,
+        rope_factor: None,
+        window: Some(4096),
+        epsilon: 1e-5,
+        has_window_layers: false,
+        own_keys: COHERE_KEYS,
+    },
+    ModelShape {
+        name: "glm-4-9b",
+        about: "9.4 B parameters, 19 GB",
+        family: "glm4",
+        hidden: 4096,
+        layers: 40,
+        query_heads: 32,
+        kv_heads: 2,
+        head_dim: 128,
+        intermediate: 13_696,
+        vocab: 151_552,
+        context: 32_768,
+        tied: false,
+        theta: 10_000.0,
+        rope_factor: None,
+        window: None,
+        epsilon: 1e-5,
+        has_window_layers: false,
+        own_keys: GLM4_KEYS,
+    },
+    ModelShape {
+        name: "phi-4",
+        about: "14.7 B parameters, 29 GB",
+        family: "phi3",
+        hidden: 5120,
+        layers: 40,
+        query_heads: 40,
+        kv_heads: 10,
+        head_dim: 128,
+        intermediate: 17_920,
+        vocab: 100_352,
+        context: 16_384,
+        tied: false,
+        theta: 250_000.0,
+        rope_factor: None,
+        window: None,
+        epsilon: 1e-5,
+        has_window_layers: false,
+        own_keys: PHI3_KEYS,
     },
 ];
 
@@ -284,10 +456,19 @@ impl ModelShape {
         ];
         let window_layers = [("max_window_layers", json!(self.layers))];
         let more = window_layers.into_iter().filter(|_| self.has_window_layers);
-        fields
+        let mut config: Map<String, Value> = fields
             .into_iter()
             .chain(more)
             .map(|(name, value)| (name.to_owned(), value))
-            .collect()
+            .collect();
+        let own: Map<String, Value> =
+            serde_json::from_str(self.own_keys).expect("keys of a shape are a JSON object");
+        for (name, value) in own {
+            match value {
+                Value::Null => config.remove(&name),
+                value => config.insert(name, value),
+            };
+        }
+        config
     }
 }
