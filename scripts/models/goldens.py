@@ -23,6 +23,7 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     exaone4     GQA, untied, bf16           norms of outputs and heads, no rotary embedding without a window
     phi3        GQA, untied, bf16           fused q/k/v and gate/up, sliding window of 24
     phi4-mini   GQA, tied, bf16             the same without a window, longrope over three quarters of a head
+    phi4-mini-short GQA, tied, bf16         the same within its original context, so with the short factors
     glm4        GQA, untied, bf16           norms on both sides, neighbours of half a head rotated, q/k/v biases
     cohere2     GQA, tied, bf16             norms that remove the mean, parallel parts, neighbours rotated or nothing
     gemma2      GQA, tied, bf16             norms on both sides, less one, caps of scores and logits

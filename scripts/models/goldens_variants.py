@@ -478,6 +478,17 @@ def phi4_mini() -> Variant:
     return plain("phi4-mini", old(config, "bfloat16", 10000.0, rope), prompt_min=3, factors={"qkv_proj": 0.5})
 
 
+def phi4_mini_short() -> Variant:
+    config = shape(
+        48, 3, 3, 1, 88, 363, architectures=["Phi3ForCausalLM"], model_type="phi3", max_position_embeddings=512,
+        original_max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=False,
+        sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0, partial_rotary_factor=0.75, full_attn_mod=1,
+        interpolate_factor=1, lm_head_bias=False, mlp_bias=False,
+    )
+    rope = {"type": "longrope", "short_factor": [1.0, 1.1, 1.4, 2.0, 3.0, 5.0], "long_factor": [9.0] * 6}
+    return plain("phi4-mini-short", old(config, "bfloat16", 10000.0, rope), factors={"qkv_proj": 0.5})
+
+
 def glm4() -> Variant:
     config = shape(
         48, 3, 4, 2, 88, 363, architectures=["Glm4ForCausalLM"], model_type="glm4", max_position_embeddings=512,
@@ -502,23 +513,24 @@ def gemma3() -> Variant:
 def gemma2() -> Variant:
     config = shape(
         48, 4, 4, 2, 88, 363, architectures=["Gemma2ForCausalLM"], model_type="gemma2", max_position_embeddings=512,
-        rms_norm_eps=1e-6, attention_bias=False, head_dim=32, sliding_window=24, query_pre_attn_scalar=12,
+        rms_norm_eps=1e-2, attention_bias=False, head_dim=32, sliding_window=24, query_pre_attn_scalar=12,
         hidden_activation="gelu_pytorch_tanh", attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
         cache_implementation="hybrid",
     )
-    # Both caps are small, so that scores and logits are far from what they would be without one.
+    # Both caps are small and the epsilon is large, so that all of them show.
     return plain("gemma2", old(config, "bfloat16", 10000.0, None), norm_center=0.0, factors={"embed_tokens": 0.15})
 
 
 def cohere2() -> Variant:
     config = shape(
         48, 4, 4, 2, 88, 363, architectures=["Cohere2ForCausalLM"], model_type="cohere2", max_position_embeddings=512,
-        layer_norm_eps=1e-5, attention_bias=False, logit_scale=0.7, sliding_window=24, sliding_window_pattern=2,
+        layer_norm_eps=1e-2, attention_bias=False, logit_scale=0.7, sliding_window=24, sliding_window_pattern=2,
         layer_switch=2, order_of_interleaved_layers="local_attn_first", position_embedding_type="rope_gptj",
         rotary_pct=1.0, use_embedding_sharing=True, use_gated_activation=True, use_parallel_block=True,
         use_parallel_embedding=False, use_qk_norm=False, cache_implementation="hybrid",
     )
-    # A tied head would repeat the last token: the embedding is the larger part of the residual stream.
+    # A tied head would repeat the last token: the embedding is the larger part of the residual stream. The epsilon is
+    # large, so that it shows.
     return plain("cohere2", old(config, "bfloat16", 50000.0, None), factors={"embed_tokens": 0.4})
 
 
@@ -641,7 +653,8 @@ def gemma3_images() -> Variant:
 VARIANTS = {
     "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "olmo2": olmo2, "qwen2": qwen2,
     "qwen2.5": qwen25, "qwen3": qwen3, "smollm3": smollm3, "seed-oss": seed_oss, "granite": granite,
-    "ministral3": ministral3, "olmo3": olmo3, "exaone4": exaone4, "phi3": phi3, "phi4-mini": phi4_mini, "glm4": glm4,
+    "ministral3": ministral3, "olmo3": olmo3, "exaone4": exaone4, "phi3": phi3, "phi4-mini": phi4_mini,
+    "phi4-mini-short": phi4_mini_short, "glm4": glm4,
     "gemma2": gemma2, "gemma3": gemma3, "cohere2": cohere2, "granite4": granite4, "mistral-small3": mistral_small3,
     "gemma3-images": gemma3_images,
 }

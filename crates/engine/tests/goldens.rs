@@ -53,6 +53,7 @@ checkpoint!(olmo2, "olmo2");
 checkpoint!(olmo3, "olmo3");
 checkpoint!(phi3, "phi3");
 checkpoint!(phi4_mini, "phi4-mini");
+checkpoint!(phi4_mini_short, "phi4-mini-short");
 checkpoint!(qwen2, "qwen2");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
@@ -230,6 +231,7 @@ fn every_testdata_folder_is_compared() {
         "olmo3",
         "phi3",
         "phi4-mini",
+        "phi4-mini-short",
         "qwen2",
         "qwen2.5",
         "qwen3",

@@ -477,7 +477,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 21] = [
+    const FOLDERS: [&str; 22] = [
         "cohere2",
         "exaone4",
         "gemma2",
@@ -496,6 +496,7 @@ mod tests {
         "olmo3",
         "phi3",
         "phi4-mini",
+        "phi4-mini-short",
         "qwen3",
         "seed-oss",
         "smollm3",

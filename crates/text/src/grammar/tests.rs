@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 /// Byte-level tokenizers, and those with byte fallback with and without a normalizer that adds a
 /// space in front.
-const FOLDERS: [&str; 23] = [
+const FOLDERS: [&str; 24] = [
     "cohere2",
     "exaone4",
     "gemma2",
@@ -30,6 +30,7 @@ const FOLDERS: [&str; 23] = [
     "olmo3",
     "phi3",
     "phi4-mini",
+    "phi4-mini-short",
     "qwen2",
     "qwen2.5",
     "qwen3",
