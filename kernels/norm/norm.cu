@@ -1,14 +1,13 @@
 // Root-mean-square normalisation: x[i] * weight[i] / sqrt(mean(x * x) + epsilon); in `norm` also LayerNorm, the same of
 // x - mean(x).
 //
-// `norm` first adds the last layer's output, if there is one, to the residual stream, and
-// normalises a row; `add_rows` adds an output alone; `norm_add` adds a normalised row to the residual stream; `head_norm` normalises
-// each query and key head in place, `projection_norm` all query heads of a row together and all key
-// heads. `round_rows` stores the residual stream as activations, for products that read it without
-// a norm. Bandwidth-bound: `norm` reads 4 + 2 bytes and writes 4 + 2 for each element in bf16,
-// `norm_add` and `add_rows` read 2 + 4 and write 4. A row's sum is made in an order that its width alone
-// decides: each thread adds its eights, THREADS eights apart, then warps by halving, then the
-// warps' sums in order.
+// `norm` first adds the last layer's output, if there is one, to the residual stream, and normalises a row;
+// `add_rows` adds an output alone; `norm_add` adds a normalised row to the residual stream; `head_norm` normalises
+// each query and key head in place, `projection_norm` all query heads of a row together and all key heads.
+// `round_rows` stores the residual stream as activations, for products that read it without a norm. Bandwidth-bound:
+// `norm` reads 4 + 2 bytes and writes 4 + 2 for each element in bf16, `norm_add` and `add_rows` read 2 + 4 and write
+// 4. A row's sum is made in an order that its width alone decides: each thread adds its eights, THREADS eights apart,
+// then warps by halving, then the warps' sums in order.
 #include "stored.cuh"
 
 struct NormArgs {

@@ -59,7 +59,7 @@ pub struct CpuKernels {
 /// A cap of numbers, `cap · tanh(x / cap)`, that come and go multiplied by a scale.
 #[derive(Clone, Copy, Debug)]
 pub struct SoftCap {
-    /// The cap, scaled.
+    /// Largest magnitude of a result: the cap times the scale.
     limit: f32,
     /// `2 · log2(e) / limit`.
     exponent: f32,

@@ -79,7 +79,8 @@ pub(crate) fn row_order(
     Some((0..turned).flat_map(of_head).chain(values).collect())
 }
 
-/// Accepts a checkpoint whose rows can be put in order: those of quantised matrices cannot be moved.
+/// Accepts a checkpoint whose rows can be put in order: those of quantised matrices cannot be
+/// moved.
 ///
 /// # Errors
 /// The first quantised matrix whose rows need another order.

@@ -198,8 +198,8 @@ impl<O: Ops> ForwardPass<'_, O> {
         }
     }
 
-    /// Adds a mixer's output and the MLP's to the residual stream, but for the last one of the layer,
-    /// see [`ForwardPass::add_output`].
+    /// Adds a mixer's output and the MLP's to the residual stream, but for the last one of the
+    /// layer, see [`ForwardPass::add_output`].
     fn outputs(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         match self.weights.spec.layers[index].order {
             PartOrder::Sequential => {

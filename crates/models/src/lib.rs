@@ -36,4 +36,4 @@ pub use spec::{
 };
 pub use spelling::NameSpelling;
 pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};
-pub use wrapper::Wrapper;
+pub use wrapper::{Wrapper, wrappers};

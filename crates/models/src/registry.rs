@@ -20,6 +20,8 @@ use crate::wrapper::{self, TEXT_CONFIG, Wrapper};
 pub struct Family {
     /// Name of the family, as config.json's `model_type` has it.
     pub name: &'static str,
+    /// Published models, for people.
+    pub models: &'static str,
     /// Classes, as config.json's `architectures` has them.
     pub classes: &'static [&'static str],
     /// Reads the description of the model from its config.json.
@@ -160,7 +162,7 @@ impl<'a> NamedModel<'a> {
 
 fn wrapper(fields: &ConfigFields) -> Result<Option<&'static Wrapper>, ConfigError> {
     let named = NamedModel::read(fields)?;
-    let found = wrapper::all().find(|wrapper| named.is(&[wrapper.class], wrapper.name));
+    let found = wrapper::wrappers().find(|wrapper| named.is(&[wrapper.class], wrapper.name));
     if let Some(wrapper) = found {
         named.check(fields, wrapper.class, wrapper.name)?;
     }
@@ -176,7 +178,7 @@ fn family(fields: &ConfigFields) -> Result<&'static Family, ConfigError> {
     }
     let classes = families().flat_map(|family| family.classes).copied();
     let supported: Vec<&str> = classes
-        .chain(wrapper::all().map(|each| each.class))
+        .chain(wrapper::wrappers().map(|each| each.class))
         .collect();
     let supported = supported.join(", ");
     let (field, is) = match (named.classes.first(), named.model_type) {

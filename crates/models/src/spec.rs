@@ -84,7 +84,7 @@ pub struct NormSpec {
     pub weight: NormWeight,
 }
 
-/// Formulas of norms.
+/// Statistics of a row that a norm divides by, or subtracts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormFormula {
     /// `x[i] · weight[i] / sqrt(mean(x²) + epsilon)` (Zhang and Sennrich 2019).

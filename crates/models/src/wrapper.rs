@@ -4,7 +4,7 @@
 //! Never: describes the part that reads images; its tensors and keys are known and not used.
 
 use crate::error::ConfigError;
-use crate::families::wrappers;
+use crate::families;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::spec::ModelSpec;
@@ -19,6 +19,8 @@ pub(crate) const TEXT_CONFIG: &str = "text_config";
 pub struct Wrapper {
     /// Name of the class's models, as config.json's `model_type` has it.
     pub name: &'static str,
+    /// Published models, for people.
+    pub models: &'static str,
     /// The class, as config.json's `architectures` has it.
     pub class: &'static str,
     /// Families that the text part may be of.
@@ -31,10 +33,10 @@ pub struct Wrapper {
     pub(crate) other_keys: &'static [&'static str],
 }
 
-static WRAPPERS: [&Wrapper; 2] = [&wrappers::GEMMA3, &wrappers::MISTRAL3];
+static WRAPPERS: [&Wrapper; 2] = [&families::wrappers::GEMMA3, &families::wrappers::MISTRAL3];
 
 /// Every wrapper, in the order in which errors list them.
-pub(crate) fn all() -> impl Iterator<Item = &'static Wrapper> {
+pub fn wrappers() -> impl Iterator<Item = &'static Wrapper> {
     WRAPPERS.into_iter()
 }
 

@@ -23,7 +23,7 @@ pub struct RotaryTable<'a> {
 /// Normalisation of a row `x`.
 #[derive(Debug)]
 pub struct Norm<'a, V> {
-    /// Formula.
+    /// Root mean square, or LayerNorm.
     pub formula: NormFormula,
     /// Shape: `(width)`, one weight per element.
     pub weight: &'a V,
@@ -31,8 +31,8 @@ pub struct Norm<'a, V> {
     pub epsilon: f32,
 }
 
-/// Root-mean-square normalisation of queries and keys, before rotation. As many elements are normalised together as
-/// the weight has: those of a head, or those of all heads.
+/// Root-mean-square normalisation of queries and keys, before rotation. As many elements are
+/// normalised together as the weight has: those of a head, or those of all heads.
 #[derive(Debug)]
 pub struct QkNorms<'a, V> {
     /// `(head_dim)`, the same for every query head, or `(query_heads × head_dim)`.
@@ -60,7 +60,7 @@ pub struct Attention {
 /// The head, which computes logits.
 #[derive(Debug)]
 pub struct Head<'a, M> {
-    /// Weights `(vocab, in)`.
+    /// Embedding of every token as a product has it, `(vocab, in)`.
     pub matrix: &'a M,
     /// Cap of the logits: `cap · tanh(logit / cap)`.
     pub soft_cap: Option<f32>,

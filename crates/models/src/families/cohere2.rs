@@ -14,12 +14,13 @@ use serde_json::{Value, json};
 
 pub(crate) static FAMILY: Family = Family {
     name: "cohere2",
+    models: "Command R7B, Command A",
     classes: &["Cohere2ForCausalLM"],
     spec,
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
-    // Published files state them; each names the only form that the class has, or a way to split it.
+    // A way to split the embedding among devices.
     unused_keys: &["use_parallel_embedding"],
 };
 

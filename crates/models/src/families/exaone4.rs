@@ -12,6 +12,7 @@ use crate::spec::{AttentionBiases, ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "exaone4",
+    models: "EXAONE 4",
     classes: &["Exaone4ForCausalLM"],
     spec,
     tensors: names::LLAMA,

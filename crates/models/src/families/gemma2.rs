@@ -12,6 +12,7 @@ use crate::spec::{Activation, ModelSpec, NormWeight, Scalars};
 
 pub(crate) static FAMILY: Family = Family {
     name: "gemma2",
+    models: "Gemma 2",
     classes: &["Gemma2ForCausalLM"],
     spec,
     tensors: &[

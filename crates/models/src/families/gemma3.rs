@@ -12,6 +12,7 @@ use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "gemma3_text",
+    models: "Gemma 3 without images (1B, 270M)",
     classes: &["Gemma3ForCausalLM"],
     spec,
     tensors: &[

@@ -13,6 +13,7 @@ use crate::spec::{AttentionBiases, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "glm4",
+    models: "GLM-4 of April 2025 (9B, 32B)",
     classes: &["Glm4ForCausalLM"],
     spec,
     tensors: &[

@@ -9,6 +9,7 @@ use crate::spec::{ModelSpec, Scalars};
 
 pub(crate) static FAMILY: Family = Family {
     name: "granite",
+    models: "Granite 3",
     classes: &["GraniteForCausalLM"],
     spec,
     tensors: names::LLAMA,

@@ -11,6 +11,7 @@ use crate::spec::ModelSpec;
 
 pub(crate) static FAMILY: Family = Family {
     name: "granitemoehybrid",
+    models: "Granite 4 without experts and states (micro, 350M, 1B)",
     classes: &["GraniteMoeHybridForCausalLM"],
     spec,
     tensors: &[

@@ -9,6 +9,7 @@ use crate::spec::ModelSpec;
 
 pub(crate) static FAMILY: Family = Family {
     name: "llama",
+    models: "Llama 2, Llama 3.x",
     classes: &["LlamaForCausalLM"],
     spec,
     tensors: names::LLAMA,

@@ -10,6 +10,7 @@ use crate::spec::{AttentionBiases, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "ministral3",
+    models: "Ministral 3",
     classes: &["Ministral3ForCausalLM"],
     spec,
     tensors: names::LLAMA,

@@ -9,6 +9,7 @@ use crate::spec::{AttentionBiases, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "mistral",
+    models: "Mistral 7B and its finetunes",
     classes: &["MistralForCausalLM"],
     spec,
     tensors: names::LLAMA,

@@ -27,5 +27,3 @@ pub(crate) mod wrappers;
 
 #[cfg(test)]
 mod published;
-#[cfg(test)]
-mod spellings;

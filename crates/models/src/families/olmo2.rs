@@ -12,6 +12,7 @@ use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "olmo2",
+    models: "OLMo 2",
     classes: &["Olmo2ForCausalLM"],
     spec,
     tensors: names::LLAMA,

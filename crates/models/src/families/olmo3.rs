@@ -12,6 +12,7 @@ use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "olmo3",
+    models: "OLMo 3",
     classes: &["Olmo3ForCausalLM"],
     spec,
     tensors: names::LLAMA,

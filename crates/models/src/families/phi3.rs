@@ -11,6 +11,7 @@ use crate::spec::{AttentionBiases, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "phi3",
+    models: "Phi-3, Phi-4, Phi-4-mini",
     classes: &["Phi3ForCausalLM"],
     spec,
     tensors: &[

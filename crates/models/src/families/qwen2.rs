@@ -9,6 +9,7 @@ use crate::spec::{AttentionBiases, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "qwen2",
+    models: "Qwen2, Qwen2.5",
     classes: &["Qwen2ForCausalLM"],
     spec,
     tensors: names::LLAMA,

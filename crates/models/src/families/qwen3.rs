@@ -9,6 +9,7 @@ use crate::spec::{ModelSpec, QkNormScope};
 
 pub(crate) static FAMILY: Family = Family {
     name: "qwen3",
+    models: "Qwen3, dense",
     classes: &["Qwen3ForCausalLM"],
     spec,
     tensors: names::LLAMA,

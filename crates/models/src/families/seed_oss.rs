@@ -9,6 +9,7 @@ use crate::spec::{AttentionBiases, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "seed_oss",
+    models: "Seed-OSS",
     classes: &["SeedOssForCausalLM"],
     spec,
     tensors: names::LLAMA,

@@ -10,6 +10,7 @@ use crate::spec::ModelSpec;
 
 pub(crate) static FAMILY: Family = Family {
     name: "smollm3",
+    models: "SmolLM3",
     classes: &["SmolLM3ForCausalLM"],
     spec,
     tensors: names::LLAMA,

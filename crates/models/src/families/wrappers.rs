@@ -33,6 +33,7 @@ const IMAGE_TENSORS: &[&str] = &[
 
 pub(crate) static GEMMA3: Wrapper = Wrapper {
     name: "gemma3",
+    models: "Gemma 3 with images (4B, 12B, 27B), its text part",
     class: "Gemma3ForConditionalGeneration",
     families: &[&gemma3::FAMILY],
     spellings: &SPELLINGS,
@@ -50,6 +51,7 @@ pub(crate) static GEMMA3: Wrapper = Wrapper {
 
 pub(crate) static MISTRAL3: Wrapper = Wrapper {
     name: "mistral3",
+    models: "Mistral Small 3.1 and 3.2, Ministral 3 with images, their text part",
     class: "Mistral3ForConditionalGeneration",
     families: &[&ministral3::FAMILY, &mistral::FAMILY],
     spellings: &SPELLINGS,

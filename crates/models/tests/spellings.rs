@@ -1,10 +1,7 @@
 //! Both spellings of each golden checkpoint's config.json: its own, and that which transformers 5
 //! saves after it read it (`testdata/spellings`, made by `scripts/models/spellings.py`).
 
-use crate::error::ConfigError;
-use crate::fields::ConfigFields;
-use crate::registry::{families, read_model};
-use crate::spec::ModelSpec;
+use cleave_models::{ConfigError, ConfigFields, DescribedModel, ModelSpec, families, read_model};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +12,7 @@ fn testdata() -> PathBuf {
 }
 
 /// Names of all golden checkpoints.
-fn folders() -> Vec<String> {
+pub(crate) fn folders() -> Vec<String> {
     let entries = fs::read_dir(testdata()).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     let golden = paths.filter(|path| path.join("goldens.json").exists());
@@ -26,16 +23,21 @@ fn folders() -> Vec<String> {
     names
 }
 
-fn object(file: &Path) -> Map<String, Value> {
+pub(crate) fn object(file: &Path) -> Map<String, Value> {
     let text = fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     serde_json::from_slice(&text).unwrap()
 }
 
-/// Reads a description. One without `tie_word_embeddings` becomes that of a class that ties them.
-fn read(name: &str, config: Map<String, Value>) -> ModelSpec {
+/// Reads a config.json of this name.
+pub(crate) fn described(name: &str, config: Map<String, Value>) -> DescribedModel {
     let fields = ConfigFields::new(Path::new("config.json"), config);
     let read = read_model(&fields, |_| Ok::<_, ConfigError>(()));
-    let (model, ()) = read.unwrap_or_else(|error| panic!("{name}: {error}"));
+    read.unwrap_or_else(|error| panic!("{name}: {error}")).0
+}
+
+/// Reads a description. One without `tie_word_embeddings` becomes that of a class that ties them.
+fn read(name: &str, config: Map<String, Value>) -> ModelSpec {
+    let model = described(name, config);
     ModelSpec {
         tied: Some(model.spec.tied.unwrap_or(true)),
         ..model.spec
