@@ -65,17 +65,17 @@ fn messages_that_open_a_stream_keep_their_bytes() {
     let (me, from, key) = (worker(), worker(), 11);
     assert_bytes(
         &LinkMessage::Hello(hello()),
-        "1 434c564b08000304000080200166",
+        "1 434c564b09000304000080200166",
     );
     assert_bytes(
         &LinkMessage::HelloRdma(hello()),
-        "24 434c564b08000304000080200166",
+        "24 434c564b09000304000080200166",
     );
     assert_bytes(
         &LinkMessage::Reject("no".to_owned()),
-        "3 434c564b0800026e6f",
+        "3 434c564b0900026e6f",
     );
-    assert_bytes(&LinkMessage::Join { from, key }, "12 434c564b080003040b");
+    assert_bytes(&LinkMessage::Join { from, key }, "12 434c564b090003040b");
     let (credit, frame_bytes) = (12, 13);
     let welcome = LinkMessage::Welcome {
         me,
@@ -83,7 +83,7 @@ fn messages_that_open_a_stream_keep_their_bytes() {
         key,
         frame_bytes,
     };
-    assert_bytes(&welcome, "2 434c564b080003040c0b0d");
+    assert_bytes(&welcome, "2 434c564b090003040c0b0d");
 }
 
 #[test]
