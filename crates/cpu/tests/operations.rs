@@ -323,6 +323,29 @@ fn logits_are_capped() {
 }
 
 #[test]
+fn a_cap_hides_no_number_that_is_not_finite() {
+    for isa in available() {
+        let options = options(Precision::F32, isa, 2);
+        let mut ops = CpuOps::new(&options).unwrap();
+        let values = [vec![f32::NAN], vec![1.0; 17], vec![f32::INFINITY]].concat();
+        let stored = StoredTensor::from_f32("head", values.len(), 1, &values);
+        let matrix = CpuWeightLoader::new(&options).head(&stored).unwrap();
+        let x = filled(&ops, 1, &[1.0]);
+        let head = Head {
+            matrix: &matrix,
+            soft_cap: Some(30.0),
+        };
+        let mut out = vec![0.0; values.len()];
+        ops.logits(head, 1, &x, &mut out).unwrap();
+        let finite = out.iter().map(|logit| logit.is_finite());
+        assert!(
+            finite.eq(values.iter().map(|value| value.is_finite())),
+            "{isa:?}"
+        );
+    }
+}
+
+#[test]
 fn norms_and_gates_follow_their_formulas() {
     for isa in available() {
         for width in [1, 15, 16, 48, 100, 2048] {

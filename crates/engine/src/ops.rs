@@ -505,7 +505,7 @@ pub trait Ops: Send {
         Err(cannot_draw())
     }
 
-    /// Calls `body` so many times, beside each other on threads of the host where that is worth it,
+    /// Calls `body` `calls` times, beside each other on threads of the host where that is worth it,
     /// and returns when all calls have: for work on tokens that no device does. The default starts
     /// threads.
     fn share_on_host(&mut self, calls: usize, body: &(dyn Fn() + Sync)) {

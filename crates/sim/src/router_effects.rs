@@ -132,7 +132,7 @@ impl ChaosRun<'_> {
         for output in outputs {
             let process = &self.routers[router];
             let is_served = process.readiness == RouterReadiness::Ready && process.brain.answers();
-            // A new flight may take the place of one in the queue, which ends for a reason of its own.
+            // A new flight may take the place of one in the queue, which ends for its own reason.
             if is_served && submitted.is_some_and(|id| refuses_for_no_worker(&output, id)) {
                 return Err(format!(
                     "r{:x} is ready, its workers answer, and it refuses a request for want of them",

@@ -9,7 +9,7 @@ use crate::outcome::{HandoffLoss, failure_name, refusal_name};
 use crate::overhead::RouterOverhead;
 use crate::series_table::{begin, series_table};
 use crate::trace::{AttemptChange, log_ids};
-use cleave_domain::{Ending, Role};
+use cleave_domain::{Ending, Failure, Role};
 use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -51,7 +51,7 @@ series_table! {
     flights_waiting: Gauge, "cleave_flights_waiting",
         "Flights that wait to be placed";
     ended: Family<RouterKindLabels, Counter>, "cleave_flights_ended",
-        "Flights that ended: done, refused, cancelled or failed";
+        "Flights that ended: done, refused, cancelled, failed, or invalid (their constraint cannot be enforced)";
     cancel_seconds: HistogramFamily<CancelStageLabels> = histograms(), "cleave_cancel_to_free_seconds",
         "Time from a client's departure until all blocks of its flight are free in both pools, by stage";
     workers: Family<WorkerRoleLabels, Gauge>, "cleave_workers",
@@ -120,7 +120,7 @@ impl RouterMeters {
             MoveReason::MemoryPressure,
         ];
         let pauses = [AttemptChange::Resumed, AttemptChange::Migrated];
-        let endings = ["done", "refused", "cancelled", "failed"];
+        let endings = ["done", "refused", "cancelled", "failed", "invalid"];
         begin(&series.ended, endings.map(kind));
         begin(&series.placed, ["disaggregated", "aggregated"].map(kind));
         begin(&series.moves, moves.map(move_reason_name).map(kind));
@@ -263,6 +263,7 @@ impl RouterMeters {
             Ending::Done { .. } => "done",
             Ending::Refused(_) => "refused",
             Ending::Cancelled => "cancelled",
+            Ending::Failed(Failure::Constraint(_)) => "invalid",
             Ending::Failed(_) => "failed",
         };
         self.series

@@ -12,7 +12,7 @@ use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{RequestVerdict, failure_name, refusal_name};
 use crate::series_table::{begin, series_table};
 use cleave_domain::{
-    Ending, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
+    Ending, Failure, Refusal, RequestStage, RequestStageTimes, SloMetric, SloPolicy, SloVerdict,
 };
 use cleave_router::{
     DecisionOutcome, PlacementDecision, PlacementReason, RequestForecast, RouterNote,
@@ -68,7 +68,7 @@ series_table! {
 
     requests: Family<SloVerdictLabels, Counter>, "cleave_slo_requests",
         "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
-         exceeded its forecast most), refused, failed, cancelled; only good ones count for goodput";
+         exceeded its forecast most), refused, failed, invalid, cancelled; only good ones count for goodput";
     downgrades: Family<SloClassLabels, Counter>, "cleave_slo_downgrades",
         "Sequences moved to this class because the targets of their own could not be met";
     goodput: Family<SloClassLabels, FloatGauge>, "cleave_goodput_requests_per_second",
@@ -258,6 +258,9 @@ impl SloMeters {
         // did.
         let (verdict, reason) = match (verdict, ending) {
             (_, Ending::Refused(refusal)) => ("refused", refusal_name(refusal)),
+            (_, Ending::Failed(failure @ Failure::Constraint(_))) => {
+                ("invalid", failure_name(failure))
+            }
             (_, Ending::Failed(failure)) => ("failed", failure_name(failure)),
             (SloVerdict::Cancelled, _) => ("cancelled", "client_left"),
             (SloVerdict::Refused, _) => ("refused", OTHER),
@@ -407,7 +410,7 @@ fn place_reason(reason: PlacementReason) -> &'static str {
 mod tests {
     use super::*;
     use crate::Telemetry;
-    use cleave_domain::{Failure, FinishReason, FlightId, Refusal, SloClass, WorkerRef};
+    use cleave_domain::{FinishReason, FlightId, SloClass, WorkerRef};
     use cleave_router::RoleCounts;
 
     const DONE: Ending = Ending::Done {
@@ -526,6 +529,8 @@ mod tests {
             SloVerdict::Good,
             &Ending::Failed(Failure::WorkerLost),
         );
+        let constraint = Failure::Constraint("it is too complex".into());
+        fixture.end_flight("slow", SloVerdict::Failed, &Ending::Failed(constraint));
         fixture.telemetry.slo.turned_away("slow", &late);
         let line = |class: &str, verdict: &str, reason: &str| {
             format!(
@@ -540,6 +545,7 @@ mod tests {
             line("slow", "cancelled", "client_left"),
             line("slow", "good", "met"),
             line("slow", "failed", "worker_lost"),
+            line("slow", "invalid", "constraint"),
             line("slow", "refused", "slo_tpot_unreachable"),
         ];
         fixture.assert_shown(&lines.each_ref().map(String::as_str));

@@ -387,6 +387,11 @@ async fn a_broken_stream_ends_with_a_failed_response() {
     for (ending, code, wait) in [
         (Ending::Failed(Failure::WorkerLost), "server_error", ""),
         (
+            Ending::Failed(Failure::Constraint("it is too complex".into())),
+            "invalid_prompt",
+            "it is too complex.",
+        ),
+        (
             Ending::Refused(Refusal::QueueFull { retry_after }),
             "rate_limit_exceeded",
             "Try again in 7.5 s.",

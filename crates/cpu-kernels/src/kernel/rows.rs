@@ -127,7 +127,9 @@ pub(super) fn capped<S: Simd>(s: S, x: S::V, cap: SoftCap) -> S::V {
     // tanh(y) = 1 − 2 / (exp(2y) + 1).
     let exp = s.exp2(s.mul(x, s.splat(cap.exponent)));
     let rest = s.div(s.splat(-2.0 * cap.limit), s.add(exp, s.splat(1.0)));
-    s.add(rest, s.splat(cap.limit))
+    let capped = s.add(rest, s.splat(cap.limit));
+    // The exponential of NaN is a number: the cap would hide that a logit is none.
+    s.add(capped, s.sub(x, x))
 }
 
 /// Caps a row in place.

@@ -1,7 +1,7 @@
 //! Threads of the host that share its part of a step: masks and draws.
 //!
 //! Owns: how many threads are worth their start.
-//! Never: knows the work, which decides itself who does which part.
+//! Never: knows the work: each call takes the next part of it.
 
 use std::sync::LazyLock;
 use std::thread;
@@ -20,7 +20,7 @@ pub(super) fn threads_max() -> usize {
     THREADS_MAX.min(*CORES)
 }
 
-/// Calls `body` so many times, on threads that it starts if there are enough calls, and returns
+/// Calls `body` `calls` times, on threads that it starts if there are enough calls, and returns
 /// when all calls have.
 pub(super) fn share_by_new_threads(calls: usize, body: &(dyn Fn() + Sync)) {
     let threads = (calls / CALLS_PER_THREAD).clamp(1, threads_max());

@@ -102,7 +102,8 @@ mod tests {
         assert_eq!(whole, merged);
     }
 
-    /// Both sides compute it, which may be of two builds; the value was computed by another program.
+    /// Both sides compute it, which may be of two builds. The value was computed by another
+    /// program.
     #[test]
     fn a_frame_has_the_same_digest_in_every_build() {
         assert_eq!(fold(&[(part(3, 16), 5)]).value(), 0x87b1_95b0_8218_168f);

@@ -493,7 +493,11 @@ fn error_object(error: &ApiError) -> Value {
         return json!({"code": "rate_limit_exceeded", "message": message});
     }
     let known = code.filter(|code| *code == "context_length_exceeded");
-    let code = known.unwrap_or("server_error");
+    let code = known.unwrap_or(if error.status().is_client_error() {
+        "invalid_prompt"
+    } else {
+        "server_error"
+    });
     json!({"code": code, "message": message})
 }
 
