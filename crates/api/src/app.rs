@@ -11,6 +11,7 @@ use crate::constraint_check::ConstraintChecks;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
+use crate::input_turns::InputTurns;
 use crate::memory_budget::{SharedMemoryBudget, TemplateMemory, units};
 use crate::metrics::HttpMetrics;
 use crate::quota::Quotas;
@@ -33,12 +34,6 @@ use tokio::time::Instant;
 /// Limit of requests that wait for the first worker. Each holds its body and its reservation, so
 /// the limit equals the default length of the router's queue.
 const FIRST_WORKER_WAITS_MAX: u32 = 1024;
-/// Inputs above which a request for vectors waits for its turn. Smaller ones do not wait behind
-/// it.
-const SMALL_INPUTS_MAX: usize = 64;
-/// Limit of the inputs of all larger requests at a time: the default length of the router's queue,
-/// so that one which fits into an empty queue is not refused because of another.
-const INPUTS_AT_ONCE_MAX: u32 = 1024;
 /// Interval at which a request that waits for a worker checks the readiness again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 /// Time limit of the wait for the capacity of the first worker. It joins right after its model is
@@ -63,8 +58,7 @@ pub struct ApiOptions {
     pub template_memory_bytes: usize,
     /// Memory for the vectors of all requests that are being answered, in bytes; 4 for each number.
     pub vector_memory_bytes: usize,
-    /// Time limit of a request with many inputs that waits for others, as of one in the router's
-    /// queue.
+    /// Time limit of a request for vectors that waits for others, as of one in the router's queue.
     pub queue_wait_max: Duration,
     /// Time limit for the arrival of a whole body.
     pub body_wait_max: Duration,
@@ -153,7 +147,7 @@ struct AppState {
     bodies: BodyMemory,
     templates: TemplateMemory,
     vectors: SharedMemoryBudget,
-    input_turns: Arc<Semaphore>,
+    input_turns: InputTurns,
     long_body_turns: Arc<Semaphore>,
     short_rendering_turns: Arc<Semaphore>,
     quotas: Quotas,
@@ -182,7 +176,7 @@ impl App {
             bodies: BodyMemory::new(options.body_memory_bytes, options.body_bytes_max),
             templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
             vectors: SharedMemoryBudget::new(units(options.vector_memory_bytes)),
-            input_turns: Arc::new(Semaphore::new(INPUTS_AT_ONCE_MAX as usize)),
+            input_turns: InputTurns::new(),
             grace_ends: Instant::now() + options.startup_grace,
             options,
             model: watch::Sender::new(None),
@@ -345,25 +339,20 @@ impl App {
         }
     }
 
-    /// Waits for the turn of a request for vectors with many inputs, until its permit is dropped.
+    /// Waits for the turn of a request for vectors, until its permit is dropped.
     ///
     /// # Errors
-    /// 429 after [`ApiOptions::queue_wait_max`].
+    /// 429 after [`ApiOptions::queue_wait_max`], or if too many requests wait.
     pub(crate) async fn wait_for_turn(
         &self,
         ask: &GenerateRequest,
     ) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        let inputs = ask.prompts.len();
-        if ask.pooling.is_none() || inputs <= SMALL_INPUTS_MAX {
+        if ask.pooling.is_none() {
             return Ok(None);
         }
-        let inputs = u32::try_from(inputs).unwrap_or(u32::MAX);
-        let turns = Arc::clone(&self.shared.input_turns);
-        let turn = turns.acquire_many_owned(inputs.min(INPUTS_AT_ONCE_MAX));
-        let waited = tokio::time::timeout(self.options().queue_wait_max, turn).await;
-        let retry_after = crate::error::RETRY_AFTER;
-        let full = || ApiError::from(&Refusal::QueueFull { retry_after });
-        waited.ok().and_then(Result::ok).map(Some).ok_or_else(full)
+        let wait_max = self.options().queue_wait_max;
+        let turns = &self.shared.input_turns;
+        turns.wait(ask.prompts.len(), wait_max).await.map(Some)
     }
 
     /// Reserves memory for the vectors of a request, until its answer was sent.

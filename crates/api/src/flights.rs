@@ -2,20 +2,21 @@
 //!
 //! Owns: waiting for the next event of any of them. Never: formats JSON. Invariant: dropping it
 //! cancels every flight that has not ended; a flight whose text reached a stop string is cancelled
-//! at once.
+//! at once; of an answer of vectors at most a window of flights is open.
 
 use crate::choice::AnswerChoice;
 use crate::error::ApiError;
 use crate::frontend::{FlightEvent, FlightStream, Frontend, StopSignal, SubmissionContext};
+use crate::input_turns::INPUT_WINDOW;
 use crate::metrics::RequestMeter;
 use crate::output_piece::OutputPieces;
 use crate::quota::QuotaPermit;
 use crate::request::GenerateRequest;
 use crate::timing::SequenceTiming;
-use cleave_domain::{Ending, RequestSlo};
+use cleave_domain::{Ending, Request, RequestSlo};
 use cleave_text::ModelText;
 use futures::StreamExt;
-use futures::stream::{self, AbortHandle, Abortable, BoxStream, SelectAll};
+use futures::stream::{self, AbortHandle, AbortRegistration, Abortable, BoxStream};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -38,7 +39,25 @@ pub(crate) struct AnswerFlights {
 enum FlightEvents {
     One(Abortable<FlightStream>),
     /// Events with the index of the sequence; `None` marks the end of its stream.
-    Many(SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>>),
+    Many(BoxStream<'static, (usize, Option<FlightEvent>)>),
+}
+
+/// A sequence that was not submitted yet.
+struct FlightSubmission {
+    request: Request,
+    caller: SubmissionContext,
+    abort: AbortRegistration,
+}
+
+impl FlightSubmission {
+    fn submit(self, frontend: &dyn Frontend) -> Abortable<FlightStream> {
+        let Self {
+            request,
+            caller,
+            abort,
+        } = self;
+        Abortable::new(frontend.submit_for(request, caller), abort)
+    }
 }
 
 impl FlightEvents {
@@ -62,7 +81,7 @@ pub(crate) struct TokenCounts {
 
 impl AnswerFlights {
     pub(crate) fn start(
-        frontend: &dyn Frontend,
+        frontend: Arc<dyn Frontend>,
         ask: &GenerateRequest,
         model: &Arc<ModelText>,
         slos: &[RequestSlo],
@@ -71,22 +90,29 @@ impl AnswerFlights {
     ) -> Self {
         meter.observe_read_time();
         let submitted = Instant::now();
-        let (mut flights, mut aborts) = (Vec::new(), Vec::new());
+        let (mut submissions, mut aborts) = (Vec::new(), Vec::new());
         let (request_id, trace) = meter.ids();
         for request in ask.requests(slos) {
             let stop_signal = StopSignal::default();
+            let (handle, abort) = AbortHandle::new_pair();
             let caller = SubmissionContext {
                 stop_signal: stop_signal.clone(),
                 request_id: Arc::clone(&request_id),
                 trace,
             };
-            let (flight, abort) = stream::abortable(frontend.submit_for(request, caller));
-            flights.push(flight);
-            aborts.push((stop_signal, abort));
+            submissions.push(FlightSubmission {
+                request,
+                caller,
+                abort,
+            });
+            aborts.push((stop_signal, handle));
         }
-        let events = match flights.len() {
-            1 => FlightEvents::One(flights.remove(0)),
-            _ => FlightEvents::Many(merge_streams(flights)),
+        let events = if submissions.len() == 1 {
+            FlightEvents::One(submissions.remove(0).submit(&*frontend))
+        } else if ask.pooling.is_some() {
+            FlightEvents::Many(submit_in_window(submissions, frontend))
+        } else {
+            FlightEvents::Many(submit_at_once(submissions, &*frontend))
         };
         let choices_per_prompt = ask.choices as usize;
         let prompts = ask.prompts.iter();
@@ -147,7 +173,7 @@ impl AnswerFlights {
 
     /// Ends the answer with an error and cancels the flights that still run.
     pub(crate) fn end_with_error(&mut self, error: &ApiError) {
-        self.events = FlightEvents::Many(SelectAll::new());
+        self.events = FlightEvents::Many(stream::empty().boxed());
         self.meter.failed(error);
         if let Some(permit) = self.permit.as_ref().filter(|_| error.is_refusal()) {
             permit.refund_prompt();
@@ -225,12 +251,32 @@ impl AnswerFlights {
     }
 }
 
-fn merge_streams(
-    flights: Vec<Abortable<FlightStream>>,
-) -> SelectAll<BoxStream<'static, (usize, Option<FlightEvent>)>> {
-    let flights = flights.into_iter().enumerate().map(|(index, flight)| {
-        let events_then_end = flight.map(Some).chain(stream::iter([None]));
-        events_then_end.map(move |event| (index, event)).boxed()
-    });
-    stream::select_all(flights)
+/// Submits all sequences, and merges their events.
+fn submit_at_once(
+    submissions: Vec<FlightSubmission>,
+    frontend: &dyn Frontend,
+) -> BoxStream<'static, (usize, Option<FlightEvent>)> {
+    let submissions = submissions.into_iter().enumerate();
+    let flights = submissions.map(|(index, next)| indexed_events(index, next.submit(frontend)));
+    stream::select_all(flights).boxed()
+}
+
+/// Submits a window of sequences, and the next one whenever the stream of one has ended: all of
+/// them at once would fill the router's queue, in which each has a time limit.
+fn submit_in_window(
+    submissions: Vec<FlightSubmission>,
+    frontend: Arc<dyn Frontend>,
+) -> BoxStream<'static, (usize, Option<FlightEvent>)> {
+    let submissions = stream::iter(submissions).enumerate();
+    let flights =
+        submissions.map(move |(index, next)| indexed_events(index, next.submit(&*frontend)));
+    flights.flatten_unordered(INPUT_WINDOW).boxed()
+}
+
+fn indexed_events(
+    index: usize,
+    flight: Abortable<FlightStream>,
+) -> BoxStream<'static, (usize, Option<FlightEvent>)> {
+    let events_then_end = flight.map(Some).chain(stream::iter([None]));
+    events_then_end.map(move |event| (index, event)).boxed()
 }

@@ -59,7 +59,8 @@ pub(crate) async fn generate(
     app.metrics().count_warnings(&ask.warnings);
     let head = AnswerHead::new(request_id, model.clone(), &ask);
     let permit = caller.permit();
-    let mut flights = AnswerFlights::start(app.frontend(), &ask, &model, &slos, meter, permit);
+    let frontend = app.frontend_shared();
+    let mut flights = AnswerFlights::start(frontend, &ask, &model, &slos, meter, permit);
     match ask.delivery {
         ResponseMode::Whole => {
             let first = require_first(flights.next().await)?;

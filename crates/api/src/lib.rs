@@ -21,6 +21,7 @@ mod frontend;
 pub mod fuzzing;
 mod gate;
 mod generate;
+mod input_turns;
 mod memory_budget;
 mod metric_registry;
 mod metrics;

@@ -1,14 +1,17 @@
 //! Embeddings, rankings and scores.
 
 use crate::scripted_server::{
-    TestServer, done, files, next_chunk, options, post, respond, send, server, server_with,
+    HttpAnswer, TestServer, done, ended, files, next_chunk, options, post, respond, send, server,
+    server_with, vector_event,
 };
 use cleave_api::{ApiOptions, ServingReadiness};
-use cleave_domain::{FinishReason, Pooling, Refusal, SloMetric};
+use cleave_domain::{Ending, Failure, FinishReason, Pooling, Refusal, SloMetric};
 use cleave_text::{EmbedTask, ModelTask, RerankTask, SpecialTokens};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 
@@ -182,40 +185,119 @@ async fn a_side_of_a_pair_has_one_name() {
     }
 }
 
-#[tokio::test]
-async fn requests_of_many_inputs_take_turns() {
-    let set = embedder();
-    let submitted_count = || set.frontend.submitted.lock().unwrap().len();
-    let begin = || {
-        let body = json!({"input": vec!["x"; 600]});
-        tokio::spawn(send(set.router.clone(), post(EMBEDDINGS, body.to_string())))
-    };
-    let live = set.script_live();
-    (0..599).for_each(|_| set.script_vector(&[1.0, 0.0]));
-    let first = begin();
-    while submitted_count() < 600 {
+/// Inputs that one request has in the router at a time.
+const WINDOW: usize = 64;
+
+/// Begins a request of this many inputs.
+fn begin(set: &TestServer, inputs: usize) -> JoinHandle<HttpAnswer> {
+    let body = json!({"input": vec!["x"; inputs], "normalize": false});
+    tokio::spawn(send(set.router.clone(), post(EMBEDDINGS, body.to_string())))
+}
+
+fn submitted_count(set: &TestServer) -> usize {
+    set.frontend.submitted.lock().unwrap().len()
+}
+
+/// The other tasks go on until `open` sequences are in the router.
+async fn until_open(set: &TestServer, open: usize) {
+    while set.open_count() != open {
         tokio::task::yield_now().await;
     }
-    let second = begin();
-    // The other tasks go on until each of them waits.
-    for _ in 0..100 {
+}
+
+/// The other tasks go on until each of them waits.
+async fn until_all_wait() {
+    for _ in 0..200 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(submitted_count(), 600, "the second waits");
-    // A small one waits for none of them.
-    set.script_vector(&[1.0, 0.0]);
-    let small = set.post(EMBEDDINGS, json!({"input": "x"})).await;
-    assert_eq!(small.status, 200);
-    (0..600).for_each(|_| set.script_vector(&[1.0, 0.0]));
-    drop(live);
-    let broken = first.await.unwrap();
-    broken.is_error(500, "stream_broken", None);
-    assert_eq!(second.await.unwrap().status, 200);
-    assert_eq!(submitted_count(), 1201);
+}
+
+/// Lets the worker take sequences, 16 at a step, until every request has its answer.
+async fn answers(set: &TestServer, requests: Vec<JoinHandle<HttpAnswer>>) -> Vec<HttpAnswer> {
+    while !requests.iter().all(JoinHandle::is_finished) {
+        set.frontend.steps.0.add_permits(16);
+        tokio::task::yield_now().await;
+    }
+    let answers = futures::future::join_all(requests).await;
+    answers.into_iter().map(Result::unwrap).collect()
 }
 
 #[tokio::test]
-async fn the_turn_of_many_inputs_comes_in_time_or_is_refused() {
+async fn a_request_has_a_window_of_inputs_in_the_router() {
+    let set = embedder();
+    let mut live: Vec<_> = (0..1024).map(|_| Some(set.script_live())).collect();
+    let request = begin(&set, 1024);
+    until_open(&set, WINDOW).await;
+    // The last input of each window is the first with a vector.
+    for window in (0..1024).step_by(WINDOW) {
+        for index in (window..window + WINDOW).rev() {
+            let sender = live[index].take().unwrap();
+            sender
+                .unbounded_send(vector_event(vec![index as f32]))
+                .unwrap();
+            sender
+                .unbounded_send(ended(done(FinishReason::Length)))
+                .unwrap();
+            drop(sender);
+            let next = window + WINDOW + (window + WINDOW - index);
+            while submitted_count(&set) < next.min(1024) {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(submitted_count(&set), next.min(1024));
+        }
+    }
+    let answer = request.await.unwrap().json();
+    let data = answer["data"].as_array().unwrap();
+    assert_eq!(data.len(), 1024);
+    for (index, entry) in data.iter().enumerate() {
+        assert_eq!(entry["embedding"], json!([index as f32]));
+    }
+    let open_most = set.frontend.open_most.load(Ordering::Relaxed);
+    assert_eq!(open_most as usize, WINDOW);
+}
+
+#[tokio::test]
+async fn requests_for_vectors_never_fill_the_queue() {
+    for (inputs, open_most) in [
+        ([&[1024][..], &[64; 10]].concat(), 64 + 512),
+        (vec![64; 24], 512),
+        (vec![20; 100], 500),
+        (vec![65; 30], 512),
+        (vec![130; 12], 512),
+    ] {
+        let set = embedder();
+        set.script_queued(inputs.iter().sum(), |_| vec![1.0]);
+        let requests = inputs.iter().map(|&inputs| begin(&set, inputs)).collect();
+        until_open(&set, open_most).await;
+        for answer in answers(&set, requests).await {
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+        let most = set.frontend.open_most.load(Ordering::Relaxed) as usize;
+        assert_eq!(most, open_most, "{inputs:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_short_request_waits_for_no_long_one() {
+    let set = embedder();
+    set.script_queued(8 * 64, |_| vec![1.0]);
+    let mut long: Vec<_> = (0..9).map(|_| begin(&set, 65)).collect();
+    until_open(&set, 512).await;
+    until_all_wait().await;
+    assert_eq!(set.open_count(), 512, "the ninth waits");
+    set.script_vector(&[1.0]);
+    let short = set.post(EMBEDDINGS, json!({"input": "x"})).await;
+    assert_eq!(short.status, 200);
+    // A client that leaves gives its turn away.
+    set.script_queued(8 * 65, |_| vec![1.0]);
+    long.swap_remove(0).abort();
+    for answer in answers(&set, long).await {
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_turn_comes_in_time_or_the_request_is_refused() {
     let queue_wait_max = Duration::from_millis(1);
     let set = served_with(
         embed_task(),
@@ -224,17 +306,66 @@ async fn the_turn_of_many_inputs_comes_in_time_or_is_refused() {
             ..options()
         },
     );
-    let _live = set.script_live();
-    (0..599).for_each(|_| set.script_vector(&[1.0, 0.0]));
-    let body = json!({"input": vec!["x"; 600]});
-    let first = post(EMBEDDINGS, body.to_string());
-    let first = tokio::spawn(send(set.router.clone(), first));
-    while set.frontend.submitted.lock().unwrap().len() < 600 {
+    set.script_queued(512, |_| vec![1.0]);
+    let long: Vec<_> = (0..8).map(|_| begin(&set, 600)).collect();
+    until_open(&set, 512).await;
+    let refused = begin(&set, 65).await.unwrap();
+    refused.is_error(429, "queue_full", None);
+    assert_eq!(submitted_count(&set), 512, "nothing of it was started");
+    long.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn an_input_that_fails_ends_the_rest_of_its_request() {
+    let retry_after = Duration::from_secs(2);
+    for (ending, status) in [
+        (Ending::Refused(Refusal::QueueFull { retry_after }), 429),
+        (Ending::Failed(Failure::Engine("broken".to_owned())), 500),
+    ] {
+        let set = embedder();
+        set.script_queued(100, |_| vec![1.0]);
+        set.script_tokens(Vec::new(), ending);
+        set.script_queued(99, |_| vec![1.0]);
+        let answer = answers(&set, vec![begin(&set, 200)]).await.remove(0);
+        assert_eq!(answer.status, status, "{answer:?}");
+        let submitted = submitted_count(&set);
+        assert!((101..101 + WINDOW).contains(&submitted), "{submitted}");
+        assert_eq!(set.open_count(), 0, "the others are cancelled");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_window_and_the_rest() {
+    let set = embedder();
+    set.script_queued(200, |_| vec![1.0]);
+    let request = begin(&set, 200);
+    until_open(&set, WINDOW).await;
+    set.frontend.steps.0.add_permits(10);
+    while submitted_count(&set) < WINDOW + 10 {
         tokio::task::yield_now().await;
     }
-    let refused = set.post(EMBEDDINGS, body).await;
-    refused.is_error(429, "queue_full", None);
-    first.abort();
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+    assert_eq!(set.open_count(), 0);
+    until_all_wait().await;
+    assert_eq!(
+        submitted_count(&set),
+        WINDOW + 10,
+        "nothing more was started"
+    );
+}
+
+#[tokio::test]
+async fn prompts_of_a_completion_start_at_once() {
+    let set = server("qwen3");
+    let live: Vec<_> = (0..100).map(|_| set.script_live()).collect();
+    let body = json!({"prompt": vec!["x"; 100]});
+    let request = post("/v1/completions", body.to_string());
+    let request = tokio::spawn(send(set.router.clone(), request));
+    until_open(&set, 100).await;
+    drop(live);
+    let broken = request.await.unwrap();
+    broken.is_error(500, "stream_broken", None);
 }
 
 #[tokio::test]
@@ -333,7 +464,7 @@ async fn a_refused_flight_refuses_the_whole_request() {
         predicted: Duration::from_secs(3),
         retry_after: Duration::from_secs(2),
     };
-    set.script_tokens(Vec::new(), cleave_domain::Ending::Refused(late));
+    set.script_tokens(Vec::new(), Ending::Refused(late));
     let answer = set.post(EMBEDDINGS, json!({"input": ["a", "b"]})).await;
     assert_eq!(answer.status, 429, "{answer:?}");
 }

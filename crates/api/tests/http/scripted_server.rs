@@ -16,8 +16,8 @@ use cleave_domain::{
     WorkerLoad, WorkerRef,
 };
 use cleave_text::{ModelFiles, ModelText};
-use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures::{FutureExt, StreamExt};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tower::ServiceExt;
 
 /// Behavior of a submitted flight.
@@ -34,6 +35,8 @@ pub(crate) enum FlightScript {
     Play(Vec<TokenId>, Ending),
     /// Sends this vector, then its end.
     Vector(Vec<f32>),
+    /// Sends this vector when a step of the worker takes it, in the order of submission.
+    Queued(Vec<f32>),
     /// Sends the events of the test.
     Live(UnboundedReceiver<FlightEvent>),
     /// Sends this many tokens, then panics.
@@ -45,6 +48,11 @@ pub(crate) enum FlightScript {
 pub(crate) struct ScriptedFrontend {
     pub(crate) scripts: Mutex<VecDeque<FlightScript>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
+    /// Streams that were submitted and not yet dropped, and the most of them at a time.
+    pub(crate) open: Arc<AtomicU32>,
+    pub(crate) open_most: AtomicU32,
+    /// Sequences that the worker may take now.
+    pub(crate) steps: StepPermits,
     pub(crate) traces: Mutex<Vec<Option<TraceParent>>>,
     pub(crate) readiness: Mutex<Option<ServingReadiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
@@ -54,6 +62,24 @@ pub(crate) struct ScriptedFrontend {
     /// Snapshot for `/ui`, and the number of requests for it.
     pub(crate) snapshot: Mutex<Option<FleetSnapshot>>,
     pub(crate) snapshots_made: AtomicU32,
+}
+
+/// Permits for the sequences of [`FlightScript::Queued`]; none at first.
+pub(crate) struct StepPermits(pub(crate) Arc<Semaphore>);
+
+impl Default for StepPermits {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(0)))
+    }
+}
+
+/// Counts an open stream while it lives.
+struct OpenStream(Arc<AtomicU32>);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Operator for ScriptedFrontend {
@@ -126,6 +152,13 @@ impl Frontend for ScriptedFrontend {
                 let events = [vector_event(vector), ended(done(FinishReason::Length))];
                 futures::stream::iter(events).boxed()
             }
+            FlightScript::Queued(vector) => {
+                let steps = Arc::clone(&self.steps.0);
+                let taken = async move { steps.acquire_owned().await.unwrap().forget() };
+                let events = [vector_event(vector), ended(done(FinishReason::Length))];
+                let events = taken.map(move |()| futures::stream::iter(events));
+                events.flatten_stream().boxed()
+            }
             FlightScript::Live(events) => events.boxed(),
             FlightScript::Panic(count) => {
                 let tokens: Vec<_> = (0..count).map(|index| event(&request, index, 5)).collect();
@@ -134,7 +167,14 @@ impl Frontend for ScriptedFrontend {
             }
         };
         self.submitted.lock().unwrap().push(request);
-        stream
+        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        self.open_most.fetch_max(open, Ordering::Relaxed);
+        let counted = OpenStream(Arc::clone(&self.open));
+        let counted = stream.map(move |event| {
+            let _open = &counted;
+            event
+        });
+        counted.boxed()
     }
 
     fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
@@ -211,7 +251,7 @@ fn event(request: &Request, index: u32, token: TokenId) -> FlightEvent {
 }
 
 /// The event of a pooled request.
-fn vector_event(vector: Vec<f32>) -> FlightEvent {
+pub(crate) fn vector_event(vector: Vec<f32>) -> FlightEvent {
     let FlightEvent::Token(mut emission) = plain(0, POOLED_TOKEN) else {
         unreachable!("it is a token");
     };
@@ -328,6 +368,17 @@ impl TestServer {
     pub(crate) fn script_vector(&self, vector: &[f32]) {
         let script = FlightScript::Vector(vector.to_vec());
         self.frontend.scripts.lock().unwrap().push_back(script);
+    }
+
+    /// Scripts the vectors of later flights; each waits for a permit of the worker's steps.
+    pub(crate) fn script_queued(&self, count: usize, vector: impl Fn(usize) -> Vec<f32>) {
+        let queued = (0..count).map(|index| FlightScript::Queued(vector(index)));
+        self.frontend.scripts.lock().unwrap().extend(queued);
+    }
+
+    /// Number of streams that were submitted and not yet dropped.
+    pub(crate) fn open_count(&self) -> usize {
+        self.frontend.open.load(Ordering::Relaxed) as usize
     }
 
     /// Scripts the next flight with the events that the test sends.
