@@ -4,6 +4,7 @@
 //! Never: shows a text of a grammar but in an error for its client.
 
 use crate::compose::{SchemaKeywords, alternatives, bounded, parsed};
+use crate::expressions::ClientExpression;
 use crate::lexers::SequenceLexers;
 use crate::matcher::GrammarMatcher;
 use crate::reasons::reason;
@@ -112,7 +113,10 @@ impl GrammarCompiler {
                 let schema = bounded(&parsed(schema)?, SchemaKeywords::All)?;
                 TopLevelGrammar::from_json_schema(schema)
             }
-            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Grammar::Regex(regex) => {
+                ClientExpression::of_regex(regex).check()?;
+                TopLevelGrammar::from_regex(regex)
+            }
             Grammar::Choice(texts) => {
                 TopLevelGrammar::from_lark(format!("start: {}", alternatives(texts)))
             }
@@ -124,16 +128,16 @@ impl GrammarCompiler {
         let parser = self
             .factory
             .create_parser_from_init_ext(init, logger, capabilities, limits);
-        let parser = parser.map_err(|error| reason(&format!("{error:#}")))?;
+        let parser = parser.map_err(|error| reason(&format!("{error:#}"), &constraint.grammar))?;
         let lexer_bytes = parser.parser.lexer_stats().num_bytes;
         let bytes = LEXER_SHARE * lexer_bytes + TEXT_SHARE * constraint.grammar.bytes();
         let mut matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
-            return Err(reason(&error));
+            return Err(reason(&error, &constraint.grammar));
         }
         let is_schema = matches!(constraint.grammar, Grammar::JsonSchema(_));
         if let Some(warning) = matcher.grammar_warnings().first().filter(|_| is_schema) {
-            return Err(reason(warning));
+            return Err(reason(warning, &constraint.grammar));
         }
         let start = GrammarMatcher::new(matcher, constraint.end, Arc::clone(&self.end_tokens));
         // A grammar without any text fails here, and not when its first token is drawn.

@@ -4,6 +4,7 @@
 //! Never: compiles anything.
 
 use crate::compile::GrammarError;
+use crate::expressions::{ClientExpression, of_schema};
 use cleave_domain::Grammar;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -27,11 +28,12 @@ pub enum SchemaKeywords {
 /// The expression of a grammar, for a rule of another one.
 ///
 /// # Errors
-/// `Refused` for a schema that is none, or that sets the library's options.
+/// `Refused` for a schema that is none, or that sets the library's options, and for an expression
+/// that the library would read as another one.
 pub fn lark_expression(grammar: &Grammar) -> Result<String, GrammarError> {
     match grammar {
         Grammar::JsonSchema(schema) => json_expression(&parsed(schema)?, SchemaKeywords::All),
-        Grammar::Regex(regex) => Ok(regex_expression(regex)),
+        Grammar::Regex(regex) => regex_expression(regex),
         Grammar::Choice(texts) => Ok(format!("({})", alternatives(texts))),
         // Line breaks end the last rule of the inner grammar, or a comment.
         Grammar::Lark(lark) => Ok(format!("%lark {{\n{lark}\n}}")),
@@ -65,22 +67,14 @@ pub fn regex_of_text(text: &str) -> String {
     regex
 }
 
-/// Quotes a regular expression.
-fn regex_expression(regex: &str) -> String {
+/// Quotes a regular expression, as the library does with one that is a grammar.
+fn regex_expression(regex: &str) -> Result<String, GrammarError> {
     if regex.is_empty() {
-        return text_expression("");
+        return Ok(text_expression(""));
     }
-    let mut quoted = "/".to_owned();
-    let mut is_escaped = false;
-    for c in regex.chars() {
-        if c == '/' && !is_escaped {
-            quoted.push('\\');
-        }
-        is_escaped = c == '\\' && !is_escaped;
-        quoted.push(c);
-    }
-    quoted.push('/');
-    quoted
+    let expression = ClientExpression::of_regex(regex);
+    expression.check()?;
+    Ok(format!("/{}/", expression.rewritten()))
 }
 
 /// One of these texts.
@@ -103,6 +97,8 @@ pub(crate) fn bounded(schema: &Value, keywords: SchemaKeywords) -> Result<Value,
         Value::Bool(false) => return refused("no value matches `false`"),
         _ => return refused("a schema is an object or a boolean"),
     };
+    let mut expressions = of_schema(schema).into_iter();
+    expressions.try_for_each(ClientExpression::check)?;
     let mut options = json!({ "whitespace_pattern": JSON_WHITESPACE });
     if keywords == SchemaKeywords::Known {
         options["lenient"] = true.into();

@@ -8,6 +8,7 @@
 
 mod compile;
 mod compose;
+mod expressions;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod lexers;

@@ -1,6 +1,7 @@
 //! Sizes of a grammar's expressions, which bound the memory of its compilation.
 //!
 //! Owns: limits that the library lacks: it counts its work only once it has taken the memory.
+//! While it reads the schemas within a grammar, it checks their expressions too.
 //! Never: judges whether a grammar is valid; a text that the library refuses may pass here.
 
 use crate::compile::GrammarError;
@@ -50,10 +51,15 @@ struct GrammarSize {
     squares: u64,
     repetitions: u64,
     remainders: u64,
+    /// The first error of an expression in a schema within the grammar.
+    misread: Option<GrammarError>,
 }
 
 impl GrammarSize {
     fn check(&self) -> Result<(), GrammarError> {
+        if let Some(misread) = &self.misread {
+            return Err(misread.clone());
+        }
         if self.squares > PARTS_MAX * PARTS_MAX {
             return refused(format!(
                 "its expressions are too large: more than {PARTS_MAX} parts"

@@ -260,14 +260,101 @@ fn an_error_of_an_expression_has_its_place() {
     assert!(reason.chars().count() < 200, "{reason}");
     assert_eq!(
         refused("a\nb\n(c"),
-        r"unclosed group, at character 7 of the expression, near `a\nb\n(c`"
+        r"unclosed group, at character 5 of the expression, near `a\nb\n(c`"
     );
-    let pattern = refusal(Grammar::JsonSchema(
-        r#"{"type": "string", "pattern": "limit("}"#.into(),
-    ));
-    assert!(pattern.contains("unclosed group"), "{pattern}");
+    for (regex, place) in [("a/b/c(", 6), ("a\n\n\n(", 5), ("(?<n>a)(?<n>b)", 11)] {
+        let reason = refused(regex);
+        assert!(
+            reason.contains(&format!("at character {place} of")) && !reason.contains("start"),
+            "{reason}"
+        );
+    }
+    for schema in [
+        r#"{"type": "string", "pattern": "limit\\d/("}"#,
+        r#"{"type": "object", "patternProperties": {"limit\\d/(": {}}}"#,
+    ] {
+        let pattern = refusal(Grammar::JsonSchema(schema.into()));
+        assert_eq!(
+            pattern,
+            r"unclosed group, at character 9 of the expression, near `limit\d/(`"
+        );
+    }
     let lark = refusal(Grammar::Lark("start: /limit(/".into()));
     assert!(lark.contains("unclosed group"), "{lark}");
+}
+
+#[test]
+fn a_backslash_at_the_end_of_an_expression_is_refused() {
+    let expression = |text: &str| {
+        let named = serde_json::json!({"type": "object", "patternProperties": {text: {}}});
+        [
+            Grammar::Regex(text.into()),
+            Grammar::JsonSchema(
+                serde_json::json!({"type": "string", "pattern": text})
+                    .to_string()
+                    .into(),
+            ),
+            Grammar::JsonSchema(named.to_string().into()),
+            Grammar::Lark(format!("start: %json {named}").into()),
+        ]
+    };
+    for (text, place) in [(r"ab\", 3), (r"\", 1), (r"\d\", 3), (r"ä\\\", 4)] {
+        let reason = format!("incomplete escape, at character {place} of the expression");
+        for grammar in expression(text) {
+            assert!(refusal(grammar.clone()).starts_with(&reason), "{grammar:?}");
+        }
+        let within = crate::lark_expression(&Grammar::Regex(text.into())).unwrap_err();
+        assert!(within.to_string().starts_with(&reason), "{within}");
+    }
+    for grammar in expression(r"ab\\") {
+        assert!(start(grammar, ConstraintEnd::Allowed).is_ok());
+    }
+}
+
+/// The library replaces line breaks and tabs of an expression by escapes, which are no whitespace.
+#[test]
+fn the_flag_x_with_a_line_break_is_refused() {
+    for regex in ["(?x)a\nb", "(?x)a # c\nb", "a(?i-s)(?ix:b\tc)", "(?sx)a\r"] {
+        let reason = refusal(Grammar::Regex(regex.into()));
+        assert!(
+            reason.starts_with("the flag `x` with a line break"),
+            "{reason}"
+        );
+    }
+    let pattern = serde_json::json!({"type": "string", "pattern": "^(?x)a\nb$"});
+    let reason = refusal(Grammar::JsonSchema(pattern.to_string().into()));
+    assert!(reason.contains("at character 2 of"), "{reason}");
+    for (regex, text) in [
+        ("(?x)a b # c", "ab"),
+        ("(?i-x)a\nb", "A\nb"),
+        (r"\(?x\)?", "x)"),
+        ("(?P<x>a)\n", "a\n"),
+    ] {
+        let matcher = start(Grammar::Regex(regex.into()), ConstraintEnd::Allowed).unwrap();
+        assert!(matches(&matcher, text), "{regex}");
+    }
+}
+
+/// The library's errors quote the client's grammar.
+#[test]
+fn a_mistake_that_names_a_limit_is_no_limit() {
+    for lark in [
+        "start: a\na: limit",
+        "start: x\n// limit\nx: y",
+        "start: 'limit",
+        "%import common.limit\nstart: limit",
+        r#"start: %json {"type":"too complex"}"#,
+    ] {
+        assert!(!refusal(Grammar::Lark(lark.into())).is_empty(), "{lark}");
+    }
+    for schema in [
+        r#"{"type":"limit"}"#,
+        r#"{"type":"string","format":"limit"}"#,
+        r##"{"$ref":"#/limit"}"##,
+    ] {
+        let reason = refusal(Grammar::JsonSchema(schema.into()));
+        assert!(reason.contains("limit"), "{schema}: {reason}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! the library writes out.
 
 use super::GrammarSize;
+use crate::expressions::of_schema;
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -133,6 +134,8 @@ impl GrammarSize {
                 let value: Option<Value> = values.next().and_then(Result::ok);
                 if let Some(value) = value {
                     self.add_schema(&value);
+                    let misread = of_schema(&value).into_iter().find_map(|e| e.check().err());
+                    self.misread = self.misread.take().or(misread);
                     return end + values.byte_offset();
                 }
             }
