@@ -2,6 +2,7 @@
 
 mod cohere;
 mod gemma;
+mod usual;
 
 use crate::cost::StoredSizes;
 use crate::error::ConfigError;
