@@ -25,7 +25,8 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     phi4-mini   GQA, tied, bf16             the same without a window, longrope over three quarters of a head
     phi4-mini-short GQA, tied, bf16         the same within its original context, so with the short factors
     glm4        GQA, untied, bf16           norms on both sides, neighbours of half a head rotated, q/k/v biases
-    cohere2     GQA, tied, bf16             norms that remove the mean, parallel parts, neighbours rotated or nothing
+    cohere      GQA, tied, bf16             norms that remove the mean, parallel parts, neighbours rotated
+    cohere2     GQA, tied, bf16             the same with windows of 24, the only layers that rotate
     gemma2      GQA, tied, bf16             norms on both sides, less one, caps of scores and logits
     gemma3      GQA, untied, bf16           norms on both sides and of heads, all less one; two rotary embeddings
     gemma3-images   GQA, tied, bf16         the same in a class that reads images, most keys left to the class

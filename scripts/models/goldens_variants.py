@@ -521,6 +521,14 @@ def gemma2() -> Variant:
     return plain("gemma2", old(config, "bfloat16", 10000.0, None), norm_center=0.0, factors={"embed_tokens": 0.15})
 
 
+def cohere() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["CohereForCausalLM"], model_type="cohere", max_position_embeddings=512,
+        layer_norm_eps=1e-2, attention_bias=False, logit_scale=0.7, use_qk_norm=False,
+    )
+    return plain("cohere", old(config, "bfloat16", 4000000.0, None), factors={"embed_tokens": 0.4})
+
+
 def cohere2() -> Variant:
     config = shape(
         48, 4, 4, 2, 88, 363, architectures=["Cohere2ForCausalLM"], model_type="cohere2", max_position_embeddings=512,
@@ -654,7 +662,6 @@ VARIANTS = {
     "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "olmo2": olmo2, "qwen2": qwen2,
     "qwen2.5": qwen25, "qwen3": qwen3, "smollm3": smollm3, "seed-oss": seed_oss, "granite": granite,
     "ministral3": ministral3, "olmo3": olmo3, "exaone4": exaone4, "phi3": phi3, "phi4-mini": phi4_mini,
-    "phi4-mini-short": phi4_mini_short, "glm4": glm4,
-    "gemma2": gemma2, "gemma3": gemma3, "cohere2": cohere2, "granite4": granite4, "mistral-small3": mistral_small3,
-    "gemma3-images": gemma3_images,
+    "phi4-mini-short": phi4_mini_short, "glm4": glm4, "gemma2": gemma2, "gemma3": gemma3, "cohere": cohere,
+    "cohere2": cohere2, "granite4": granite4, "mistral-small3": mistral_small3, "gemma3-images": gemma3_images,
 }

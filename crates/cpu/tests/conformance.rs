@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 24] = [
+const FOLDERS: [&str; 25] = [
+    "cohere",
     "cohere2",
     "exaone4",
     "gemma2",

@@ -35,6 +35,7 @@ macro_rules! checkpoint {
     };
 }
 
+checkpoint!(cohere, "cohere");
 checkpoint!(cohere2, "cohere2");
 checkpoint!(exaone4, "exaone4");
 checkpoint!(gemma2, "gemma2");
@@ -213,6 +214,7 @@ fn every_testdata_folder_is_compared() {
         .collect();
     found.sort();
     let compared = [
+        "cohere",
         "cohere2",
         "exaone4",
         "gemma2",

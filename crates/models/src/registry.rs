@@ -6,8 +6,8 @@
 
 use crate::error::ConfigError;
 use crate::families::{
-    cohere2, exaone4, gemma2, gemma3, glm4, granite, granitemoehybrid, llama, ministral3, mistral,
-    olmo2, olmo3, phi3, qwen2, qwen3, seed_oss, smollm3,
+    cohere, cohere2, exaone4, gemma2, gemma3, glm4, granite, granitemoehybrid, llama, ministral3,
+    mistral, olmo2, olmo3, phi3, qwen2, qwen3, seed_oss, smollm3,
 };
 use crate::fields::ConfigFields;
 use crate::spec::ModelSpec;
@@ -58,7 +58,8 @@ impl DescribedModel {
     }
 }
 
-static FAMILIES: [&Family; 17] = [
+static FAMILIES: [&Family; 18] = [
+    &cohere::FAMILY,
     &cohere2::FAMILY,
     &exaone4::FAMILY,
     &gemma2::FAMILY,

@@ -1,15 +1,14 @@
-//! Cohere2 (Command R7B, Command A): attention and MLP read one LayerNorm of the layer's input, and
-//! only layers with a window have a rotary embedding.
+//! Cohere2 (Command R7B, Command A): Cohere with windows in three of four layers, the only ones
+//! with a rotary embedding.
 
-use super::decoder::{
-    self, Decoder, DecoderFactors, DecoderMlp, DecoderNorms, DecoderRopes, NormPlacement,
-};
+use super::cohere;
+use super::decoder::{self, DecoderRopes};
 use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
-use crate::rope::{Rope, RopePairs, RopeReader};
-use crate::spec::{ModelSpec, NormFormula, Scalars};
+use crate::rope::Rope;
+use crate::spec::ModelSpec;
 use serde_json::{Value, json};
 
 pub(crate) static FAMILY: Family = Family {
@@ -24,8 +23,6 @@ pub(crate) static FAMILY: Family = Family {
     unused_keys: &["use_parallel_embedding"],
 };
 
-/// The class's own factor of the logits.
-const LOGIT_SCALE: f32 = 0.0625;
 /// Layers from one without a window to the next, in the class.
 const PERIOD: usize = 4;
 
@@ -33,34 +30,13 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
     check_form(fields)?;
     let heads = decoder::heads(fields, None)?;
     let windows = decoder::periodic_windows(fields, PERIOD)?;
-    let rope = RopeReader {
-        pairs: RopePairs::Neighbours,
-        ..RopeReader::new(heads.head_dim)
-    };
     let is_absent = windows.iter().map(Option::is_none);
-    Decoder {
-        family: FAMILY.name,
-        heads,
-        biases: decoder::attention_biases(fields)?,
-        mlp: DecoderMlp::default(),
-        norms: DecoderNorms {
-            placement: NormPlacement::Shared,
-            formula: NormFormula::MeanRemoved,
-            epsilon_key: "layer_norm_eps",
-            epsilon: 1e-5,
-            ..DecoderNorms::default()
-        },
-        factors: DecoderFactors {
-            scalars: Scalars {
-                logits: decoder::factor_or(fields, "logit_scale", LOGIT_SCALE)?,
-                ..Scalars::default()
-            },
-            ..DecoderFactors::default()
-        },
-        ropes: DecoderRopes::two(rope.read(fields)?, Rope::absent(), is_absent),
-        windows,
-    }
-    .spec(fields)
+    let ropes = DecoderRopes::two(
+        cohere::rope(&heads).read(fields)?,
+        Rope::absent(),
+        is_absent,
+    );
+    cohere::decoder(fields, FAMILY.name, heads, windows, ropes)?.spec(fields)
 }
 
 /// Refuses a file that names another form than the class has, which reads none of these keys.

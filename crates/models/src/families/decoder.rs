@@ -477,7 +477,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 22] = [
+    const FOLDERS: [&str; 23] = [
+        "cohere",
         "cohere2",
         "exaone4",
         "gemma2",

@@ -4,6 +4,7 @@
 //! families of Llama's layout share.
 //! Never: tests for another family's name.
 
+pub(crate) mod cohere;
 pub(crate) mod cohere2;
 pub(crate) mod decoder;
 pub(crate) mod exaone4;

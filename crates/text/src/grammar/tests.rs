@@ -11,7 +11,8 @@ use std::sync::LazyLock;
 
 /// Byte-level tokenizers, and those with byte fallback with and without a normalizer that adds a
 /// space in front.
-const FOLDERS: [&str; 24] = [
+const FOLDERS: [&str; 25] = [
+    "cohere",
     "cohere2",
     "exaone4",
     "gemma2",

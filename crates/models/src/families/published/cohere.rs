@@ -5,6 +5,39 @@ use crate::rope::RopePairs;
 use crate::spec::{LayerNorms, NormFormula, PartOrder};
 use serde_json::{Value, json};
 
+#[test]
+fn command_r_rotates_every_layer() {
+    let mut keys = json!({
+        "architectures": ["CohereForCausalLM"],
+        "attention_bias": false,
+        "bos_token_id": 5,
+        "eos_token_id": 255001,
+        "hidden_act": "silu",
+        "hidden_size": 8192,
+        "intermediate_size": 24576,
+        "layer_norm_eps": 1e-05,
+        "logit_scale": 0.0625,
+        "max_position_embeddings": 131072,
+        "model_type": "cohere",
+        "num_attention_heads": 64,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "pad_token_id": 0,
+        "rope_theta": 4000000.0,
+        "use_qk_norm": false,
+        "vocab_size": 256000,
+    });
+    let spec = published(32.3, &keys);
+    assert!((0..40).all(|layer| rotated(&spec, layer) == 128));
+    assert!(spec.attention().all(|attention| attention.window.is_none()));
+    assert_eq!((spec.scalars.logits, spec.ropes[0].theta), (0.0625, 4e6));
+    assert_eq!(spec.layers[0].order, PartOrder::Parallel);
+    // Command R+ has a norm of heads with a weight for each head.
+    keys["use_qk_norm"] = json!(true);
+    let error = read(&config(&keys)).unwrap_err().to_string();
+    assert!(error.contains("use_qk_norm"), "{error}");
+}
+
 /// The keys of Command R7B.
 fn cohere2() -> Value {
     json!({
