@@ -8,8 +8,6 @@ use std::collections::BTreeSet;
 const VISITS_MAX: u32 = 50_000;
 /// Depth to which they are followed.
 const DEPTH_MAX: u32 = 32;
-/// Keywords whose values are no schemas.
-const DATA_KEYWORDS: [&str; 4] = ["enum", "const", "default", "examples"];
 
 /// A number as `coefficient * 10^-exponent`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,7 +113,9 @@ impl GrammarSize {
         self.remainders = remainders.fold(self.remainders, u64::saturating_add);
     }
 
-    /// Adds the expressions of a schema, and collects it and the schemas within it.
+    /// Adds the expressions of a schema, and collects it and the schemas within it. Values of
+    /// keywords such as `default` count too: a property may have that name, and a reference may
+    /// lead there.
     fn add_patterns<'v>(&mut self, schema: &'v Value, schemas: &mut Vec<&'v Value>) {
         match schema {
             Value::Object(members) => {
@@ -127,7 +127,6 @@ impl GrammarSize {
                             properties.keys().for_each(|regex| self.add_regex(regex));
                             self.add_patterns(value, schemas);
                         }
-                        (keyword, _) if DATA_KEYWORDS.contains(&keyword) => {}
                         _ => self.add_patterns(value, schemas),
                     }
                 }

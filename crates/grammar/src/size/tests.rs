@@ -39,6 +39,10 @@ fn expressions_have_a_limit_of_their_parts() {
     assert_eq!(patterns(9, 1400).as_deref(), Some(large));
     let keys = json!({"patternProperties": {"a?".repeat(5000): {}}});
     assert_eq!(of_schema(&keys).as_deref(), Some(large));
+    for name in ["default", "enum", "const", "examples"] {
+        let named = json!({"properties": {name: {"pattern": "a?".repeat(5000)}}});
+        assert_eq!(of_schema(&named).as_deref(), Some(large), "{name}");
+    }
     let named = json!({"properties": {"pattern": {"type": "string"}}});
     assert_eq!(of_schema(&named), None);
 }
