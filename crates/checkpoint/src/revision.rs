@@ -330,10 +330,10 @@ fn norm_kind(norm: &NormSpec) -> &'static str {
         weight,
     } = norm;
     match (formula, weight) {
-        (NormFormula::RootMeanSquare, NormWeight::AsStored) => "",
-        (NormFormula::RootMeanSquare, NormWeight::PlusOne) => " plus one",
-        (NormFormula::MeanRemoved, NormWeight::AsStored) => " without mean",
-        (NormFormula::MeanRemoved, NormWeight::PlusOne) => " without mean, plus one",
+        (NormFormula::RmsNorm, NormWeight::AsStored) => "",
+        (NormFormula::RmsNorm, NormWeight::PlusOne) => " plus one",
+        (NormFormula::LayerNorm, NormWeight::AsStored) => " without mean",
+        (NormFormula::LayerNorm, NormWeight::PlusOne) => " without mean, plus one",
     }
 }
 

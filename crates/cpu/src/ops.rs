@@ -115,8 +115,8 @@ unsafe fn normalize_row(kernels: &CpuKernels, norm: &Norm<'_, CpuVector>, row: &
     // SAFETY: as the caller promises.
     unsafe {
         match norm.formula {
-            NormFormula::RootMeanSquare => {}
-            NormFormula::MeanRemoved => (kernels.remove_mean)(row),
+            NormFormula::RmsNorm => {}
+            NormFormula::LayerNorm => (kernels.remove_mean)(row),
         }
         (kernels.norm)(row, &norm.weight.0, norm.epsilon);
     }

@@ -269,7 +269,7 @@ fn a_layer_norm_removes_the_mean() {
             let x: Vec<f32> = numbers(1, 3 * width).iter().map(|x| x + 20.0).collect();
             let (delta, weight) = (numbers(2, 3 * width), numbers(5, width));
             let norm = Norm {
-                formula: NormFormula::MeanRemoved,
+                formula: NormFormula::LayerNorm,
                 weight: &CpuWeightLoader::new(&options).vector(&weight).unwrap(),
                 epsilon: 1e-5,
             };
@@ -291,7 +291,7 @@ fn a_layer_norm_removes_the_mean() {
                     weighted.map(move |(v, w)| (v - mean) * scale * f64::from(*w))
                 })
                 .collect();
-            assert_close(out.values(), &expected, 1e-4, "norm without mean");
+            assert_close(out.values(), &expected, 1e-4, "LayerNorm");
         }
     }
 }
@@ -354,7 +354,7 @@ fn norms_and_gates_follow_their_formulas() {
             let (x, delta) = (numbers(1, 3 * width), numbers(2, 3 * width));
             let weight = numbers(5, width);
             let norm = Norm {
-                formula: NormFormula::RootMeanSquare,
+                formula: NormFormula::RmsNorm,
                 weight: &CpuWeightLoader::new(&options).vector(&weight).unwrap(),
                 epsilon: 1e-5,
             };

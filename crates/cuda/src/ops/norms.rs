@@ -43,8 +43,8 @@ impl CudaOps {
             width: width as u32,
             epsilon: norm.epsilon,
             formula: match norm.formula {
-                NormFormula::RootMeanSquare => 0,
-                NormFormula::MeanRemoved => 1,
+                NormFormula::RmsNorm => 0,
+                NormFormula::LayerNorm => 1,
             },
             padding: 0,
         };
@@ -69,7 +69,7 @@ impl CudaOps {
         let rows = self.launched(rows);
         let width = residual.width;
         assert_eq!((norm.weight.width, x.width), (width, width));
-        assert_eq!(norm.formula, NormFormula::RootMeanSquare);
+        assert_eq!(norm.formula, NormFormula::RmsNorm);
         assert_eq!(residual.stored, Precision::F32, "a residual stream");
         assert_eq!(x.stored, self.options.precision);
         residual.check_rows(rows);

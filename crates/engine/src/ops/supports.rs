@@ -13,7 +13,7 @@ use cleave_models::{
 macro_rules! any_norm {
     () => {
         NormSpec {
-            formula: NormFormula::RootMeanSquare | NormFormula::MeanRemoved,
+            formula: NormFormula::RmsNorm | NormFormula::LayerNorm,
             epsilon: _,
             weight: NormWeight::AsStored | NormWeight::PlusOne,
         }
@@ -21,7 +21,7 @@ macro_rules! any_norm {
 }
 
 /// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, norms of inputs
-/// or outputs, the latter without a mean removed, a factor of outputs only where every part has a
+/// or outputs, LayerNorm of inputs alone, a factor of outputs only where every part has a
 /// norm of its input, and parallel parts only under one norm.
 ///
 /// # Errors
@@ -71,9 +71,8 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
             "a part without a norm of its input follows one without a norm of its output",
         );
     }
-    let is_other_norm = |norm: Option<NormSpec>| {
-        norm.is_some_and(|norm| norm.formula != NormFormula::RootMeanSquare)
-    };
+    let is_other_norm =
+        |norm: Option<NormSpec>| norm.is_some_and(|norm| norm.formula != NormFormula::RmsNorm);
     let has_other_norm = |layer: &LayerSpec| {
         let LayerNorms {
             mixer_output,
@@ -86,7 +85,7 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
     if layers.iter().any(has_other_norm)
         || of_heads.map(|heads| Some(heads.norm)).any(is_other_norm)
     {
-        return refuse("norms of outputs, queries and keys are supported without a mean removed");
+        return refuse("LayerNorm is supported for inputs, not for outputs, queries or keys");
     }
     layers.iter().for_each(accept_layer);
     Ok(())
@@ -229,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_is_removed_from_inputs_only() {
+    fn only_inputs_have_a_layer_norm() {
         let mut norms = spec();
-        norms.final_norm.formula = NormFormula::MeanRemoved;
+        norms.final_norm.formula = NormFormula::LayerNorm;
         for layer in &mut norms.layers {
             for norm in [&mut layer.norms.mixer_input, &mut layer.norms.mlp_input] {
                 *norm = Some(norms.final_norm);
@@ -241,13 +240,13 @@ mod tests {
         let norm = norms.final_norm;
         norms.layers[1].norms.mlp_output = Some(norm);
         let error = supports_decoder(&norms).unwrap_err().to_string();
-        assert!(error.contains("mean"), "{error}");
+        assert!(error.contains("LayerNorm"), "{error}");
         norms.layers[1].norms.mlp_output = None;
         let Mixer::Attention(attention) = &mut norms.layers[0].mixer;
         let scope = QkNormScope::Head;
         attention.qk_norm = Some(QkNormSpec { norm, scope });
         let error = supports_decoder(&norms).unwrap_err().to_string();
-        assert!(error.contains("mean"), "{error}");
+        assert!(error.contains("LayerNorm"), "{error}");
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(super) fn decoder(
         mlp: DecoderMlp::default(),
         norms: DecoderNorms {
             placement: NormPlacement::Shared,
-            formula: NormFormula::MeanRemoved,
+            formula: NormFormula::LayerNorm,
             epsilon_key: "layer_norm_eps",
             epsilon: 1e-5,
             ..DecoderNorms::default()

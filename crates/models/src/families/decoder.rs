@@ -101,7 +101,7 @@ impl Default for DecoderNorms {
         Self {
             placement: NormPlacement::Input,
             qk: None,
-            formula: NormFormula::RootMeanSquare,
+            formula: NormFormula::RmsNorm,
             epsilon_key: "rms_norm_eps",
             epsilon: 1e-6,
             weight: NormWeight::AsStored,

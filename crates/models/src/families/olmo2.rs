@@ -114,7 +114,7 @@ mod tests {
     fn published_configs_are_read() {
         let one = read(&published()).unwrap();
         let norm = NormSpec {
-            formula: NormFormula::RootMeanSquare,
+            formula: NormFormula::RmsNorm,
             epsilon: 1e-6,
             weight: NormWeight::AsStored,
         };

@@ -91,7 +91,7 @@ fn cohere2_reads_one_norm_in_both_parts() {
             mlp_output,
         } = of.norms;
         let formula = mixer_input.map(|norm| (norm.formula, norm.epsilon));
-        assert_eq!(formula, Some((NormFormula::MeanRemoved, 1e-5)));
+        assert_eq!(formula, Some((NormFormula::LayerNorm, 1e-5)));
         assert_eq!((mixer_output, mlp_input, mlp_output), (None, None, None));
         assert_eq!(of.order, PartOrder::Parallel);
     }
