@@ -99,9 +99,13 @@ impl Checkpoint {
             return Err(CheckpointError::absent(dir, problem));
         }
         let fields = config_file::read_config(&dir.join("config.json"))?;
-        let (model, quantization) = read_model(&fields, |fields| {
+        let (model, described) = read_model(&fields, |fields| {
             Quantization::read(fields).map_err(CheckpointError::from)
         })?;
+        let quantization = match described {
+            Some(described) => Some(described),
+            None => quantization_of_own_file(dir)?,
+        };
         let vocab_size = model.spec.vocab_size;
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), vocab_size)?;
         let folder = TensorFolder::open(dir)?;
@@ -385,6 +389,16 @@ fn family_name(model: &DescribedModel, wanted: TensorRole) -> &'static str {
     let name = names.find(|(_, role)| *role == wanted);
     name.expect("every family names its embedding and its head")
         .0
+}
+
+/// Reads the file in which older versions of modelopt describe the quantisation.
+fn quantization_of_own_file(dir: &Path) -> Result<Option<Quantization>, CheckpointError> {
+    let Some(fields) = config_file::read(&dir.join("hf_quant_config.json"))? else {
+        return Ok(None);
+    };
+    let quantization = Quantization::read_own_file(&fields)?;
+    fields.refuse_unread()?;
+    Ok(Some(quantization))
 }
 
 /// Reads an expected tensor if it is a projection's weight and quantised.

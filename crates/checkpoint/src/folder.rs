@@ -7,6 +7,7 @@
 
 use super::CheckpointError;
 use super::map::FileSpan;
+use super::scales::ScaleType;
 use super::shard::Shard;
 use super::tensor::{StoredTensor, StoredType};
 use cleave_models::{ConfigError, ConfigFields};
@@ -190,6 +191,19 @@ impl FoundTensor<'_> {
             "BF16" => Ok(StoredType::Bf16),
             other => Err(self.unsupported(format!(
                 "stored as {other}, which is not supported; BF16, F16 and F32 are"
+            ))),
+        }
+    }
+
+    /// The number format of scales.
+    pub(super) fn scale_type(&self) -> Result<ScaleType, CheckpointError> {
+        match self.dtype {
+            "F8_E4M3" => Ok(ScaleType::E4m3),
+            "U8" | "F8_E8M0" => Ok(ScaleType::E8m0),
+            "F32" | "F16" | "BF16" => self.stored_type().map(ScaleType::Float),
+            other => Err(self.unsupported(format!(
+                "stored as {other}, which is not supported; F32, F16, BF16, F8_E4M3 and, for \
+                 powers of two, U8 are"
             ))),
         }
     }

@@ -13,6 +13,7 @@
 
 mod checkpoint;
 mod config_file;
+pub mod e2m1;
 pub mod e4m3;
 mod error;
 mod folder;
@@ -24,6 +25,7 @@ pub(crate) mod packed_numbers;
 mod quantization;
 mod quantized;
 mod revision;
+mod scales;
 mod shard;
 pub mod synth;
 mod tensor;

@@ -8,8 +8,9 @@
 
 use super::map::FileSpan;
 use super::packed_numbers::{ALONG_COLUMNS, ALONG_ROWS, PackedNumbers, WordPacking};
+use super::scales::{GlobalScale, QuantizedScales, ScaleType};
 use super::tensor::{StoredTensor, StoredType};
-use crate::e4m3;
+use crate::{e2m1, e4m3};
 use std::sync::Arc;
 
 /// Number format of the codes.
@@ -21,15 +22,26 @@ pub enum QuantizedType {
     Int8,
     /// Numbers from 0 to 15, as are zero points.
     Int4,
+    /// Four-bit floats, see [`crate::e2m1`], without zero points.
+    E2m1,
 }
 
 impl QuantizedType {
+    /// Whether codes are whole numbers, with zero points.
+    pub(super) const fn is_integer(self) -> bool {
+        match self {
+            Self::Int8 | Self::Int4 => true,
+            Self::E4m3 | Self::E2m1 => false,
+        }
+    }
+
     /// Name for logs and descriptions.
     pub const fn name(self) -> &'static str {
         match self {
             Self::E4m3 => "fp8",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
+            Self::E2m1 => "fp4",
         }
     }
 }
@@ -61,16 +73,6 @@ pub(super) enum QuantizedCodes {
     Bytes(FileSpan),
     /// Packed words; codes of eight bits have 128 added.
     Packed(PackedNumbers),
-}
-
-/// Storage of the scales: the scale of a row and group is at `row / rows_each × strides.0 + group ×
-/// strides.1`.
-#[derive(Clone, Debug)]
-pub(super) struct QuantizedScales {
-    pub(super) span: FileSpan,
-    pub(super) stored: StoredType,
-    pub(super) rows_per_scale: usize,
-    pub(super) strides: (usize, usize),
 }
 
 /// Zero points, which are subtracted from codes.
@@ -108,7 +110,7 @@ pub struct ByteCodes<'a> {
     pub group: usize,
     /// Shape: `(rows, groups)`, row by row.
     pub scales: &'a [f32],
-    /// `(rows, groups)`; zeros for fp8.
+    /// `(rows, groups)`; zeros for floats.
     pub zeros: &'a [u8],
 }
 
@@ -145,6 +147,10 @@ impl QuantizedTensor {
                 let codes = QuantizedCodes::Bytes(FileSpan::owned(codes.to_vec()));
                 (codes, ZeroPoints::PerGroup { numbers, offset: 0 })
             }
+            QuantizedType::E2m1 => {
+                let codes = packed(ALONG_COLUMNS, codes, columns);
+                (QuantizedCodes::Packed(codes), ZeroPoints::Uniform(0))
+            }
             QuantizedType::Int4 => {
                 let numbers = packed(ALONG_ROWS, zeros, groups);
                 let codes = packed(ALONG_COLUMNS, codes, columns);
@@ -163,9 +169,10 @@ impl QuantizedTensor {
             codes,
             scales: QuantizedScales {
                 span: FileSpan::owned(scales),
-                stored: StoredType::F32,
+                stored: ScaleType::Float(StoredType::F32),
                 rows_per_scale: 1,
                 strides: (groups, 1),
+                global: GlobalScale::None,
             },
             zeros,
             groups: ScaleGroups::Contiguous(group),
@@ -222,17 +229,9 @@ impl QuantizedTensor {
         }
     }
 
-    /// Scale of a row and group, widened exactly.
+    /// Scale of a row and group, widened exactly; rounded once if the weight has a global scale.
     pub fn scale(&self, row: usize, group: usize) -> f32 {
-        let QuantizedScales {
-            span,
-            stored,
-            rows_per_scale: rows_each,
-            strides,
-        } = &self.scales;
-        let at = row / rows_each * strides.0 + group * strides.1;
-        let width = stored.element_bytes();
-        stored.widen(&span.bytes()[at * width..(at + 1) * width])
+        self.scales.scale(row, group)
     }
 
     /// Zero point of a row and group.
@@ -246,7 +245,7 @@ impl QuantizedTensor {
                 let zero = numbers.get(row, group).wrapping_add(*plus);
                 match self.element {
                     QuantizedType::Int8 => zero ^ SIGN_BIT,
-                    QuantizedType::Int4 | QuantizedType::E4m3 => zero & 15,
+                    QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => zero & 15,
                 }
             }
         }
@@ -315,6 +314,7 @@ impl QuantizedTensor {
             QuantizedType::E4m3 => e4m3::to_f32(code),
             QuantizedType::Int8 => f32::from(code.cast_signed()) - f32::from(zero.cast_signed()),
             QuantizedType::Int4 => f32::from(code) - f32::from(zero),
+            QuantizedType::E2m1 => e2m1::to_f32(code),
         }
     }
 

@@ -43,6 +43,11 @@ fn layout(quantization: QuantizationArg) -> QuantizedLayout {
         QuantizationArg::Awq => QuantizedLayout::Awq,
         QuantizationArg::Gptq => QuantizedLayout::Gptq,
         QuantizationArg::GptqInt8 => QuantizedLayout::Gptq8,
+        QuantizationArg::Mxfp8 => QuantizedLayout::Mxfp8,
+        QuantizationArg::Mxfp4 => QuantizedLayout::Mxfp4,
+        QuantizationArg::Nvfp4 => QuantizedLayout::Nvfp4,
+        QuantizationArg::ModeloptNvfp4 => QuantizedLayout::ModelOptNvfp4,
+        QuantizationArg::ModeloptFp8 => QuantizedLayout::ModelOptFp8,
         QuantizationArg::F16 => QuantizedLayout::F16,
     }
 }

@@ -22,7 +22,7 @@ use product::bytes::ByteForm;
 use product::groups::GroupedByteForm;
 use product::halves::HalfForm;
 use product::left::LeftSide;
-use product::nibbles::{NibbleForm, UnpackedNibbleForm};
+use product::nibbles::{FloatNibbles, NibbleForm, UnpackedNibbleForm, WholeNibbles};
 use product::{PackedProduct, ProductPiece, WeightForm};
 use std::ops::Range;
 use tile::{Bf16Format, F32Format};
@@ -94,6 +94,8 @@ pub struct IntegerKernels {
     pub int8_groups: ProductKernels,
     /// Four bits in groups.
     pub int4: ProductKernels,
+    /// Four-bit floats in groups.
+    pub fp4: ProductKernels,
     /// Rounds a row and returns its scale, see [`rounding::round_bytes`].
     pub round_int8: unsafe fn(&[f32], &mut [u8]) -> f32,
     /// Rounds a group and returns its scale, see [`rounding::round_nibbles`].
@@ -302,8 +304,25 @@ macro_rules! bytes_kernels {
             // SAFETY: as in `pack_int8`.
             let token = unsafe { $token };
             match piece.tiles.len() {
-                0 | 1 => product::multiply::<$simd, NibbleForm>(token, product, piece, scratch),
-                _ => product::multiply::<$simd, UnpackedNibbleForm>(token, product, piece, scratch),
+                0 | 1 => {
+                    product::multiply::<$simd, NibbleForm<WholeNibbles>>(token, product, piece, scratch);
+                }
+                _ => product::multiply::<$simd, UnpackedNibbleForm<WholeNibbles>>(
+                    token, product, piece, scratch,
+                ),
+            }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_fp4(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
+            // SAFETY: as in `pack_int8`.
+            let token = unsafe { $token };
+            match piece.tiles.len() {
+                0 | 1 => {
+                    product::multiply::<$simd, NibbleForm<FloatNibbles>>(token, product, piece, scratch);
+                }
+                _ => product::multiply::<$simd, UnpackedNibbleForm<FloatNibbles>>(
+                    token, product, piece, scratch,
+                ),
             }
         }
         $(#[target_feature(enable = $features)])?
@@ -326,9 +345,14 @@ macro_rules! bytes_kernels {
                 multiply: multiply_int8_groups,
             },
             int4: ProductKernels {
-                phases: <NibbleForm as WeightForm<$simd>>::PHASES,
+                phases: <NibbleForm<WholeNibbles> as WeightForm<$simd>>::PHASES,
                 pack: pack_int4,
                 multiply: multiply_int4,
+            },
+            fp4: ProductKernels {
+                phases: <NibbleForm<FloatNibbles> as WeightForm<$simd>>::PHASES,
+                pack: pack_int4,
+                multiply: multiply_fp4,
             },
             round_int8,
             round_int4,

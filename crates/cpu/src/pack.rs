@@ -19,7 +19,7 @@ use cleave_cpu_kernels::memory::{PageMemory, SliceParts, WeightWords, bytes_of_m
 use cleave_engine::EngineError;
 use cleave_engine::ops::{InnerSlices, Precision, RotaryTable, WeightLoader};
 use parking_lot::Mutex;
-pub(crate) use quantized::{ColumnScales, GROUPS, PER_STEP, StackForm};
+pub(crate) use quantized::{ColumnScales, PER_STEP, StackForm, groups_of};
 pub(crate) use row_order::RowOrder;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -96,6 +96,7 @@ impl QuantizedStack {
             (QuantizedType::Int8, true) => QuantizedFormat::Int8,
             (QuantizedType::Int4, _) => QuantizedFormat::Int4,
             (QuantizedType::Int8, false) => return Err("no kernel has int8 in groups".to_owned()),
+            (QuantizedType::E2m1, _) => return Err("no kernel has fp4".to_owned()),
         };
         let group = match format {
             QuantizedFormat::Fp8 | QuantizedFormat::Int8

@@ -79,6 +79,24 @@ impl ConfigFields {
         list
     }
 
+    /// Refuses a file with a field that no reader used.
+    ///
+    /// # Errors
+    /// The first such field, with its value.
+    pub fn refuse_unread(&self) -> Result<(), ConfigError> {
+        match self.unread().first() {
+            None => Ok(()),
+            Some((path, value)) => {
+                let problem = format!(
+                    "{} is not known; it may change how weights are read. Remove it from the file \
+                     if it does not",
+                    shown(value)
+                );
+                Err(self.unsupported(path, problem))
+            }
+        }
+    }
+
     /// Names of all fields.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)

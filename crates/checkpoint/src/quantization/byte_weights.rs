@@ -6,9 +6,8 @@ use super::ProjectionModule;
 use super::compressed::{CompressedScheme, ScaleStrategy};
 use crate::CheckpointError;
 use crate::folder::{FoundTensor, TensorFolder};
-use crate::quantized::{
-    QuantizedCodes, QuantizedScales, QuantizedTensor, QuantizedType, ScaleGroups, ZeroPoints,
-};
+use crate::quantized::{QuantizedCodes, QuantizedTensor, QuantizedType, ScaleGroups, ZeroPoints};
+use crate::scales::{GlobalScale, QuantizedScales, ScaleType};
 
 /// Reads the layout of a weight of compressed-tensors.
 pub(super) fn compressed(
@@ -80,6 +79,42 @@ pub(super) fn fp8(
     tensor(module, QuantizedType::E4m3, &weight, strategy, &scale)
 }
 
+/// Reads the layout of a weight of `quant_method` modelopt: the scales' type and shape tell it.
+pub(super) fn modelopt(
+    folder: &TensorFolder,
+    module: ProjectionModule<'_>,
+) -> Result<QuantizedTensor, CheckpointError> {
+    /// Columns of a group whose scale is a power of two.
+    const MX_GROUP: usize = 32;
+    const BLOCK: usize = 128;
+    let ProjectionModule { rows, columns, .. } = module;
+    let name = module.tensor("weight");
+    let weight = codes(folder, &name)?;
+    weight.require_type("F8_E4M3")?;
+    let scale_name = module.tensor("weight_scale");
+    let scale = folder.require(&scale_name, || needed(&weight))?;
+    let strategy = match (scale.scale_type()?, scale.shape) {
+        (ScaleType::E8m0, shape) if shape == [rows, columns.div_ceil(MX_GROUP)] => {
+            ScaleStrategy::Group(MX_GROUP)
+        }
+        (ScaleType::Float(_), [] | [1]) => ScaleStrategy::Tensor,
+        (ScaleType::Float(_), &[count] | &[count, 1]) if count == rows => ScaleStrategy::Channel,
+        (ScaleType::Float(_), &[down, 1, across, 1] | &[down, across])
+            if (down, across) == (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)) =>
+        {
+            ScaleStrategy::Block(BLOCK, BLOCK)
+        }
+        _ => {
+            return Err(scale.damaged(format!(
+                "{} of shape {:?}; a matrix of {rows} × {columns} has one, one for each row, one \
+                 for each block of {BLOCK} × {BLOCK}, or U8 for each {MX_GROUP} columns",
+                scale.dtype, scale.shape
+            )));
+        }
+    };
+    tensor(module, QuantizedType::E4m3, &weight, strategy, &scale)
+}
+
 fn codes<'a>(folder: &'a TensorFolder, name: &'a str) -> Result<FoundTensor<'a>, CheckpointError> {
     folder.require(name, || "its module is quantised".to_owned())
 }
@@ -109,6 +144,7 @@ fn tensor(
 ) -> Result<QuantizedTensor, CheckpointError> {
     let ProjectionModule { rows, columns, .. } = module;
     weight.require_shape(&[rows, columns])?;
+    let stored = scale.scale_type()?;
     let (rows_each, columns_each) = match strategy {
         ScaleStrategy::Tensor => (rows, columns),
         ScaleStrategy::Channel => (1, columns),
@@ -123,12 +159,21 @@ fn tensor(
         codes: QuantizedCodes::Bytes(weight.span.clone()),
         scales: QuantizedScales {
             span: scale.span.clone(),
-            stored: scale.stored_type()?,
+            stored,
             rows_per_scale: rows_each.max(1),
             strides: (columns.div_ceil(columns_each.max(1)), 1),
+            global: GlobalScale::None,
         },
         zeros: ZeroPoints::Uniform(0),
         groups: ScaleGroups::Contiguous(columns_each.max(1)),
-        layout: format!("{} {rows_each}x{columns_each}", element.name()).into(),
+        layout: match stored {
+            ScaleType::Float(_) => format!("{} {rows_each}x{columns_each}", element.name()),
+            ScaleType::E4m3 | ScaleType::E8m0 => format!(
+                "{} {rows_each}x{columns_each} {}",
+                element.name(),
+                stored.name()
+            ),
+        }
+        .into(),
     })
 }

@@ -27,16 +27,20 @@ pub(super) enum ScaleStrategy {
     Block(usize, usize),
 }
 
-const FORMATS: [&str; 6] = [
+const FORMATS: [&str; 9] = [
     "float-quantized",
     "int-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
     "naive-quantized",
+    "nvfp4-pack-quantized",
     "pack-quantized",
     "mixed-precision",
     "dense",
 ];
-const SUPPORTED: &str = "float of 8 bits with strategy tensor, channel or block, symmetric int of 8 bits with tensor, \
-                         and int of 8 or 4 bits with group or channel are";
+const SUPPORTED: &str = "float of 8 bits with strategy tensor, channel, block or group, float of 4 bits with group \
+                         or tensor_group, symmetric int of 8 bits with tensor, and int of 8 or 4 bits with group \
+                         or channel are";
 
 /// Reads every scheme of the configuration.
 pub(super) fn schemes(fields: &ConfigFields) -> Result<Vec<CompressedScheme>, ConfigError> {
@@ -121,7 +125,10 @@ fn scheme(fields: &ConfigFields) -> Result<CompressedScheme, ConfigError> {
         (Some("tensor"), _) => ScaleStrategy::Tensor,
         (Some("channel"), _) | (None, None) => ScaleStrategy::Channel,
         (Some("group") | None, Some(columns)) => ScaleStrategy::Group(columns),
-        (Some("group"), None) => return Err(fields.damaged("group_size", "is missing")),
+        (Some("tensor_group"), Some(columns)) => ScaleStrategy::Group(columns),
+        (Some("group" | "tensor_group"), None) => {
+            return Err(fields.damaged("group_size", "is missing"));
+        }
         (Some("block"), _) => match block(fields, "block_structure")? {
             Some((rows, columns)) => ScaleStrategy::Block(rows, columns),
             None => return Err(fields.damaged("block_structure", "is missing")),
@@ -132,11 +139,8 @@ fn scheme(fields: &ConfigFields) -> Result<CompressedScheme, ConfigError> {
         }
     };
     let element = match (kind, bits, strategy) {
-        ("float", 8, ScaleStrategy::Tensor | ScaleStrategy::Channel | ScaleStrategy::Block(..))
-            if is_symmetric =>
-        {
-            QuantizedType::E4m3
-        }
+        ("float", 8, _) if is_symmetric => QuantizedType::E4m3,
+        ("float", 4, ScaleStrategy::Group(_)) if is_symmetric => QuantizedType::E2m1,
         ("int", 8, ScaleStrategy::Tensor) if is_symmetric => QuantizedType::Int8,
         ("int", 8, ScaleStrategy::Channel | ScaleStrategy::Group(_)) => QuantizedType::Int8,
         ("int", 4, ScaleStrategy::Channel | ScaleStrategy::Group(_)) => QuantizedType::Int4,

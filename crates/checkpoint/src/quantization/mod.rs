@@ -12,6 +12,15 @@
 //!
 //! - compressed-tensors, float 8. Codes: `weight` F8_E4M3 `(out, in)`. Scales: `weight_scale`: one,
 //!   `(out, 1)`, or `(⌈out/r⌉, ⌈in/c⌉)` with blocks of r × c. No zero points.
+//! - compressed-tensors, float 8 with powers of two (MXFP8). Codes: `weight` F8_E4M3 `(out, in)`.
+//!   Scales: `weight_scale` U8 `(out, in/32)`. No zero points.
+//! - compressed-tensors, float 4. Codes: `weight_packed` U8 `(out, in/2)`: the lower four bits of
+//!   byte `[o, i/2]` for even `i`. Scales: `weight_scale` U8 `(out, in/32)` (MXFP4), or F8_E4M3
+//!   `(out, in/16)` divided by `weight_global_scale` (NVFP4). No zero points.
+//! - modelopt, float 8. Codes: `weight` F8_E4M3 `(out, in)`. Scales: `weight_scale`: one, `(out)`,
+//!   `(⌈out/128⌉, 1, ⌈in/128⌉, 1)`, or U8 `(out, in/32)`. No zero points.
+//! - modelopt, float 4. Codes: `weight`, as float 4 above. Scales: `weight_scale` U8 `(out, in/32)`,
+//!   or F8_E4M3 `(out, in/16)` multiplied with `weight_scale_2`. No zero points.
 //! - compressed-tensors, int 8. Codes: `weight` I8 `(out, in)`. Scales: `weight_scale`: one, `(out,
 //!   1)` or `(out, in/group)`. No zero points.
 //! - compressed-tensors, int 4. Codes: `weight_packed` I32 `(out, ⌈in/8⌉)`: bits `4(i mod 8)` of
@@ -35,6 +44,8 @@
 
 mod byte_weights;
 mod compressed;
+mod four_bit_floats;
+mod modelopt;
 mod packed_weights;
 
 use super::CheckpointError;
@@ -62,6 +73,8 @@ pub(super) enum Quantization {
         group: Option<usize>,
         plus: u8,
     },
+    /// `modelopt`; the tensors of a module tell its layout.
+    ModelOpt,
 }
 
 /// A module that may be quantised.
@@ -140,7 +153,7 @@ const HARMLESS: [&str; 56] = [
     "version",
 ];
 
-const METHODS: &str = "compressed-tensors, fp8, awq and gptq are";
+const METHODS: &str = "compressed-tensors, modelopt, fp8, awq and gptq are";
 
 impl Quantization {
     /// Reads config.json; `None` if nothing is quantised.
@@ -154,6 +167,7 @@ impl Quantization {
             Some("fp8") => fp8(&fields),
             Some("awq") => awq(&fields),
             Some("gptq") => gptq(&fields),
+            Some("modelopt" | "modelopt_fp4" | "modelopt_mixed") => modelopt::read(&fields),
             Some(other) => {
                 let problem = format!("{other} is not supported; {METHODS}");
                 Err(fields.unsupported("quant_method", problem))
@@ -166,6 +180,11 @@ impl Quantization {
         .map(Some)
     }
 
+    /// Reads modelopt's own file.
+    pub(super) fn read_own_file(fields: &ConfigFields) -> Result<Self, ConfigError> {
+        modelopt::read_own_file(fields)
+    }
+
     /// Reads the module's weight; `None` if it is dense.
     pub(super) fn weight(
         &self,
@@ -176,21 +195,27 @@ impl Quantization {
             Self::Compressed(_) if folder.contains(&module.tensor("weight_packed")) => {
                 ("weight_packed", false)
             }
-            Self::Compressed(_) | Self::Fp8 { .. } => ("weight", true),
+            Self::Compressed(_) | Self::Fp8 { .. } | Self::ModelOpt => ("weight", true),
             Self::Awq { .. } | Self::Gptq { .. } => ("qweight", false),
         };
         let name = module.tensor(codes);
-        let is_there = folder.find(&name).is_some_and(|found| {
+        let found = folder.find(&name).filter(|found| {
             // A dense weight has the same name; its element type tells.
             !is_bytes || !matches!(found.dtype, "BF16" | "F16" | "F32")
         });
-        if !is_there {
+        let Some(found) = found else {
             return Ok(None);
-        }
+        };
+        let has_bytes = found.dtype == "U8";
         match self {
             Self::Compressed(schemes) if is_bytes => {
                 byte_weights::compressed(schemes, folder, module)
             }
+            Self::Compressed(schemes) if has_bytes => {
+                four_bit_floats::compressed(schemes, folder, module)
+            }
+            Self::ModelOpt if has_bytes => four_bit_floats::modelopt(folder, module),
+            Self::ModelOpt => byte_weights::modelopt(folder, module),
             Self::Compressed(schemes) => packed_weights::compressed(schemes, folder, module),
             Self::Fp8 { block } => byte_weights::fp8(*block, folder, module),
             Self::Awq { group } => packed_weights::awq(*group, folder, module),
@@ -212,7 +237,9 @@ impl Quantization {
                 "weight_shape",
                 "weight_zero_point",
                 "weight_g_idx",
+                "weight_global_scale",
             ],
+            Self::ModelOpt => &["weight_scale", "weight_scale_2"],
             Self::Fp8 { .. } => &["weight_scale", "weight_scale_inv"],
             Self::Awq { .. } => &["qweight", "qzeros", "scales"],
             Self::Gptq { .. } => &["qweight", "qzeros", "scales", "g_idx"],
@@ -227,13 +254,15 @@ impl Quantization {
             Self::Fp8 { .. } => "fp8",
             Self::Awq { .. } => "awq",
             Self::Gptq { .. } => "gptq",
+            Self::ModelOpt => "modelopt",
         }
     }
 }
 
 /// Scales of activations, keys and values. The engine ignores them: it quantises none of these, or
 /// uses a scale of 1.
-const UNUSED: [&str; 7] = [
+const UNUSED: [&str; 8] = [
+    "input_global_scale",
     "input_scale",
     "input_zero_point",
     "output_scale",

@@ -11,9 +11,8 @@ use crate::folder::{FoundTensor, TensorFolder};
 use crate::packed_numbers::{
     ALONG_COLUMNS, ALONG_ROWS, AWQ, GPTQ_CODES, GPTQ_ZEROS, PackedNumbers, WordPacking,
 };
-use crate::quantized::{
-    QuantizedCodes, QuantizedScales, QuantizedTensor, QuantizedType, ScaleGroups, ZeroPoints,
-};
+use crate::quantized::{QuantizedCodes, QuantizedTensor, QuantizedType, ScaleGroups, ZeroPoints};
+use crate::scales::{GlobalScale, QuantizedScales, ScaleType};
 
 const NEEDED: &str = "its module has packed weights, which need it";
 
@@ -83,7 +82,7 @@ pub(super) fn compressed(
     let packed = need(folder, &packed_name)?;
     let of_words = schemes
         .iter()
-        .filter(|scheme| scheme.element != QuantizedType::E4m3 && scheme.has_zeros == has_zeros);
+        .filter(|scheme| scheme.element.is_integer() && scheme.has_zeros == has_zeros);
     let mut layouts = of_words.map(|scheme| match scheme.strategy {
         ScaleStrategy::Group(columns) => (scheme.element, columns),
         ScaleStrategy::Tensor | ScaleStrategy::Channel | ScaleStrategy::Block(..) => {
@@ -145,7 +144,7 @@ fn check_shape(folder: &TensorFolder, module: ProjectionModule<'_>) -> Result<()
 fn packing_of(packing: WordPacking, element: QuantizedType) -> WordPacking {
     match element {
         QuantizedType::Int8 => packing.with_eight_bits(),
-        QuantizedType::Int4 | QuantizedType::E4m3 => packing,
+        QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => packing,
     }
 }
 
@@ -176,7 +175,7 @@ fn tensor(
         // subtracts it from codes of eight bits.
         None => ZeroPoints::Uniform(match method.element {
             QuantizedType::Int8 => 0,
-            QuantizedType::Int4 | QuantizedType::E4m3 => 8,
+            QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => 8,
         }),
         Some((kind, packing, plus)) => ZeroPoints::PerGroup {
             numbers: numbers(kind, packing, (rows, groups_count))?,
@@ -205,15 +204,16 @@ fn tensor(
         codes: QuantizedCodes::Packed(codes),
         scales: QuantizedScales {
             span: scale.span.clone(),
-            stored: scale.stored_type()?,
+            stored: ScaleType::Float(scale.stored_type()?),
             rows_per_scale: 1,
             strides,
+            global: GlobalScale::None,
         },
         zeros,
         groups,
         layout: match method.element {
             QuantizedType::Int8 => format!("{} 8 +{plus} {group}", method.name).into(),
-            QuantizedType::Int4 | QuantizedType::E4m3 => {
+            QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => {
                 format!("{} +{plus} {group}", method.name).into()
             }
         },

@@ -4,6 +4,8 @@
 //! Never: holds a checkpoint in memory: weights are written to disk as they are drawn or quantised.
 //! Invariant: the same shape and seed give the same bytes, on any number of cores.
 
+mod encoded;
+mod quantization_config;
 mod quantize;
 mod shape;
 mod tokenizer;

@@ -5,10 +5,11 @@
 //! checkpoints; its purpose is to measure speed, and tests.
 //! Invariant: a written checkpoint loads; a projection that a layout cannot hold stays dense.
 
+use super::encoded::{EncodedMatrix, MX_GROUP, NV_GROUP, pairs, powers, scale, unrounded};
 use super::{SynthError, write_json};
 use crate::packed_numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, WordPacking};
 use crate::{Checkpoint, CheckpointError, StoredMatrix, StoredTensor, StoredType};
-use crate::{CheckpointProgress, e4m3};
+use crate::{CheckpointProgress, e2m1, e4m3};
 use cleave_models::ModelTensor;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
@@ -36,6 +37,16 @@ pub enum QuantizedLayout {
     Gptq,
     /// gptq with eight bits.
     Gptq8,
+    /// compressed-tensors, float 8 in groups of 32 whose scales are powers of two.
+    Mxfp8,
+    /// compressed-tensors, float 4 in groups of 32 whose scales are powers of two.
+    Mxfp4,
+    /// compressed-tensors, float 4 in groups of 16 whose scales are float 8.
+    Nvfp4,
+    /// The same as modelopt writes it.
+    ModelOptNvfp4,
+    /// modelopt, float 8, a scale for each matrix.
+    ModelOptFp8,
     /// No quantisation: every tensor in f16.
     F16,
 }
@@ -108,7 +119,7 @@ struct WrittenTensor {
 impl WrittenTensor {
     fn bytes_count(&self) -> usize {
         let each = match self.dtype {
-            "F8_E4M3" | "I8" => 1,
+            "F8_E4M3" | "I8" | "U8" => 1,
             "F16" | "BF16" => 2,
             "I64" => 8,
             _ => 4,
@@ -186,62 +197,6 @@ fn dtype(stored: StoredType) -> &'static str {
 }
 
 impl QuantizeOptions {
-    /// Value of `quantization_config` in config.json.
-    fn config(self) -> Value {
-        let group = self.group;
-        let compressed = |format: &str, weights: Value, activations: Value| {
-            json!({
-                "quant_method": "compressed-tensors",
-                "format": format,
-                "quantization_status": "compressed",
-                "config_groups": {"group_0": {
-                    "targets": ["Linear"], "weights": weights, "input_activations": activations,
-                }},
-                "ignore": ["lm_head"],
-            })
-        };
-        // Activations of eight bits with a dynamic scale per token.
-        let tokens = |kind: &str| {
-            json!({
-                "num_bits": 8, "type": kind, "strategy": "token", "group_size": null,
-                "symmetric": true, "dynamic": true,
-            })
-        };
-        let weights = |bits: u32, kind: &str, strategy: &str, group: Option<usize>| {
-            json!({
-                "num_bits": bits, "type": kind, "strategy": strategy, "group_size": group,
-                "symmetric": true, "dynamic": false,
-            })
-        };
-        match self.layout {
-            QuantizedLayout::F16 => Value::Null,
-            QuantizedLayout::Fp8 => {
-                let weights = weights(8, "float", "channel", None);
-                compressed("float-quantized", weights, tokens("float"))
-            }
-            QuantizedLayout::Int8 => {
-                let weights = weights(8, "int", "channel", None);
-                compressed("int-quantized", weights, tokens("int"))
-            }
-            QuantizedLayout::Int4 => {
-                let weights = weights(4, "int", "group", Some(group));
-                compressed("pack-quantized", weights, Value::Null)
-            }
-            QuantizedLayout::Fp8Block => json!({
-                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                "weight_block_size": [group, group],
-            }),
-            QuantizedLayout::Awq => json!({
-                "quant_method": "awq", "bits": 4, "group_size": group, "zero_point": true,
-                "version": "gemm",
-            }),
-            QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => json!({
-                "quant_method": "gptq", "bits": self.bits(), "group_size": group, "desc_act": false,
-                "sym": false,
-            }),
-        }
-    }
-
     /// Element type of a tensor that is not quantised.
     fn stored(self, tensor: &StoredTensor) -> StoredType {
         match self.layout {
@@ -261,7 +216,7 @@ impl QuantizeOptions {
     }
 
     /// Bits of a code in a packed layout.
-    fn bits(self) -> u32 {
+    pub(super) fn bits(self) -> u32 {
         match self.layout {
             QuantizedLayout::Gptq8 => 8,
             _ => 4,
@@ -284,7 +239,14 @@ impl QuantizeOptions {
         };
         let fits = match self.layout {
             QuantizedLayout::F16 => false,
-            QuantizedLayout::Fp8 | QuantizedLayout::Fp8Block | QuantizedLayout::Int8 => true,
+            QuantizedLayout::Fp8
+            | QuantizedLayout::Fp8Block
+            | QuantizedLayout::Int8
+            | QuantizedLayout::ModelOptFp8 => true,
+            QuantizedLayout::Mxfp8 | QuantizedLayout::Mxfp4 => columns.is_multiple_of(MX_GROUP),
+            QuantizedLayout::Nvfp4 | QuantizedLayout::ModelOptNvfp4 => {
+                columns.is_multiple_of(NV_GROUP)
+            }
             QuantizedLayout::Int4 => columns.is_multiple_of(self.group),
             QuantizedLayout::Awq => columns.is_multiple_of(self.group) && rows.is_multiple_of(8),
             QuantizedLayout::Gptq | QuantizedLayout::Gptq8 => {
@@ -322,6 +284,28 @@ impl QuantizeOptions {
                     "F32",
                     &[rows.div_ceil(self.group), groups],
                 ),
+            ],
+            QuantizedLayout::Mxfp8 => vec![
+                piece("weight", "F8_E4M3", shape),
+                piece("weight_scale", "U8", &[rows, columns / MX_GROUP]),
+            ],
+            QuantizedLayout::Mxfp4 => vec![
+                piece("weight_packed", "U8", &[rows, columns / 2]),
+                piece("weight_scale", "U8", &[rows, columns / MX_GROUP]),
+            ],
+            QuantizedLayout::Nvfp4 => vec![
+                piece("weight_packed", "U8", &[rows, columns / 2]),
+                piece("weight_scale", "F8_E4M3", &[rows, columns / NV_GROUP]),
+                piece("weight_global_scale", "F32", &[1]),
+            ],
+            QuantizedLayout::ModelOptNvfp4 => vec![
+                piece("weight", "U8", &[rows, columns / 2]),
+                piece("weight_scale", "F8_E4M3", &[rows, columns / NV_GROUP]),
+                piece("weight_scale_2", "F32", &[]),
+            ],
+            QuantizedLayout::ModelOptFp8 => vec![
+                piece("weight", "F8_E4M3", shape),
+                piece("weight_scale", "F32", &[]),
             ],
             QuantizedLayout::Int4 => vec![
                 piece("weight_packed", "I32", &words(ALONG_COLUMNS, columns)),
@@ -372,6 +356,32 @@ impl QuantizeOptions {
                 let coded =
                     EncodedMatrix::symmetric(&values, columns, columns, 127.0, unrounded, code);
                 vec![coded.codes, floats(&coded.scales)]
+            }
+            QuantizedLayout::Mxfp8 => {
+                let coded =
+                    EncodedMatrix::in_powers_of_two(&values, columns, e4m3::MAX, e4m3::from_f32);
+                vec![coded.codes, powers(&coded.scales)]
+            }
+            QuantizedLayout::Mxfp4 => {
+                let coded =
+                    EncodedMatrix::in_powers_of_two(&values, columns, e2m1::MAX, e2m1::from_f32);
+                vec![pairs(&coded.codes), powers(&coded.scales)]
+            }
+            QuantizedLayout::Nvfp4 | QuantizedLayout::ModelOptNvfp4 => {
+                let (coded, factor) = EncodedMatrix::in_two_scales(&values, columns);
+                let small = coded.scales.iter().map(|scale| e4m3::from_f32(*scale));
+                let global = match self.layout {
+                    // Its number is a divisor.
+                    QuantizedLayout::Nvfp4 => factor.recip(),
+                    _ => factor,
+                };
+                vec![pairs(&coded.codes), small.collect(), floats(&[global])]
+            }
+            QuantizedLayout::ModelOptFp8 => {
+                let most = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                let scale = scale(most, e4m3::MAX);
+                let codes = values.iter().map(|x| e4m3::from_f32(x / scale));
+                vec![codes.collect(), floats(&[scale])]
             }
             QuantizedLayout::Fp8Block => {
                 let (codes, scales) = self.fp8_blocks(&values, rows, columns);
@@ -431,75 +441,5 @@ impl QuantizeOptions {
         let codes = values.iter().enumerate();
         let codes = codes.map(|(at, value)| e4m3::from_f32(value / scales[block(at)]));
         (codes.collect(), scales)
-    }
-}
-
-fn unrounded(scale: f32) -> f32 {
-    scale
-}
-
-/// Scale that maps the largest value to the largest code; 1 if all values are zero.
-fn scale(most: f32, code_max: f32) -> f32 {
-    if most > 0.0 { most / code_max } else { 1.0 }
-}
-
-/// A quantised matrix: codes, and scales and zero points `(rows, groups)`.
-struct EncodedMatrix {
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    zeros: Vec<u8>,
-    groups: usize,
-}
-
-impl EncodedMatrix {
-    fn scale(&self, row: usize, group: usize) -> f32 {
-        self.scales[row * self.groups + group]
-    }
-
-    /// Quantises without zero points; `stored` rounds a scale to its stored type.
-    fn symmetric(
-        values: &[f32],
-        columns: usize,
-        group_columns: usize,
-        code_max: f32,
-        stored: fn(f32) -> f32,
-        code: impl Fn(f32) -> u8,
-    ) -> Self {
-        let mut coded = Self::empty(columns, group_columns);
-        let rows = values.chunks(columns);
-        for group in rows.flat_map(|row| row.chunks(group_columns)) {
-            let most = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-            let scale = stored(scale(most, code_max));
-            coded.scales.push(scale);
-            coded.codes.extend(group.iter().map(|x| code(x / scale)));
-        }
-        coded
-    }
-
-    /// Quantises with zero points: code 0 is the smallest value or 0, whichever is less. Scales are
-    /// rounded to f16; zero points are at least 1, since gptq cannot store 0.
-    fn with_zeros(values: &[f32], columns: usize, group_columns: usize, code_max: f32) -> Self {
-        let mut coded = Self::empty(columns, group_columns);
-        let rows = values.chunks(columns);
-        for group in rows.flat_map(|row| row.chunks(group_columns)) {
-            let least = group.iter().fold(0.0f32, |least, x| least.min(*x));
-            let most = group.iter().fold(0.0f32, |most, x| most.max(*x));
-            let scale = f16::from_f32(scale(most - least, code_max)).to_f32();
-            let zero = (-least / scale).round_ties_even().clamp(1.0, code_max);
-            coded.scales.push(scale);
-            coded.zeros.push(zero as u8);
-            let code = |x: &f32| ((x / scale).round_ties_even() + zero).clamp(0.0, code_max) as u8;
-            coded.codes.extend(group.iter().map(code));
-        }
-        coded
-    }
-
-    fn empty(columns: usize, each: usize) -> Self {
-        Self {
-            codes: Vec::new(),
-            scales: Vec::new(),
-            zeros: Vec::new(),
-            groups: columns.div_ceil(each),
-        }
     }
 }

@@ -119,6 +119,16 @@ pub(crate) enum QuantizationArg {
     Gptq,
     /// Eight bits, groups with zero points.
     GptqInt8,
+    /// compressed-tensors, eight-bit floats, groups of 32 scaled by powers of two.
+    Mxfp8,
+    /// compressed-tensors, four-bit floats, groups of 32 scaled by powers of two.
+    Mxfp4,
+    /// compressed-tensors, four-bit floats, groups of 16 scaled by eight-bit floats.
+    Nvfp4,
+    /// modelopt, the same numbers.
+    ModeloptNvfp4,
+    /// modelopt, eight-bit floats, one scale.
+    ModeloptFp8,
     /// Not quantised: every tensor in f16.
     F16,
 }

@@ -3,10 +3,10 @@
 //! Invariant: every instruction set gives the same codes and scales: no multiply-add is fused, and
 //! sums have one order.
 
-use super::product::groups::CodeBits;
+use super::product::groups::GroupCodes;
 
 /// Four-bit code of the number zero.
-const ZERO: u8 = CodeBits::Four.implied_zero_point();
+const ZERO: u8 = GroupCodes::Four.implied_zero_point();
 
 /// 1.5 · 2^23: adding it to a small number leaves the nearest integer, halves to even, in the
 /// lowest bits.

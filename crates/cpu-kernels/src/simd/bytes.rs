@@ -54,7 +54,7 @@ pub trait IntegerSimd: Simd {
     fn byte_dot(self, acc: Self::V, left: Self::V, right: Self::V) -> Self::V;
 
     /// acc + Σ left · codes over four; `left` are signed bytes, none of them −128; `codes` are 0 to
-    /// 15, or results of [`IntegerSimd::octet_phase`] if [`IntegerSimd::LEFT_OCTETS`] is signed.
+    /// 24, or results of [`IntegerSimd::octet_phase`] if [`IntegerSimd::LEFT_OCTETS`] is signed.
     fn code_dot(self, acc: Self::V, left: Self::V, codes: Self::V) -> Self::V;
 
     /// Whether [`IntegerSimd::pair_dots`] is one instruction: sums of two rows and two columns over
@@ -103,6 +103,9 @@ pub trait IntegerSimd: Simd {
 
     /// The lower and the upper four bits of every byte.
     fn nibbles(self, x: Self::V) -> [Self::V; 2];
+
+    /// The table's byte for every byte of `x`, 0 to 15.
+    fn lookup(self, x: Self::V, table: &[u8; 16]) -> Self::V;
 
     /// a · b of integers; both factors fit 16 bits.
     fn short_mul(self, a: Self::V, b: Self::V) -> Self::V;

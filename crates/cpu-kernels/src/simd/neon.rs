@@ -9,13 +9,13 @@ use std::arch::aarch64::{
     float32x4_t, uint16x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u8, vandq_u32,
     vbslq_f32, vbslq_u32, vceqq_f32, vcgeq_u32, vcltq_u32, vcombine_u32, vcvtnq_s32_f32,
     vcvtq_f32_s32, vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8,
-    vfmaq_f32, vget_high_s8, vget_low_s8, vld1_u16, vld1_u32, vld1q_f32, vld1q_u32, vmaxq_f32,
-    vmaxvq_f32, vminq_f32, vmovl_u16, vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32, vpaddlq_s16,
-    vpaddq_s32, vreinterpretq_f32_f64, vreinterpretq_f32_s32, vreinterpretq_f32_u8,
-    vreinterpretq_f32_u32, vreinterpretq_f64_f32, vreinterpretq_s8_f32, vreinterpretq_s32_f32,
-    vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32, vshlq_n_s32, vshlq_n_u32,
-    vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32, vsubq_f32, vsubq_s32,
-    vzip1_u32, vzip1q_f32, vzip1q_f64, vzip2_u32, vzip2q_f32, vzip2q_f64,
+    vfmaq_f32, vget_high_s8, vget_low_s8, vld1_u16, vld1_u32, vld1q_f32, vld1q_u8, vld1q_u32,
+    vmaxq_f32, vmaxvq_f32, vminq_f32, vmovl_u16, vmull_s8, vmulq_f32, vmulq_s32, vorrq_u32,
+    vpaddlq_s16, vpaddq_s32, vqtbl1q_u8, vreinterpretq_f32_f64, vreinterpretq_f32_s32,
+    vreinterpretq_f32_u8, vreinterpretq_f32_u32, vreinterpretq_f64_f32, vreinterpretq_s8_f32,
+    vreinterpretq_s32_f32, vreinterpretq_u8_f32, vreinterpretq_u32_f32, vrev64q_u32, vrndnq_f32,
+    vshlq_n_s32, vshlq_n_u32, vshrn_n_u32, vshrq_n_u8, vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_u32,
+    vsubq_f32, vsubq_s32, vzip1_u32, vzip1q_f32, vzip1q_f64, vzip2_u32, vzip2q_f32, vzip2q_f64,
 };
 
 /// NEON, optionally with the dot product of bytes, products of two rows with two columns of bytes,
@@ -305,6 +305,13 @@ impl<const DOT: bool, const PAIRS: bool, const BRAIN: bool> IntegerSimd
     }
 
     #[inline(always)]
+    fn lookup(self, x: V, table: &[u8; 16]) -> V {
+        // SAFETY: `self` proves the instructions; the table has sixteen bytes.
+        let table = unsafe { vreinterpretq_f32_u8(vld1q_u8(table.as_ptr())) };
+        each!(looked_up, x, [table; 4])
+    }
+
+    #[inline(always)]
     fn short_mul(self, a: V, b: V) -> V {
         each!(short_mul, a, b)
     }
@@ -471,6 +478,17 @@ unsafe fn lower_nibbles(x: float32x4_t) -> float32x4_t {
 unsafe fn upper_nibbles(x: float32x4_t) -> float32x4_t {
     // SAFETY: as the caller promises.
     unsafe { vreinterpretq_f32_u8(vshrq_n_u8::<4>(vreinterpretq_u8_f32(x))) }
+}
+
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn looked_up(x: float32x4_t, table: float32x4_t) -> float32x4_t {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (x, table) = (vreinterpretq_u8_f32(x), vreinterpretq_u8_f32(table));
+        vreinterpretq_f32_u8(vqtbl1q_u8(table, x))
+    }
 }
 
 /// # Safety

@@ -250,6 +250,14 @@ impl IntegerSimd for PlainSimd {
     }
 
     #[inline(always)]
+    fn lookup(self, x: V, table: &[u8; 16]) -> V {
+        each(x, x, |x, _| {
+            let bytes = x.to_bits().to_le_bytes();
+            f32::from_le_bytes(bytes.map(|byte| table[usize::from(byte)]))
+        })
+    }
+
+    #[inline(always)]
     fn short_mul(self, a: V, b: V) -> V {
         each(a, b, |a, b| {
             f32::from_bits(a.to_bits().wrapping_mul(b.to_bits()))

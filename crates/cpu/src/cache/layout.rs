@@ -7,9 +7,9 @@
 //! Invariant: every byte of a file is covered by a checksum, or verified to be zero.
 
 use super::{PackedStack, StackKey};
-use crate::pack::{GROUPS, PER_STEP, RowOrder, StackForm};
+use crate::pack::{PER_STEP, RowOrder, StackForm, groups_of};
 use cleave_cpu_kernels::kernel::product::PANEL;
-use cleave_cpu_kernels::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
+use cleave_cpu_kernels::kernel::product::groups::{GroupCodes, GroupLayout, ScaleFormat};
 use cleave_engine::ops::SLICES_MAX;
 use std::ops::Range;
 use twox_hash::XxHash3_64;
@@ -157,9 +157,10 @@ impl PackedEntry {
             StackForm::Bf16 => (1, none),
             StackForm::F16 => (5, none),
             StackForm::Int8 => (2, none),
-            StackForm::Groups(units) => match units.bits {
-                CodeBits::Four => (3, units),
-                CodeBits::Eight => (4, units),
+            StackForm::Groups(units) => match units.codes {
+                GroupCodes::Four => (3, units),
+                GroupCodes::Eight => (4, units),
+                GroupCodes::Float4 => (6, units),
             },
         };
         let numbers = [
@@ -195,9 +196,10 @@ impl PackedEntry {
         ] = numbers(bytes);
         let width = usize::try_from(width).ok()?;
         let units = GroupLayout {
-            bits: match tag {
-                4 => CodeBits::Eight,
-                _ => CodeBits::Four,
+            codes: match tag {
+                4 => GroupCodes::Eight,
+                6 => GroupCodes::Float4,
+                _ => GroupCodes::Four,
             },
             steps: usize::try_from(steps).ok()?,
             scales: if flag(single)? {
@@ -212,8 +214,8 @@ impl PackedEntry {
             1 => StackForm::Bf16,
             2 => StackForm::Int8,
             5 => StackForm::F16,
-            3 | 4
-                if GROUPS.contains(&units.steps.checked_mul(PER_STEP)?)
+            3 | 4 | 6
+                if groups_of(units.codes).contains(&units.steps.checked_mul(PER_STEP)?)
                     && width.is_multiple_of(units.steps * PER_STEP) =>
             {
                 StackForm::Groups(units)

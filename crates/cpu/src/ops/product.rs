@@ -9,7 +9,7 @@ use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
 use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
 use cleave_cpu_kernels::kernel::ProductKernels;
-use cleave_cpu_kernels::kernel::product::groups::CodeBits;
+use cleave_cpu_kernels::kernel::product::groups::GroupCodes;
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
 use cleave_cpu_kernels::kernel::product::{IntegerWeights, PackedProduct, SCRATCH_WORDS};
 use cleave_cpu_kernels::kernel::tile::Tiles;
@@ -81,9 +81,10 @@ impl CpuOps {
                 (&self.kernels.of_f16, None)
             }
             MatrixForm::Int8(_) => (&self.bytes_kernels.int8, None),
-            MatrixForm::Groups(units) => match units.bits {
-                CodeBits::Eight => (&self.bytes_kernels.int8_groups, Some(units.steps)),
-                CodeBits::Four => (&self.bytes_kernels.int4, Some(units.steps)),
+            MatrixForm::Groups(units) => match units.codes {
+                GroupCodes::Eight => (&self.bytes_kernels.int8_groups, Some(units.steps)),
+                GroupCodes::Four => (&self.bytes_kernels.int4, Some(units.steps)),
+                GroupCodes::Float4 => (&self.bytes_kernels.fp4, Some(units.steps)),
             },
         }
     }

@@ -10,16 +10,26 @@ use super::{ColumnSource, CpuWeightLoader, PANEL, PanelPacker, bf16_bits};
 use crate::options::Quantize;
 use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
 use cleave_cpu_kernels::kernel::IntegerKernels;
-use cleave_cpu_kernels::kernel::product::groups::{CodeBits, GroupLayout, ScaleFormat};
+use cleave_cpu_kernels::kernel::product::groups::{GroupCodes, GroupLayout, ScaleFormat};
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
 use cleave_cpu_kernels::memory::SliceParts;
 use cleave_engine::ops::{InnerSlices, Precision};
 use std::sync::atomic::Ordering;
 
 /// Group sizes that kernels support, the largest first: it reads the fewest scales.
-pub(crate) const GROUPS: [usize; 3] = [128, 64, 32];
+const GROUPS: [usize; 3] = [128, 64, 32];
+/// Group sizes of four-bit floats: those of MXFP4 and NVFP4.
+const FLOAT_GROUPS: [usize; 2] = [32, 16];
 /// Elements of the inner dimension per step.
 pub(crate) const PER_STEP: usize = 4;
+
+/// Group sizes that kernels support with these codes.
+pub(crate) const fn groups_of(codes: GroupCodes) -> &'static [usize] {
+    match codes {
+        GroupCodes::Four | GroupCodes::Eight => &GROUPS,
+        GroupCodes::Float4 => &FLOAT_GROUPS,
+    }
+}
 
 /// Format of a packed stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +138,7 @@ impl CpuWeightLoader {
             } = wider;
             tracing::warn!(
                 "{name} ({columns} columns) is kept in {packed_as} rather than {requested}, and so are others like it, which takes more \
-                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128 that divide the columns, \
+                 memory: products take int8, and int8 or int4 in groups of 32, 64 or 128, and fp4 in groups of 16 or 32, that divide the columns, \
                  alike in all projections of a layer that read the same; eight-bit floats never"
             );
         }
@@ -152,7 +162,7 @@ impl StackForm {
         match (quantize, group) {
             (Quantize::Int4, Some(group)) if !slices.elements().is_empty() => {
                 Self::Groups(GroupLayout {
-                    bits: CodeBits::Four,
+                    codes: GroupCodes::Four,
                     steps: group / PER_STEP,
                     scales: ScaleFormat::Bf16,
                     has_zeros: false,
@@ -196,15 +206,21 @@ impl StackForm {
                 let each = GROUPS.into_iter().find(fits)?;
                 Some(Self::Groups(group_layout_of(
                     &tensors,
-                    CodeBits::Eight,
+                    GroupCodes::Eight,
                     each,
                 )))
             }
             QuantizedType::Int4 if GROUPS.contains(&group) && slices.are_multiples_of(group) => {
-                let units = group_layout_of(&tensors, CodeBits::Four, group);
+                let units = group_layout_of(&tensors, GroupCodes::Four, group);
                 Some(Self::Groups(units))
             }
-            QuantizedType::Int4 | QuantizedType::E4m3 => None,
+            QuantizedType::E2m1
+                if FLOAT_GROUPS.contains(&group) && slices.are_multiples_of(group) =>
+            {
+                let units = group_layout_of(&tensors, GroupCodes::Float4, group);
+                Some(Self::Groups(units))
+            }
+            QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => None,
         }
     }
 
@@ -230,9 +246,9 @@ impl StackForm {
 
 /// Layout of a stack's groups: f32 scales if any is not exact in bf16, zero points if any differs
 /// from the middle.
-fn group_layout_of(tensors: &[&QuantizedTensor], bits: CodeBits, group: usize) -> GroupLayout {
+fn group_layout_of(tensors: &[&QuantizedTensor], codes: GroupCodes, group: usize) -> GroupLayout {
     let mut units = GroupLayout {
-        bits,
+        codes,
         steps: group / PER_STEP,
         scales: ScaleFormat::Bf16,
         has_zeros: false,
@@ -244,7 +260,7 @@ fn group_layout_of(tensors: &[&QuantizedTensor], bits: CodeBits, group: usize) -
                 if scale.to_bits() & 0xffff != 0 {
                     units.scales = ScaleFormat::F32;
                 }
-                units.has_zeros |= zero != bits.implied_zero_point();
+                units.has_zeros |= zero != codes.implied_zero_point();
             }
         }
     }
@@ -256,8 +272,9 @@ fn scale_and_zero_of(tensor: &QuantizedTensor, row: usize, column: usize) -> (f3
     let index = tensor.group_columns().map_or(0, |each| column / each);
     let zero = tensor.zero(row, index);
     let zero = match tensor.element() {
-        QuantizedType::Int8 => zero ^ CodeBits::Eight.implied_zero_point(),
+        QuantizedType::Int8 => zero ^ GroupCodes::Eight.implied_zero_point(),
         QuantizedType::Int4 | QuantizedType::E4m3 => zero,
+        QuantizedType::E2m1 => GroupCodes::Float4.implied_zero_point(),
     };
     (tensor.scale(row, index), zero)
 }
@@ -326,14 +343,14 @@ impl PanelPacker {
             match matrix {
                 StoredMatrix::Quantized(tensor) if tensor.element() != QuantizedType::E4m3 => {
                     tensor.read_codes(row, 0, &mut codes);
-                    if units.bits == CodeBits::Eight {
+                    if units.codes == GroupCodes::Eight {
                         // From two's complement to unsigned.
-                        let middle = CodeBits::Eight.implied_zero_point();
+                        let middle = GroupCodes::Eight.implied_zero_point();
                         codes.iter_mut().for_each(|code| *code ^= middle);
                     }
                     for (g, unit) in to.chunks_exact_mut(units.words()).enumerate() {
                         let (scale, zero) = scale_and_zero_of(tensor, row, g * group);
-                        put_scale(units, unit, i, scale);
+                        put_scale(units, unit, i, scale * units.codes.scale_factor());
                         put_zero(units, unit, i, zero);
                     }
                 }
@@ -347,7 +364,7 @@ impl PanelPacker {
                         // SAFETY: as above.
                         let scale = unsafe { (IntegerKernels::best().round_int4)(x, codes) };
                         put_scale(units, unit, i, scale);
-                        put_zero(units, unit, i, units.bits.implied_zero_point());
+                        put_zero(units, unit, i, units.codes.implied_zero_point());
                     }
                 }
             }
@@ -359,7 +376,7 @@ impl PanelPacker {
             .chunks_exact_mut(units.words())
             .flat_map(|unit| unit[..units.scales_at()].chunks_exact_mut(units.step_words()));
         for (to, from) in steps.zip(spread.chunks_exact(PANEL)) {
-            if units.bits == CodeBits::Eight {
+            if units.codes == GroupCodes::Eight {
                 to.copy_from_slice(from);
                 continue;
             }

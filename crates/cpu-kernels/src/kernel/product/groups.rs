@@ -23,32 +23,44 @@ pub struct GroupedByteForm;
 /// and in its upper half that of column `16 + b / 4`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupLayout {
-    /// Width of a code.
-    pub bits: CodeBits,
+    /// Kind of codes.
+    pub codes: GroupCodes,
     /// Steps per group, a quarter of its elements. Divides [`BLOCK_STEPS`](super::BLOCK_STEPS).
     pub steps: usize,
     /// Type of the scales.
     pub scales: ScaleFormat,
-    /// Whether zero points are stored; otherwise all are [`CodeBits::implied_zero_point`].
+    /// Whether zero points are stored; otherwise all are [`GroupCodes::implied_zero_point`].
     pub has_zeros: bool,
 }
 
-/// Width of a code. Codes and zero points are unsigned.
+/// Codes of groups. A code and its zero point are unsigned numbers in a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CodeBits {
+pub enum GroupCodes {
     /// Codes from 0 to 15.
     #[default]
     Four,
     /// Codes from 0 to 255.
     Eight,
+    /// Four-bit floats (e2m1). In a product a code is twice its number plus 12, a whole number from
+    /// 0 to 24; stored scales are half as large.
+    Float4,
 }
 
-impl CodeBits {
+impl GroupCodes {
     /// The zero point of groups that store none.
     pub const fn implied_zero_point(self) -> u8 {
         match self {
             Self::Four => 8,
             Self::Eight => 128,
+            Self::Float4 => 12,
+        }
+    }
+
+    /// Factor of a group's scale where it is stored.
+    pub const fn scale_factor(self) -> f32 {
+        match self {
+            Self::Four | Self::Eight => 1.0,
+            Self::Float4 => 0.5,
         }
     }
 }
@@ -64,9 +76,9 @@ pub enum ScaleFormat {
 impl GroupLayout {
     /// Words of a step's codes.
     pub const fn step_words(self) -> usize {
-        match self.bits {
-            CodeBits::Four => PANEL / 2,
-            CodeBits::Eight => PANEL,
+        match self.codes {
+            GroupCodes::Four | GroupCodes::Float4 => PANEL / 2,
+            GroupCodes::Eight => PANEL,
         }
     }
 
@@ -97,8 +109,8 @@ impl GroupLayout {
 
 /// Products of codes with bytes of rows.
 pub(super) trait CodeProduct<S: IntegerSimd> {
-    /// Width of the packed codes.
-    const BITS: CodeBits;
+    /// Kind of the packed codes.
+    const CODES: GroupCodes;
     /// Words of the left side per step and row.
     const PHASES: usize;
 
@@ -110,7 +122,7 @@ pub(super) trait CodeProduct<S: IntegerSimd> {
 }
 
 impl<S: IntegerSimd> CodeProduct<S> for GroupedByteForm {
-    const BITS: CodeBits = CodeBits::Eight;
+    const CODES: GroupCodes = GroupCodes::Eight;
     const PHASES: usize = S::LEFT_OCTETS.phases();
 
     #[inline(always)]
@@ -162,11 +174,11 @@ impl<S: IntegerSimd> WeightForm<S> for GroupedByteForm {
     }
 }
 
-/// Layout of groups, with the code width as a compile-time constant.
+/// Layout of groups, with the kind of codes as a compile-time constant.
 #[inline(always)]
 pub(super) fn units<S: IntegerSimd, K: CodeProduct<S>>(product: &PackedProduct<'_>) -> GroupLayout {
     GroupLayout {
-        bits: K::BITS,
+        codes: K::CODES,
         ..product.integer.units
     }
 }
@@ -268,7 +280,7 @@ pub(super) unsafe fn start_group_sums<
     unit: *const u32,
 ) -> [[S::V; C]; R] {
     let units = units::<S, K>(product);
-    let mut zeros = [s.splat_word(u32::from(K::BITS.implied_zero_point())); C];
+    let mut zeros = [s.splat_word(u32::from(K::CODES.implied_zero_point())); C];
     if units.has_zeros {
         for c in 0..C {
             // SAFETY: the unit has a byte per column of the panel there.
@@ -278,7 +290,7 @@ pub(super) unsafe fn start_group_sums<
             };
         }
     }
-    if K::BITS == CodeBits::Eight {
+    if K::CODES == GroupCodes::Eight {
         for c in 0..C {
             zeros[c] = s.octet_zero(zeros[c]);
         }

@@ -1,31 +1,71 @@
 //! Weights of four bits in groups, see [`groups`].
 //!
 //! Owns: two ways to read them: with few rows, codes are unpacked in registers; with many, a block
-//! of a panel is unpacked into the L1 cache first.
+//! of a panel is unpacked into the L1 cache first. Whole numbers and floats differ in the table
+//! that gives a code's byte alone.
 //! Invariant: both ways add the same numbers in the same order.
 
 use super::bytes::ByteForm;
 use super::groups::{
-    self, CodeBits, CodeProduct, add_scaled_group, group_sides, start_group_sums, units,
+    self, CodeProduct, GroupCodes, add_scaled_group, group_sides, start_group_sums, units,
 };
 use super::pairs::{self, RightSide};
 use super::{BLOCK_STEPS, BlockSides, PANEL, PackedProduct, TileSums, WeightForm};
 use crate::simd::LANES;
 use crate::simd::bytes::IntegerSimd;
+use std::marker::PhantomData;
+
+/// Kinds of four-bit codes.
+pub trait NibbleCodes: Copy + 'static {
+    /// The kind, for layouts.
+    const CODES: GroupCodes;
+
+    /// Bytes of the codes in the lower and in the upper four bits of every byte.
+    fn bytes<S: IntegerSimd>(s: S, x: S::V) -> [S::V; 2];
+}
+
+/// Numbers from 0 to 15.
+#[derive(Clone, Copy)]
+pub struct WholeNibbles;
+
+/// Floats, see [`GroupCodes::Float4`].
+#[derive(Clone, Copy)]
+pub struct FloatNibbles;
+
+impl NibbleCodes for WholeNibbles {
+    const CODES: GroupCodes = GroupCodes::Four;
+
+    #[inline(always)]
+    fn bytes<S: IntegerSimd>(s: S, x: S::V) -> [S::V; 2] {
+        s.nibbles(x)
+    }
+}
+
+impl NibbleCodes for FloatNibbles {
+    const CODES: GroupCodes = GroupCodes::Float4;
+
+    #[inline(always)]
+    fn bytes<S: IntegerSimd>(s: S, x: S::V) -> [S::V; 2] {
+        /// Twice the number of each e2m1 code, plus 12.
+        const NUMBERS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+        let [lower, upper] = s.nibbles(x);
+        [s.lookup(lower, &NUMBERS), s.lookup(upper, &NUMBERS)]
+    }
+}
 
 /// Format of packed four-bit codes, unpacked in registers.
 #[derive(Clone, Copy)]
-pub struct NibbleForm;
+pub struct NibbleForm<T>(PhantomData<T>);
 
 /// Format of the same codes with each block unpacked to bytes first, `[step of four][PANEL]`.
 #[derive(Clone, Copy)]
-pub struct UnpackedNibbleForm;
+pub struct UnpackedNibbleForm<T>(PhantomData<T>);
 
-impl<S: IntegerSimd> RightSide<S> for NibbleForm {
+impl<S: IntegerSimd, T: NibbleCodes> RightSide<S> for NibbleForm<T> {
     #[inline(always)]
     unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
         // SAFETY: as the caller promises; a step's codes are a vector.
-        let both = s.nibbles(s.load(unsafe { &*sides.right.add(step * LANES).cast() }));
+        let both = T::bytes(s, s.load(unsafe { &*sides.right.add(step * LANES).cast() }));
         let mut columns = [both[0]; C];
         for c in 0..C {
             columns[c] = both[sides.vector + c];
@@ -34,7 +74,7 @@ impl<S: IntegerSimd> RightSide<S> for NibbleForm {
     }
 }
 
-impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
+impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for NibbleForm<T> {
     const PHASES: usize = 1;
     /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
@@ -51,14 +91,15 @@ impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
         sides: BlockSides,
         TileSums { to, .. }: TileSums,
     ) {
-        let units = units::<S, UnpackedNibbleForm>(product);
+        let units = units::<S, UnpackedNibbleForm<T>>(product);
         for group in 0..sides.steps / units.steps {
             // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
             // layout of `GroupLayout`.
             unsafe {
                 let unit = sides.packed.add(group * units.words());
-                let sums =
-                    start_group_sums::<S, UnpackedNibbleForm, R, C>(s, product, sides, group, unit);
+                let sums = start_group_sums::<S, UnpackedNibbleForm<T>, R, C>(
+                    s, product, sides, group, unit,
+                );
                 let of_group = group_sides::<R>(sides, group, units, unit);
                 let (mut sums, done) = pairs::add::<S, Self, R, C>(s, of_group, sums);
                 for step in done..units.steps {
@@ -66,7 +107,7 @@ impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
                         .prefetch
                         .prefetch_step(s, group * units.words() / LANES + step);
                     let codes = s.load(&*unit.add(step * units.step_words()).cast());
-                    let both = s.nibbles(codes);
+                    let both = T::bytes(s, codes);
                     let left = sides.left.add((group * units.steps + step) * R);
                     for r in 0..R {
                         let row = s.splat_word(*left.add(r));
@@ -75,7 +116,7 @@ impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
                         }
                     }
                 }
-                add_scaled_group::<S, UnpackedNibbleForm, R, C>(
+                add_scaled_group::<S, UnpackedNibbleForm<T>, R, C>(
                     s, product, sides, group, sums, unit, to,
                 );
             }
@@ -83,8 +124,8 @@ impl<S: IntegerSimd> WeightForm<S> for NibbleForm {
     }
 }
 
-impl<S: IntegerSimd> CodeProduct<S> for UnpackedNibbleForm {
-    const BITS: CodeBits = CodeBits::Four;
+impl<S: IntegerSimd, T: NibbleCodes> CodeProduct<S> for UnpackedNibbleForm<T> {
+    const CODES: GroupCodes = T::CODES;
     const PHASES: usize = 1;
 
     #[inline(always)]
@@ -98,7 +139,7 @@ impl<S: IntegerSimd> CodeProduct<S> for UnpackedNibbleForm {
     }
 }
 
-impl<S: IntegerSimd> RightSide<S> for UnpackedNibbleForm {
+impl<S: IntegerSimd, T: NibbleCodes> RightSide<S> for UnpackedNibbleForm<T> {
     #[inline(always)]
     unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
         // SAFETY: as the caller promises; codes of four bits are bytes here.
@@ -106,7 +147,7 @@ impl<S: IntegerSimd> RightSide<S> for UnpackedNibbleForm {
     }
 }
 
-impl<S: IntegerSimd> WeightForm<S> for UnpackedNibbleForm {
+impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for UnpackedNibbleForm<T> {
     const PHASES: usize = 1;
     /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
@@ -127,7 +168,7 @@ impl<S: IntegerSimd> WeightForm<S> for UnpackedNibbleForm {
             let (codes, _) = unit[..units.scales_at()].as_chunks::<LANES>();
             for (codes, to) in codes.iter().zip(pairs.by_ref()) {
                 // SAFETY: the chunk has sixteen words; only their bits matter.
-                let [low, high] = s.nibbles(s.load(unsafe { &*codes.as_ptr().cast() }));
+                let [low, high] = T::bytes(s, s.load(unsafe { &*codes.as_ptr().cast() }));
                 s.store(low, &mut to[0]);
                 s.store(high, &mut to[1]);
             }
