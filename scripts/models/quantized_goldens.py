@@ -3,8 +3,8 @@
 
 Each folder has config.json, model.safetensors, and expected.safetensors: every projection in float32, computed from
 the numbers before they were packed. Packing follows the loops of the software that writes such checkpoints (AutoAWQ's
-WQLinear_GEMM.from_linear, AutoGPTQ's QuantLinear.pack, compressed-tensors' pack_to_int32), in numpy; conversions to
-fp8 and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how Cleave reads a layout shows.
+WQLinear_GEMM.from_linear, AutoGPTQ's QuantLinear.pack, compressed-tensors' pack_to_int32 and pack_fp4_to_uint8), in numpy; conversions to
+fp8, fp4, powers of two and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how Cleave reads a layout shows.
 
     name             layout
     fp8-tensor       compressed-tensors, float 8, one scale a matrix, input scales beside
@@ -19,6 +19,11 @@ fp8 and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how Clea
     gptq-act-order   gptq_v2 with desc_act: groups by a shuffled g_idx
     int4-symmetric   compressed-tensors, pack-quantized, groups of 16
     int4-asymmetric  compressed-tensors, pack-quantized, zero points, groups of 16 and 40
+    mxfp8            compressed-tensors, float 8, powers of two for groups of 32, down_proj left dense
+    mxfp4            compressed-tensors, float 4, powers of two for groups of 32, down_proj left dense
+    nvfp4            compressed-tensors, float 4, float 8 for groups of 16, divided by one number a matrix
+    modelopt-nvfp4   modelopt, the same multiplied with one number; described in hf_quant_config.json alone
+    modelopt-mixed   modelopt, float 8 with scales a matrix, a row and for groups of 32, and float 4 beside
 
 Usage:
     pip install numpy ml_dtypes
@@ -53,6 +58,7 @@ DTYPES = {
     np.dtype(ml_dtypes.bfloat16): "BF16",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
     np.dtype(np.int8): "I8",
+    np.dtype(np.uint8): "U8",
     np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64",
 }
@@ -136,6 +142,75 @@ def fp8_block(random, shape, block=(24, 20)):
     spread = np.repeat(np.repeat(scale, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
     codes = np.clip(weight / spread, -448, 448).astype(ml_dtypes.float8_e4m3fn)
     return {"weight": codes, "weight_scale_inv": scale}, wide(codes) * spread
+
+
+def powers_of_two(random, shape, low, high):
+    """Bytes of powers of two, and the powers."""
+    stored = (random.codes(shape, low, high) + 127).astype(np.uint8)
+    return stored, wide(stored.view(ml_dtypes.float8_e8m0fnu))
+
+
+def float4(random, shape):
+    """Every code of float 4, two to a byte, the first in the lower bits, and the numbers."""
+    codes = random.codes(shape, 0, 15).astype(np.uint8)
+    numbers = wide(codes.view(ml_dtypes.float4_e2m1fn))
+    return codes[:, 0::2] | codes[:, 1::2] << 4, numbers
+
+
+def mxfp8(random, shape):
+    scale, wide_scale = powers_of_two(random, (shape[0], shape[1] // 32), -13, -9)
+    codes = random.weight(shape) * 1500
+    codes = codes.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scale}, wide(codes) * wide_scale.repeat(32, 1)
+
+
+def mxfp4(random, shape):
+    scale, wide_scale = powers_of_two(random, (shape[0], shape[1] // 32), -7, -3)
+    packed, numbers = float4(random, shape)
+    return {"weight_packed": packed, "weight_scale": scale}, numbers * wide_scale.repeat(32, 1)
+
+
+def nvfp4_parts(random, shape):
+    packed, numbers = float4(random, shape)
+    scale = random.numbers.uniform(20, 448, size=(shape[0], shape[1] // 16)).astype(ml_dtypes.float8_e4m3fn)
+    return packed, numbers, scale
+
+
+def nvfp4(random, shape):
+    packed, numbers, scale = nvfp4_parts(random, shape)
+    divisor = random.numbers.uniform(3000, 9000, size=1).astype(np.float32)
+    tensors = {
+        "weight_packed": packed,
+        "weight_scale": scale,
+        "weight_global_scale": divisor,
+        "input_global_scale": np.array([120.0], np.float32),
+    }
+    return tensors, numbers * (wide(scale) / divisor).repeat(16, 1)
+
+
+def modelopt_nvfp4(random, shape):
+    packed, numbers, scale = nvfp4_parts(random, shape)
+    factor = random.numbers.uniform(1e-4, 3e-4, size=()).astype(np.float32)
+    tensors = {
+        "weight": packed,
+        "weight_scale": scale,
+        "weight_scale_2": factor,
+        "input_scale": np.array(0.01, np.float32),
+    }
+    return tensors, numbers * (wide(scale) * factor).repeat(16, 1)
+
+
+def modelopt_mixed(random, shape):
+    """A layout that the shape decides: there are four kinds of projections."""
+    if shape == (INTERMEDIATE, HIDDEN):
+        return mxfp8(random, shape)
+    if shape == (HIDDEN, INTERMEDIATE):
+        return modelopt_nvfp4(random, shape)
+    if shape[0] == KV_HEADS * HEAD_DIM:
+        tensors, weight = fp8_channel(random, shape)
+        return tensors | {"weight_scale": wide(tensors["weight_scale"][:, 0])}, weight
+    tensors, weight = fp8_tensor(random, shape)
+    return tensors | {"weight_scale": tensors["weight_scale"].reshape(())}, weight
 
 
 def int8_channel(random, shape):
@@ -228,6 +303,15 @@ def args(bits, kind, strategy, group=None, symmetric=True):
 
 
 DYNAMIC = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
+OWN_FILE = {
+    "producer": {"name": "modelopt", "version": "0.29.0"},
+    "quantization": {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+    },
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "sym": False, "damp_percent": 0.1, "lm_head": False}
 
 
@@ -277,6 +361,27 @@ def folders():
     def gptq_int8(random, shape):
         return gptq(random, shape, bits=8)
 
+    down = ("mlp.down_proj",)
+    weights = args(8, "float", "group", 32) | {"scale_dtype": "torch.uint8"}
+    yield ("mxfp8", bf16, compressed("mxfp8-quantized", [weights], ["lm_head", "re:.*down_proj"]), mxfp8, down)
+    weights = args(4, "float", "group", 32) | {"scale_dtype": "torch.uint8"}
+    yield ("mxfp4", bf16, compressed("mxfp4-pack-quantized", [weights], ["lm_head", "re:.*down_proj"]), mxfp4, down)
+    weights = args(4, "float", "tensor_group", 16) | {"scale_dtype": "torch.float8_e4m3fn"}
+    inputs = args(4, "float", "tensor_group", 16) | {"dynamic": "local"}
+    yield ("nvfp4", bf16, compressed("nvfp4-pack-quantized", [weights], inputs=inputs), nvfp4, ())
+    yield ("modelopt-nvfp4", bf16, None, modelopt_nvfp4, ())
+    mixed = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {
+            "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+            "model.layers.0.mlp.down_proj": {"quant_algo": "NVFP4", "group_size": 16},
+        },
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+    }
+    yield ("modelopt-mixed", bf16, mixed, modelopt_mixed, ())
     yield ("gptq-int8", f16, GPTQ | {"bits": 8, "group_size": 32, "desc_act": False}, gptq_int8, ())
 
 
@@ -315,10 +420,13 @@ def write(out):
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
-            "quantization_config": quantization,
         }
+        if quantization is not None:
+            config["quantization_config"] = quantization
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
+        if quantization is None:
+            (folder / "hf_quant_config.json").write_text(json.dumps(OWN_FILE, indent=1) + "\n")
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         write_safetensors(folder / "model.safetensors", tensors)
         write_safetensors(folder / "expected.safetensors", expected)

@@ -163,6 +163,11 @@ fn quantised_answers_stay_near_those_of_bf16() {
         (QuantizedLayout::Awq, 64, 0.045, 0.85),
         (QuantizedLayout::Gptq, 128, 0.07, 0.82),
         (QuantizedLayout::Gptq8, 32, 0.002, 0.97),
+        (QuantizedLayout::Mxfp8, 32, 0.005, 0.93),
+        (QuantizedLayout::Mxfp4, 32, 0.2, 0.7),
+        (QuantizedLayout::Nvfp4, 16, 0.1, 0.8),
+        (QuantizedLayout::ModelOptNvfp4, 16, 0.1, 0.8),
+        (QuantizedLayout::ModelOptFp8, 1, 0.005, 0.93),
         (QuantizedLayout::F16, 1, 0.002, 0.97),
     ] {
         let out = tempfile::tempdir().unwrap();
@@ -187,6 +192,11 @@ fn quantised_answers_stay_near_those_of_bf16() {
             QuantizedLayout::Awq => "awq, groups of 64",
             QuantizedLayout::Gptq => "gptq, groups of 128",
             QuantizedLayout::Gptq8 => "gptq of eight bits, groups of 32",
+            QuantizedLayout::Mxfp8 => "mxfp8",
+            QuantizedLayout::Mxfp4 => "mxfp4",
+            QuantizedLayout::Nvfp4 => "nvfp4",
+            QuantizedLayout::ModelOptNvfp4 => "nvfp4 of modelopt",
+            QuantizedLayout::ModelOptFp8 => "fp8 of modelopt",
             QuantizedLayout::F16 => "f16, kept",
         };
         comparisons.push((name, divergence, agreed, divergence_max, agreed_min));

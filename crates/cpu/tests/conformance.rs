@@ -232,6 +232,8 @@ fn quantised_checkpoints_are_path_independent() {
         ("qwen3", QuantizedLayout::Gptq8, 32),
         ("qwen3", QuantizedLayout::Int4, 32),
         ("qwen3", QuantizedLayout::Awq, 32),
+        ("qwen3", QuantizedLayout::Mxfp4, 32),
+        ("qwen3", QuantizedLayout::Nvfp4, 16),
         ("olmo2", QuantizedLayout::Int8, 1),
         ("olmo2", QuantizedLayout::Awq, 32),
     ] {

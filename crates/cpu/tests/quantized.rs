@@ -5,7 +5,9 @@
 use crate::harness::{
     self, assert_close, assert_independent, available, multiply, numbers, same_bits,
 };
-use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
+use cleave_checkpoint::{
+    ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor, e2m1,
+};
 use cleave_cpu::{CpuOptions, CpuWeightLoader, Isa, Quantize};
 use cleave_engine::ops::{Precision, WeightLoader};
 
@@ -43,6 +45,10 @@ enum CodeKind {
     Int4Even,
     /// Scales that are not exact in bf16, and varying zero points.
     Int4Odd,
+    /// Scales that are powers of two, as MXFP4 has them.
+    Float4Even,
+    /// Scales that are not exact in bf16, as NVFP4 has them.
+    Float4Odd,
 }
 
 impl CodedWeight {
@@ -55,14 +61,17 @@ impl CodedWeight {
             CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Int8Odd => {
                 ((x * 140.0).clamp(-128.0, 127.0) as i8).cast_unsigned()
             }
-            CodeKind::Int4Even | CodeKind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+            CodeKind::Int4Even | CodeKind::Int4Odd | CodeKind::Float4Even | CodeKind::Float4Odd => {
+                ((x + 1.0) * 8.0) as u8 & 15
+            }
         });
         let scales = random(4, groups).map(|x| match kind {
             CodeKind::Int4Even | CodeKind::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
-            CodeKind::Int8 | CodeKind::Int8Odd | CodeKind::Int4Odd => x * 0.1,
+            CodeKind::Float4Even => (x * 2.0 - 5.0).round().exp2(),
+            CodeKind::Int8 | CodeKind::Int8Odd | CodeKind::Int4Odd | CodeKind::Float4Odd => x * 0.1,
         });
         let zeros = random(5, groups).map(|x| match kind {
-            CodeKind::Int8 | CodeKind::Int8Even => 0,
+            CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Float4Even | CodeKind::Float4Odd => 0,
             CodeKind::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
             CodeKind::Int4Even => 8,
             CodeKind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
@@ -71,6 +80,7 @@ impl CodedWeight {
             element: match kind {
                 CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Int8Odd => QuantizedType::Int8,
                 CodeKind::Int4Even | CodeKind::Int4Odd => QuantizedType::Int4,
+                CodeKind::Float4Even | CodeKind::Float4Odd => QuantizedType::E2m1,
             },
             columns,
             width,
@@ -99,6 +109,7 @@ impl CodedWeight {
             QuantizedType::Int8 => {
                 f64::from(code.cast_signed()) - f64::from(self.zeros[at].cast_signed())
             }
+            QuantizedType::E2m1 => f64::from(e2m1::to_f32(code)),
             _ => f64::from(code) - f64::from(self.zeros[at]),
         };
         code * f64::from(self.scales[at])
@@ -112,7 +123,7 @@ impl CodedWeight {
         match self.element {
             QuantizedType::Int8 if is_plain => self.width,
             _ => {
-                let mut group_sizes = [128, 64, 32].into_iter();
+                let mut group_sizes = [128, 64, 32, 16].into_iter();
                 group_sizes
                     .find(|each| group.is_multiple_of(*each))
                     .unwrap()
@@ -180,6 +191,19 @@ fn weights() -> Vec<(CodeKind, CodedWeight)> {
             weights.push((kind, CodedWeight::new(kind, columns, width, group)));
         }
     }
+    for (columns, width, group) in [
+        (1, 32, 32),
+        (1, 16, 16),
+        (17, 80, 16),
+        (33, 64, 32),
+        (31, 528, 16),
+        (70, 544, 32),
+        (64, 1104, 16),
+    ] {
+        for kind in [CodeKind::Float4Even, CodeKind::Float4Odd] {
+            weights.push((kind, CodedWeight::new(kind, columns, width, group)));
+        }
+    }
     // Groups that kernels support only after splitting.
     for (columns, width, group) in [(40, 512, 256), (24, 384, 192), (33, 96, 96)] {
         let kind = CodeKind::Int8Odd;
@@ -223,10 +247,17 @@ fn quantised_rows_are_bit_equal_in_any_batch() {
         CodeKind::Int8Odd,
         CodeKind::Int4Even,
         CodeKind::Int4Odd,
+        CodeKind::Float4Even,
+        CodeKind::Float4Odd,
     ] {
         // Rows larger than a cache, in more than one block.
         let (columns, width, rows) = (200, 1152, 530);
-        let group = if kind == CodeKind::Int8 { width } else { 64 };
+        let group = match kind {
+            CodeKind::Int8 => width,
+            CodeKind::Float4Even => 32,
+            CodeKind::Float4Odd => 16,
+            _ => 64,
+        };
         let weight = CodedWeight::new(kind, columns, width, group);
         let x = numbers(2, rows * width);
         for isa in available() {
@@ -252,6 +283,8 @@ fn products_of_the_largest_codes_do_not_saturate() {
         (QuantizedType::Int8, 0x7f, 0x80, 128),
         (QuantizedType::Int4, 15, 0, 128),
         (QuantizedType::Int4, 0, 15, 128),
+        (QuantizedType::E2m1, 7, 0, 32),
+        (QuantizedType::E2m1, 15, 0, 16),
     ] {
         let weight = CodedWeight {
             element,

@@ -640,7 +640,7 @@ impl QuantisedCase {
                 // The two NaN codes are replaced.
                 QuantizedType::E4m3 if code & 0x7f == 0x7f => 0x7e,
                 QuantizedType::E4m3 | QuantizedType::Int8 => code,
-                QuantizedType::Int4 => code & 15,
+                QuantizedType::Int4 | QuantizedType::E2m1 => code & 15,
             };
             let codes: Vec<u8> = bytes(seed, rows * width).map(code).collect();
             let scales: Vec<f32> = numbers(seed + 1, rows * groups)

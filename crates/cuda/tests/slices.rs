@@ -51,7 +51,7 @@ impl SlicedWeight {
             // One of the two NaN codes.
             (QuantizedType::E4m3, 0xff) => 0xfe,
             (QuantizedType::E4m3 | QuantizedType::Int8, code) => code,
-            (QuantizedType::Int4, _) => ((x + 1.0) * 7.9) as u8,
+            (QuantizedType::Int4 | QuantizedType::E2m1, _) => ((x + 1.0) * 7.9) as u8,
         };
         let codes: Vec<u8> = values.iter().map(code).collect();
         let (groups, some) = match group {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Folder, its quantisation in words, and the number of quantised projections out of seven.
-const FOLDERS: [(&str, &str, usize); 12] = [
+const FOLDERS: [(&str, &str, usize); 17] = [
     ("fp8-tensor", "compressed-tensors fp8", 7),
     ("fp8-channel", "compressed-tensors fp8", 6),
     ("fp8-block", "fp8", 6),
@@ -23,6 +23,11 @@ const FOLDERS: [(&str, &str, usize); 12] = [
     ("gptq-act-order", "gptq int4", 7),
     ("int4-symmetric", "compressed-tensors int4", 7),
     ("int4-asymmetric", "compressed-tensors int4", 7),
+    ("mxfp8", "compressed-tensors fp8", 6),
+    ("mxfp4", "compressed-tensors fp4", 6),
+    ("nvfp4", "compressed-tensors fp4", 7),
+    ("modelopt-nvfp4", "modelopt fp4", 7),
+    ("modelopt-mixed", "modelopt fp4 and fp8", 7),
 ];
 
 fn path(name: &str) -> std::path::PathBuf {
@@ -94,6 +99,7 @@ fn codes_scales_and_zero_points_reproduce_the_rows() {
                     f32::from(code.cast_signed()) - f32::from(zero.cast_signed())
                 }
                 QuantizedType::Int4 => f32::from(code) - f32::from(zero),
+                QuantizedType::E2m1 => cleave_checkpoint::e2m1::to_f32(code),
             };
             assert_eq!(number * scale, values[column], "{folder}");
         }
