@@ -13,7 +13,8 @@ use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
 use crate::tensor::{StoredTensor, StoredType};
 use cleave_domain::TokenId;
 use cleave_models::{
-    DescribedModel, ModelSpec, ModelTensor, NameSpelling, Projection, TensorRole, read_model,
+    DescribedModel, ModelSpec, ModelTensor, NameSpelling, Projection, TensorPlace, TensorRole,
+    read_model,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -38,8 +39,8 @@ pub struct Checkpoint {
     generation: GenerationConfig,
     /// Every tensor of the model, as a dense checkpoint has them.
     layout: Vec<ModelTensor>,
-    /// Name of the tensor of a role; the layer is `None` outside the layers.
-    names: BTreeMap<(TensorRole, Option<usize>), String>,
+    /// Name of the tensor of a role.
+    names: BTreeMap<(TensorRole, TensorPlace), String>,
     tensors: BTreeMap<String, StoredTensor>,
     /// Quantised weights, by the name that they would have if they were dense.
     quantized: BTreeMap<String, Arc<QuantizedTensor>>,
@@ -122,7 +123,7 @@ impl Checkpoint {
         let mut names = BTreeMap::new();
         for tensor in &layout {
             let name = tensor.name.clone();
-            names.insert((tensor.role, tensor.layer), name.clone());
+            names.insert((tensor.role, tensor.place), name.clone());
             match quantized_weight(quantization.as_ref(), &folder, tensor)? {
                 Some(found) => drop(quantized.insert(name, Arc::new(found))),
                 None => drop(tensors.insert(name, folder.tensor(&tensor.name, &tensor.shape)?)),
@@ -311,7 +312,7 @@ impl Checkpoint {
 
     /// The embedding, `(vocab, hidden)`.
     pub fn embedding(&self) -> &StoredTensor {
-        self.vector(TensorRole::Embedding, None)
+        self.vector(TensorRole::Embedding, TensorPlace::Model)
     }
 
     /// Whether the model can generate: a model that was stored without a head, as embedding models
@@ -328,38 +329,38 @@ impl Checkpoint {
         } else {
             TensorRole::Head
         };
-        self.vector(role, None)
+        self.vector(role, TensorPlace::Model)
     }
 
-    /// The weights of a layer's stack of projections, `(out, in)` each: one for each projection, or
-    /// a single one where the checkpoint has them in one tensor.
+    /// The weights of a stack of projections of a layer or of an expert, `(out, in)` each: one for
+    /// each projection, or a single one where the checkpoint has them in one tensor.
     ///
     /// # Panics
     /// If the model has no such tensors.
-    pub fn stack(&self, parts: &'static [Projection], layer: usize) -> Vec<StoredMatrix> {
+    pub fn stack(&self, parts: &'static [Projection], place: TensorPlace) -> Vec<StoredMatrix> {
         let found = |role| {
-            let matrix = self.matrix(self.name(role, Some(layer)));
+            let matrix = self.matrix(self.name(role, place));
             matrix.expect("open() found every tensor of the layout")
         };
         let whole = TensorRole::Stack(parts);
-        if self.names.contains_key(&(whole, Some(layer))) {
+        if self.names.contains_key(&(whole, place)) {
             return vec![found(whole)];
         }
         let parts = parts.iter();
         parts.map(|part| found(TensorRole::Weight(*part))).collect()
     }
 
-    /// A tensor that is never quantised; `layer` is `None` outside the layers.
+    /// A tensor that is never quantised.
     ///
     /// # Panics
     /// If the model has no such tensor.
-    pub fn vector(&self, role: TensorRole, layer: Option<usize>) -> &StoredTensor {
-        self.tensor(self.name(role, layer))
+    pub fn vector(&self, role: TensorRole, place: TensorPlace) -> &StoredTensor {
+        self.tensor(self.name(role, place))
     }
 
-    fn name(&self, role: TensorRole, layer: Option<usize>) -> &str {
-        let name = self.names.get(&(role, layer));
-        name.unwrap_or_else(|| panic!("the model has no {role:?} in layer {layer:?}"))
+    fn name(&self, role: TensorRole, place: TensorPlace) -> &str {
+        let name = self.names.get(&(role, place));
+        name.unwrap_or_else(|| panic!("the model has no {role:?} in {place:?}"))
     }
 
     /// A tensor that the configuration calls for, and that is never quantised.

@@ -358,7 +358,9 @@ impl<O: Ops> ForwardPass<'_, O> {
         let LayerSpec {
             order, norms, mlp, ..
         } = &weights.spec.layers[index];
-        let (Mlp::Gated(spec), MlpWeights::Gated(mlp)) = (mlp, &layer.mlp);
+        let (Mlp::Gated(spec), MlpWeights::Gated(mlp)) = (mlp, &layer.mlp) else {
+            unreachable!("`supports` refuses experts")
+        };
         let buffers = &mut *self.buffers;
         let ops = &mut *self.ops;
         let gated = GatedIo {

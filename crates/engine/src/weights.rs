@@ -11,8 +11,8 @@ use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
 use cleave_domain::KvSpec;
 use cleave_models::{
-    AttentionSpec, LayerNorms, Mixer, Mlp, ModelSpec, NormSpec, Projection, QkNormSpec, TensorRole,
-    Unsupported,
+    AttentionSpec, LayerNorms, Mixer, Mlp, ModelSpec, NormSpec, Projection, QkNormSpec,
+    TensorPlace, TensorRole, Unsupported,
 };
 use std::collections::BTreeSet;
 
@@ -43,9 +43,7 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) slices: String,
     /// Choice of factors of LongRoPE in the rotary tables, for the fingerprint; empty without them.
     pub(crate) rope_choice: &'static str,
-    /// Bytes of all layers' matrices, and of the head, as a step reads them.
-    layer_bytes: u64,
-    head_bytes: u64,
+    matrix_bytes: MatrixBytes,
     pub(crate) table: P::Table,
     pub(crate) layers: Vec<LayerWeights<P>>,
     pub(crate) norm: P::Vector,
@@ -54,6 +52,17 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) head: P::Matrix,
     /// Rotary tables, as [`ModelSpec::ropes`].
     pub(crate) rotary: Vec<P::Rotary>,
+}
+
+/// Bytes of a model's matrices on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MatrixBytes {
+    /// Matrices of all layers, but for experts', each read once a step.
+    pub layers: u64,
+    /// All experts of all layers but shared ones, each read if a token of the step chooses it.
+    pub experts: u64,
+    /// The head.
+    pub head: u64,
 }
 
 pub(crate) struct LayerWeights<P: WeightLoader> {
@@ -132,7 +141,7 @@ impl<P: WeightLoader> Weights<P> {
             pack,
             checkpoint,
             progress,
-            matrix_bytes: 0,
+            matrix_bytes: MatrixBytes::default(),
             bytes_done: 0,
             bytes_total: checkpoint.bytes_total(),
         };
@@ -140,15 +149,16 @@ impl<P: WeightLoader> Weights<P> {
         let layers = (0..spec.layers.len())
             .map(|layer| loader.layer(layer))
             .collect::<Result<_, _>>()?;
-        let layer_bytes = std::mem::take(&mut loader.matrix_bytes);
-        let norm = loader.norm(spec.final_norm, TensorRole::FinalNorm, None)?;
+        let norm = loader.norm(spec.final_norm, TensorRole::FinalNorm, TensorPlace::Model)?;
         let head = pack.head(checkpoint.head())?;
         loader.advance(checkpoint.head().bytes().len());
-        let head_bytes = pack.head_bytes(checkpoint.head());
+        let matrix_bytes = MatrixBytes {
+            head: pack.head_bytes(checkpoint.head()),
+            ..loader.matrix_bytes
+        };
         pack.finish()?;
         Ok(Self {
-            layer_bytes,
-            head_bytes,
+            matrix_bytes,
             revision: checkpoint.revision(),
             name: name(checkpoint, pack.weight_form()),
             weight_form: pack.weight_form(),
@@ -171,9 +181,9 @@ impl<P: WeightLoader> Weights<P> {
         &self.name
     }
 
-    /// Bytes of all layers' matrices, and of the head, as a step reads them.
-    pub fn matrix_bytes(&self) -> (u64, u64) {
-        (self.layer_bytes, self.head_bytes)
+    /// Bytes of its matrices.
+    pub fn matrix_bytes(&self) -> MatrixBytes {
+        self.matrix_bytes
     }
 
     /// Description of the model.
@@ -242,15 +252,17 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
         plan.tensors_count += 1;
     }
     for (layer, spec) in checkpoint.spec().layers.iter().enumerate() {
-        for parts in spec.stacks() {
-            let stack = checkpoint.stack(parts, layer);
+        let stacks = spec.stacks().into_iter();
+        let each = |parts| spec.places(layer, parts).map(move |place| (parts, place));
+        for (parts, place) in stacks.flat_map(each) {
+            let stack = checkpoint.stack(parts, place);
             let dense = stack.iter().filter_map(|matrix| match matrix {
                 StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
                 StoredMatrix::Quantized(_) => None,
             });
             if dense.clone().count() < stack.len() {
                 plan.matrix_elements -= dense.sum::<usize>() as u64;
-                let slices = inner_slices(checkpoint, layer, parts);
+                let slices = inner_slices(checkpoint, parts, place);
                 plan.quantized.push((stack, slices));
                 plan.tensors_count += 1;
             }
@@ -275,10 +287,11 @@ fn name(checkpoint: &Checkpoint, form: &str) -> String {
 /// Slices of a stack's inner dimension. Its projections read the same input.
 fn inner_slices(
     checkpoint: &Checkpoint,
-    layer: usize,
     parts: &'static [Projection],
+    place: TensorPlace,
 ) -> InnerSlices {
-    let stack = checkpoint.stack(parts, layer);
+    let stack = checkpoint.stack(parts, place);
+    let layer = place.layer().expect("projections belong to a layer");
     let slices = parts.iter().flat_map(|part| {
         let of = |weight| {
             let group = group_columns(weight);
@@ -327,16 +340,30 @@ fn rope_choice(spec: &ModelSpec, context_tokens: usize) -> &'static str {
 /// Numbers of slices in all layers: `o8d8`, or several joined by `+` if layers differ.
 fn slices_name(checkpoint: &Checkpoint) -> String {
     let count =
-        |layer: usize, parts: &'static [Projection]| inner_slices(checkpoint, layer, parts).count();
-    let layers = 0..checkpoint.spec().layers.len();
-    let names: BTreeSet<String> = layers
-        .map(|layer| {
-            let output = count(layer, Projection::OUTPUT);
-            let down = count(layer, Projection::DOWN);
-            format!("o{output}d{down}")
+        |parts: &'static [Projection], place| inner_slices(checkpoint, parts, place).count();
+    let layers = checkpoint.spec().layers.iter().enumerate();
+    let downs = layers.flat_map(|(layer, spec)| {
+        let output = count(Projection::OUTPUT, TensorPlace::Layer(layer));
+        let stacks = spec.stacks().into_iter();
+        let downs = stacks.filter_map(|parts| down_letter(parts).map(|letter| (letter, parts)));
+        downs.flat_map(move |(letter, parts)| {
+            let places = spec.places(layer, parts);
+            places.map(move |place| format!("o{output}{letter}{}", count(parts, place)))
         })
-        .collect();
+    });
+    let names: BTreeSet<String> = downs.collect();
     names.into_iter().collect::<Vec<_>>().join("+")
+}
+
+/// Letter of a down projection in the fingerprint: the dense MLP's, an expert's, or the shared
+/// expert's; `None` for other stacks.
+fn down_letter(parts: &[Projection]) -> Option<char> {
+    match parts {
+        Projection::DOWN => Some('d'),
+        Projection::EXPERT_DOWN => Some('e'),
+        Projection::SHARED_DOWN => Some('s'),
+        _ => None,
+    }
 }
 
 /// A parameter count for people: 1235814400 is `1.2B`.
@@ -366,8 +393,8 @@ struct CheckpointLoader<'a, P> {
     pack: &'a P,
     checkpoint: &'a Checkpoint,
     progress: &'a mut dyn FnMut(CheckpointProgress),
-    /// Bytes on the device of the matrices so far.
-    matrix_bytes: u64,
+    /// Bytes on the device of the layers' matrices so far.
+    matrix_bytes: MatrixBytes,
     bytes_done: u64,
     bytes_total: u64,
 }
@@ -383,6 +410,10 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
             },
             mlp: match &spec.mlp {
                 Mlp::Gated(_) => MlpWeights::Gated(self.gated_mlp(layer)?),
+                Mlp::Experts(_) => {
+                    let problem = "no device loads experts; `supports` refuses them";
+                    return Err(EngineError::Device(problem.to_owned()));
+                }
             },
         })
     }
@@ -393,7 +424,7 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         layer: usize,
     ) -> Result<LayerNormWeights<P>, EngineError> {
         let mut load = |norm: &Option<NormSpec>, role| {
-            let weight = norm.map(|norm| self.norm(norm, role, Some(layer)));
+            let weight = norm.map(|norm| self.norm(norm, role, TensorPlace::Layer(layer)));
             weight.transpose()
         };
         let LayerNorms {
@@ -415,26 +446,28 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         spec: &AttentionSpec,
         layer: usize,
     ) -> Result<AttentionWeights<P>, EngineError> {
-        let qkv = self.matrix(layer, Projection::QKV, P::sliced_matrix)?;
+        let place = TensorPlace::Layer(layer);
+        let qkv = self.matrix(place, Projection::QKV, P::sliced_matrix)?;
         let qk_norm = match spec.qk_norm {
             None => None,
             Some(QkNormSpec { norm, scope: _ }) => Some(QkNormWeights {
-                query: self.norm(norm, TensorRole::QueryNorm, Some(layer))?,
-                key: self.norm(norm, TensorRole::KeyNorm, Some(layer))?,
+                query: self.norm(norm, TensorRole::QueryNorm, TensorPlace::Layer(layer))?,
+                key: self.norm(norm, TensorRole::KeyNorm, TensorPlace::Layer(layer))?,
             }),
         };
         Ok(AttentionWeights {
             qkv,
             qk_norm,
-            output: self.matrix(layer, Projection::OUTPUT, P::sliced_matrix)?,
+            output: self.matrix(place, Projection::OUTPUT, P::sliced_matrix)?,
         })
     }
 
     fn gated_mlp(&mut self, layer: usize) -> Result<GatedMlpWeights<P>, EngineError> {
         let gate_up: LoadStack<P> = |pack, stack, bias, _| pack.gate_up(stack, bias);
+        let place = TensorPlace::Layer(layer);
         Ok(GatedMlpWeights {
-            gate_up: self.matrix(layer, Projection::GATE_UP, gate_up)?,
-            down: self.matrix(layer, Projection::DOWN, P::sliced_matrix)?,
+            gate_up: self.matrix(place, Projection::GATE_UP, gate_up)?,
+            down: self.matrix(place, Projection::DOWN, P::sliced_matrix)?,
         })
     }
 
@@ -447,20 +480,21 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
 
     fn matrix(
         &mut self,
-        layer: usize,
+        place: TensorPlace,
         parts: &'static [Projection],
         pack: LoadStack<P>,
     ) -> Result<P::Matrix, EngineError> {
         let checkpoint = self.checkpoint;
+        let layer = place.layer().expect("projections belong to a layer");
         // All parts of a stack have a bias, or none.
         let spec = &checkpoint.spec().layers[layer];
         let has_bias = parts.iter().all(|part| spec.has_bias(*part));
-        let stored = checkpoint.stack(parts, layer);
+        let stored = checkpoint.stack(parts, place);
         let order = folding::row_order(checkpoint.spec(), layer, parts);
         let weights = folding::in_order(stored, order.as_deref());
         let biases = parts.iter().filter(|_| has_bias);
         let biases: Vec<_> = biases
-            .map(|part| checkpoint.vector(TensorRole::Bias(*part), Some(layer)))
+            .map(|part| checkpoint.vector(TensorRole::Bias(*part), place))
             .collect();
         let bias: Option<Vec<f32>> =
             has_bias.then(|| biases.iter().flat_map(|part| part.to_f32()).collect());
@@ -469,9 +503,9 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
             None => bias,
         });
         let bias_bytes: usize = biases.iter().map(|part| part.bytes().len()).sum();
-        let slices = inner_slices(checkpoint, layer, parts);
+        let slices = inner_slices(checkpoint, parts, place);
         let matrix = pack(self.pack, &weights, bias.as_deref(), &slices)?;
-        self.matrix_bytes += self.pack.matrix_bytes(&weights, &slices);
+        self.matrix_bytes.layers += self.pack.matrix_bytes(&weights, &slices);
         let stored: usize = weights.iter().map(StoredMatrix::stored_bytes).sum();
         self.advance(stored + bias_bytes);
         Ok(matrix)
@@ -481,9 +515,9 @@ impl<P: WeightLoader> CheckpointLoader<'_, P> {
         &mut self,
         norm: NormSpec,
         role: TensorRole,
-        layer: Option<usize>,
+        place: TensorPlace,
     ) -> Result<P::Vector, EngineError> {
-        let tensor = self.checkpoint.vector(role, layer);
+        let tensor = self.checkpoint.vector(role, place);
         let mut weight = folding::norm_weight(norm, tensor.to_f32());
         if role == TensorRole::FinalNorm {
             folding::scale_logits(self.checkpoint.spec(), &mut weight);

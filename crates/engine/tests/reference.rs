@@ -262,6 +262,22 @@ fn capped(x: f64, cap: Option<f32>) -> f64 {
     cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
 }
 
+/// The product of an activated gate and its factor.
+fn gated(activation: Activation, gate: f64, up: f64) -> f64 {
+    match activation {
+        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+        Activation::GeluTanh => {
+            let bent = (2.0 / PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+            gate / 2.0 * (1.0 + bent.tanh()) * up
+        }
+        Activation::ClampedSwiGlu { limit } => {
+            let limit = f64::from(limit);
+            let gate = gate.min(limit);
+            gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+        }
+    }
+}
+
 fn multiply(matrix: &Matrix, x: &[f32], out: &mut [f32]) {
     assert_eq!(out.len(), matrix.bias.len());
     for (index, out) in out.iter_mut().enumerate() {
@@ -531,15 +547,8 @@ impl Ops for PlainOps {
         for row in 0..rows {
             let (gate, up) = gate_up.row(row).split_at(out.width);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
-                let gate = f64::from(*gate);
-                let active = match activation {
-                    Activation::Silu => gate / (1.0 + (-gate).exp()),
-                    Activation::GeluTanh => {
-                        let bent = (2.0 / PI).sqrt() * (gate + 0.044715 * gate.powi(3));
-                        gate / 2.0 * (1.0 + bent.tanh())
-                    }
-                };
-                *out = (active * f64::from(*up)) as f32;
+                let (gate, up) = (f64::from(*gate), f64::from(*up));
+                *out = gated(activation, gate, up) as f32;
             }
         }
         Ok(())

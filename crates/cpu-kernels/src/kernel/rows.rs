@@ -121,6 +121,18 @@ pub(super) fn gelu_tanh<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
 }
 
+/// `gate / (1 + exp(−1.702 · gate)) · (up + 1)`, the gate cut to at most `limit` and its factor to
+/// `±limit`.
+#[inline(always)]
+pub(super) fn clamped_swiglu<S: Simd>(s: S, gate: S::V, up: S::V, limit: f32) -> S::V {
+    const SLOPE: f32 = 1.702;
+    let (least, most) = (s.splat(-limit), s.splat(limit));
+    let gate = s.min(gate, most);
+    let factor = s.add(s.max(s.min(up, most), least), s.splat(1.0));
+    let exp = s.exp2(s.mul(gate, s.splat(-SLOPE * std::f32::consts::LOG2_E)));
+    s.mul(s.div(gate, s.add(s.splat(1.0), exp)), factor)
+}
+
 /// `limit · tanh(x / scale / cap)`, see [`SoftCap`].
 #[inline(always)]
 pub(super) fn capped<S: Simd>(s: S, x: S::V, cap: SoftCap) -> S::V {

@@ -428,6 +428,9 @@ impl Ops for CudaOps {
             activation: match activation {
                 Activation::Silu => 0,
                 Activation::GeluTanh => 1,
+                Activation::ClampedSwiGlu { .. } => {
+                    panic!("`supports` refuses clamped gates on this device")
+                }
             },
         };
         let each = if width.is_multiple_of(8) {

@@ -87,8 +87,9 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
     {
         return refuse("LayerNorm is supported for inputs, not for outputs, queries or keys");
     }
-    layers.iter().for_each(accept_layer);
-    Ok(())
+    layers
+        .iter()
+        .try_for_each(|layer| accept_layer(family, layer))
 }
 
 /// Whether the parts of a layer are parallel, and have other norms than one of the common input.
@@ -122,8 +123,8 @@ fn leaves_an_output_behind(layers: &[LayerSpec]) -> bool {
         .any(|(output, input)| output.is_none() && input.is_none())
 }
 
-/// Names every part of a layer; there is none yet that a device refuses.
-fn accept_layer(layer: &LayerSpec) {
+/// Names every part of a layer.
+fn accept_layer(family: &'static str, layer: &LayerSpec) -> Result<(), Unsupported> {
     let LayerSpec {
         order: PartOrder::Sequential | PartOrder::Parallel,
         norms:
@@ -147,14 +148,31 @@ fn accept_layer(layer: &LayerSpec) {
                 scale: _,
                 soft_cap: _,
                 biases: _,
+                has_sinks,
             }),
-        mlp:
-            Mlp::Gated(GatedMlpSpec {
-                width: _,
-                activation: Activation::Silu | Activation::GeluTanh,
-                bias: _,
-            }),
+        mlp,
     } = layer;
+    let refuse = |problem: &str| {
+        Err(Unsupported {
+            family,
+            problem: problem.to_owned(),
+        })
+    };
+    if *has_sinks {
+        return refuse("its attention has sinks; attention without them is supported");
+    }
+    match mlp {
+        Mlp::Gated(GatedMlpSpec {
+            width: _,
+            activation: Activation::Silu | Activation::GeluTanh,
+            bias: _,
+        }) => Ok(()),
+        Mlp::Gated(GatedMlpSpec {
+            activation: Activation::ClampedSwiGlu { .. },
+            ..
+        }) => refuse("its gates are clamped; SiLU and GELU without limits are supported"),
+        Mlp::Experts(_) => refuse("its layers have experts; dense MLPs are supported"),
+    }
 }
 
 #[cfg(test)]

@@ -225,6 +225,7 @@ impl Decoder {
                 scale: factors.scores.unwrap_or(usual_scale),
                 soft_cap: factors.scores_cap,
                 biases,
+                has_sinks: false,
             }),
             mlp: Mlp::Gated(mlp),
         };
