@@ -47,6 +47,8 @@ pub struct Checkpoint {
     /// Name of the head's tensor, if the head is the embedding.
     tied_head: Option<String>,
     has_head: bool,
+    /// Beginnings of names of tensors that predict further tokens, and are not used.
+    mtp_tensors: Vec<String>,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
     revision: OnceLock<Revision>,
@@ -129,8 +131,10 @@ impl Checkpoint {
                 None => drop(tensors.insert(name, folder.tensor(&tensor.name, &tensor.shape)?)),
             }
         }
+        let mtp_tensors = model.mtp_tensors().map(|name| spelling.spell(&name));
         let opened = Self {
             dir: dir.to_owned(),
+            mtp_tensors: mtp_tensors.collect(),
             model,
             quantization,
             generation,
@@ -184,11 +188,12 @@ impl Checkpoint {
     }
 
     /// Whether an unused tensor may be ignored: the family never uses it, it stores a tied head
-    /// twice, or it is no text model's.
+    /// twice, it predicts further tokens, or it is no text model's.
     fn may_be_unused(&self, name: &str) -> bool {
         let mut endings = self.model.family.unused_tensors.iter();
         endings.any(|ending| name.ends_with(ending))
             || self.tied_head.as_deref() == Some(name)
+            || self.mtp_tensors.iter().any(|each| name.starts_with(each))
             || self.is_of_other_part(name)
     }
 
