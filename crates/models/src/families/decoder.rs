@@ -675,7 +675,7 @@ mod tests {
                         experts.expert.width..=experts.count * experts.expert.width
                     }
                 };
-                prop_assert!(*widths.start() >= 1 && *widths.end() <= 8 * WIDTH_MAX);
+                prop_assert!(*widths.start() >= 1 && *widths.end() <= 4 * WIDTH_MAX);
             }
             let ids = config.bos.iter().chain(&config.eos);
             prop_assert!(ids.into_iter().all(|id| (*id as usize) < config.vocab_size));

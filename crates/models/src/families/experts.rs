@@ -13,8 +13,8 @@ use crate::spec::{
 
 /// Bounds on what a file may claim, far above any model, so that products cannot overflow.
 const EXPERTS_MAX: usize = 1 << 12;
-/// Rows of all experts of a layer side by side; the largest published models have 2^21.
-const ROWS_MAX: usize = 1 << 23;
+/// Rows of all experts of a layer side by side; the largest published models have nearly 2^20.
+const ROWS_MAX: usize = 1 << 22;
 
 /// Key of the number of experts that each token uses.
 const CHOSEN: &str = "num_experts_per_tok";
