@@ -10,6 +10,7 @@ use crate::generation::GenerationConfig;
 use crate::quantization::{ProjectionModule, Quantization};
 use crate::quantized::{QuantizedTensor, StoredMatrix};
 use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
+use crate::stacks::ExpertsTensor;
 use crate::tensor::{StoredTensor, StoredType};
 use cleave_domain::TokenId;
 use cleave_models::{
@@ -41,6 +42,10 @@ pub struct Checkpoint {
     layout: Vec<ModelTensor>,
     /// Name of the tensor of a role.
     names: BTreeMap<(TensorRole, TensorPlace), String>,
+    /// Tensors with a stack of projections of all experts of a layer, by the stack and the layer.
+    experts: BTreeMap<(&'static [Projection], usize), ExpertsTensor>,
+    /// Biases of such stacks, by the same.
+    expert_biases: BTreeMap<(&'static [Projection], usize), ExpertsTensor>,
     tensors: BTreeMap<String, StoredTensor>,
     /// Quantised weights, by the name that they would have if they were dense.
     quantized: BTreeMap<String, Arc<QuantizedTensor>>,
@@ -123,9 +128,16 @@ impl Checkpoint {
         }
         let (mut tensors, mut quantized) = (BTreeMap::new(), BTreeMap::new());
         let mut names = BTreeMap::new();
+        let (mut experts, mut expert_biases) = (BTreeMap::new(), BTreeMap::new());
         for tensor in &layout {
             let name = tensor.name.clone();
             names.insert((tensor.role, tensor.place), name.clone());
+            if let Some((stack, of_experts)) = ExpertsTensor::of(tensor) {
+                match of_experts.is_bias() {
+                    false => experts.insert(stack, of_experts),
+                    true => expert_biases.insert(stack, of_experts),
+                };
+            }
             match quantized_weight(quantization.as_ref(), &folder, tensor)? {
                 Some(found) => drop(quantized.insert(name, Arc::new(found))),
                 None => drop(tensors.insert(name, folder.tensor(&tensor.name, &tensor.shape)?)),
@@ -140,6 +152,8 @@ impl Checkpoint {
             generation,
             layout,
             names,
+            experts,
+            expert_biases,
             tensors,
             quantized,
             has_head: spelling.has_head || model_is_tied,
@@ -337,30 +351,54 @@ impl Checkpoint {
         self.vector(role, TensorPlace::Model)
     }
 
-    /// The weights of a stack of projections of a layer or of an expert, `(out, in)` each: one for
-    /// each projection, or a single one where the checkpoint has them in one tensor.
-    ///
-    /// # Panics
-    /// If the model has no such tensors.
-    pub fn stack(&self, parts: &'static [Projection], place: TensorPlace) -> Vec<StoredMatrix> {
-        let found = |role| {
-            let matrix = self.matrix(self.name(role, place));
-            matrix.expect("open() found every tensor of the layout")
-        };
-        let whole = TensorRole::Stack(parts);
-        if self.names.contains_key(&(whole, place)) {
-            return vec![found(whole)];
-        }
-        let parts = parts.iter();
-        parts.map(|part| found(TensorRole::Weight(*part))).collect()
-    }
-
     /// A tensor that is never quantised.
     ///
     /// # Panics
     /// If the model has no such tensor.
     pub fn vector(&self, role: TensorRole, place: TensorPlace) -> &StoredTensor {
         self.tensor(self.name(role, place))
+    }
+
+    /// Names of the tensors that have a stack: of each projection, or of all.
+    pub(crate) fn stack_names(
+        &self,
+        parts: &'static [Projection],
+        place: TensorPlace,
+    ) -> Vec<&str> {
+        let whole = TensorRole::Stack(parts);
+        if self.names.contains_key(&(whole, place)) {
+            return vec![self.name(whole, place)];
+        }
+        let parts = parts.iter();
+        parts
+            .map(|part| self.name(TensorRole::Weight(*part), place))
+            .collect()
+    }
+
+    /// The tensor with a stack of all experts of a layer, if there is one.
+    pub(crate) fn experts(
+        &self,
+        parts: &'static [Projection],
+        layer: usize,
+    ) -> Option<&ExpertsTensor> {
+        self.experts.get(&(parts, layer))
+    }
+
+    /// The tensor with the biases of a stack of all experts of a layer, if there is one.
+    pub(crate) fn expert_biases(
+        &self,
+        parts: &'static [Projection],
+        layer: usize,
+    ) -> Option<&ExpertsTensor> {
+        self.expert_biases.get(&(parts, layer))
+    }
+
+    /// Every tensor of the model that is not quantised, with its role.
+    pub fn tensors_by_role(&self) -> impl Iterator<Item = (TensorRole, &StoredTensor)> {
+        self.layout.iter().filter_map(|tensor| {
+            let stored = self.tensors.get(&tensor.name)?;
+            Some((tensor.role, stored))
+        })
     }
 
     fn name(&self, role: TensorRole, place: TensorPlace) -> &str {

@@ -62,6 +62,66 @@ pub(super) fn add<S: Simd>(s: S, x: &mut [f32], delta: &[f32]) {
     }
 }
 
+/// `x[i] ← x[i] + factor · addend[i]`.
+#[inline(always)]
+pub(super) fn add_scaled<S: Simd>(s: S, x: &mut [f32], addend: &[f32], factor: f32) {
+    let factor = s.splat(factor);
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    let (addends, addends_tail) = addend.as_chunks::<LANES>();
+    for (chunk, addend) in chunks.iter_mut().zip(addends) {
+        s.store(s.fma(factor, s.load(addend), s.load(chunk)), chunk);
+    }
+    if !tail.is_empty() {
+        let sum = s.fma(factor, s.load_part(addends_tail), s.load_part(tail));
+        s.store_part(sum, tail);
+    }
+}
+
+/// `x[i] ← exp(x[i]) / Σ exp(x)`.
+#[inline(always)]
+pub(super) fn softmax<S: Simd>(s: S, x: &mut [f32]) {
+    let most = x.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+    let (most, to_log2) = (s.splat(most), s.splat(std::f32::consts::LOG2_E));
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    let mut sums = s.splat(0.0);
+    for chunk in chunks.iter_mut() {
+        let power = s.exp2(s.mul(s.sub(s.load(chunk), most), to_log2));
+        sums = s.add(sums, power);
+        s.store(power, chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(s.exp2(s.mul(s.sub(s.load_part(tail), most), to_log2)), tail);
+        sums = s.add(sums, s.load_part(tail));
+    }
+    let sum = s.splat(s.sum(sums));
+    for chunk in chunks.iter_mut() {
+        s.store(s.div(s.load(chunk), sum), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(s.div(s.load_part(tail), sum), tail);
+    }
+}
+
+/// `x[i] ← 1 / (1 + exp(−x[i]))`.
+#[inline(always)]
+pub(super) fn sigmoid<S: Simd>(s: S, x: &mut [f32]) {
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        s.store(sigmoid_of(s, s.load(chunk)), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(sigmoid_of(s, s.load_part(tail)), tail);
+    }
+}
+
+#[inline(always)]
+fn sigmoid_of<S: Simd>(s: S, x: S::V) -> S::V {
+    let exp = s.exp2(s.mul(x, s.splat(-std::f32::consts::LOG2_E)));
+    let share = s.div(s.splat(1.0), s.add(s.splat(1.0), exp));
+    // The exponential of NaN is a number: it would hide that a logit is none.
+    s.add(share, s.sub(x, x))
+}
+
 /// Prefetches memory that is about to be written.
 #[inline(always)]
 pub(super) fn prefetch_lines<S: Simd>(s: S, bytes: &[u8]) {

@@ -5,8 +5,9 @@
 //! it is accepted or refused here.
 
 use cleave_models::{
-    Activation, AttentionSpec, GatedMlpSpec, LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec,
-    NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec, Scalars, Unsupported,
+    Activation, AttentionSpec, ChosenWeights, ExpertGroups, ExpertsSpec, GatedMlpSpec, GroupScore,
+    LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder,
+    QkNormScope, QkNormSpec, RouterScore, RouterSpec, Scalars, SharedExpertSpec, Unsupported,
 };
 
 /// Every norm that a device computes, of a stream at least.
@@ -20,7 +21,20 @@ macro_rules! any_norm {
     };
 }
 
-/// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, norms of inputs
+/// Every gated MLP.
+macro_rules! any_gated {
+    () => {
+        GatedMlpSpec {
+            width: _,
+            activation: Activation::Silu
+                | Activation::GeluTanh
+                | Activation::ClampedSwiGlu { limit: _ },
+            bias: _,
+        }
+    };
+}
+
+/// Accepts decoders of attention and gated MLPs, or mixtures of them: heads of one shape in all layers, norms of inputs
 /// or outputs, LayerNorm of inputs alone, a factor of outputs only where every part has a
 /// norm of its input, and parallel parts only under one norm.
 ///
@@ -162,17 +176,63 @@ fn accept_layer(family: &'static str, layer: &LayerSpec) -> Result<(), Unsupport
         return refuse("its attention has sinks; attention without them is supported");
     }
     match mlp {
-        Mlp::Gated(GatedMlpSpec {
-            width: _,
-            activation: Activation::Silu | Activation::GeluTanh,
-            bias: _,
+        Mlp::Gated(any_gated!()) => Ok(()),
+        Mlp::Experts(ExpertsSpec {
+            count: _,
+            chosen: _,
+            expert: any_gated!(),
+            router:
+                RouterSpec {
+                    score: RouterScore::Softmax | RouterScore::Sigmoid | RouterScore::Identity,
+                    has_bias: _,
+                    has_choice_bias: _,
+                    groups:
+                        None
+                        | Some(ExpertGroups {
+                            count: _,
+                            chosen: _,
+                            score: GroupScore::Max | GroupScore::TwoBestSum,
+                        }),
+                    weights:
+                        ChosenWeights::Scores
+                        | ChosenWeights::Normalized { epsilon: _ }
+                        | ChosenWeights::Softmax,
+                    scale: _,
+                },
+            shared:
+                None
+                | Some(SharedExpertSpec {
+                    mlp: any_gated!(),
+                    has_gate: _,
+                }),
         }) => Ok(()),
-        Mlp::Gated(GatedMlpSpec {
-            activation: Activation::ClampedSwiGlu { .. },
-            ..
-        }) => refuse("its gates are clamped; SiLU and GELU without limits are supported"),
-        Mlp::Experts(_) => refuse("its layers have experts; dense MLPs are supported"),
     }
+}
+
+/// Refuses models with experts, attention sinks or clamped gates, for a device without them.
+///
+/// # Errors
+/// The first such part.
+pub fn refuse_experts(spec: &ModelSpec) -> Result<(), Unsupported> {
+    let refuse = |part: &str| {
+        Err(Unsupported {
+            family: spec.family,
+            problem: format!("its layers have {part}, which `--device cpu` computes"),
+        })
+    };
+    for layer in &spec.layers {
+        match &layer.mlp {
+            Mlp::Experts(_) => return refuse("experts"),
+            Mlp::Gated(mlp) => match mlp.activation {
+                Activation::Silu | Activation::GeluTanh => {}
+                Activation::ClampedSwiGlu { .. } => return refuse("clamped gates"),
+            },
+        }
+    }
+    if spec.attention().any(|attention| attention.has_sinks) {
+        return refuse("attention sinks");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
