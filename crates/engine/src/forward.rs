@@ -321,9 +321,11 @@ impl<O: Ops> ForwardPass<'_, O> {
             soft_cap: spec.soft_cap,
             window: spec.window,
         };
+        let MixerWeights::Attention(weights) = &self.weights.layers[index].mixer;
         let io = AttentionIo {
             qkv: &self.buffers.qkv,
             pool: &*self.pool,
+            sinks: weights.sinks.as_ref(),
             out: &mut self.buffers.attention_out,
         };
         self.ops.attend(batch, &attention, io)

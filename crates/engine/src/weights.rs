@@ -91,6 +91,8 @@ pub(crate) struct AttentionWeights<P: WeightLoader> {
     /// `(q | k | v, hidden)`.
     pub(crate) qkv: P::Matrix,
     pub(crate) qk_norm: Option<QkNormWeights<P>>,
+    /// Sinks, `(query_heads)`.
+    pub(crate) sinks: Option<P::Vector>,
     /// Projection after attention, `(hidden, query_width)`.
     pub(crate) output: P::Matrix,
 }

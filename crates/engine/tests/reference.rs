@@ -580,7 +580,12 @@ impl Ops for PlainOps {
         attention: &Attention,
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
-        let AttentionIo { qkv, pool, out } = io;
+        let AttentionIo {
+            qkv,
+            pool,
+            sinks,
+            out,
+        } = io;
         let heads = pool.shape.layer(attention.layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
@@ -604,9 +609,13 @@ impl Ops for PlainOps {
                             capped(product * f64::from(attention.scale), attention.soft_cap)
                         })
                         .collect();
-                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sink = sinks.map(|sinks| f64::from(sinks[head]));
+                    let most = scores.iter().copied().chain(sink);
+                    let most = most.fold(f64::NEG_INFINITY, f64::max);
                     let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-                    let total: f64 = powers.iter().sum();
+                    // The sink takes its share, and has no value.
+                    let of_sink = sink.map_or(0.0, |sink| (sink - most).exp());
+                    let total = powers.iter().sum::<f64>() + of_sink;
                     let mut sums = vec![0.0f64; dim];
                     for (p, power) in visible.zip(&powers) {
                         let (block, token) = block_and_token(p);

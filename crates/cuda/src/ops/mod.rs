@@ -373,7 +373,13 @@ impl Ops for CudaOps {
         attention: &Attention,
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
-        let AttentionIo { qkv, pool, out } = io;
+        let AttentionIo {
+            qkv,
+            pool,
+            sinks,
+            out,
+        } = io;
+        assert!(sinks.is_none(), "`supports` refuses sinks on this device");
         let heads = pool.shape.layer(attention.layer).heads;
         assert_eq!(
             (qkv.width, qkv.stored),

@@ -111,9 +111,13 @@ impl<'a, P: WeightLoader> CheckpointLoader<'a, P> {
                 key: self.norm(norm, TensorRole::KeyNorm, TensorPlace::Layer(layer))?,
             }),
         };
+        let sinks = spec
+            .has_sinks
+            .then(|| self.vector(TensorRole::Sinks, place));
         Ok(AttentionWeights {
             qkv,
             qk_norm,
+            sinks: sinks.transpose()?,
             output: self.matrix(place, Projection::OUTPUT, P::sliced_matrix)?,
         })
     }
@@ -137,15 +141,8 @@ impl<'a, P: WeightLoader> CheckpointLoader<'a, P> {
     ) -> Result<ExpertsWeights<P>, EngineError> {
         let place = TensorPlace::Layer(layer);
         let router = self.router(spec, place)?;
-        let choice_bias = match spec.router.has_choice_bias {
-            false => None,
-            true => {
-                let tensor = self.checkpoint.vector(TensorRole::ChoiceBias, place);
-                let vector = self.pack.vector(&tensor.to_f32())?;
-                self.advance(tensor.bytes().len());
-                Some(vector)
-            }
-        };
+        let has_bias = spec.router.has_choice_bias;
+        let choice_bias = has_bias.then(|| self.vector(TensorRole::ChoiceBias, place));
         let each = (0..spec.count).map(|expert| TensorPlace::Expert { layer, expert });
         let stacks = [Projection::EXPERT_GATE_UP, Projection::EXPERT_DOWN];
         let experts = each
@@ -155,7 +152,7 @@ impl<'a, P: WeightLoader> CheckpointLoader<'a, P> {
         let shared = spec.shared.map(|_| self.gated_mlp(place, stacks));
         Ok(ExpertsWeights {
             router,
-            choice_bias,
+            choice_bias: choice_bias.transpose()?,
             experts,
             shared: shared.transpose()?,
         })
@@ -227,6 +224,14 @@ impl<'a, P: WeightLoader> CheckpointLoader<'a, P> {
         let stored: usize = weights.iter().map(StoredMatrix::stored_bytes).sum();
         self.advance(stored + bias_bytes);
         Ok(matrix)
+    }
+
+    /// A vector as the checkpoint has it.
+    fn vector(&mut self, role: TensorRole, place: TensorPlace) -> Result<P::Vector, EngineError> {
+        let tensor = self.checkpoint.vector(role, place);
+        let vector = self.pack.vector(&tensor.to_f32())?;
+        self.advance(tensor.bytes().len());
+        Ok(vector)
     }
 
     pub(super) fn norm(
