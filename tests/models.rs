@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 const TEXT: &str = "/v1/completions";
+/// The served name of the bundled checkpoint.
+const DEMO: &str = "cleave-demo";
 
 /// A router, and workers of each model by their names.
 struct ModelsFleet {
@@ -43,7 +45,7 @@ fn fleet(legs: &[&str]) -> ModelsFleet {
     let demo = workers(&address, "demo", legs, &[]);
     let llama = workers(&address, "llama", legs, &llama);
     let client = HttpClient::new(&address);
-    for model in ["demo", "llama3"] {
+    for model in [DEMO, "llama3"] {
         let label = format!("model=\"{model}\"");
         wait_for("workers of a model", || {
             let joined = client.metric("cleave_workers", &[&label]);
@@ -93,7 +95,7 @@ fn assert_reference_tokens(client: &HttpClient) {
 }
 
 fn demo_body() -> Value {
-    json!({"model": "demo", "prompt": "The borrow checker", "max_tokens": 24, "temperature": 0})
+    json!({"model": DEMO, "prompt": "The borrow checker", "max_tokens": 24, "temperature": 0})
 }
 
 #[test]
@@ -110,7 +112,7 @@ fn two_models_stream_behind_one_router() {
     let (_, list) = client.get("/v1/models");
     let list: Value = serde_json::from_str(&list).unwrap();
     let names: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
-    assert_eq!(names, ["demo", "llama3"]);
+    assert_eq!(names, [DEMO, "llama3"]);
     assert_eq!(list["data"][1]["max_model_len"], 512);
 
     let (status, unknown) = client.post(TEXT, &json!({"model": "gpt-9", "prompt": "a"}));
@@ -118,7 +120,7 @@ fn two_models_stream_behind_one_router() {
     let (status, unnamed) = client.post(TEXT, &json!({"prompt": "a"}));
     assert_eq!((status, &unnamed["error"]["param"]), (400, &json!("model")));
 
-    for (model, count) in [("demo", 1.0), ("llama3", 2.0 * golden_prompts().len() as f64)] {
+    for (model, count) in [(DEMO, 1.0), ("llama3", 2.0 * golden_prompts().len() as f64)] {
         let label = format!("model=\"{model}\"");
         let done = client.metric("cleave_flights_ended_total", &[&label, "done"]);
         assert_eq!(done, count, "{model}");
@@ -132,7 +134,7 @@ fn two_models_stream_behind_one_router() {
         let all = workers["data"].as_array().unwrap().iter();
         all.filter(|worker| worker["model"] == model).count()
     };
-    assert_eq!((of("demo"), of("llama3")), (2, 2), "{workers}");
+    assert_eq!((of(DEMO), of("llama3")), (2, 2), "{workers}");
 }
 
 #[test]

@@ -57,6 +57,11 @@ impl ScalingStatuses {
         self.0.entry(Arc::clone(model)).or_insert(status);
     }
 
+    /// A model is forgotten.
+    pub fn end(&mut self, model: &str) {
+        self.0.remove(model);
+    }
+
     /// The status of a model.
     pub fn of(&self, model: &str) -> ScalingStatus {
         self.0.get(model).cloned().unwrap_or_default()

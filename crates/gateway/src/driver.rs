@@ -308,10 +308,21 @@ impl RouterDriver {
         self.effects.slo.begin_model(model);
     }
 
+    /// A model is forgotten.
+    fn model_ended(&mut self, model: &Arc<str>) {
+        info!(%model, "no worker has served this model for a while: it is forgotten");
+        self.effects.scaling.send_modify(|statuses| statuses.end(model));
+        self.effects.scaling_series.hide(model);
+        self.effects.readiness.send_modify(|all| all.end(model));
+        self.effects.meters.end_model(model);
+        self.effects.slo.end_model(model);
+    }
+
     /// Performs one output of the pools.
     fn perform(&mut self, output: PoolOutput) {
         match output {
             PoolOutput::Began { model } => self.model_began(&model),
+            PoolOutput::Ended { model } => self.model_ended(&model),
             PoolOutput::OfModel { model, output } => {
                 let driver = self;
                 output.perform(&mut PoolActions { driver, model });

@@ -237,7 +237,7 @@ impl RouterBody {
 
     /// The models that `app` serves: those of this router's workers.
     pub fn model_registry(&self, app: App) -> ModelRegistry {
-        ModelRegistry::new(app, Arc::clone(&self.flights))
+        ModelRegistry::new(app, Arc::clone(&self.flights), self.readiness.clone())
     }
 
     /// The interface for the HTTP server and other submitters.

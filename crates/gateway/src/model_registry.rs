@@ -14,12 +14,14 @@
 //! again by themselves. Models of other names do not matter to it.
 
 use super::flights::FlightTable;
+use super::readiness::ModelReadiness;
 use cleave_api::App;
 use cleave_fleet::{ModelAdmission, files_digest};
 use cleave_text::{ModelFiles, ModelText};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Decides whose text files serve.
@@ -38,13 +40,41 @@ pub struct ModelRegistry {
 pub struct ModelMembership(u64);
 
 impl ModelRegistry {
-    pub(crate) fn new(app: App, flights: Arc<FlightTable>) -> Self {
-        Self {
+    /// Models that `known` has no more are forgotten from then on. Must be called within a tokio
+    /// runtime.
+    pub(crate) fn new(
+        app: App,
+        flights: Arc<FlightTable>,
+        mut known: watch::Receiver<ModelReadiness>,
+    ) -> Self {
+        let registry = Self {
             app,
             flights,
             present: Arc::default(),
             reading: Arc::default(),
-        }
+        };
+        let follower = registry.clone();
+        tokio::spawn(async move {
+            while known.changed().await.is_ok() {
+                let known = known.borrow_and_update().clone();
+                follower.forget_unknown(&known);
+            }
+        });
+        registry
+    }
+
+    /// Forgets models without workers that the router has forgotten.
+    fn forget_unknown(&self, known: &ModelReadiness) {
+        let mut present = self.present();
+        let app = &self.app;
+        present.models.retain(|name, model| {
+            // A worker that was let in may not have joined yet.
+            let stays = known.knows(name) || !model.is_empty();
+            if !stays {
+                app.retire_model(name);
+            }
+            stays
+        });
     }
 
     /// Lets a worker in whose files were read before.
@@ -510,6 +540,22 @@ mod tests {
         registry.serve_successor(&files.name).await;
         let serving = || registry.present().of_mut(&files.name).serving.as_ref().unwrap().files.clone();
         assert_eq!(serving(), other);
+    }
+
+    #[tokio::test]
+    async fn a_model_that_the_router_forgot_is_retired() {
+        let (registry, files) = registry();
+        let membership = registry.accept("a", &files).await.unwrap();
+        let unknown = ModelReadiness::default();
+        registry.forget_unknown(&unknown);
+        assert!(registry.present().of(&files.name).is_some(), "its worker is about to join");
+        registry.leave(membership);
+        let mut known = ModelReadiness::default();
+        known.begin(&Arc::from(files.name.as_str()));
+        registry.forget_unknown(&known);
+        assert!(registry.present().of(&files.name).is_some());
+        registry.forget_unknown(&unknown);
+        assert!(registry.present().of(&files.name).is_none());
     }
 
     #[test]

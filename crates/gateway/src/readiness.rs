@@ -26,6 +26,11 @@ impl ModelReadiness {
         self.0.entry(Arc::clone(model)).or_insert(begins);
     }
 
+    /// A model is forgotten.
+    pub(crate) fn end(&mut self, model: &str) {
+        self.0.remove(model);
+    }
+
     pub(crate) fn set(&mut self, model: &Arc<str>, readiness: RouterReadiness) {
         self.0.insert(Arc::clone(model), readiness_text(readiness));
     }
@@ -41,6 +46,11 @@ impl ModelReadiness {
     /// Whether requests for some model would find a pair.
     pub fn has_ready_model(&self) -> bool {
         self.0.values().any(|one| *one == ServingReadiness::Ready)
+    }
+
+    /// Whether this model is known.
+    pub(crate) fn knows(&self, model: &str) -> bool {
+        self.0.contains_key(model)
     }
 
     /// The names of the models that are known.

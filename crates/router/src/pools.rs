@@ -10,7 +10,9 @@
 //! nothing, then [`RouterPools::deadline`].
 //!
 //! A router that knows no model begins with one pool without a name. The first model that a worker
-//! announces gives it its name: requests that started the first worker wait there.
+//! announces gives it its name: requests that started the first worker wait there. A pool ends when
+//! it had neither worker nor flight for [`MODEL_KEPT`], unless the policy lists its model or it is
+//! the last one. So a model that was replaced by one of another name is forgotten.
 
 use crate::brain::RouterBrain;
 use crate::event::{RouterInput, RouterLimits, RouterOutput};
@@ -18,6 +20,10 @@ use cleave_domain::{FlightId, SloPolicy, Time, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a model that the policy does not list stays known without a worker.
+const MODEL_KEPT: Duration = Duration::from_secs(600);
 
 /// A fact, with the model that it is about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +45,8 @@ pub enum PoolOutput {
         model: Arc<str>,
         output: RouterOutput,
     },
+    /// The pool of this model has ended: no worker served it for a while.
+    Ended { model: Arc<str> },
     /// Draining is complete: no pool has a flight left.
     Drained,
 }
@@ -58,6 +66,16 @@ struct ModelPool {
     brain: RouterBrain,
     /// No flight is left after a request to drain.
     drained: bool,
+    /// Since when it has neither worker nor flight, nor a leg that is not released.
+    unused_since: Option<Time>,
+}
+
+impl ModelPool {
+    fn is_unused(&self) -> bool {
+        let brain = &self.brain;
+        let has_any = brain.workers().next().is_some() || brain.flight_ids().next().is_some();
+        !has_any && brain.legs_open() == 0
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +151,7 @@ impl RouterPools {
                 }
             },
         }
+        self.end_unused(now);
         self.report_drain();
     }
 
@@ -144,7 +163,11 @@ impl RouterPools {
     /// When to wake the pools at the latest, if nothing happens before.
     pub fn deadline(&self) -> Option<Time> {
         let deadlines = self.pools.values().filter_map(|pool| pool.brain.deadline());
-        deadlines.min()
+        let ends = self.pools.iter().filter_map(|(model, pool)| {
+            let unused_since = pool.unused_since.filter(|_| self.may_end(model))?;
+            Some(unused_since + MODEL_KEPT)
+        });
+        deadlines.chain(ends).min()
     }
 
     /// Returns whether the responsive workers of a model alone can serve a request.
@@ -195,6 +218,7 @@ impl RouterPools {
         ModelPool {
             brain: RouterBrain::new(limits),
             drained: false,
+            unused_since: None,
         }
     }
 
@@ -216,6 +240,31 @@ impl RouterPools {
         }
         if !is_named_now && self.drain != DrainProgress::No {
             self.feed(now, model, RouterInput::Draining);
+        }
+    }
+
+    /// Whether the pool of this model ends once it is unused for long enough.
+    fn may_end(&self, model: &str) -> bool {
+        let policy = &self.limits.policy;
+        self.pools.len() > 1 && !policy.models.iter().any(|listed| listed.name == model)
+    }
+
+    /// Notes which pools are unused, and ends those that were for long enough.
+    fn end_unused(&mut self, now: Time) {
+        for pool in self.pools.values_mut() {
+            let since = pool.unused_since.unwrap_or(now);
+            pool.unused_since = pool.is_unused().then_some(since);
+        }
+        let is_over = |pool: &ModelPool| {
+            let since = pool.unused_since;
+            since.is_some_and(|since| since + MODEL_KEPT <= now)
+        };
+        let over = self.pools.iter().filter(|(_, pool)| is_over(pool));
+        for model in over.map(|(model, _)| Arc::clone(model)).collect::<Vec<_>>() {
+            if self.may_end(&model) {
+                self.pools.remove(&model);
+                self.outputs.push_back(PoolOutput::Ended { model });
+            }
         }
     }
 

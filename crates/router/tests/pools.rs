@@ -11,7 +11,7 @@ use cleave_router::{
     RouterPools, RouterReadiness,
 };
 use cleave_testkit::build;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,11 +20,14 @@ struct PoolsDriver {
     pools: RouterPools,
     now: Time,
     began: Vec<String>,
+    ended: Vec<String>,
     orders: Vec<(String, WorkerRef, Order)>,
     endings: BTreeMap<FlightId, Ending>,
     readiness: BTreeMap<String, RouterReadiness>,
     wanted: BTreeMap<String, u32>,
     drained: u32,
+    /// Answers to the brains' questions: no client has a token.
+    answers: VecDeque<RouterInput>,
 }
 
 fn capacity(slots_count: u32) -> Capacity {
@@ -52,11 +55,13 @@ impl PoolsDriver {
             pools: RouterPools::new(limits),
             now: Time::ZERO,
             began: Vec::new(),
+            ended: Vec::new(),
             orders: Vec::new(),
             endings: BTreeMap::new(),
             readiness: BTreeMap::new(),
             wanted: BTreeMap::new(),
             drained: 0,
+            answers: VecDeque::new(),
         };
         driver.take_outputs();
         driver
@@ -66,6 +71,10 @@ impl PoolsDriver {
         self.now = self.now + Duration::from_millis(1);
         self.pools.handle(self.now, input.into());
         self.take_outputs();
+        while let Some(answer) = self.answers.pop_front() {
+            self.pools.handle(self.now, answer.into());
+            self.take_outputs();
+        }
     }
 
     fn take_outputs(&mut self) {
@@ -73,6 +82,10 @@ impl PoolsDriver {
             let (model, output) = match output {
                 PoolOutput::Began { model } => {
                     self.began.push(model.to_string());
+                    continue;
+                }
+                PoolOutput::Ended { model } => {
+                    self.ended.push(model.to_string());
                     continue;
                 }
                 PoolOutput::Drained => {
@@ -83,6 +96,11 @@ impl PoolsDriver {
             };
             match output {
                 RouterOutput::Order { worker, order } => self.orders.push((model, worker, order)),
+                RouterOutput::Fence { handoff } | RouterOutput::Count { handoff } => {
+                    let generated = Arc::new([]);
+                    let counted = RouterInput::Counted { handoff, generated };
+                    self.answers.push_back(counted);
+                }
                 RouterOutput::End { flight, ending, .. } => {
                     let earlier = self.endings.insert(flight, ending);
                     assert_eq!(earlier, None, "{flight} ended twice");
@@ -330,7 +348,9 @@ fn limits_of(models: &[(&str, u32)]) -> RouterLimits {
 fn each_listed_model_has_its_own_autoscaler() {
     let mut router = PoolsDriver::new(limits_of(&[("a", 2), ("b", 3), ("fixed", 0)]));
     assert_eq!(router.began, ["a", "b", "fixed"], "before any worker");
-    router.pass(30);
+    // Longer than `idle_after`.
+    router.pass(700);
+    assert_eq!(router.wanted, BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 0)]));
     let waiting = RouterInput::Waiting {
         place: OutsideQueue::Here,
         count: 5,
@@ -381,4 +401,36 @@ fn a_policy_may_list_models_while_the_router_runs() {
     assert_eq!(router.ending(1), None);
     router.submit(2, "b");
     assert_eq!(router.ending(2), None, "it waits for the first worker");
+}
+
+#[test]
+fn a_model_that_was_replaced_is_forgotten_after_a_while() {
+    let mut router = PoolsDriver::new(RouterLimits::default());
+    router.join(worker(1, 1), "a", Role::Both);
+    router.join(worker(2, 1), "b", Role::Both);
+    let gone = worker(1, 1);
+    router.handle(RouterInput::WorkerLost { worker: gone });
+    router.pass(590);
+    assert_eq!(router.ended, [""; 0], "it may come back");
+    router.submit(1, "a");
+    assert_eq!(router.ending(1), Some(&Ending::Refused(Refusal::NoWorker)));
+    router.pass(20);
+    assert_eq!(router.ended, ["a"]);
+    // The last model stays, whatever happens to its workers.
+    let gone = worker(2, 1);
+    router.handle(RouterInput::WorkerLost { worker: gone });
+    router.pass(1000);
+    assert_eq!(router.ended, ["a"]);
+    // It begins anew with its next worker.
+    router.join(worker(1, 2), "a", Role::Both);
+    router.submit(2, "a");
+    assert_eq!(router.workers_of(2), [1]);
+}
+
+#[test]
+fn a_listed_model_is_never_forgotten() {
+    let mut router = PoolsDriver::new(limits_of(&[("a", 0)]));
+    router.join(worker(1, 1), "b", Role::Both);
+    router.pass(1000);
+    assert_eq!(router.ended, [""; 0]);
 }

@@ -152,6 +152,10 @@ impl ChaosRun<'_> {
         let process = &mut self.routers[router];
         match output {
             PoolOutput::Began { .. } => {}
+            PoolOutput::Ended { model } => {
+                process.readiness.remove(&model);
+                process.workers.remove(&model);
+            }
             PoolOutput::Drained => process.drained = true,
             PoolOutput::OfModel { model, output } => {
                 let is_ready = process.readiness_of(&model) == RouterReadiness::Ready;

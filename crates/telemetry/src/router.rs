@@ -153,13 +153,7 @@ impl RouterMeters {
     pub fn begin_model(&self, model: &str) {
         let series = &self.series;
         if !model.is_empty() {
-            let none = ModelLabels::default();
-            series.flights.remove(&none);
-            series.flights_waiting.remove(&none);
-            for kind in ENDINGS {
-                let model = String::new();
-                series.ended.remove(&FlightEndLabels { kind, model });
-            }
+            self.end_model("");
         }
         let of_model = ModelLabels {
             model: model.to_owned(),
@@ -171,6 +165,26 @@ impl RouterMeters {
             model: model.to_owned(),
         };
         begin(&series.ended, ENDINGS.map(labels));
+    }
+
+    /// Hides the series of a model that is forgotten.
+    pub fn end_model(&self, model: &str) {
+        let series = &self.series;
+        let labels = ModelLabels {
+            model: model.to_owned(),
+        };
+        series.flights.remove(&labels);
+        series.flights_waiting.remove(&labels);
+        for kind in ENDINGS {
+            let model = model.to_owned();
+            series.ended.remove(&FlightEndLabels { kind, model });
+        }
+        for role in [Role::Prefill, Role::Decode, Role::Both] {
+            series.workers.remove(&WorkerRoleLabels {
+                role: role.to_string(),
+                model: model.to_owned(),
+            });
+        }
     }
 
     /// Starts the overhead clock of one flight.

@@ -255,6 +255,13 @@ impl SloMeters {
         self.show_classes(model);
     }
 
+    /// Shows the goodput of a model that is forgotten no longer.
+    pub fn end_model(&self, model: &str) {
+        let mut recent = self.series.lock();
+        recent.models.remove(model);
+        recent.devices.remove(model);
+    }
+
     fn show_classes(&self, model: &str) {
         let classes = self.series.lock().classes.clone();
         let good = classes.iter().map(|class| good_labels(class, model));
