@@ -111,12 +111,20 @@ fn two_models_stream_behind_one_router() {
 
     let (_, list) = client.get("/v1/models");
     let list: Value = serde_json::from_str(&list).unwrap();
-    let names: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
+    let names: Vec<&Value> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["id"])
+        .collect();
     assert_eq!(names, [DEMO, "llama3"]);
     assert_eq!(list["data"][1]["max_model_len"], 512);
 
     let (status, unknown) = client.post(TEXT, &json!({"model": "gpt-9", "prompt": "a"}));
-    assert_eq!((status, &unknown["error"]["code"]), (404, &json!("model_not_found")));
+    assert_eq!(
+        (status, &unknown["error"]["code"]),
+        (404, &json!("model_not_found"))
+    );
     let (status, unnamed) = client.post(TEXT, &json!({"prompt": "a"}));
     assert_eq!((status, &unnamed["error"]["param"]), (400, &json!("model")));
 
@@ -176,7 +184,11 @@ fn a_stream_fails_over_within_its_model() {
         (left == 0.0).then_some(())
     });
     let (status, headers, answer) = fleet.client.post_with(TEXT, &long, &[]);
-    assert_eq!((status, &answer["error"]["code"]), (503, &json!("no_worker")), "{answer}");
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (503, &json!("no_worker")),
+        "{answer}"
+    );
     assert_eq!(headers["retry-after"], "1");
     assert_eq!(fleet.client.get("/ready").0, 200, "demo is served");
     assert!(fleet.client.complete(&demo_body()).len() > 4);

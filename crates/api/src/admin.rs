@@ -23,8 +23,8 @@ use axum::routing::{get, post};
 use cleave_domain::{FleetTarget, Role, ScalingMode, WorkerLoad, WorkerRef};
 use cleave_text::json::{Document, JsonShape};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 

@@ -9,13 +9,13 @@ use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::body_work::BodyWork;
 use crate::constraint_check::ConstraintChecks;
 use crate::error::ApiError;
+use crate::field::clipped;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
 use crate::memory_budget::{SharedMemoryBudget, TemplateMemory, units};
 use crate::metrics::HttpMetrics;
 use crate::models::{ModelChoice, RequestedModel, ServedModels};
 use crate::quota::Quotas;
-use crate::field::clipped;
 use crate::request::GenerateRequest;
 use crate::response_store::{ResponsePeers, ResponseStore, ResponseStoreLimits, router_digits};
 use axum::body::Body;
@@ -77,28 +77,51 @@ pub struct ApiOptions {
 }
 
 /// How reasoning and tool calls are read from outputs, and given to clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputOptions {
-    /// `None` chooses by the chat template.
-    pub reasoning_parser: Option<ReasoningParser>,
-    /// `None` chooses by the chat template.
-    pub tool_call_parser: Option<ToolCallParser>,
+    pub reasoning_parser: ParserChoice<ReasoningParser>,
+    pub tool_call_parser: ParserChoice<ToolCallParser>,
     pub reasoning_field: ReasoningField,
+}
+
+/// The parser of each model; the chat template chooses where none is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParserChoice<T> {
+    /// That of models that are not in `by_model`.
+    pub others: Option<T>,
+    /// By served name.
+    pub by_model: BTreeMap<String, T>,
+}
+
+impl<T> Default for ParserChoice<T> {
+    fn default() -> Self {
+        Self {
+            others: None,
+            by_model: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T: Copy> ParserChoice<T> {
+    fn of(&self, model: &str) -> Option<T> {
+        self.by_model.get(model).copied().or(self.others)
+    }
 }
 
 impl OutputOptions {
     /// The formats of outputs of a model.
-    fn formats(self, model: &ModelText) -> OutputFormats {
+    fn formats(&self, model: &ModelText) -> OutputFormats {
         let Self {
             reasoning_parser,
             tool_call_parser,
             reasoning_field,
         } = self;
-        let mut formats = model.output_formats().with_reasoning_field(reasoning_field);
-        if let Some(parser) = reasoning_parser {
+        let formats = model.output_formats();
+        let mut formats = formats.with_reasoning_field(*reasoning_field);
+        if let Some(parser) = reasoning_parser.of(model.name()) {
             formats = formats.with_reasoning(parser);
         }
-        if let Some(parser) = tool_call_parser {
+        if let Some(parser) = tool_call_parser.of(model.name()) {
             formats = formats.with_calls(parser);
         }
         formats
@@ -269,7 +292,9 @@ impl App {
             return ServingReadiness::Draining;
         }
         let models = self.models();
-        let all = models.iter().map(|served| self.readiness_for(&served.model));
+        let all = models
+            .iter()
+            .map(|served| self.readiness_for(&served.model));
         let best = all.min_by_key(|readiness| match readiness {
             ServingReadiness::Ready => 0,
             ServingReadiness::PromptsOnly(_) | ServingReadiness::NotReady(_) => 1,
@@ -341,18 +366,22 @@ impl App {
     /// Whether one model is served, and no worker of another one is expected.
     fn has_one_model(&self) -> bool {
         let is_only = self.shared.models.borrow().iter().count() == 1;
-        is_only && Instant::now() >= self.shared.grace_ends && self.frontend().policy().models.is_empty()
+        is_only
+            && Instant::now() >= self.shared.grace_ends
+            && self.frontend().policy().models.is_empty()
     }
 
     /// The model that the request is for, if it can be told now.
     pub(crate) fn choose_model(&self, requested: &RequestedModel) -> ModelChoice {
-        let is_listed = requested.name().is_some_and(|name| self.is_listed(name));
-        self.shared.models.borrow().choose(requested, is_listed)
+        let listed = self.listed_models();
+        self.shared.models.borrow().choose(requested, &listed)
     }
 
-    fn is_listed(&self, name: &str) -> bool {
+    /// The names of the models that the policy lists.
+    pub(crate) fn listed_models(&self) -> Vec<String> {
         let policy = self.frontend().policy();
-        policy.models.iter().any(|listed| listed.name == name)
+        let listed = policy.models.iter();
+        listed.map(|listed| listed.name.clone()).collect()
     }
 
     /// Returns the requested model as soon as a worker has sent it.
@@ -365,32 +394,34 @@ impl App {
         requested: &RequestedModel,
     ) -> Result<Arc<ModelText>, ApiError> {
         let mut watched = self.shared.models.subscribe();
-        let awaited = requested.name().filter(|name| self.is_listed(name));
-        let awaited = awaited.unwrap_or_default();
-        let patience = self.frontend().worker_wait_max(awaited);
-        let patient = patience.map(|patience| Instant::now() + patience);
+        let begun = Instant::now();
         let mut outside = None;
         loop {
             watched.mark_unchanged();
             let choice = self.choose_model(requested);
+            let grace_ends = self.shared.grace_ends;
             let until = match &choice {
                 ModelChoice::Found(model) => return Ok(Arc::clone(model)),
-                ModelChoice::Unnamed => return Err(self.models().unnamed()),
-                ModelChoice::Unknown(_) => self.shared.grace_ends,
-                ModelChoice::Awaited => {
-                    if patient.is_some() && outside.is_none() {
-                        outside = Some(FirstWorkerWait::begin(self, awaited)?);
+                ModelChoice::Unnamed => return Err(self.models().unnamed(&self.listed_models())),
+                ModelChoice::Unknown(_) => grace_ends,
+                ModelChoice::Awaited(name) => match self.frontend().worker_wait_max(name) {
+                    None => grace_ends,
+                    Some(patience) => {
+                        if outside.is_none() {
+                            outside = Some(FirstWorkerWait::begin(self, name)?);
+                        }
+                        grace_ends.max(begun + patience)
                     }
-                    self.shared.grace_ends.max(patient.unwrap_or(self.shared.grace_ends))
-                }
+                },
             };
             let changed = tokio::time::timeout_at(until, watched.changed()).await;
             if !matches!(changed, Ok(Ok(()))) {
                 return Err(match choice {
-                    ModelChoice::Unknown(name) => self.models().not_found(&clipped(&name)),
-                    _ => {
-                        ApiError::unavailable("no_worker", "No worker has brought a model yet.")
+                    ModelChoice::Unknown(name) => {
+                        let listed = self.listed_models();
+                        self.models().not_found(&clipped(&name), &listed)
                     }
+                    _ => no_model_yet(),
                 });
             }
         }
@@ -547,6 +578,11 @@ impl App {
     }
 }
 
+/// The error of a request for a model that no worker has brought.
+pub(crate) fn no_model_yet() -> ApiError {
+    ApiError::unavailable("no_worker", "No worker has brought this model yet.")
+}
+
 /// A request that waits for the first worker of a model. The frontend is notified of the number of
 /// these.
 struct FirstWorkerWait<'a> {
@@ -575,7 +611,9 @@ impl Drop for FirstWorkerWait<'_> {
         let mut outside = self.app.first_worker_waits();
         let count = outside.entry(self.model.clone()).or_default();
         *count -= 1;
-        self.app.frontend().report_waiting_requests(&self.model, *count);
+        self.app
+            .frontend()
+            .report_waiting_requests(&self.model, *count);
         if *count == 0 {
             outside.remove(&self.model);
         }

@@ -9,7 +9,7 @@ use crate::input_turns::InputTurns;
 use crate::response_store::member;
 use cleave_text::ModelText;
 use cleave_text::json::{Json, JsonShape};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A served model.
@@ -40,8 +40,9 @@ pub(crate) enum RequestedModel {
 /// The model of a request, as far as it is known.
 pub(crate) enum ModelChoice {
     Found(Arc<ModelText>),
-    /// No worker brought it yet; a worker that comes may be of it.
-    Awaited,
+    /// No worker brought the model of this name yet; the name is empty where any worker that comes
+    /// may be of it.
+    Awaited(String),
     /// Other models are served.
     Unknown(String),
     /// Several models are served, and the request names none.
@@ -109,39 +110,63 @@ impl ServedModels {
         self.0.is_empty()
     }
 
-    /// The model that a request is for; `is_listed` tells whether the policy names it.
-    pub(crate) fn choose(&self, requested: &RequestedModel, is_listed: bool) -> ModelChoice {
-        let first = self.0.values().next();
-        match (requested, first) {
-            (RequestedModel::Named(name), _) if self.0.contains_key(name) => {
-                ModelChoice::Found(Arc::clone(&self.0[name].model))
-            }
-            (RequestedModel::Named(_), _) if is_listed => ModelChoice::Awaited,
-            (_, None) => ModelChoice::Awaited,
-            (RequestedModel::Named(name), Some(_)) => ModelChoice::Unknown(name.clone()),
-            (RequestedModel::Absent, Some(_)) if self.0.len() > 1 => ModelChoice::Unnamed,
-            (RequestedModel::Absent | RequestedModel::LeftToReader, Some(first)) => {
-                ModelChoice::Found(Arc::clone(&first.model))
+    /// The model that a request is for; `listed` are the names that the policy has.
+    pub(crate) fn choose(&self, requested: &RequestedModel, listed: &[String]) -> ModelChoice {
+        let found = |name: &str| {
+            let served = self.0.get(name);
+            served.map(|served| ModelChoice::Found(Arc::clone(&served.model)))
+        };
+        let awaited = |name: &str| ModelChoice::Awaited(name.to_owned());
+        let expects_any = self.0.is_empty() && listed.is_empty();
+        match requested {
+            RequestedModel::Named(name) => found(name).unwrap_or_else(|| {
+                if listed.contains(name) {
+                    awaited(name)
+                } else if expects_any {
+                    awaited("")
+                } else {
+                    ModelChoice::Unknown(name.clone())
+                }
+            }),
+            RequestedModel::Absent => match &self.known(listed)[..] {
+                [] => awaited(""),
+                [only] => found(only).unwrap_or_else(|| awaited(only)),
+                _ => ModelChoice::Unnamed,
+            },
+            RequestedModel::LeftToReader => {
+                let first = self.0.keys().next();
+                first
+                    .and_then(|name| found(name))
+                    .unwrap_or_else(|| awaited(""))
             }
         }
     }
 
+    /// The names of the served and the listed models.
+    fn known<'a>(&'a self, listed: &'a [String]) -> Vec<&'a str> {
+        let names: BTreeSet<&str> = self.0.keys().chain(listed).map(String::as_str).collect();
+        names.into_iter().collect()
+    }
+
     /// The names of all models, for messages.
-    pub(crate) fn names(&self) -> String {
-        let names: Vec<String> = self.0.keys().map(|name| format!("`{name}`")).collect();
-        names.join(", ")
+    fn names(&self, listed: &[String]) -> String {
+        let names = self.known(listed).into_iter();
+        names
+            .map(|name| format!("`{name}`"))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// The error of a request for a model that is not here.
-    pub(crate) fn not_found(&self, requested: &str) -> ApiError {
-        ApiError::model_not_found(requested, &self.names())
+    pub(crate) fn not_found(&self, requested: &str, listed: &[String]) -> ApiError {
+        ApiError::model_not_found(requested, &self.names(listed))
     }
 
     /// The error of a request that names no model where there are several.
-    pub(crate) fn unnamed(&self) -> ApiError {
+    pub(crate) fn unnamed(&self, listed: &[String]) -> ApiError {
         let message = format!(
             "`model`: several models are served here; name one of {}.",
-            self.names()
+            self.names(listed)
         );
         ApiError::invalid("model", message)
     }
@@ -155,8 +180,14 @@ mod tests {
     fn the_model_of_a_body_is_its_own_member() {
         let named = |name: &str| RequestedModel::Named(name.to_owned());
         for (body, expected) in [
-            (r#"{"model": "a", "messages": [{"model": "b"}]}"#, named("a")),
-            (r#"{"metadata": {"model": "b"}, "model": "\u0061"}"#, named("a")),
+            (
+                r#"{"model": "a", "messages": [{"model": "b"}]}"#,
+                named("a"),
+            ),
+            (
+                r#"{"metadata": {"model": "b"}, "model": "\u0061"}"#,
+                named("a"),
+            ),
             (r#"{"prompt": "model"}"#, RequestedModel::Absent),
             (r#"{"model": null}"#, RequestedModel::Absent),
             (r#"{"model": 7}"#, RequestedModel::LeftToReader),
@@ -165,6 +196,9 @@ mod tests {
         ] {
             assert_eq!(RequestedModel::of_body(body.as_bytes()), expected, "{body}");
         }
-        assert_eq!(RequestedModel::of_body(b"\xff"), RequestedModel::LeftToReader);
+        assert_eq!(
+            RequestedModel::of_body(b"\xff"),
+            RequestedModel::LeftToReader
+        );
     }
 }

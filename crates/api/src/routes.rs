@@ -1,7 +1,7 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::app::{App, PromptLog};
+use crate::app::{App, PromptLog, no_model_yet};
 use crate::body::drain_refused_body;
 use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
@@ -503,11 +503,9 @@ async fn model(
     match models.get(&id) {
         Some(_) if is_of_anthropic(&headers) => Ok(axum::Json(model_info(&id))),
         Some(served) => Ok(axum::Json(model_json(&app, served))),
-        None if models.is_empty() => Err(ApiError::unavailable(
-            "no_worker",
-            "No worker has brought a model yet.",
-        )),
-        None => Err(models.not_found(&clipped(&id))),
+        None if models.is_empty() => Err(no_model_yet()),
+        None if app.listed_models().contains(&id) => Err(no_model_yet()),
+        None => Err(models.not_found(&clipped(&id), &app.listed_models())),
     }
 }
 

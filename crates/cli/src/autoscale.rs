@@ -129,7 +129,9 @@ fn model_counts(answer: &Value, model: Option<&str>) -> anyhow::Result<PoolCount
         // Before a model is known the only numbers have no name.
         (Some(_), Some(models)) if models.contains_key("") => target_counts(answer),
         (Some(model), _) => {
-            bail!("the router knows no model \"{model}\" with `scaling`: list it in the policy's `models`")
+            bail!(
+                "the router knows no model \"{model}\" with `scaling`: list it in the policy's `models`"
+            )
         }
         (None, _) => target_counts(answer),
     }
@@ -138,7 +140,9 @@ fn model_counts(answer: &Value, model: Option<&str>) -> anyhow::Result<PoolCount
 fn target_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
     match answer["mode"].as_str() {
         Some("act") => {}
-        Some("by_model") => bail!("the router serves several models: choose one with --served-model-name"),
+        Some("by_model") => {
+            bail!("the router serves several models: choose one with --served-model-name")
+        }
         Some("advise") => bail!("the router's policy says `mode: advise`"),
         _ => bail!("the router's policy has no `scaling`"),
     }
@@ -329,14 +333,19 @@ mod tests {
         };
         let several = json!({"mode": "by_model", "models": {"a": of(2), "b": of(3)}});
         let prefill = |answer: &Value, model: Option<&str>| {
-            model_counts(answer, model).ok().map(|counts| counts.prefill)
+            model_counts(answer, model)
+                .ok()
+                .map(|counts| counts.prefill)
         };
         assert_eq!(prefill(&several, Some("b")), Some(3));
         assert_eq!(prefill(&several, Some("c")), None);
         assert_eq!(prefill(&several, None), None, "none is named");
         let mut one = of(4);
         one["models"] = json!({"a": of(4)});
-        assert_eq!((prefill(&one, None), prefill(&one, Some("a"))), (Some(4), Some(4)));
+        assert_eq!(
+            (prefill(&one, None), prefill(&one, Some("a"))),
+            (Some(4), Some(4))
+        );
         one["models"] = json!({"": of(4)});
         assert_eq!(prefill(&one, Some("a")), Some(4), "no model is known yet");
     }

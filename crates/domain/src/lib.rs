@@ -52,7 +52,10 @@ pub use scaling::{
     FleetDemand, FleetTarget, PoolCounts, PoolScaling, RequestFlow, ScalingGossip, ScalingMode,
     ScalingPolicy, ScalingReason, ScalingReasons, SloOutcomes,
 };
-pub use slo::{HeaderTrust, ModelPolicy, OnSloMiss, RequestOrigin, RequestSlo, SloClass, SloPolicy, SloRule, Tenant, TenantQuota,};
+pub use slo::{
+    HeaderTrust, ModelPolicy, OnSloMiss, RequestOrigin, RequestSlo, SloClass, SloPolicy, SloRule,
+    Tenant, TenantQuota,
+};
 pub use splitmix::SplitMix64;
 pub use tape::{Tape, TapeRecord};
 pub use time::{SPAN_MAX, Time};

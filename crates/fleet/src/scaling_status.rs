@@ -103,7 +103,9 @@ pub enum ScalingUnavailable {
     AdviseOnly,
     #[error("the router has several models: name one")]
     ModelNotNamed,
-    #[error("the router knows no such model: list it in the policy's `models`, or start a worker of it")]
+    #[error(
+        "the router knows no such model: list it in the policy's `models`, or start a worker of it"
+    )]
     UnknownModel,
 }
 

@@ -16,15 +16,11 @@ use super::grants::GrantRelay;
 use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
-use cleave_domain::{
-    HandoffId, Report, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef,
-};
+use cleave_domain::{HandoffId, Report, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef};
 use cleave_fleet::{
     BrainClock, ScalingStatus, ScalingStatuses, WorkerConnectionEvent, deadline_reached,
 };
-use cleave_router::{
-    OutsideQueue, PoolInput, PoolOutput, RouterInput, RouterLimits, RouterPools,
-};
+use cleave_router::{OutsideQueue, PoolInput, PoolOutput, RouterInput, RouterLimits, RouterPools};
 use cleave_telemetry::{RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -214,7 +210,9 @@ impl RouterDriver {
         let known: Vec<Arc<str>> = self.effects.readiness.borrow().models().cloned().collect();
         for model in known {
             let count = if model.is_empty() {
-                counts.values().fold(0, |sum: u32, count| sum.saturating_add(*count))
+                counts
+                    .values()
+                    .fold(0, |sum: u32, count| sum.saturating_add(*count))
             } else {
                 counts.get(&*model).copied().unwrap_or(0)
             };
@@ -301,7 +299,9 @@ impl RouterDriver {
         let policy = &self.effects.policy;
         let scaling = policy.scaling_of(model);
         let status = ScalingStatus::after_policy_change(scaling, &ScalingStatus::Off);
-        self.effects.scaling.send_modify(|statuses| statuses.begin(model, status));
+        self.effects
+            .scaling
+            .send_modify(|statuses| statuses.begin(model, status));
         self.effects.scaling_series.hide("");
         self.effects.readiness.send_modify(|all| all.begin(model));
         self.effects.meters.begin_model(model);
@@ -311,7 +311,9 @@ impl RouterDriver {
     /// A model is forgotten.
     fn model_ended(&mut self, model: &Arc<str>) {
         info!(%model, "no worker has served this model for a while: it is forgotten");
-        self.effects.scaling.send_modify(|statuses| statuses.end(model));
+        self.effects
+            .scaling
+            .send_modify(|statuses| statuses.end(model));
         self.effects.scaling_series.hide(model);
         self.effects.readiness.send_modify(|all| all.end(model));
         self.effects.meters.end_model(model);

@@ -100,7 +100,10 @@ impl FlightTable {
 
     /// Flights of a model that have not ended.
     pub(crate) fn count_of(&self, model: &str) -> usize {
-        self.open.iter().filter(|entry| *entry.model == *model).count()
+        self.open
+            .iter()
+            .filter(|entry| *entry.model == *model)
+            .count()
     }
 
     /// Flights that have not ended, by how far they have come.

@@ -96,7 +96,9 @@ impl Frontend for RouterFrontend {
             backlog::client_channel(flight, self.backlog_max, self.driver.clone());
         let context = RequestContext { request_id, trace };
         let named = Arc::clone(&model);
-        let opened = self.flights.open(flight, named, context, &request, client, stream);
+        let opened = self
+            .flights
+            .open(flight, named, context, &request, client, stream);
         let (events, added) = opened;
         let submitted = RouterEvent::Submitted {
             flight,
@@ -198,7 +200,10 @@ impl Frontend for RouterFrontend {
     fn streams_by_model(&self) -> BTreeMap<String, usize> {
         let streams = self.streams.lock();
         let open = |(model, free): (&Arc<str>, &Arc<Semaphore>)| {
-            (model.to_string(), self.streams_max - free.available_permits())
+            (
+                model.to_string(),
+                self.streams_max - free.available_permits(),
+            )
         };
         streams.iter().map(open).collect()
     }

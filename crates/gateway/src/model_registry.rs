@@ -81,7 +81,9 @@ impl ModelRegistry {
     fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelMembership>, String> {
         let mut present = self.present();
         present.check_room(&files.name)?;
-        let knows = present.of(&files.name).is_some_and(|model| model.knows(files));
+        let knows = present
+            .of(&files.name)
+            .is_some_and(|model| model.knows(files));
         Ok(knows.then(|| present.join(files)))
     }
 
@@ -237,9 +239,7 @@ impl ConnectedModels {
 
     /// The files that serve from now on, if those of the worker's model change.
     fn leave(&mut self, membership: ModelMembership) -> Option<Arc<ModelFiles>> {
-        let has = |model: &&mut ConnectedFiles| {
-            model.files_by_membership.contains_key(&membership)
-        };
+        let has = |model: &&mut ConnectedFiles| model.files_by_membership.contains_key(&membership);
         self.models.values_mut().find(has)?.leave(membership)
     }
 }
@@ -419,9 +419,15 @@ mod tests {
         assert_eq!(present.leave(newer), None);
         // Nobody is left: what serves stays, until somebody comes.
         assert_eq!(present.leave(new), None);
-        assert_eq!(present.of_mut("").serving.as_ref().unwrap().files, files("new"));
+        assert_eq!(
+            present.of_mut("").serving.as_ref().unwrap().files,
+            files("new")
+        );
         join(&mut present, "newest");
-        assert_eq!(present.of_mut("").serving.as_ref().unwrap().files, files("newest"));
+        assert_eq!(
+            present.of_mut("").serving.as_ref().unwrap().files,
+            files("newest")
+        );
     }
 
     fn served(name: &str, vocabulary_count: u32) -> ServedFiles {
@@ -443,9 +449,8 @@ mod tests {
         let membership = present.join(&old.files);
         present.of_mut("m").serving = Some(old);
         let larger = served("m", 500);
-        let check = |present: &ConnectedModels, flights| {
-            present.of("m").unwrap().check(&larger, flights)
-        };
+        let check =
+            |present: &ConnectedModels, flights| present.of("m").unwrap().check(&larger, flights);
         let refused = check(&present, 0).unwrap_err();
         assert!(refused.contains("workers connected: 1"), "{refused}");
         assert_eq!(present.leave(membership), None);
@@ -524,7 +529,10 @@ mod tests {
         waits.await.unwrap();
         registry.leave(first);
         let present = registry.present();
-        assert_eq!(present.of(&files.name).unwrap().files_by_membership.len(), 2);
+        assert_eq!(
+            present.of(&files.name).unwrap().files_by_membership.len(),
+            2
+        );
     }
 
     #[tokio::test]
@@ -538,7 +546,16 @@ mod tests {
         registry.accept("b", &other).await.unwrap();
         registry.leave(first);
         registry.serve_successor(&files.name).await;
-        let serving = || registry.present().of_mut(&files.name).serving.as_ref().unwrap().files.clone();
+        let serving = || {
+            registry
+                .present()
+                .of_mut(&files.name)
+                .serving
+                .as_ref()
+                .unwrap()
+                .files
+                .clone()
+        };
         assert_eq!(serving(), other);
     }
 
@@ -548,7 +565,10 @@ mod tests {
         let membership = registry.accept("a", &files).await.unwrap();
         let unknown = ModelReadiness::default();
         registry.forget_unknown(&unknown);
-        assert!(registry.present().of(&files.name).is_some(), "its worker is about to join");
+        assert!(
+            registry.present().of(&files.name).is_some(),
+            "its worker is about to join"
+        );
         registry.leave(membership);
         let mut known = ModelReadiness::default();
         known.begin(&Arc::from(files.name.as_str()));

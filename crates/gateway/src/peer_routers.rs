@@ -31,7 +31,11 @@ pub(super) async fn watch_peer_routers(
     found_sender: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
     let found = found_sender.subscribe();
-    let report_to_driver = |counts| driver.send(RouterEvent::WaitingElsewhere { counts }).is_ok();
+    let report_to_driver = |counts| {
+        driver
+            .send(RouterEvent::WaitingElsewhere { counts })
+            .is_ok()
+    };
     let ask = async {
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -90,7 +90,11 @@ mod tests {
         readiness.set(&Arc::from(""), RouterReadiness::Ready);
         readiness.begin(&a);
         readiness.begin(&b);
-        assert_eq!(readiness.of("a"), ServingReadiness::Ready, "it got the name");
+        assert_eq!(
+            readiness.of("a"),
+            ServingReadiness::Ready,
+            "it got the name"
+        );
         assert!(matches!(readiness.of("b"), ServingReadiness::NotReady(_)));
         assert!(matches!(readiness.of("c"), ServingReadiness::NotReady(_)));
         assert!(readiness.has_ready_model());

@@ -437,22 +437,47 @@ mod tests {
             };
             roster.join(&registration, Arc::default());
         };
-        assert_eq!(roster.sequence_tokens_max(&sample::registration().description.model), None);
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            None
+        );
         join(1, Role::Prefill, 50);
-        assert_eq!(roster.sequence_tokens_max(&sample::registration().description.model), Some(800), "no other is there");
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(800),
+            "no other is there"
+        );
         join(2, Role::Decode, 10);
-        assert_eq!(roster.sequence_tokens_max(&sample::registration().description.model), Some(160));
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(160)
+        );
         join(3, Role::Both, 100);
-        assert_eq!(roster.sequence_tokens_max(&sample::registration().description.model), Some(1000), "the context");
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(1000),
+            "the context"
+        );
         roster.handle_report(life(3), &Report::Draining);
-        assert_eq!(roster.sequence_tokens_max(&sample::registration().description.model), Some(160));
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(160)
+        );
         let role = Role::Decode;
         roster.handle_report(life(1), &Report::Serves { role });
-        assert_eq!(roster.sequence_tokens_max(&sample::registration().description.model), Some(800));
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(800)
+        );
         for number in 1..=3 {
             roster.leave(life(number));
         }
-        assert!(roster.sequence_tokens_max(&sample::registration().description.model).is_some(), "the last known");
+        assert!(
+            roster
+                .sequence_tokens_max(&sample::registration().description.model)
+                .is_some(),
+            "the last known"
+        );
     }
 
     #[test]

@@ -177,7 +177,10 @@ fn a_request_goes_to_a_worker_of_its_model() {
         router.submit(flight, if flight % 2 == 0 { "a" } else { "b" });
     }
     let expected = [1, 2, 1, 2].map(|worker| vec![worker]);
-    assert_eq!([0, 1, 2, 3].map(|flight| router.workers_of(flight)), expected);
+    assert_eq!(
+        [0, 1, 2, 3].map(|flight| router.workers_of(flight)),
+        expected
+    );
 }
 
 #[test]
@@ -192,7 +195,12 @@ fn no_hand_off_crosses_models_of_one_fingerprint() {
         let ending = router.ending(flight);
         assert_eq!(ending, Some(&Ending::Refused(Refusal::NoWorker)));
     }
-    assert!(router.readiness.values().all(|one| *one != RouterReadiness::Ready));
+    assert!(
+        router
+            .readiness
+            .values()
+            .all(|one| *one != RouterReadiness::Ready)
+    );
     router.join(worker(3, 1), "a", Role::Decode);
     assert_eq!(router.readiness["a"], RouterReadiness::Ready);
     router.submit(3, "a");
@@ -213,7 +221,11 @@ fn a_flooded_model_refuses_while_another_places() {
         router.submit(flight, "a");
     }
     let refused = |ending: &Ending| matches!(ending, Ending::Refused(_));
-    let count = router.endings.values().filter(|ending| refused(ending)).count();
+    let count = router
+        .endings
+        .values()
+        .filter(|ending| refused(ending))
+        .count();
     assert!(count >= 80, "{count} of the flood were refused");
     router.submit(1000, "b");
     assert_eq!(router.workers_of(1000), [2], "at once");
@@ -230,7 +242,11 @@ fn a_worker_that_changes_its_model_leaves_the_first_pool() {
     assert_eq!(router.readiness["b"], RouterReadiness::Ready);
     let lost = worker(1, 1);
     router.handle(RouterInput::WorkerLost { worker: lost });
-    assert_eq!(router.readiness["b"], RouterReadiness::Ready, "that life is past");
+    assert_eq!(
+        router.readiness["b"],
+        RouterReadiness::Ready,
+        "that life is past"
+    );
     router.submit(2, "b");
     assert_eq!(router.workers_of(2), [1]);
     // The stream of the first model waits for another worker of that one.
@@ -350,7 +366,10 @@ fn each_listed_model_has_its_own_autoscaler() {
     assert_eq!(router.began, ["a", "b", "fixed"], "before any worker");
     // Longer than `idle_after`.
     router.pass(700);
-    assert_eq!(router.wanted, BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 0)]));
+    assert_eq!(
+        router.wanted,
+        BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 0)])
+    );
     let waiting = RouterInput::Waiting {
         place: OutsideQueue::Here,
         count: 5,

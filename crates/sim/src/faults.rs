@@ -474,7 +474,10 @@ impl ChaosRun<'_> {
     /// The readiness that every router reports for a model once all workers are back.
     fn readiness(&self, model: &str) -> RouterReadiness {
         let workers = || {
-            let running = self.workers.iter().filter_map(|process| process.body.as_ref());
+            let running = self
+                .workers
+                .iter()
+                .filter_map(|process| process.body.as_ref());
             running.filter(|body| self.world.description(body.worker).model == model)
         };
         let role = |body: &CellWorker| body.brain.limits().role;

@@ -84,7 +84,9 @@ impl ChaosRun<'_> {
         for worker in [worker, other] {
             let served = self.world.description(worker).model;
             if *served != *model {
-                return Err(format!("{flight} of {model} was sent to {worker} of {served}"));
+                return Err(format!(
+                    "{flight} of {model} was sent to {worker} of {served}"
+                ));
             }
         }
         Ok(())

@@ -489,10 +489,7 @@ impl<'a> ChaosRun<'a> {
         let flight = self.clients.ask(index, self.routers[router].id);
         let model = std::sync::Arc::clone(&self.world.request_models[index]);
         let submitted = cleave_router::RouterInput::Submitted { flight, request };
-        self.feed_router(
-            router,
-            cleave_router::PoolInput::of_model(model, submitted),
-        )?;
+        self.feed_router(router, cleave_router::PoolInput::of_model(model, submitted))?;
         Ok(format!("r{:x} asked       {flight}", router + 1))
     }
 

@@ -11,11 +11,8 @@ use serde::{Deserialize, Serialize};
 pub type WorkerTapeLine =
     TapeRecord<cleave_sched::WorkerLimits, cleave_sched::WorkerInput, cleave_sched::WorkerOutput>;
 /// A line of a router's tape.
-pub type RouterTapeLine = TapeRecord<
-    cleave_router::RouterLimits,
-    cleave_router::PoolInput,
-    cleave_router::PoolOutput,
->;
+pub type RouterTapeLine =
+    TapeRecord<cleave_router::RouterLimits, cleave_router::PoolInput, cleave_router::PoolOutput>;
 /// A line of either tape, as it is written.
 pub type AnyTapeLine = Tape<WorkerTapeLine, RouterTapeLine>;
 

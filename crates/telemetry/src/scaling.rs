@@ -73,9 +73,7 @@ impl ScalingSeries {
                 pool: role.to_string(),
                 model: model.to_owned(),
             };
-            self.load
-                .get_or_create(&label)
-                .set(load);
+            self.load.get_or_create(&label).set(load);
         }
     }
 

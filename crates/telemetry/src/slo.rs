@@ -247,7 +247,11 @@ impl SloMeters {
             let mut recent = self.series.lock();
             recent.models.insert(model.to_owned());
             let named = !model.is_empty() && recent.models.remove("");
-            if named { recent.classes.clone() } else { BTreeSet::new() }
+            if named {
+                recent.classes.clone()
+            } else {
+                BTreeSet::new()
+            }
         };
         for class in classes {
             self.series.requests.remove(&good_labels(&class, ""));

@@ -68,7 +68,9 @@ async fn a_request_is_served_by_the_model_it_names() {
         let tokens = ask(&set, "/tokenize", &json!({"prompt": text}), model).await;
         let expected = ModelText::new(files(model)).unwrap();
         let expected = expected.tokenizer();
-        let expected = expected.encode(text, cleave_text::SpecialTokens::Kept).unwrap();
+        let expected = expected
+            .encode(text, cleave_text::SpecialTokens::Kept)
+            .unwrap();
         assert_eq!(tokens.json()["tokens"], json!(expected), "{model}");
         counts.push(tokens.json()["max_model_len"].clone());
     }
@@ -115,7 +117,10 @@ async fn several_models_must_be_told_apart_by_name() {
     let one = server("qwen2");
     one.script_default();
     let answer = one.post(TEXT, json!({"prompt": "a"})).await;
-    assert_eq!((answer.status.as_u16(), submitted_to(&one).as_str()), (200, "qwen2"));
+    assert_eq!(
+        (answer.status.as_u16(), submitted_to(&one).as_str()),
+        (200, "qwen2")
+    );
 }
 
 #[tokio::test]
@@ -145,7 +150,10 @@ async fn a_model_without_workers_is_unavailable_and_known() {
     assert_eq!(answer.header("retry-after"), "1");
     let ready = set.get("/ready").await;
     let states = json!({"llama3": true, "qwen2": false, "qwen3": true});
-    assert_eq!((ready.status.as_u16(), &ready.json()["models"]), (200, &states));
+    assert_eq!(
+        (ready.status.as_u16(), &ready.json()["models"]),
+        (200, &states)
+    );
     set.script_default();
     let other = ask(&set, TEXT, &json!({"prompt": "a"}), "llama3").await;
     assert_eq!(other.status, 200);
@@ -173,7 +181,10 @@ async fn a_model_may_come_in_the_grace_period() {
     };
     let body = json!({"prompt": "a", "max_tokens": 1});
     let (answer, ()) = futures::join!(ask(&set, TEXT, &body, "qwen2"), arrives);
-    assert_eq!((answer.status.as_u16(), submitted_to(&set).as_str()), (200, "qwen2"));
+    assert_eq!(
+        (answer.status.as_u16(), submitted_to(&set).as_str()),
+        (200, "qwen2")
+    );
     let begun = tokio::time::Instant::now();
     let answer = ask(&set, TEXT, &body, "gpt-9").await;
     answer.is_error(404, "model_not_found", Some("model"));
@@ -198,6 +209,10 @@ async fn a_listed_model_that_no_worker_brought_is_unavailable() {
     let body = json!({"prompt": "a"});
     let answer = ask(&set, TEXT, &body, "later").await;
     answer.is_error(503, "no_worker", None);
+    let one = set.get("/v1/models/later").await;
+    one.is_error(503, "no_worker", None);
+    let unnamed = set.post(TEXT, body.clone()).await;
+    unnamed.is_error(400, "invalid_value", Some("model"));
     let answer = ask(&set, TEXT, &body, "gpt-9").await;
     answer.is_error(404, "model_not_found", Some("model"));
 }

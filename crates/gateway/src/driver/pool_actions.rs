@@ -54,7 +54,9 @@ impl PoolActions<'_> {
         effects.scaling_series.show(model, &decision);
         effects.dashboard.scaling_decided(model, &decision.wanted);
         let status = ScalingStatus::Decided(mode, decision);
-        effects.scaling.send_modify(|statuses| statuses.set(model, status));
+        effects
+            .scaling
+            .send_modify(|statuses| statuses.set(model, status));
     }
 }
 

@@ -284,8 +284,10 @@ mod tests {
     fn label_selectors_select_as_in_kubernetes() {
         let chosen = |selector: &str| -> Result<Vec<&str>, String> {
             let terms = parse_selector(selector)?;
-            let labels = |pool| PoolLabels { pool, model: "a" };
-            let fits = |pool: &&str| terms.iter().all(|term| term.matches(&labels(pool)));
+            let fits = |pool: &&str| {
+                let labels = PoolLabels { pool, model: "a" };
+                terms.iter().all(|term| term.matches(&labels))
+            };
             Ok(POOLS
                 .into_iter()
                 .map(|(pool, _)| pool)

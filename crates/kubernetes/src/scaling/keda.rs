@@ -42,9 +42,9 @@ fn unavailable_status(unknown: ScalingUnavailable) -> Status {
         ScalingUnavailable::Off | ScalingUnavailable::AdviseOnly => {
             Status::failed_precondition(unknown.to_string())
         }
-        ScalingUnavailable::ModelNotNamed => Status::invalid_argument(format!(
-            "the trigger's metadata needs `model`: {unknown}"
-        )),
+        ScalingUnavailable::ModelNotNamed => {
+            Status::invalid_argument(format!("the trigger's metadata needs `model`: {unknown}"))
+        }
         ScalingUnavailable::UnknownModel => Status::not_found(unknown.to_string()),
     }
 }
