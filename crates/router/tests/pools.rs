@@ -364,8 +364,8 @@ fn limits_of(models: &[(&str, u32)]) -> RouterLimits {
 fn each_listed_model_has_its_own_autoscaler() {
     let mut router = PoolsDriver::new(limits_of(&[("a", 2), ("b", 3), ("fixed", 0)]));
     assert_eq!(router.began, ["a", "b", "fixed"], "before any worker");
-    // Longer than `idle_after`.
-    router.pass(700);
+    // Longer than `idle_after` and `down_after`.
+    router.pass(1300);
     assert_eq!(
         router.wanted,
         BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 0)])
