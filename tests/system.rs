@@ -17,6 +17,7 @@ mod harness;
 mod kv;
 #[cfg(target_os = "linux")]
 mod memory;
+mod models;
 mod nixl;
 mod observe;
 mod root;

@@ -30,6 +30,16 @@ sequence recomputed for every token, no KV cache). The variants differ on purpos
     gemma2      GQA, tied, bf16             norms on both sides, less one, caps of scores and logits
     gemma3      GQA, untied, bf16           norms on both sides and of heads, all less one; two rotary embeddings
     gemma3-images   GQA, tied, bf16         the same in a class that reads images, most keys left to the class
+    qwen3-moe   GQA, untied, bf16           3 of 8 experts after a dense layer, weights normalised, head_dim 32
+    mixtral     GQA, tied, f32              2 of 6 experts, names w1, w3, w2
+    olmoe       GQA, untied, bf16           3 of 8 experts, weights not normalised, q/k norms over whole projections
+    qwen2-moe   GQA, tied, bf16             3 of 8 experts in every second layer, a gated shared expert, q/k/v biases
+    granitemoe  GQA, tied, bf16             3 of 6 experts in one tensor a layer, four factors
+    granitemoeshared  GQA, tied, bf16       the same beside a shared expert, without one of the class's keys
+    granite4-moe  GQA, untied, bf16         the same as a hybrid without states, no rotary embedding
+    glm4-moe    GQA, untied, bf16           4 of 9 experts in 2 of 3 groups, biased choice, a shared expert, MTP tensors
+    minimax-m2  GQA, untied, bf16           3 of 8 experts by biased sigmoids, rotary_dim 12 of 32, q/k norms over all
+    gpt-oss     GQA, untied, bf16           2 of 6 experts with biases and a clamped gate, sinks, windows, yarn
     mistral-small3  GQA, untied, bf16       Mistral in a class that reads images, names in their old spelling
 
 No norm is one (or zero where a class adds one) and no bias is zero, so that a forgotten one shows. Rows of
@@ -41,7 +51,9 @@ goldens.json:
                 tokens: 32 greedy tokens, end-of-sequence ignored. first_top_logits: [[id, logit] x 20], descending, at
                 the last prompt position (its first id is tokens[0]); last_top_logits: the same where tokens[31] was
                 chosen. margin_min: the smallest top-1 to top-2 distance of the path; prompts below 2e-3 are redrawn,
-                so a logit tolerance of 1e-3 cannot flip a token. text, where present, encodes to prompt_tokens.
+                so a logit tolerance of 1e-3 cannot flip a token. router_margin_min, where there are experts: the
+                smallest distance between a chosen expert (or group) and one that is not, in logits, or in biased
+                scores where the choice has a bias; prompts below 2e-4 are redrawn. text, where present, encodes to prompt_tokens.
     tokenizer   encode: {text, ids, ids_with_special, decoded}   (ids: no special token is added; decoded: from ids,
                 special tokens kept); decode: {ids, text, text_without_special}
     chat        {messages, tools?, kwargs?, add_generation_prompt, rendered, ids} or {..., error}; kwargs are further
@@ -77,6 +89,7 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers.core_model_loading import revert_weight_conversion
 
 from goldens_variants import TEXT, TOKENIZER_TEXTS, VARIANTS, Variant
 
@@ -84,6 +97,7 @@ SEED = 20
 TOKENS_NEW = 32
 TOP = 20
 MARGIN_MIN = 2e-3
+ROUTER_MARGIN_MIN = 2e-4
 DISTINCT_MIN = 14
 # Lengths around KV blocks of 16 and 32, the sliding window of 24 and the rope's original length of 64.
 PROMPT_LENGTHS = [1, 2, 3, 7, 15, 16, 17, 23, 25, 31, 32, 33, 48, 63, 65, 80, 97, 113, 128, 150]
@@ -103,19 +117,29 @@ def random_weights(variant: Variant, folder: Path) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         model = auto_class(variant).from_config(AutoConfig.from_pretrained(folder))
     names = {name: p.shape for name, p in model.named_parameters()}
+    # Biases of routers' choices are buffers that a checkpoint has.
+    kept = model.state_dict()
+    names |= {name: buffer.shape for name, buffer in model.named_buffers() if name in kept}
     generator = torch.Generator().manual_seed(SEED + zlib.crc32(variant.name.encode()))
     weights = {}
     for name, size in sorted(names.items()):
         noise = torch.randn(size, generator=generator)
         if name.endswith(".weight") and len(size) == 1:
             weights[name] = variant.norm_center + 0.3 * noise
-        elif name.endswith(".bias"):
+        elif name.endswith((".bias", "_bias")):
             weights[name] = 0.5 * noise
+        elif name.endswith(".sinks"):
+            weights[name] = 1.0 + noise
         elif "embed_tokens" in name or "lm_head" in name:
             weights[name] = 0.4 * noise
         else:
-            weights[name] = noise * (1.4 / math.sqrt(size[1]))
-    return weights
+            has_experts_first = len(size) == 3 and not name.endswith(variant.transposed)
+            inner = size[2] if has_experts_first else size[1]
+            weights[name] = noise * (1.4 / math.sqrt(inner))
+    if not any(".experts." in name for name in weights):
+        return weights
+    # transformers has all experts of a layer in one parameter; the file has what is published.
+    return revert_weight_conversion(model, weights)
 
 
 def write_weights(variant: Variant, folder: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -127,6 +151,8 @@ def write_weights(variant: Variant, folder: Path, weights: dict[str, torch.Tenso
         inv_freq = 1.0 / variant.config["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
         for layer in range(variant.config["num_hidden_layers"]):
             weights[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = inv_freq.clone()
+    for name, size in variant.leftovers.items():
+        weights[name] = torch.full(size, 0.125, dtype=dtype)
     metadata = {"format": "pt"}
     if variant.shards == 1:
         save_file(weights, folder / "model.safetensors", metadata)
@@ -176,12 +202,48 @@ def write_checkpoint(variant: Variant, folder: Path) -> None:
 # === Goldens ===
 
 
+class RouterMargins:
+    """The smallest distance between an expert that a router chose and one that it did not, over a path.
+
+    A device that sums in another order could choose the other expert if both were nearly equal, and would be right.
+    """
+
+    def __init__(self, model):
+        self.smallest = math.inf
+        routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+        self.has_routers = bool(routers)
+        for router in routers:
+            router.register_forward_hook(self.measure)
+
+    def measure(self, router, inputs, output) -> None:
+        scores = output[0].float()
+        # Routers whose choice a bias changes choose by sigmoids; the order of the others is that of the logits.
+        bias = getattr(router, "e_score_correction_bias", inputs[1] if len(inputs) > 1 else None)
+        if bias is not None:
+            scores = scores.sigmoid() + bias
+        groups, groups_chosen = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
+        if groups_chosen < groups:
+            by_group = scores.view(-1, groups, scores.shape[-1] // groups)
+            group_scores = by_group.topk(2, dim=-1)[0].sum(dim=-1)
+            self.add(group_scores, groups_chosen)
+            chosen = torch.zeros_like(group_scores).scatter(1, group_scores.topk(groups_chosen, dim=-1)[1], 1.0)
+            scores = by_group.masked_fill(chosen.unsqueeze(-1) == 0, -math.inf).view(scores.shape)
+        self.add(scores, router.top_k)
+
+    def add(self, scores: torch.Tensor, chosen: int) -> None:
+        ordered = scores.sort(dim=-1, descending=True)[0]
+        self.smallest = min(self.smallest, float((ordered[:, chosen - 1] - ordered[:, chosen]).min()))
+
+
 @torch.no_grad()
-def greedy(model, prompt: list[int]) -> dict | None:
+def greedy(model, margins: RouterMargins, prompt: list[int]) -> dict | None:
     """Returns the greedy path and its logits, or None if a margin is too small or the path repeats few tokens."""
     tokens, margin_min, first, last = list(prompt), math.inf, None, None
+    margins.smallest = math.inf
     for _ in range(TOKENS_NEW):
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        if margins.smallest <= ROUTER_MARGIN_MIN:
+            return None
         values, ids = logits.topk(TOP)
         margin_min = min(margin_min, float(values[0] - values[1]))
         if margin_min <= MARGIN_MIN:
@@ -192,7 +254,8 @@ def greedy(model, prompt: list[int]) -> dict | None:
     generated = tokens[len(prompt) :]
     if len(set(generated)) < DISTINCT_MIN:
         return None
-    return {"tokens": generated, "margin_min": round(margin_min, 5), "first_top_logits": first, "last_top_logits": last}
+    path = {"tokens": generated, "margin_min": round(margin_min, 5), "first_top_logits": first, "last_top_logits": last}
+    return path | ({"router_margin_min": round(margins.smallest, 6)} if margins.has_routers else {})
 
 
 def draw_text(tokenizer: Tokenizer, rng: random.Random, length: int) -> str:
@@ -206,7 +269,7 @@ def draw_text(tokenizer: Tokenizer, rng: random.Random, length: int) -> str:
 
 
 def prompts(variant: Variant, model) -> list[dict]:
-    cases = []
+    cases, margins = [], RouterMargins(model)
     for index, length in enumerate(PROMPT_LENGTHS):
         length = max(length, variant.prompt_min)
         for attempt in range(1000):
@@ -218,7 +281,7 @@ def prompts(variant: Variant, model) -> list[dict]:
                 case["prompt_tokens"] = variant.tokenizer.encode(text, add_special_tokens=False).ids
             else:
                 case["prompt_tokens"] = [rng.randrange(variant.text_config["vocab_size"]) for _ in range(length)]
-            path = greedy(model, case["prompt_tokens"])
+            path = greedy(model, margins, case["prompt_tokens"])
             if path is not None:
                 cases.append(case | path)
                 break
@@ -314,6 +377,7 @@ def generate(name: str, out: Path) -> None:
     model, loading = auto_class(variant).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
+    assert set(loading.pop("unexpected_keys")) == set(variant.leftovers), f"{name}: leftovers"
     assert not any(loading.values()), f"{name}: the reference could not load all it was given: {loading}"
     model.eval()
     goldens = {

@@ -179,6 +179,10 @@ class Variant:
     factors: dict[str, float] = field(default_factory=dict)
     # Mean of norms' random weights; 0 where a class adds one.
     norm_center: float = 1.0
+    # Endings of names of parameters of all experts whose shape is (experts, in, out).
+    transposed: tuple[str, ...] = ()
+    # Shapes of tensors that the file has and that a loader must ignore, by their names.
+    leftovers: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # Length of the shortest prompt.
     prompt_min: int = 1
     # Beginnings of tensors' names, and those that the file has instead; the first that fits counts.
@@ -658,10 +662,131 @@ def gemma3_images() -> Variant:
     return plain("gemma3-images", config, norm_center=0.0, factors={"embed_tokens": 0.15})
 
 
+def qwen3_moe() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=False, head_dim=32, sliding_window=None,
+        use_sliding_window=False, max_window_layers=3, decoder_sparse_step=1, mlp_only_layers=[0], num_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True, output_router_logits=False,
+        router_aux_loss_coef=0.001,
+    )
+    return plain("qwen3-moe", old(config, "bfloat16", 1000000.0, None))
+
+
+def mixtral() -> Variant:
+    config = shape(
+        40, 2, 4, 2, 56, 363, architectures=["MixtralForCausalLM"], model_type="mixtral", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=True, sliding_window=None, num_local_experts=6, num_experts_per_tok=2,
+        output_router_logits=False, router_aux_loss_coef=0.02,
+    )
+    config = old(config, "float32", 1000000.0, None)
+    del config["rope_scaling"]
+    return plain("mixtral", config, factors={"embed_tokens": 0.4})
+
+
+def olmoe() -> Variant:
+    config = shape(
+        48, 2, 4, 2, 40, 363, architectures=["OlmoeForCausalLM"], model_type="olmoe", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=False, clip_qkv=None, norm_topk_prob=False,
+        num_experts=8, num_experts_per_tok=3, output_router_logits=False, router_aux_loss_coef=0.01,
+    )
+    return plain("olmoe", old(config, "bfloat16", 10000.0, None))
+
+
+def qwen2_moe() -> Variant:
+    config = shape(
+        48, 4, 4, 2, 72, 363, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=True, sliding_window=16, use_sliding_window=False, max_window_layers=2,
+        decoder_sparse_step=2, norm_topk_prob=False, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40,
+        shared_expert_intermediate_size=56, output_router_logits=False, router_aux_loss_coef=0.001,
+    )
+    return plain("qwen2-moe", old(config, "bfloat16", 1000000.0, None), factors={"embed_tokens": 0.4})
+
+
+def granite_moe(name: str, layers: int, **more) -> Variant:
+    config = shape(
+        48, layers, 4, 2, 40, 363, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        attention_bias=False, embedding_multiplier=0.7, logits_scaling=0.7, residual_multiplier=0.6,
+        attention_multiplier=0.4, num_local_experts=6, num_experts_per_tok=3, output_router_logits=False,
+        router_aux_loss_coef=0.0,
+    )
+    return plain(name, old(config | more, "bfloat16", 10000.0, None))
+
+
+def granitemoe() -> Variant:
+    return granite_moe("granitemoe", 3, architectures=["GraniteMoeForCausalLM"], model_type="granitemoe")
+
+
+def granitemoeshared() -> Variant:
+    return granite_moe(
+        "granitemoeshared", 2, architectures=["GraniteMoeSharedForCausalLM"], model_type="granitemoeshared",
+        shared_intermediate_size=56,
+    )
+
+
+def granite4_moe() -> Variant:
+    return granite_moe(
+        "granite4-moe", 2, architectures=["GraniteMoeHybridForCausalLM"], model_type="granitemoehybrid",
+        shared_intermediate_size=56, position_embedding_type="nope", layer_types=["attention"] * 2, mamba_n_heads=4,
+        mamba_d_head=24, mamba_expand=2, mamba_d_state=16, normalization_function="rmsnorm", init_method="mup",
+        tie_word_embeddings=False,
+    )
+
+
+def glm4_moe() -> Variant:
+    config = shape(
+        48, 3, 4, 2, 88, 363, architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=True, head_dim=24, partial_rotary_factor=0.5,
+        moe_intermediate_size=24, num_experts_per_tok=4, n_shared_experts=2, n_routed_experts=9, n_group=3, topk_group=2,
+        routed_scaling_factor=1.7, first_k_dense_replace=1, norm_topk_prob=True, use_qk_norm=True,
+        num_nextn_predict_layers=1,
+    )
+    # The layer that predicts a further token, in a file of a few of its tensors.
+    mtp = "model.layers.3."
+    leftovers = {
+        f"{mtp}eh_proj.weight": (48, 96), f"{mtp}enorm.weight": (48,), f"{mtp}hnorm.weight": (48,),
+        f"{mtp}mlp.gate.e_score_correction_bias": (9,), f"{mtp}shared_head.norm.weight": (48,),
+        f"{mtp}self_attn.q_norm.weight": (24,),
+    }
+    return plain("glm4-moe", old(config, "bfloat16", 1000000.0, None), leftovers=leftovers)
+
+
+def minimax_m2() -> Variant:
+    config = shape(
+        48, 2, 4, 2, 40, 363, architectures=["MiniMaxM2ForCausalLM"], model_type="minimax_m2",
+        max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False, head_dim=32, rotary_dim=12,
+        num_local_experts=8, num_experts_per_tok=3, output_router_logits=False, router_aux_loss_coef=0.001,
+        router_jitter_noise=0.0, scoring_func="sigmoid", use_qk_norm=True, qk_norm_type="per_layer",
+        use_routing_bias=True, shared_intermediate_size=0, use_mtp=True, num_mtp_modules=3, mtp_transformer_layers=1,
+        attn_type_list=[1, 1],
+    )
+    return plain("minimax-m2", old(config, "bfloat16", 5000000.0, None))
+
+
+def gpt_oss() -> Variant:
+    config = shape(
+        40, 3, 4, 2, 56, 363, architectures=["GptOssForCausalLM"], model_type="gpt_oss", max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, attention_bias=True, head_dim=32, sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], num_local_experts=6,
+        num_experts_per_tok=2, experts_per_token=2, swiglu_limit=1.5, output_router_logits=False,
+        router_aux_loss_coef=0.9, initial_context_length=64,
+    )
+    rope = {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False,
+    }
+    # The limit is so small that the clamps of gate and up show.
+    transposed = ("gate_up_proj", "down_proj")
+    return plain("gpt-oss", old(config, "bfloat16", 150000.0, rope), transposed=transposed)
+
+
 VARIANTS = {
     "llama2": llama2, "llama3": llama3, "llama3-new": llama3_new, "mistral": mistral, "olmo2": olmo2, "qwen2": qwen2,
     "qwen2.5": qwen25, "qwen3": qwen3, "smollm3": smollm3, "seed-oss": seed_oss, "granite": granite,
     "ministral3": ministral3, "olmo3": olmo3, "exaone4": exaone4, "phi3": phi3, "phi4-mini": phi4_mini,
     "phi4-mini-short": phi4_mini_short, "glm4": glm4, "gemma2": gemma2, "gemma3": gemma3, "cohere": cohere,
     "cohere2": cohere2, "granite4": granite4, "mistral-small3": mistral_small3, "gemma3-images": gemma3_images,
+    "qwen3-moe": qwen3_moe, "mixtral": mixtral, "olmoe": olmoe, "qwen2-moe": qwen2_moe, "granitemoe": granitemoe,
+    "granitemoeshared": granitemoeshared, "granite4-moe": granite4_moe, "glm4-moe": glm4_moe, "minimax-m2": minimax_m2,
+    "gpt-oss": gpt_oss,
 }

@@ -24,6 +24,7 @@ use cleave_domain::{FleetTarget, Role, ScalingMode, WorkerLoad, WorkerRef};
 use cleave_text::json::{Document, JsonShape};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -47,9 +48,10 @@ pub trait Operator: Send + Sync + 'static {
     /// See [`CommandError`].
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError>;
 
-    /// Desired number of workers; `None` where the policy has no scaling part.
-    fn scaling(&self) -> Option<ScalingView> {
-        None
+    /// Desired number of workers of each model, by its name; none of those for which the policy has
+    /// no scaling part.
+    fn scaling(&self) -> BTreeMap<String, ScalingView> {
+        BTreeMap::new()
     }
 
     /// The worker that a command without a name addresses; `None` where a name is required.
@@ -111,6 +113,8 @@ pub enum CommandError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerView {
     pub name: String,
+    /// Served name of its model.
+    pub model: String,
     pub worker: WorkerRef,
     /// Legs that it serves.
     pub role: Role,
@@ -266,11 +270,24 @@ async fn workers(State(operator): OperatorState) -> axum::Json<Value> {
 /// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; without `pools` before
 /// the fleet is known.
 async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
-    let Some(ScalingView { mode, answer }) = operator.scaling() else {
-        return axum::Json(serde_json::json!({"object": "scaling", "mode": "off"}));
+    let views = operator.scaling();
+    let mut all = views.values();
+    // A fleet of one model has its numbers without the name too.
+    let mut object = match (all.next(), all.next()) {
+        (None, _) => serde_json::json!({"mode": "off"}),
+        (Some(view), None) => scaling_json(view),
+        (Some(_), Some(_)) => serde_json::json!({"mode": "by_model"}),
     };
+    object["object"] = "scaling".into();
+    let models = views.iter();
+    let models = models.map(|(model, view)| (model.clone(), scaling_json(view)));
+    object["models"] = Value::Object(models.collect());
+    axum::Json(object)
+}
+
+fn scaling_json(view: &ScalingView) -> Value {
+    let ScalingView { mode, answer } = view;
     let mut object = serde_json::json!({
-        "object": "scaling",
         "mode": match mode {
             ScalingMode::Advise => "advise",
             ScalingMode::Act => "act",
@@ -296,7 +313,7 @@ async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
         object["waiting"] = answer.waiting.into();
         object["starting"] = answer.starting.into();
     }
-    axum::Json(object)
+    object
 }
 
 async fn drain(
@@ -397,6 +414,7 @@ fn run_command(
 fn worker_json(view: &WorkerView) -> Value {
     let WorkerView {
         name,
+        model,
         worker,
         role,
         state,
@@ -426,6 +444,7 @@ fn worker_json(view: &WorkerView) -> Value {
         "incarnation": worker.incarnation.0,
         "role": role.to_string(),
         "state": state.name(),
+        "model": model,
         "fingerprint": fingerprint,
         "device": device,
         "load": {

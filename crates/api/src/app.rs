@@ -1,6 +1,6 @@
 //! The application: the state that every route shares.
 //!
-//! Owns: the served model, which may arrive or change while running; the body limits; the choice of
+//! Owns: the served models, which may arrive or change while running; the body limits; the choice of
 //! the thread that parses a body. Never: binds a port. Invariant: a bad or huge request takes no
 //! more than its share of the processor from the others.
 
@@ -9,11 +9,12 @@ use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::body_work::BodyWork;
 use crate::constraint_check::ConstraintChecks;
 use crate::error::ApiError;
+use crate::field::clipped;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
-use crate::input_turns::InputTurns;
 use crate::memory_budget::{SharedMemoryBudget, TemplateMemory, units};
 use crate::metrics::HttpMetrics;
+use crate::models::{ModelChoice, RequestedModel, ServedModels};
 use crate::quota::Quotas;
 use crate::request::GenerateRequest;
 use crate::response_store::{ResponsePeers, ResponseStore, ResponseStoreLimits, router_digits};
@@ -25,6 +26,7 @@ use cleave_text::{
     ModelTask, ModelText, OutputFormats, ReasoningField, ReasoningParser, ToolCallParser,
 };
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -75,28 +77,51 @@ pub struct ApiOptions {
 }
 
 /// How reasoning and tool calls are read from outputs, and given to clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputOptions {
-    /// `None` chooses by the chat template.
-    pub reasoning_parser: Option<ReasoningParser>,
-    /// `None` chooses by the chat template.
-    pub tool_call_parser: Option<ToolCallParser>,
+    pub reasoning_parser: ParserChoice<ReasoningParser>,
+    pub tool_call_parser: ParserChoice<ToolCallParser>,
     pub reasoning_field: ReasoningField,
+}
+
+/// The parser of each model; the chat template chooses where none is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParserChoice<T> {
+    /// That of models that are not in `by_model`.
+    pub others: Option<T>,
+    /// By served name.
+    pub by_model: BTreeMap<String, T>,
+}
+
+impl<T> Default for ParserChoice<T> {
+    fn default() -> Self {
+        Self {
+            others: None,
+            by_model: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T: Copy> ParserChoice<T> {
+    fn of(&self, model: &str) -> Option<T> {
+        self.by_model.get(model).copied().or(self.others)
+    }
 }
 
 impl OutputOptions {
     /// The formats of outputs of a model.
-    fn formats(self, model: &ModelText) -> OutputFormats {
+    fn formats(&self, model: &ModelText) -> OutputFormats {
         let Self {
             reasoning_parser,
             tool_call_parser,
             reasoning_field,
         } = self;
-        let mut formats = model.output_formats().with_reasoning_field(reasoning_field);
-        if let Some(parser) = reasoning_parser {
+        let formats = model.output_formats();
+        let mut formats = formats.with_reasoning_field(*reasoning_field);
+        if let Some(parser) = reasoning_parser.of(model.name()) {
             formats = formats.with_reasoning(parser);
         }
-        if let Some(parser) = tool_call_parser {
+        if let Some(parser) = tool_call_parser.of(model.name()) {
             formats = formats.with_calls(parser);
         }
         formats
@@ -141,28 +166,21 @@ pub struct App {
 struct AppState {
     frontend: Arc<dyn Frontend>,
     options: ApiOptions,
-    model: watch::Sender<Option<ServedModel>>,
+    models: watch::Sender<ServedModels>,
     grace_ends: Instant,
     metrics: Arc<HttpMetrics>,
     bodies: BodyMemory,
     templates: TemplateMemory,
     vectors: SharedMemoryBudget,
-    input_turns: InputTurns,
     long_body_turns: Arc<Semaphore>,
     short_rendering_turns: Arc<Semaphore>,
     quotas: Quotas,
     constraint_checks: ConstraintChecks,
     responses: ResponseStore,
     is_draining: AtomicBool,
-    /// Number of requests that wait for the first worker.
-    first_worker_waits: Mutex<u32>,
-}
-
-/// The served model and the time, in Unix seconds, at which it was set.
-#[derive(Clone)]
-pub(crate) struct ServedModel {
-    pub(crate) model: Arc<ModelText>,
-    pub(crate) since: u64,
+    /// Number of requests that wait for the first worker of a model, by its name; by no name where
+    /// no model is known.
+    first_worker_waits: Mutex<BTreeMap<String, u32>>,
 }
 
 impl App {
@@ -176,31 +194,35 @@ impl App {
             bodies: BodyMemory::new(options.body_memory_bytes, options.body_bytes_max),
             templates: TemplateMemory::new(options.template_memory_bytes, options.body_bytes_max),
             vectors: SharedMemoryBudget::new(units(options.vector_memory_bytes)),
-            input_turns: InputTurns::new(),
             grace_ends: Instant::now() + options.startup_grace,
             options,
-            model: watch::Sender::new(None),
+            models: watch::Sender::new(ServedModels::default()),
             metrics,
             long_body_turns: Arc::new(Semaphore::new(cores)),
             short_rendering_turns: Arc::new(Semaphore::new(cores)),
             quotas: Quotas::default(),
             constraint_checks: ConstraintChecks::new(cores),
             is_draining: AtomicBool::new(false),
-            first_worker_waits: Mutex::new(0),
+            first_worker_waits: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
         }
     }
 
-    /// Serves this model from now on; requests that have begun keep theirs.
+    /// Serves this model from now on, in place of an earlier one of its name; requests that have
+    /// begun keep theirs.
     pub fn serve_model(&self, mut model: ModelText) {
         model.set_output_formats(self.shared.options.outputs.formats(&model));
-        let served = ServedModel {
-            model: Arc::new(model),
-            since: crate::surface::unix_now(),
-        };
-        self.shared.model.send_replace(Some(served));
+        let since = crate::surface::unix_now();
+        let models = &self.shared.models;
+        models.send_modify(|models| models.serve(model, since));
+    }
+
+    /// Serves the model of this name no longer; a request for it is answered 404 from now on.
+    pub fn retire_model(&self, name: &str) {
+        let models = &self.shared.models;
+        models.send_modify(|models| models.retire(name));
     }
 
     /// Asks these routers for stored responses that are not here.
@@ -258,28 +280,47 @@ impl App {
         router_digits(self.frontend().router_number())
     }
 
-    pub(crate) fn served(&self) -> Option<ServedModel> {
-        self.shared.model.borrow().clone()
+    /// The models as they are now.
+    pub(crate) fn models(&self) -> ServedModels {
+        self.shared.models.borrow().clone()
     }
 
-    /// Reports whether a model is known and a request sent now would find a worker.
+    /// Reports whether a model is known and a request for one of them sent now would find a worker.
+    /// A model without workers does not take its router from the others.
     pub fn readiness(&self) -> ServingReadiness {
         if self.shared.is_draining.load(Ordering::Acquire) {
             return ServingReadiness::Draining;
         }
-        match self.served() {
+        let models = self.models();
+        let all = models
+            .iter()
+            .map(|served| self.readiness_for(&served.model));
+        let best = all.min_by_key(|readiness| match readiness {
+            ServingReadiness::Ready => 0,
+            ServingReadiness::PromptsOnly(_) | ServingReadiness::NotReady(_) => 1,
+            ServingReadiness::Draining => 2,
+        });
+        match best {
+            Some(readiness) => readiness,
             // A fleet that starts with the first request is ready without a model: the waiting
             // request itself causes the first worker to start.
-            None if self.frontend().worker_wait_max().is_some() => ServingReadiness::Ready,
+            None if self.starts_workers() => ServingReadiness::Ready,
             None => ServingReadiness::NotReady("no worker has brought a model yet".into()),
-            Some(served) => self.readiness_for(&served.model),
         }
+    }
+
+    /// Whether a request for some model that no worker has brought yet would start one.
+    fn starts_workers(&self) -> bool {
+        let policy = self.frontend().policy();
+        let listed = policy.models.iter().map(|listed| listed.name.as_str());
+        let waits = |model: &str| self.frontend().worker_wait_max(model).is_some();
+        listed.chain([""]).any(waits)
     }
 
     /// Reports whether a request for this model would find a worker. A model that is served for
     /// vectors needs no worker that decodes.
-    fn readiness_for(&self, model: &ModelText) -> ServingReadiness {
-        match self.frontend().readiness() {
+    pub(crate) fn readiness_for(&self, model: &ModelText) -> ServingReadiness {
+        match self.frontend().readiness(model.name()) {
             ServingReadiness::PromptsOnly(reason) => match model.task() {
                 ModelTask::Embed(_) | ModelTask::Rerank(_) => ServingReadiness::Ready,
                 ModelTask::Generate => ServingReadiness::NotReady(reason),
@@ -288,12 +329,12 @@ impl App {
         }
     }
 
-    /// Number of requests that wait for a model, with their bodies unread.
-    pub(crate) fn first_worker_waits_count(&self) -> usize {
-        *self.first_worker_waits() as usize
+    /// Number of requests that wait for a model, with their bodies unread; of each, by its name.
+    pub(crate) fn first_worker_waits_counts(&self) -> BTreeMap<String, u32> {
+        self.first_worker_waits().clone()
     }
 
-    fn first_worker_waits(&self) -> MutexGuard<'_, u32> {
+    fn first_worker_waits(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
         self.shared.first_worker_waits.lock()
     }
 
@@ -301,24 +342,89 @@ impl App {
         self.frontend().progress()
     }
 
-    /// Returns the model as soon as a worker has sent one.
-    pub(crate) async fn wait_for_model(&self) -> Result<Arc<ModelText>, ApiError> {
-        if let Some(served) = self.served() {
-            return Ok(served.model);
+    /// Finds the name by which a body asks for its model, where there may be several. A long body is
+    /// searched on a blocking thread.
+    pub(crate) async fn requested_model(
+        &self,
+        body: ReservedBody,
+    ) -> Result<(ReservedBody, RequestedModel), ApiError> {
+        if self.has_one_model() {
+            return Ok((body, RequestedModel::LeftToReader));
         }
-        let patience = self.frontend().worker_wait_max();
-        let _outside = patience.map(|_| FirstWorkerWait::begin(self)).transpose()?;
-        let patient = patience.map(|patience| Instant::now() + patience);
-        let until = self
-            .shared
-            .grace_ends
-            .max(patient.unwrap_or(self.shared.grace_ends));
-        let mut watched = self.shared.model.subscribe();
-        let wait = watched.wait_for(Option::is_some);
-        let served = tokio::time::timeout_at(until, wait).await;
-        let served = served.ok().and_then(|served| served.ok()?.clone());
-        let none = || ApiError::unavailable("no_worker", "No worker has brought a model yet.");
-        served.map(|served| served.model).ok_or_else(none)
+        let is_long = body.is_long();
+        let search = move || {
+            let requested = RequestedModel::of_body(body.bytes());
+            (body, requested)
+        };
+        if !is_long {
+            return Ok(search());
+        }
+        let searched = tokio::task::spawn_blocking(search).await;
+        searched.map_err(|_| ApiError::internal("panicked", "The server failed on this request."))
+    }
+
+    /// Whether one model is served, and no worker of another one is expected.
+    fn has_one_model(&self) -> bool {
+        let is_only = self.shared.models.borrow().iter().count() == 1;
+        is_only
+            && Instant::now() >= self.shared.grace_ends
+            && self.frontend().policy().models.is_empty()
+    }
+
+    /// The model that the request is for, if it can be told now.
+    pub(crate) fn choose_model(&self, requested: &RequestedModel) -> ModelChoice {
+        let listed = self.listed_models();
+        self.shared.models.borrow().choose(requested, &listed)
+    }
+
+    /// The names of the models that the policy lists.
+    pub(crate) fn listed_models(&self) -> Vec<String> {
+        let policy = self.frontend().policy();
+        let listed = policy.models.iter();
+        listed.map(|listed| listed.name.clone()).collect()
+    }
+
+    /// Returns the requested model as soon as a worker has sent it.
+    ///
+    /// # Errors
+    /// 404 if there is no such model, 400 if the request must name one, 503 if none has come in
+    /// time. In the start-up grace period workers of another model may still come.
+    pub(crate) async fn wait_for_model(
+        &self,
+        requested: &RequestedModel,
+    ) -> Result<Arc<ModelText>, ApiError> {
+        let mut watched = self.shared.models.subscribe();
+        let begun = Instant::now();
+        let mut outside = None;
+        loop {
+            watched.mark_unchanged();
+            let choice = self.choose_model(requested);
+            let grace_ends = self.shared.grace_ends;
+            let until = match &choice {
+                ModelChoice::Found(model) => return Ok(Arc::clone(model)),
+                ModelChoice::Unnamed => return Err(self.models().unnamed(&self.listed_models())),
+                ModelChoice::Unknown(_) => grace_ends,
+                ModelChoice::Awaited(name) => match self.frontend().worker_wait_max(name) {
+                    None => grace_ends,
+                    Some(patience) => {
+                        if outside.is_none() {
+                            outside = Some(FirstWorkerWait::begin(self, name)?);
+                        }
+                        grace_ends.max(begun + patience)
+                    }
+                },
+            };
+            let changed = tokio::time::timeout_at(until, watched.changed()).await;
+            if !matches!(changed, Ok(Ok(()))) {
+                return Err(match choice {
+                    ModelChoice::Unknown(name) => {
+                        let listed = self.listed_models();
+                        self.models().not_found(&clipped(&name), &listed)
+                    }
+                    _ => no_model_yet(),
+                });
+            }
+        }
     }
 
     /// Waits until a request for this model would find a worker.
@@ -346,12 +452,17 @@ impl App {
     pub(crate) async fn wait_for_turn(
         &self,
         ask: &GenerateRequest,
+        model: &ModelText,
     ) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         if ask.pooling.is_none() {
             return Ok(None);
         }
         let wait_max = self.options().queue_wait_max;
-        let turns = &self.shared.input_turns;
+        let served = self.models().get(model.name()).cloned();
+        let Some(served) = served else {
+            return Ok(None);
+        };
+        let turns = &served.input_turns;
         turns.wait(ask.prompts.len(), wait_max).await.map(Some)
     }
 
@@ -379,14 +490,15 @@ impl App {
         reserved.map(Some).map_err(|_| ApiError::vectors_full())
     }
 
-    /// Returns the tokens of the longest sequence that a worker can hold, if that is known. Waits a
-    /// moment where requests start workers, because such a request may know the model of the first
-    /// worker before its capacity.
-    pub(crate) async fn sequence_tokens_max(&self) -> Option<u32> {
+    /// Returns the tokens of the longest sequence that a worker of the model can hold, if that is
+    /// known. Waits a moment where requests start workers, because such a request may know the model
+    /// of the first worker before its capacity.
+    pub(crate) async fn sequence_tokens_max(&self, model: &ModelText) -> Option<u32> {
         let until = Instant::now() + CAPACITY_WAIT_MAX;
         loop {
-            let known = self.frontend().sequence_tokens_max();
-            let is_awaited = self.frontend().worker_wait_max().is_some() && Instant::now() < until;
+            let known = self.frontend().sequence_tokens_max(model.name());
+            let starts = self.frontend().worker_wait_max(model.name()).is_some();
+            let is_awaited = starts && Instant::now() < until;
             if known.is_some() || !is_awaited {
                 return known;
             }
@@ -466,28 +578,45 @@ impl App {
     }
 }
 
-/// A request that waits for the first worker. The frontend is notified of the number of these.
-struct FirstWorkerWait<'a>(&'a App);
+/// The error of a request for a model that no worker has brought.
+pub(crate) fn no_model_yet() -> ApiError {
+    ApiError::unavailable("no_worker", "No worker has brought this model yet.")
+}
+
+/// A request that waits for the first worker of a model. The frontend is notified of the number of
+/// these.
+struct FirstWorkerWait<'a> {
+    app: &'a App,
+    model: String,
+}
 
 impl<'a> FirstWorkerWait<'a> {
     /// Registers the request; beyond the limit it is refused, because each one holds its body.
-    fn begin(app: &'a App) -> Result<Self, ApiError> {
+    fn begin(app: &'a App, model: &str) -> Result<Self, ApiError> {
         let mut outside = app.first_worker_waits();
-        if *outside >= FIRST_WORKER_WAITS_MAX {
+        if outside.values().sum::<u32>() >= FIRST_WORKER_WAITS_MAX {
             let retry_after = crate::error::RETRY_AFTER;
             return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
         }
-        *outside += 1;
-        app.frontend().report_waiting_requests(*outside);
-        Ok(Self(app))
+        let count = outside.entry(model.to_owned()).or_default();
+        *count += 1;
+        app.frontend().report_waiting_requests(model, *count);
+        let model = model.to_owned();
+        Ok(Self { app, model })
     }
 }
 
 impl Drop for FirstWorkerWait<'_> {
     fn drop(&mut self) {
-        let mut outside = self.0.first_worker_waits();
-        *outside -= 1;
-        self.0.frontend().report_waiting_requests(*outside);
+        let mut outside = self.app.first_worker_waits();
+        let count = outside.entry(self.model.clone()).or_default();
+        *count -= 1;
+        self.app
+            .frontend()
+            .report_waiting_requests(&self.model, *count);
+        if *count == 0 {
+            outside.remove(&self.model);
+        }
     }
 }
 

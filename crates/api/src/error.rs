@@ -137,8 +137,9 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).with_code("unsupported_encoding")
     }
 
+    /// There is no such model; `served` names those that are, in backquotes.
     pub(crate) fn model_not_found(requested: &str, served: &str) -> Self {
-        let message = format!("The model `{requested}` does not exist here; `{served}` is served.");
+        let message = format!("The model `{requested}` does not exist here; {served} is served.");
         let error = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         Self {
             param: Some("model".into()),

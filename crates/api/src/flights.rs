@@ -92,11 +92,13 @@ impl AnswerFlights {
         let submitted = Instant::now();
         let (mut submissions, mut aborts) = (Vec::new(), Vec::new());
         let (request_id, trace) = meter.ids();
+        let model_name: Arc<str> = Arc::from(model.name());
         for request in ask.requests(slos) {
             let stop_signal = StopSignal::default();
             let (handle, abort) = AbortHandle::new_pair();
             let caller = SubmissionContext {
                 stop_signal: stop_signal.clone(),
+                model: Arc::clone(&model_name),
                 request_id: Arc::clone(&request_id),
                 trace,
             };

@@ -6,6 +6,7 @@ use crate::trace_parent::TraceParent;
 use crate::ui::FleetSnapshot;
 use cleave_domain::{Emission, Ending, Request, RequestStageTimes, SloPolicy, TokenUsage};
 use futures::stream::BoxStream;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,24 +27,26 @@ pub trait Frontend: Operator {
         Arc::default()
     }
 
-    /// Whether a request sent now would find a worker.
-    fn readiness(&self) -> ServingReadiness;
+    /// Whether a request for this model sent now would find a worker.
+    fn readiness(&self, model: &str) -> ServingReadiness;
 
-    /// Time limit of the wait for a worker that an autoscaler is asked to start; `None` if nothing
-    /// starts workers.
-    fn worker_wait_max(&self) -> Option<Duration> {
+    /// Time limit of the wait for a worker of this model that an autoscaler is asked to start;
+    /// `None` if nothing starts workers. The name is empty before a model is known.
+    fn worker_wait_max(&self, model: &str) -> Option<Duration> {
+        let _ = model;
         None
     }
 
-    /// Receives the number of requests that wait for the first worker to bring a model. Only a
-    /// frontend with `patience` needs it.
-    fn report_waiting_requests(&self, count: u32) {
-        let _ = count;
+    /// Receives the number of requests that wait for the first worker of this model; the name is
+    /// empty where none is known. Only a frontend with [`Self::worker_wait_max`] needs it.
+    fn report_waiting_requests(&self, model: &str, count: u32) {
+        let _ = (model, count);
     }
 
-    /// Tokens of the longest sequence, prompt and output together, that a worker can hold. `None`
-    /// before any worker was connected, and from a frontend without workers.
-    fn sequence_tokens_max(&self) -> Option<u32> {
+    /// Tokens of the longest sequence, prompt and output together, that a worker of this model can
+    /// hold. `None` before any was connected, and from a frontend without workers.
+    fn sequence_tokens_max(&self, model: &str) -> Option<u32> {
+        let _ = model;
         None
     }
 
@@ -60,6 +63,11 @@ pub trait Frontend: Operator {
     /// Number of open sequences, and their limit.
     fn streams(&self) -> StreamCounts {
         StreamCounts::default()
+    }
+
+    /// Number of open sequences of each model, by name.
+    fn streams_by_model(&self) -> BTreeMap<String, usize> {
+        BTreeMap::new()
     }
 
     /// Starts the span of an HTTP request in its client's trace, or in a new one, and decides
@@ -88,6 +96,8 @@ pub struct SubmissionContext {
     /// Set before the client's stream is dropped because its text is complete; a drop without it is
     /// a disconnect.
     pub stop_signal: StopSignal,
+    /// Served name of its model; empty where only one is served.
+    pub model: Arc<str>,
     /// Id of the request, as in logs.
     pub request_id: Arc<str>,
     pub trace: Option<TraceParent>,

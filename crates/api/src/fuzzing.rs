@@ -102,7 +102,7 @@ impl Frontend for EchoFrontend {
         futures::stream::iter(events).boxed()
     }
 
-    fn readiness(&self) -> ServingReadiness {
+    fn readiness(&self, _: &str) -> ServingReadiness {
         ServingReadiness::Ready
     }
 

@@ -6,6 +6,7 @@ use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::flights::AnswerFlights;
 use crate::metrics::RequestMeter;
+use crate::models::ModelChoice;
 use crate::output_piece::OutputPieces;
 use crate::request::{self, GenerateRequest, OutputLimit, ResponseMode, UsageShown};
 use crate::request_record::{RequestMeta, RequestRecord};
@@ -47,12 +48,12 @@ pub(crate) async fn generate(
         .await
         .and_then(|()| caller.admit_sequences(ask.sequences_count(), ask.prompt_tokens()))
         .inspect_err(|error| meter.failed(error))?;
-    let turn = app.wait_for_turn(&ask).await;
+    let turn = app.wait_for_turn(&ask, &model).await;
     let _turn = turn.inspect_err(|error| meter.failed(error))?;
     let vectors = app.reserve_vectors(&ask, &model).await;
     let vectors = vectors.inspect_err(|error| meter.failed(error))?;
     if ask.output_limit == OutputLimit::Default
-        && let Some(tokens_max) = app.sequence_tokens_max().await
+        && let Some(tokens_max) = app.sequence_tokens_max(&model).await
     {
         ask.fit_default_output(tokens_max);
     }
@@ -141,7 +142,7 @@ async fn prepare(
         return Err(error);
     }
     let timing = request::timing(headers)?;
-    let mut held = app.read_body(headers, body).await?;
+    let held = app.read_body(headers, body).await?;
     if app.options().prompts == PromptLog::Shown {
         let body = String::from_utf8_lossy(held.bytes());
         let trace_id = trace.map(display);
@@ -153,12 +154,13 @@ async fn prepare(
             "prompt"
         );
     }
-    if app.served().is_none() {
+    let (mut held, requested) = app.requested_model(held).await?;
+    if !matches!(app.choose_model(&requested), ModelChoice::Found(_)) {
         // The model may take minutes to arrive where a fleet starts with the first request, so only
         // the body's own bytes stay reserved.
         held.release_parse_memory();
     }
-    let model = app.wait_for_model().await?;
+    let model = app.wait_for_model(&requested).await?;
     check_task(surface.task(), &model)?;
     let (held, earlier) = earlier_conversation(app, surface, caller, headers, held).await?;
     let conversation = earlier.clone();

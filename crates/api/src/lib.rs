@@ -25,6 +25,7 @@ mod input_turns;
 mod memory_budget;
 mod metric_registry;
 mod metrics;
+mod models;
 mod openapi;
 mod output_piece;
 mod quota;
@@ -42,7 +43,7 @@ pub use admin::{
     CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
 };
-pub use app::{ApiOptions, App, OutputOptions, PromptLog};
+pub use app::{ApiOptions, App, OutputOptions, ParserChoice, PromptLog};
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,

@@ -1,14 +1,16 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::app::{App, PromptLog, ServedModel};
+use crate::app::{App, PromptLog, no_model_yet};
 use crate::body::drain_refused_body;
 use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
+use crate::field::clipped;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::{earlier_conversation, generate};
 use crate::metric_registry::prometheus_text;
+use crate::models::ServedModel;
 use crate::openapi::{RouteDoc, ServedRoute, openapi, serve};
 use crate::request;
 use crate::request_record::RequestMeta;
@@ -92,7 +94,7 @@ pub(crate) static CLIENT_ROUTES: &[ServedRoute<App>] = &[
         handler: || get(models),
         doc: RouteDoc {
             operation: "models",
-            summary: "List the served model.",
+            summary: "List the served models.",
             headers: request::MODEL_HEADERS,
             schema: "ModelList",
             ..RouteDoc::GET
@@ -440,7 +442,8 @@ async fn count_response_tokens(
     let (caller, body) = authenticate(&app, &headers, body).await?;
     caller.admit_request()?;
     let body = app.read_body(&headers, body).await?;
-    let model = app.wait_for_model().await?;
+    let (body, requested) = app.requested_model(body).await?;
+    let model = app.wait_for_model(&requested).await?;
     let surface = &surface::openai_responses::RESPONSES;
     let (body, earlier) = earlier_conversation(&app, surface, &caller, &headers, body).await?;
     let read = move |body: &Document, model: &ModelText| {
@@ -463,7 +466,8 @@ async fn answer_text_request(
     let (caller, body) = authenticate(app, headers, body).await?;
     caller.admit_request()?;
     let body = app.read_body(headers, body).await?;
-    let model = app.wait_for_model().await?;
+    let (body, requested) = app.requested_model(body).await?;
+    let model = app.wait_for_model(&requested).await?;
     let answer = app.parse(body, model, work, read).await?;
     Ok(json_answer(answer))
 }
@@ -475,7 +479,7 @@ fn json_answer(answer: Vec<u8>) -> Response {
 
 async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
     AuthenticatedCaller::of(&app, &headers)?;
-    let served = app.served();
+    let served = app.models();
     if is_of_anthropic(&headers) {
         let models = served.iter().map(|it| model_info(it.model.name()));
         return Ok(axum::Json(model_list(&models.collect::<Vec<_>>())));
@@ -495,16 +499,13 @@ async fn model(
     let Path(id) = id.map_err(|_| {
         ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
     })?;
-    match app.served() {
-        Some(served) if served.model.name() == id && is_of_anthropic(&headers) => {
-            Ok(axum::Json(model_info(&id)))
-        }
-        Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&app, &served))),
-        Some(served) => Err(ApiError::model_not_found(&id, served.model.name())),
-        None => Err(ApiError::unavailable(
-            "no_worker",
-            "No worker has brought a model yet.",
-        )),
+    let models = app.models();
+    match models.get(&id) {
+        Some(_) if is_of_anthropic(&headers) => Ok(axum::Json(model_info(&id))),
+        Some(served) => Ok(axum::Json(model_json(&app, served))),
+        None if models.is_empty() => Err(no_model_yet()),
+        None if app.listed_models().contains(&id) => Err(no_model_yet()),
+        None => Err(models.not_found(&clipped(&id), &app.listed_models())),
     }
 }
 
@@ -525,7 +526,7 @@ fn model_json(app: &App, served: &ServedModel) -> Value {
 /// holds less.
 fn max_model_len(frontend: &dyn Frontend, model: &ModelText) -> u32 {
     let context = model.context_tokens_max();
-    let held = frontend.sequence_tokens_max();
+    let held = frontend.sequence_tokens_max(model.name());
     held.unwrap_or(context).min(context)
 }
 
@@ -546,7 +547,15 @@ async fn live() -> axum::Json<Value> {
 
 async fn ready(State(app): State<App>) -> Response {
     match app.readiness() {
-        ServingReadiness::Ready => axum::Json(json!({"status": "ready"})).into_response(),
+        ServingReadiness::Ready => {
+            let models = app.models();
+            let states = models.iter().map(|served| {
+                let is_ready = app.readiness_for(&served.model) == ServingReadiness::Ready;
+                (served.model.name().to_owned(), is_ready.into())
+            });
+            let models: serde_json::Map<String, Value> = states.collect();
+            axum::Json(json!({"status": "ready", "models": models})).into_response()
+        }
         ServingReadiness::NotReady(reason) | ServingReadiness::PromptsOnly(reason) => {
             ApiError::unavailable("not_ready", reason).into_response()
         }
@@ -559,8 +568,14 @@ async fn ready(State(app): State<App>) -> Response {
 /// Number of open streams for load balancers; `server_load` is vLLM's name for it.
 async fn load(State(app): State<App>) -> axum::Json<Value> {
     let StreamCounts { open, max } = app.frontend().streams();
-    let open = open + app.first_worker_waits_count();
-    axum::Json(json!({"server_load": open, "server_load_max": max}))
+    let mut models = app.frontend().streams_by_model();
+    let mut waiting_total = 0;
+    for (model, waiting) in app.first_worker_waits_counts() {
+        waiting_total += waiting as usize;
+        *models.entry(model).or_default() += waiting as usize;
+    }
+    let open = open + waiting_total;
+    axum::Json(json!({"server_load": open, "server_load_max": max, "models": models}))
 }
 
 async fn version() -> axum::Json<Value> {

@@ -109,7 +109,7 @@ impl Frontend for RefusingFrontend {
         futures::stream::iter([ended]).boxed()
     }
 
-    fn readiness(&self) -> ServingReadiness {
+    fn readiness(&self, _: &str) -> ServingReadiness {
         ServingReadiness::Ready
     }
 

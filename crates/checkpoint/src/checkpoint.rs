@@ -10,10 +10,12 @@ use crate::generation::GenerationConfig;
 use crate::quantization::{ProjectionModule, Quantization};
 use crate::quantized::{QuantizedTensor, StoredMatrix};
 use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
+use crate::stacks::ExpertsTensor;
 use crate::tensor::{StoredTensor, StoredType};
 use cleave_domain::TokenId;
 use cleave_models::{
-    DescribedModel, ModelSpec, ModelTensor, NameSpelling, Projection, TensorRole, read_model,
+    DescribedModel, ModelSpec, ModelTensor, NameSpelling, Projection, TensorPlace, TensorRole,
+    read_model,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -38,14 +40,20 @@ pub struct Checkpoint {
     generation: GenerationConfig,
     /// Every tensor of the model, as a dense checkpoint has them.
     layout: Vec<ModelTensor>,
-    /// Name of the tensor of a role; the layer is `None` outside the layers.
-    names: BTreeMap<(TensorRole, Option<usize>), String>,
+    /// Name of the tensor of a role.
+    names: BTreeMap<(TensorRole, TensorPlace), String>,
+    /// Tensors with a stack of projections of all experts of a layer, by the stack and the layer.
+    experts: BTreeMap<(&'static [Projection], usize), ExpertsTensor>,
+    /// Biases of such stacks, by the same.
+    expert_biases: BTreeMap<(&'static [Projection], usize), ExpertsTensor>,
     tensors: BTreeMap<String, StoredTensor>,
     /// Quantised weights, by the name that they would have if they were dense.
     quantized: BTreeMap<String, Arc<QuantizedTensor>>,
     /// Name of the head's tensor, if the head is the embedding.
     tied_head: Option<String>,
     has_head: bool,
+    /// Beginnings of names of tensors that predict further tokens, and are not used.
+    mtp_tensors: Vec<String>,
     kv_scales: Option<KvScales>,
     files: Vec<SourceFile>,
     revision: OnceLock<Revision>,
@@ -124,21 +132,32 @@ impl Checkpoint {
         }
         let (mut tensors, mut quantized) = (BTreeMap::new(), BTreeMap::new());
         let mut names = BTreeMap::new();
+        let (mut experts, mut expert_biases) = (BTreeMap::new(), BTreeMap::new());
         for tensor in &layout {
             let name = tensor.name.clone();
-            names.insert((tensor.role, tensor.layer), name.clone());
+            names.insert((tensor.role, tensor.place), name.clone());
+            if let Some((stack, of_experts)) = ExpertsTensor::of(tensor) {
+                match of_experts.is_bias() {
+                    false => experts.insert(stack, of_experts),
+                    true => expert_biases.insert(stack, of_experts),
+                };
+            }
             match quantized_weight(quantization.as_ref(), &folder, tensor)? {
                 Some(found) => drop(quantized.insert(name, Arc::new(found))),
                 None => drop(tensors.insert(name, folder.tensor(&tensor.name, &tensor.shape)?)),
             }
         }
+        let mtp_tensors = model.mtp_tensors().map(|name| spelling.spell(&name));
         let opened = Self {
             dir: dir.to_owned(),
+            mtp_tensors: mtp_tensors.collect(),
             model,
             quantization,
             generation,
             layout,
             names,
+            experts,
+            expert_biases,
             tensors,
             quantized,
             has_head: spelling.has_head || model_is_tied,
@@ -187,11 +206,12 @@ impl Checkpoint {
     }
 
     /// Whether an unused tensor may be ignored: the family never uses it, it stores a tied head
-    /// twice, or it is no text model's.
+    /// twice, it predicts further tokens, or it is no text model's.
     fn may_be_unused(&self, name: &str) -> bool {
         let mut endings = self.model.family.unused_tensors.iter();
         endings.any(|ending| name.ends_with(ending))
             || self.tied_head.as_deref() == Some(name)
+            || self.mtp_tensors.iter().any(|each| name.starts_with(each))
             || self.is_of_other_part(name)
     }
 
@@ -315,7 +335,7 @@ impl Checkpoint {
 
     /// The embedding, `(vocab, hidden)`.
     pub fn embedding(&self) -> &StoredTensor {
-        self.vector(TensorRole::Embedding, None)
+        self.vector(TensorRole::Embedding, TensorPlace::Model)
     }
 
     /// Whether the model can generate: a model that was stored without a head, as embedding models
@@ -332,38 +352,62 @@ impl Checkpoint {
         } else {
             TensorRole::Head
         };
-        self.vector(role, None)
+        self.vector(role, TensorPlace::Model)
     }
 
-    /// The weights of a layer's stack of projections, `(out, in)` each: one for each projection, or
-    /// a single one where the checkpoint has them in one tensor.
-    ///
-    /// # Panics
-    /// If the model has no such tensors.
-    pub fn stack(&self, parts: &'static [Projection], layer: usize) -> Vec<StoredMatrix> {
-        let found = |role| {
-            let matrix = self.matrix(self.name(role, Some(layer)));
-            matrix.expect("open() found every tensor of the layout")
-        };
-        let whole = TensorRole::Stack(parts);
-        if self.names.contains_key(&(whole, Some(layer))) {
-            return vec![found(whole)];
-        }
-        let parts = parts.iter();
-        parts.map(|part| found(TensorRole::Weight(*part))).collect()
-    }
-
-    /// A tensor that is never quantised; `layer` is `None` outside the layers.
+    /// A tensor that is never quantised.
     ///
     /// # Panics
     /// If the model has no such tensor.
-    pub fn vector(&self, role: TensorRole, layer: Option<usize>) -> &StoredTensor {
-        self.tensor(self.name(role, layer))
+    pub fn vector(&self, role: TensorRole, place: TensorPlace) -> &StoredTensor {
+        self.tensor(self.name(role, place))
     }
 
-    fn name(&self, role: TensorRole, layer: Option<usize>) -> &str {
-        let name = self.names.get(&(role, layer));
-        name.unwrap_or_else(|| panic!("the model has no {role:?} in layer {layer:?}"))
+    /// Names of the tensors that have a stack: of each projection, or of all.
+    pub(crate) fn stack_names(
+        &self,
+        parts: &'static [Projection],
+        place: TensorPlace,
+    ) -> Vec<&str> {
+        let whole = TensorRole::Stack(parts);
+        if self.names.contains_key(&(whole, place)) {
+            return vec![self.name(whole, place)];
+        }
+        let parts = parts.iter();
+        parts
+            .map(|part| self.name(TensorRole::Weight(*part), place))
+            .collect()
+    }
+
+    /// The tensor with a stack of all experts of a layer, if there is one.
+    pub(crate) fn experts(
+        &self,
+        parts: &'static [Projection],
+        layer: usize,
+    ) -> Option<&ExpertsTensor> {
+        self.experts.get(&(parts, layer))
+    }
+
+    /// The tensor with the biases of a stack of all experts of a layer, if there is one.
+    pub(crate) fn expert_biases(
+        &self,
+        parts: &'static [Projection],
+        layer: usize,
+    ) -> Option<&ExpertsTensor> {
+        self.expert_biases.get(&(parts, layer))
+    }
+
+    /// Every tensor of the model that is not quantised, with its role.
+    pub fn tensors_by_role(&self) -> impl Iterator<Item = (TensorRole, &StoredTensor)> {
+        self.layout.iter().filter_map(|tensor| {
+            let stored = self.tensors.get(&tensor.name)?;
+            Some((tensor.role, stored))
+        })
+    }
+
+    fn name(&self, role: TensorRole, place: TensorPlace) -> &str {
+        let name = self.names.get(&(role, place));
+        name.unwrap_or_else(|| panic!("the model has no {role:?} in {place:?}"))
     }
 
     /// A tensor that the configuration calls for, and that is never quantised.

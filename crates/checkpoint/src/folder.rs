@@ -148,7 +148,7 @@ impl TensorFolder {
             .ok_or_else(|| CheckpointError::tensor(&self.root, name, missing()))
     }
 
-    /// Finds a required tensor of this shape, of one or two dimensions.
+    /// Finds a required tensor of this shape. Of three dimensions the first two become one.
     pub(super) fn tensor(
         &self,
         name: &str,
@@ -164,6 +164,7 @@ impl TensorFolder {
         let stored = found.stored_type()?;
         let (rows, columns) = match *shape {
             [rows, columns] => (rows, columns),
+            [count, rows, columns] => (count * rows, columns),
             _ => (1, shape.iter().product()),
         };
         StoredTensor::new(name.into(), found.span.clone(), stored, rows, columns)

@@ -3,7 +3,8 @@
 //! Owns: config.json's and generation_config.json's bytes, the safetensors files, the formats of
 //! quantised weights, the identity of weights, and checkpoints with random weights. (The
 //! tokenizer's files are the API's.)
-//! Never: copies weights: tensors are views of mapped files. Never computes with a weight.
+//! Never: copies weights: tensors are views of mapped files, but for experts' whose axes or rows
+//! have another order there. Never computes with a weight.
 //! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs exists in the
 //! right shape and a known format, and no other tensor exists but those that may be ignored.
 //! Embedding, head, norms and biases are floats; projections may be quantised (see `quantization`
@@ -27,6 +28,7 @@ mod quantized;
 mod revision;
 mod scales;
 mod shard;
+mod stacks;
 pub mod synth;
 mod tensor;
 
@@ -34,4 +36,5 @@ pub use checkpoint::{Checkpoint, CheckpointProgress, KvScales};
 pub use error::CheckpointError;
 pub use quantized::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix};
 pub use revision::{CheckpointStamp, Revision};
+pub use stacks::StoredBias;
 pub use tensor::{StoredTensor, StoredType};

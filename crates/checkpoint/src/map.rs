@@ -55,6 +55,16 @@ impl FileSpan {
         within.then_some(Self { source, range })
     }
 
+    /// A part of this part; `None` if the range is not within it.
+    pub(crate) fn part(&self, range: Range<usize>) -> Option<Self> {
+        let first = self.range.start;
+        let within = range.start <= range.end && range.end <= self.range.len();
+        within.then(|| Self {
+            source: Arc::clone(&self.source),
+            range: first + range.start..first + range.end,
+        })
+    }
+
     /// Bytes made in memory.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         Self {

@@ -9,9 +9,10 @@ use crate::quantized::QuantizedTensor;
 use crate::shard::Shard;
 use crate::tensor::StoredTensor;
 use cleave_models::{
-    Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    LongRopeScaling, Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder,
-    QkNormScope, QkNormSpec, QueryGrowth, Rope, RopePairs, RopeScaling, Scalars, YarnScaling,
+    Activation, AttentionBiases, AttentionSpec, ChosenWeights, ExpertGroups, ExpertsSpec,
+    GatedMlpSpec, GroupScore, HeadShape, LayerNorms, LayerSpec, LongRopeScaling, Mixer, Mlp,
+    ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec, QueryGrowth,
+    Rope, RopePairs, RopeScaling, RouterScore, RouterSpec, Scalars, SharedExpertSpec, YarnScaling,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -201,6 +202,7 @@ impl LayerConstants {
             scale,
             soft_cap,
             biases,
+            has_sinks,
         }) = mixer;
         let HeadShape {
             query_heads,
@@ -208,11 +210,15 @@ impl LayerConstants {
             head_dim,
         } = heads;
         let AttentionBiases { qkv, output } = biases;
-        let Mlp::Gated(GatedMlpSpec {
+        let (mlp, experts) = match mlp {
+            Mlp::Gated(mlp) => (mlp, None),
+            Mlp::Experts(experts) => (&experts.expert, Some(experts)),
+        };
+        let GatedMlpSpec {
             width,
-            activation,
+            activation: _,
             bias,
-        }) = mlp;
+        } = mlp;
         let Rope {
             theta,
             scaling,
@@ -266,9 +272,12 @@ impl LayerConstants {
         {
             own += &format!("queries grow {beta} {original_context}\n");
         }
-        match activation {
-            Activation::Silu => {}
-            Activation::GeluTanh => own += "gelu tanh\n",
+        own += &activation_of(mlp);
+        if *has_sinks {
+            own += "attention sinks\n";
+        }
+        if let Some(experts) = experts {
+            own += &experts_of(experts);
         }
         if *scale != 1.0 / (*head_dim as f32).sqrt() {
             own += &format!("scale {scale}\n");
@@ -316,6 +325,69 @@ impl LayerConstants {
             own,
         }
     }
+}
+
+/// Spelling of an activation that few have, in a line.
+fn activation_of(mlp: &GatedMlpSpec) -> String {
+    match mlp.activation {
+        Activation::Silu => String::new(),
+        Activation::GeluTanh => "gelu tanh\n".to_owned(),
+        Activation::ClampedSwiGlu { limit } => format!("swiglu clamped {limit}\n"),
+    }
+}
+
+/// Spelling of a mixture of experts, but for the size of one.
+fn experts_of(experts: &ExpertsSpec) -> String {
+    let ExpertsSpec {
+        count,
+        chosen,
+        expert: _,
+        router,
+        shared,
+    } = experts;
+    let RouterSpec {
+        score,
+        has_bias,
+        has_choice_bias,
+        groups,
+        weights,
+        scale,
+    } = router;
+    let score = match score {
+        RouterScore::Softmax => "softmax",
+        RouterScore::Sigmoid => "sigmoid",
+        RouterScore::Identity => "identity",
+    };
+    let weights = match weights {
+        ChosenWeights::Scores => "scores".to_owned(),
+        ChosenWeights::Normalized { epsilon } => format!("normalized {epsilon}"),
+        ChosenWeights::Softmax => "softmax".to_owned(),
+    };
+    let mut text = format!(
+        "experts {chosen} of {count} {score} {has_bias} {has_choice_bias} {weights} {scale}\n"
+    );
+    if let Some(ExpertGroups {
+        count,
+        chosen,
+        score,
+    }) = groups
+    {
+        let score = match score {
+            GroupScore::Max => "max",
+            GroupScore::TwoBestSum => "sum of two",
+        };
+        text += &format!("groups {chosen} of {count} {score}\n");
+    }
+    if let Some(SharedExpertSpec { mlp, has_gate }) = shared {
+        let GatedMlpSpec {
+            width,
+            activation: _,
+            bias,
+        } = mlp;
+        text += &format!("shared expert {width} {bias} {has_gate}\n");
+        text += &activation_of(mlp);
+    }
+    text
 }
 
 fn norm_of(name: &str, norm: &NormSpec) -> String {

@@ -6,6 +6,7 @@
 
 use super::map::FileSpan;
 use half::{bf16, f16};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Element type of a stored tensor, little-endian.
@@ -158,6 +159,41 @@ impl StoredTensor {
     pub fn row_bytes(&self, row: usize) -> &[u8] {
         let width = self.columns * self.stored.element_bytes();
         &self.bytes()[row * width..(row + 1) * width]
+    }
+
+    /// These rows under another name, in the same file.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    #[must_use]
+    pub(crate) fn rows_named(&self, name: &str, rows: Range<usize>) -> Self {
+        let width = self.columns * self.stored.element_bytes();
+        let span = self.span.part(rows.start * width..rows.end * width);
+        Self {
+            name: name.into(),
+            span: span.unwrap_or_else(|| panic!("{}: rows {rows:?} of {}", self.name, self.rows)),
+            rows: rows.len(),
+            ..self.clone()
+        }
+    }
+
+    /// A copy in memory whose rows are these columns, in this order.
+    ///
+    /// # Panics
+    /// If there is no such column.
+    #[must_use]
+    pub(crate) fn with_columns_as_rows(&self, columns: &[usize]) -> Self {
+        let width = self.stored.element_bytes();
+        let mut bytes = vec![0; columns.len() * self.rows * width];
+        // Rows of the file are read in order, so that its pages are read once.
+        for row in 0..self.rows {
+            let from = self.row_bytes(row);
+            for (index, column) in columns.iter().enumerate() {
+                let to = (index * self.rows + row) * width;
+                bytes[to..to + width].copy_from_slice(&from[column * width..][..width]);
+            }
+        }
+        Self::owned(&self.name, columns.len(), self.rows, self.stored, bytes)
     }
 
     /// A copy in memory with these rows, in this order.

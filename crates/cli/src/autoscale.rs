@@ -33,18 +33,24 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
     let AutoscaleArgs {
         local: _,
         router,
+        served_model_name,
         cacert,
         admin_key,
         worker,
     } = args;
+    let mut flags = worker.clone();
+    if let Some(name) = served_model_name {
+        flags.extend(["--served-model-name".to_owned(), name.clone()]);
+    }
     let mut client = ScalingClient {
         pages: ServerClient::connect(&router.url, cacert.as_deref(), admin_key.as_deref())?,
+        model: served_model_name.clone(),
         last_error: String::new(),
     };
     let mut local = LocalPool {
         program: std::env::current_exe().context("cannot find the path of this program")?,
         router: router.address.clone(),
-        flags: worker.clone(),
+        flags,
         workers: Vec::new(),
         pauses: Default::default(),
         started: 0,
@@ -87,6 +93,8 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
 /// Asks a router for the desired number of workers.
 struct ScalingClient {
     pages: ServerClient,
+    /// The model to follow; a router of one model needs no name.
+    model: Option<String>,
     /// Last logged error, so that the same error is logged once.
     last_error: String,
 }
@@ -96,7 +104,7 @@ impl ScalingClient {
     async fn target_counts(&mut self) -> Option<PoolCounts> {
         let response = timeout(ANSWER_MAX, self.pages.json("/admin/scaling")).await;
         let answer = response.context("the router does not answer").flatten();
-        match answer.and_then(|answer| target_counts(&answer)) {
+        match answer.and_then(|answer| model_counts(&answer, self.model.as_deref())) {
             Ok(target) => {
                 self.last_error.clear();
                 Some(target)
@@ -113,10 +121,28 @@ impl ScalingClient {
     }
 }
 
-/// Reads the answer of `/admin/scaling`.
+/// Reads the numbers of a model from the answer of `/admin/scaling`; without a name, those of the
+/// only model.
+fn model_counts(answer: &Value, model: Option<&str>) -> anyhow::Result<PoolCounts> {
+    match (model, answer["models"].as_object()) {
+        (Some(model), Some(models)) if models.contains_key(model) => target_counts(&models[model]),
+        // Before a model is known the only numbers have no name.
+        (Some(_), Some(models)) if models.contains_key("") => target_counts(answer),
+        (Some(model), _) => {
+            bail!(
+                "the router knows no model \"{model}\" with `scaling`: list it in the policy's `models`"
+            )
+        }
+        (None, _) => target_counts(answer),
+    }
+}
+
 fn target_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
     match answer["mode"].as_str() {
         Some("act") => {}
+        Some("by_model") => {
+            bail!("the router serves several models: choose one with --served-model-name")
+        }
         Some("advise") => bail!("the router's policy says `mode: advise`"),
         _ => bail!("the router's policy has no `scaling`"),
     }
@@ -296,6 +322,32 @@ mod tests {
         ] {
             assert!(target_counts(&none).is_err(), "{none}");
         }
+    }
+
+    #[test]
+    fn one_of_several_models_is_followed_by_its_name() {
+        let pool = |target: u32| json!({"wanted": target});
+        let of = |count| {
+            let pools = json!({"prefill": pool(count), "decode": pool(1), "both": pool(0)});
+            json!({"mode": "act", "pools": pools})
+        };
+        let several = json!({"mode": "by_model", "models": {"a": of(2), "b": of(3)}});
+        let prefill = |answer: &Value, model: Option<&str>| {
+            model_counts(answer, model)
+                .ok()
+                .map(|counts| counts.prefill)
+        };
+        assert_eq!(prefill(&several, Some("b")), Some(3));
+        assert_eq!(prefill(&several, Some("c")), None);
+        assert_eq!(prefill(&several, None), None, "none is named");
+        let mut one = of(4);
+        one["models"] = json!({"a": of(4)});
+        assert_eq!(
+            (prefill(&one, None), prefill(&one, Some("a"))),
+            (Some(4), Some(4))
+        );
+        one["models"] = json!({"": of(4)});
+        assert_eq!(prefill(&one, Some("a")), Some(4), "no model is known yet");
     }
 
     #[test]

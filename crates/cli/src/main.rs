@@ -63,11 +63,13 @@ fn main() -> ExitCode {
                 from,
                 log,
                 states,
+                models,
                 constraints,
             } => {
                 let options = cleave_sim::ChaosOptions {
                     log,
                     states,
+                    models,
                     constraints,
                     ..Default::default()
                 };

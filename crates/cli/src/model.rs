@@ -19,8 +19,8 @@ use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, KvScales, StoredType};
 use cleave_cpu::{CoreBinding, CpuOptions, CpuWeightLoader, DotType, Isa, Quantize, WorkerThreads};
 use cleave_cuda::CudaWeightLoader;
-use cleave_engine::Weights;
 use cleave_engine::ops::{KvType, Precision, WeightLoader};
+use cleave_engine::{MatrixBytes, Weights};
 use cleave_models::{ModelCost, ModelSpec, StoredSizes};
 use cleave_text::{ModelFiles, ModelTask, ModelText};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -59,7 +59,7 @@ struct WeightFacts<'a> {
     name: &'a str,
     context_tokens_max: usize,
     /// Bytes of all layers' matrices, and of the head.
-    matrix_bytes: (u64, u64),
+    matrix_bytes: MatrixBytes,
 }
 
 /// Checks the scales of an fp8 KV cache: this cache has a scale of 1, which would clip values of a
@@ -321,9 +321,10 @@ impl LoadedModel {
     /// int4 where they take less than one.
     fn dot(&self, floats: DotType) -> DotType {
         let cost = self.cost();
+        let bytes_each = cost.layer_bytes_read(1.0) / cost.layer_weights as f64;
         match self.precision {
-            Precision::Bf16 if cost.layer_bytes < cost.layer_weights => DotType::Int4,
-            Precision::Bf16 if cost.layer_bytes < 2 * cost.layer_weights => DotType::Int8,
+            Precision::Bf16 if bytes_each < 1.0 => DotType::Int4,
+            Precision::Bf16 if bytes_each < 2.0 => DotType::Int8,
             Precision::Bf16 | Precision::F32 => floats,
         }
     }
@@ -362,10 +363,15 @@ impl LoadedModel {
         let WeightFacts {
             spec, matrix_bytes, ..
         } = self.facts();
-        let (layer_bytes, head_bytes) = matrix_bytes;
+        let MatrixBytes {
+            layers,
+            experts,
+            head,
+        } = matrix_bytes;
         spec.cost(&StoredSizes {
-            layer_bytes,
-            head_bytes,
+            layer_bytes: layers,
+            expert_bytes: experts,
+            head_bytes: head,
             kv_element_bytes: self.kv.element_bytes() as u64,
             kv_scale_bytes: self.kv.scale_bytes() as u64,
         })

@@ -40,6 +40,12 @@ pub struct CpuKernels {
     pub remove_mean: unsafe fn(&mut [f32]),
     /// Adds a row to another, see [`rows::add`].
     pub add: unsafe fn(&mut [f32], &[f32]),
+    /// Adds a multiple of a row to another, see [`rows::add_scaled`].
+    pub add_scaled: unsafe fn(&mut [f32], &[f32], f32),
+    /// Softmax of a row, see [`rows::softmax`].
+    pub softmax: unsafe fn(&mut [f32]),
+    /// Sigmoid of each element, see [`rows::sigmoid`].
+    pub sigmoid: unsafe fn(&mut [f32]),
     /// Prefetches memory to be written, see [`rows::prefetch_lines`].
     pub prefetch_lines: unsafe fn(&[u8]),
     /// Transposes rows of words, see [`Simd::transpose_rows`].
@@ -220,6 +226,21 @@ macro_rules! kernels {
             rows::add(unsafe { $token }, x, delta);
         }
         $(#[target_feature(enable = $features)])?
+        unsafe fn add_scaled(x: &mut [f32], addend: &[f32], factor: f32) {
+            // SAFETY: as in `norm`.
+            rows::add_scaled(unsafe { $token }, x, addend, factor);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn softmax(x: &mut [f32]) {
+            // SAFETY: as in `norm`.
+            rows::softmax(unsafe { $token }, x);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn sigmoid(x: &mut [f32]) {
+            // SAFETY: as in `norm`.
+            rows::sigmoid(unsafe { $token }, x);
+        }
+        $(#[target_feature(enable = $features)])?
         unsafe fn expect(bytes: &[u8]) {
             // SAFETY: as in `norm`.
             rows::prefetch_lines(unsafe { $token }, bytes);
@@ -255,6 +276,9 @@ macro_rules! kernels {
             norm,
             remove_mean,
             add,
+            add_scaled,
+            softmax,
+            sigmoid,
             prefetch_lines: expect,
             transpose_rows: turn,
             cap_row,

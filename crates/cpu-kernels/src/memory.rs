@@ -246,6 +246,24 @@ impl<'a, T> SliceParts<'a, T> {
         self.len
     }
 
+    /// A range of the slice, to be accessed in parts.
+    ///
+    /// # Panics
+    /// If the range is not within the slice.
+    #[must_use]
+    pub fn within(&self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "range {range:?} of {}",
+            self.len
+        );
+        Self {
+            start: self.start.wrapping_add(range.start),
+            len: range.len(),
+            borrow: PhantomData,
+        }
+    }
+
     /// Address of an element, which may lie beyond the slice.
     pub fn address(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)

@@ -80,6 +80,7 @@ fn attention(criterion: &mut Criterion) {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
+                    sinks: None,
                     out: &mut out,
                 };
                 ops.attend(&batch, &attention, io)

@@ -6,8 +6,12 @@
 //! operation allocates.
 
 mod attention;
+mod experts;
 mod product;
+mod router;
+mod sorted_rows;
 
+use self::experts::ExpertsScratch;
 use self::product::RowsSource;
 use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
@@ -24,8 +28,9 @@ use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, SoftCap};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, GatedIo, Head, HeadShape, KvPoolShape, KvType, Norm,
-    NormFormula, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
+    Attention, AttentionIo, Batch, BufferRole, Experts, GatedIo, Head, HeadShape, KvPoolShape,
+    KvType, Norm, NormFormula, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms,
+    ResidualIo,
 };
 use cleave_engine::{BlockSpan, EngineError};
 
@@ -53,6 +58,8 @@ pub struct CpuOps {
     /// States of spans of keys, between the tasks of spans and their merge.
     partials: PageMemory<f32>,
     widened: WidenedKv,
+    /// Memory of mixtures of experts, from the first one on.
+    experts: Option<Box<ExpertsScratch>>,
 }
 
 /// Elements per task below which dividing an operation on rows does not pay.
@@ -93,6 +100,7 @@ impl CpuOps {
             scratch: Vec::new(),
             scratch_heads: None,
             partials: PageMemory::zeroed(0).map_err(no_memory)?,
+            experts: None,
         })
     }
 
@@ -421,6 +429,18 @@ impl Ops for CpuOps {
         assert_eq!(x.width, matrix.width, "width of a product's left side");
         let (from, gate) = (RowsSource::Rows(x.head(rows)), Some(to.activation));
         self.product(matrix, gate, rows, from, to.out.head_mut(rows))
+    }
+
+    fn experts(
+        &mut self,
+        experts: &Experts<'_, CpuWeightLoader>,
+        rows: usize,
+        x: &CpuRows,
+        out: &mut CpuRows,
+    ) -> Result<(), EngineError> {
+        assert_eq!(x.width, experts.router.width, "width of a router's input");
+        assert_eq!(x.width, out.width, "width of experts' input and output");
+        self.mixture(experts, rows, x.head(rows), out.head_mut(rows))
     }
 
     fn gather(

@@ -547,6 +547,15 @@ impl WeightLoader for CpuWeightLoader {
         self.load_or_pack(form, stack, RowOrder::GateUpInterleaved, bias, &slices)
     }
 
+    fn exact_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<CpuMatrix, EngineError> {
+        let slices = InnerSlices::whole(stack.first().map_or(0, StoredMatrix::columns));
+        self.load_or_pack(|| StackForm::F32, stack, RowOrder::Stacked, bias, &slices)
+    }
+
     fn head(&self, head: &StoredTensor) -> Result<CpuMatrix, EngineError> {
         let (stack, slices) = ([head.clone().into()], InnerSlices::whole(head.columns()));
         let form = || self.head_form(&stack, &slices);

@@ -5,6 +5,7 @@
 
 mod accuracy;
 mod conformance;
+mod experts;
 mod halves;
 mod harness;
 mod operations;

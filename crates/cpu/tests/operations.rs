@@ -452,6 +452,7 @@ struct AttentionCase {
     block_tokens: usize,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    has_sinks: bool,
     /// Tokens of each sequence.
     lengths: Vec<usize>,
 }
@@ -498,6 +499,12 @@ impl AttentionCase {
         (cos, angles.iter().map(|a| a.sin()).collect())
     }
 
+    /// A sink of each query head: below the scores, among them, and far above.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        let sinks = (0..self.heads.query_heads).map(|head| [1.5, -4.0, 0.25, 40.0][head % 4]);
+        self.has_sinks.then(|| sinks.collect())
+    }
+
     /// Runs the steps: in each, `(sequence, from, to)` tokens. Returns every sequence's output.
     fn run(&self, options: &CpuOptions, steps: &[Vec<(usize, usize, usize)>]) -> Vec<Vec<f32>> {
         let mut ops = CpuOps::new(options).unwrap();
@@ -520,6 +527,8 @@ impl AttentionCase {
                 query_factors: &[],
             })
             .unwrap();
+        let sinks = self.sinks();
+        let sinks = sinks.map(|sinks| CpuWeightLoader::new(options).vector(&sinks).unwrap());
         let width = self.heads.query_width();
         let mut outs: Vec<Vec<f32>> = self.lengths.iter().map(|n| vec![0.0; n * width]).collect();
         for step in steps {
@@ -543,6 +552,7 @@ impl AttentionCase {
             let io = AttentionIo {
                 qkv: &qkv,
                 pool: &pool,
+                sinks: sinks.as_ref(),
                 out: &mut out,
             };
             ops.attend(&batch, &attention, io).unwrap();
@@ -630,7 +640,10 @@ impl AttentionCase {
                     .collect();
                 let top = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-                let sum: f64 = weights.iter().sum();
+                let sink = self
+                    .sinks()
+                    .map_or(0.0, |sinks| (f64::from(sinks[query]) - top).exp());
+                let sum = weights.iter().sum::<f64>() + sink;
                 let to = &mut out[(token * query_heads + query) * head_dim..][..head_dim];
                 for (weight, t) in weights.iter().zip(first..) {
                     for (to, v) in to.iter_mut().zip(&values[t]) {
@@ -658,10 +671,15 @@ fn sequences() -> Vec<AttentionCase> {
         block_tokens,
         window,
         soft_cap: None,
+        has_sinks: false,
         lengths: lengths.to_vec(),
     };
     let capped = |case| AttentionCase {
         soft_cap: Some(2.5),
+        ..case
+    };
+    let with_sinks = |case| AttentionCase {
+        has_sinks: true,
         ..case
     };
     vec![
@@ -673,6 +691,8 @@ fn sequences() -> Vec<AttentionCase> {
         of(heads(2, 1, 128), 16, None, &[1100]),
         capped(of(heads(4, 2, 40), 16, Some(9), &[50, 3])),
         capped(of(heads(2, 1, 64), 16, None, &[600])),
+        with_sinks(of(heads(4, 2, 40), 16, Some(9), &[50, 3])),
+        with_sinks(of(heads(8, 1, 64), 16, None, &[600, 1])),
     ]
 }
 

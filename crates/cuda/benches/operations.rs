@@ -223,6 +223,7 @@ impl GpuBench {
             let io = AttentionIo {
                 qkv: &qkv,
                 pool: &pool,
+                sinks: None,
                 out: &mut out,
             };
             ops.attend(&batch, &attention, io).unwrap();

@@ -13,7 +13,10 @@ use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
 use crate::upload::{UploadSource, Uploader};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{InnerSlices, LoadPlan, Precision, RotaryTable, WeightLoader};
+use cleave_engine::ops::{
+    InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported, WeightLoader,
+    refuse_experts, supports_decoder,
+};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -320,6 +323,11 @@ impl WeightLoader for CudaWeightLoader {
             loaded: BTreeMap::new(),
         });
         Ok(())
+    }
+
+    fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
+        supports_decoder(spec)?;
+        refuse_experts(spec)
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {

@@ -413,6 +413,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
+                    sinks: None,
                     out: &mut out,
                 };
                 self.ops.attend(&batch, &attention, io).unwrap();
@@ -957,6 +958,7 @@ fn recorded_decode_steps_fill_the_device() {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
+                    sinks: None,
                     out: &mut out,
                 };
                 gpu.ops.attend(&batch, &attention, io).unwrap();

@@ -53,8 +53,8 @@ pub use scaling::{
     ScalingPolicy, ScalingReason, ScalingReasons, SloOutcomes,
 };
 pub use slo::{
-    HeaderTrust, OnSloMiss, RequestOrigin, RequestSlo, SloClass, SloPolicy, SloRule, Tenant,
-    TenantQuota,
+    HeaderTrust, ModelPolicy, OnSloMiss, RequestOrigin, RequestSlo, SloClass, SloPolicy, SloRule,
+    Tenant, TenantQuota,
 };
 pub use splitmix::SplitMix64;
 pub use tape::{Tape, TapeRecord};

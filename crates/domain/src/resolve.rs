@@ -239,6 +239,7 @@ mod tests {
                 ..HeaderTrust::default()
             },
             scaling: None,
+            models: Vec::new(),
         }
     }
 
@@ -398,6 +399,7 @@ mod tests {
                     ..HeaderTrust::default()
                 },
                 scaling: None,
+                models: Vec::new(),
             },
         )
     }

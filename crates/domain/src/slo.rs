@@ -7,6 +7,7 @@
 use crate::ScalingPolicy;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The targets of a request. `None` means no target.
@@ -40,8 +41,20 @@ pub struct SloPolicy {
     pub tenants: Vec<Tenant>,
     /// The headers that are trusted.
     pub trust: HeaderTrust,
-    /// The scaling policy; `None` without an autoscaler.
+    /// The scaling policy of each model that `models` gives none; `None` without an autoscaler.
     #[serde(default)]
+    pub scaling: Option<ScalingPolicy>,
+    /// The models that are known before a worker announces them. Default none.
+    #[serde(default)]
+    pub models: Vec<ModelPolicy>,
+}
+
+/// The policy of one model, see [`SloPolicy::models`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelPolicy {
+    /// The served name, unique among the models.
+    pub name: String,
+    /// The scaling policy of its workers alone. Default that of all models.
     pub scaling: Option<ScalingPolicy>,
 }
 
@@ -199,11 +212,30 @@ impl Default for SloPolicy {
             tenants: Vec::new(),
             trust: HeaderTrust::default(),
             scaling: None,
+            models: Vec::new(),
         }
     }
 }
 
 impl SloPolicy {
+    /// The policy as the pool of this model sees it: with the scaling of that model.
+    pub fn of_model(self: &Arc<Self>, model: &str) -> Arc<Self> {
+        if self.models.is_empty() {
+            return Arc::clone(self);
+        }
+        let mut own = Self::clone(self);
+        own.scaling = self.scaling_of(model).cloned();
+        own.models = Vec::new();
+        Arc::new(own)
+    }
+
+    /// The scaling policy of a model; `None` without an autoscaler.
+    pub fn scaling_of(&self, model: &str) -> Option<&ScalingPolicy> {
+        let listed = self.models.iter().find(|one| one.name == model);
+        let own = listed.and_then(|one| one.scaling.as_ref());
+        own.or(self.scaling.as_ref())
+    }
+
     /// The class of that name; the default class for any other.
     pub fn class(&self, name: &str) -> &SloClass {
         let named = |name: &str| self.classes.iter().find(|class| class.name == name);

@@ -9,7 +9,7 @@ use crate::ops::{HeadShape, Precision};
 use cleave_checkpoint::{Checkpoint, StoredMatrix};
 use cleave_models::{
     AttentionSpec, LayerNorms, LayerSpec, Mixer, ModelSpec, NormSpec, NormWeight, Projection,
-    RopePairs, Scalars, Unsupported,
+    RopePairs, Scalars, TensorPlace, Unsupported,
 };
 use half::bf16;
 
@@ -88,7 +88,8 @@ pub(crate) fn supports_order(checkpoint: &Checkpoint) -> Result<(), Unsupported>
     let spec = checkpoint.spec();
     let is_moved = |layer: &usize| row_order(spec, *layer, Projection::QKV).is_some();
     let moved = (0..spec.layers.len()).filter(is_moved);
-    let matrices = moved.flat_map(|layer| checkpoint.stack(Projection::QKV, layer));
+    let matrices =
+        moved.flat_map(|layer| checkpoint.stack(Projection::QKV, TensorPlace::Layer(layer)));
     let quantized = matrices.filter_map(|matrix| match matrix {
         StoredMatrix::Dense(_) => None,
         StoredMatrix::Quantized(tensor) => Some(tensor.name().to_owned()),

@@ -321,9 +321,11 @@ impl<O: Ops> ForwardPass<'_, O> {
             soft_cap: spec.soft_cap,
             window: spec.window,
         };
+        let MixerWeights::Attention(weights) = &self.weights.layers[index].mixer;
         let io = AttentionIo {
             qkv: &self.buffers.qkv,
             pool: &*self.pool,
+            sinks: weights.sinks.as_ref(),
             out: &mut self.buffers.attention_out,
         };
         self.ops.attend(batch, &attention, io)
@@ -350,22 +352,16 @@ impl<O: Ops> ForwardPass<'_, O> {
         Ok(())
     }
 
-    /// Computes the gated product of the normed residual stream, or of the stream itself. The norm
-    /// adds the mixer's `delta` if that is to be a part of the MLP's input and is not yet.
+    /// Computes the gated product of the normed residual stream, or of the stream itself; of a
+    /// mixture of experts, the norm alone. The norm adds the mixer's `delta` if that is to be a part of the MLP's input and is not yet.
     fn gate(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let weights = self.weights;
         let layer = &weights.layers[index];
         let LayerSpec {
             order, norms, mlp, ..
         } = &weights.spec.layers[index];
-        let (Mlp::Gated(spec), MlpWeights::Gated(mlp)) = (mlp, &layer.mlp);
         let buffers = &mut *self.buffers;
         let ops = &mut *self.ops;
-        let gated = GatedIo {
-            activation: spec.activation,
-            gate_up: &mut buffers.gate_up,
-            out: &mut buffers.gated,
-        };
         let (norm, is_added) = match order {
             PartOrder::Sequential => (
                 norm(&layer.norms.mlp_input, norms.mlp_input),
@@ -373,26 +369,59 @@ impl<O: Ops> ForwardPass<'_, O> {
             ),
             PartOrder::Parallel => (norm(&layer.norms.mixer_input, norms.mixer_input), true),
         };
-        let Some(norm) = norm else {
-            let x = ops.activations(rows, &buffers.residual, &mut buffers.normed)?;
-            return ops.gated(&mlp.gate_up, rows, x, gated);
-        };
         let from = NormIo {
             residual: &mut buffers.residual,
             delta: (!is_added).then_some(&buffers.delta),
             normed: &mut buffers.normed,
         };
-        ops.norm_gated(&norm, rows, from, &mlp.gate_up, gated)
+        match (mlp, &layer.mlp) {
+            (Mlp::Gated(spec), MlpWeights::Gated(mlp)) => {
+                let gated = GatedIo {
+                    activation: spec.activation,
+                    gate_up: &mut buffers.gate_up,
+                    out: &mut buffers.gated,
+                };
+                let Some(norm) = norm else {
+                    let x = ops.activations(rows, from.residual, from.normed)?;
+                    return ops.gated(&mlp.gate_up, rows, x, gated);
+                };
+                ops.norm_gated(&norm, rows, from, &mlp.gate_up, gated)
+            }
+            // Router and experts read the normed rows, which stay until `mlp_output`.
+            _ => match norm {
+                Some(norm) => ops.normalize(&norm, rows, from).map(|_| ()),
+                None => Ok(()),
+            },
+        }
     }
 
     /// Applies the MLP's output projection, and the norm of the output if there is one.
     fn mlp_output(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let layer = &self.weights.layers[index];
-        let MlpWeights::Gated(mlp) = &layer.mlp;
+        let LayerSpec {
+            order, norms, mlp, ..
+        } = &self.weights.spec.layers[index];
         let buffers = &mut *self.buffers;
-        self.ops
-            .matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)?;
-        let norms = &self.weights.spec.layers[index].norms;
+        match (mlp, &layer.mlp) {
+            (Mlp::Gated(_), MlpWeights::Gated(mlp)) => {
+                self.ops
+                    .matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)?;
+            }
+            (Mlp::Experts(spec), MlpWeights::Experts(weights)) => {
+                let experts = weights.experts(spec);
+                let x = match (order, norms.mlp_input) {
+                    (PartOrder::Sequential, None) => {
+                        self.ops
+                            .activations(rows, &buffers.residual, &mut buffers.normed)?
+                    }
+                    _ => &buffers.normed,
+                };
+                self.ops.experts(&experts, rows, x, &mut buffers.delta)?;
+            }
+            (Mlp::Gated(_), MlpWeights::Experts(_)) | (Mlp::Experts(_), MlpWeights::Gated(_)) => {
+                unreachable!("weights are loaded as the description says")
+            }
+        }
         self.add_output(norm(&layer.norms.mlp_output, norms.mlp_output), rows)
     }
 }

@@ -28,4 +28,4 @@ pub use constraint::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher}
 pub use engine::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};
 pub use mock::{AnswerScript, MOCK_HIDDEN, MockEngine};
 pub use model::{EngineLimits, ModelEngine};
-pub use weights::{LoadError, Weights};
+pub use weights::{LoadError, MatrixBytes, Weights};

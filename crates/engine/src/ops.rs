@@ -23,18 +23,21 @@ mod shapes;
 mod supports;
 
 pub use batch::{Batch, BatchSegment, FedRow};
-pub use cleave_models::{Activation, HeadShape, InnerSlices, NormFormula, SLICES_MAX};
+pub use cleave_models::{
+    Activation, ChosenWeights, ExpertGroups, ExpertsSpec, GatedMlpSpec, GroupScore, HeadShape,
+    InnerSlices, ModelSpec, NormFormula, RouterScore, RouterSpec, SLICES_MAX, SharedExpertSpec,
+    Unsupported,
+};
 pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
-pub use parameters::{Attention, Head, Norm, QkNorms, RotaryTable};
+pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
-pub use supports::supports_decoder;
+pub use supports::{refuse_experts, supports_decoder};
 
 use crate::EngineError;
 use crate::blocks::{BlockSpan, DeviceBlocks};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
-use cleave_models::{ModelSpec, Unsupported};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,6 +196,21 @@ pub trait WeightLoader: Send + Sync {
         bias: Option<&[f32]>,
     ) -> Result<Self::Matrix, EngineError> {
         self.matrix(stack, bias)
+    }
+
+    /// As [`WeightLoader::matrix`], but in f32 whatever the precision, for products of f32 rows:
+    /// the router of [`Ops::experts`], whose rounding would choose other experts. Only if
+    /// [`WeightLoader::supports`] accepts experts.
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    fn exact_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<Self::Matrix, EngineError> {
+        let _ = (stack, bias);
+        Err(has_no_experts())
     }
 
     /// Loads embedding rows. May keep the tensor and read its rows from the mapped file.
@@ -449,6 +467,23 @@ pub trait Ops: Send {
         to: GatedIo<'_, Self::Rows>,
     ) -> Result<(), EngineError>;
 
+    /// A mixture of experts, `x` and `out` `(rows, hidden)`: routes each row as
+    /// [`RouterSpec`](cleave_models::RouterSpec) says, and adds the weighted outputs of its experts
+    /// in ascending order of their indices, in f32, from zero; then the shared expert's, times the
+    /// sigmoid of its gate if it has one. An expert's output is a gated product as of
+    /// [`Ops::gated`], followed by its down projection. Only if [`WeightLoader::supports`] accepts
+    /// experts.
+    fn experts(
+        &mut self,
+        experts: &Experts<'_, Self::Pack>,
+        rows: usize,
+        x: &Self::Rows,
+        out: &mut Self::Rows,
+    ) -> Result<(), EngineError> {
+        let _ = (experts, rows, x, out);
+        Err(has_no_experts())
+    }
+
     /// `to[i] = from[indices[i]]`, same width.
     fn gather(
         &mut self,
@@ -587,6 +622,10 @@ pub trait Ops: Send {
     /// Sets a state slot to that of a sequence without tokens: zeros. Ordered as
     /// [`Ops::copy_block`].
     fn clear_state(&mut self, pool: &mut Self::Pool, slot: BlockIndex) -> Result<(), EngineError>;
+}
+
+fn has_no_experts() -> EngineError {
+    EngineError::Device("this device computes no experts".to_owned())
 }
 
 fn cannot_draw() -> EngineError {

@@ -4,16 +4,19 @@
 //! Never: computes with them.
 //! Invariant: weights are immutable once loaded; several engines of one process share them.
 
+mod loader;
+
 use crate::EngineError;
 use crate::folding;
-use crate::ops::{Head, InnerSlices, KvType, LoadPlan, Precision, RotaryTable, WeightLoader};
+use crate::ops::{
+    Experts, GatedMatrices, Head, InnerSlices, KvType, LoadPlan, Precision, RotaryTable,
+    WeightLoader,
+};
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
 use cleave_domain::KvSpec;
-use cleave_models::{
-    AttentionSpec, LayerNorms, Mixer, Mlp, ModelSpec, NormSpec, Projection, QkNormSpec, TensorRole,
-    Unsupported,
-};
+use cleave_models::{ExpertsSpec, ModelSpec, Projection, TensorPlace, TensorRole, Unsupported};
+use loader::CheckpointLoader;
 use std::collections::BTreeSet;
 
 /// Errors of loading weights, one variant for each remedy.
@@ -43,9 +46,7 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) slices: String,
     /// Choice of factors of LongRoPE in the rotary tables, for the fingerprint; empty without them.
     pub(crate) rope_choice: &'static str,
-    /// Bytes of all layers' matrices, and of the head, as a step reads them.
-    layer_bytes: u64,
-    head_bytes: u64,
+    matrix_bytes: MatrixBytes,
     pub(crate) table: P::Table,
     pub(crate) layers: Vec<LayerWeights<P>>,
     pub(crate) norm: P::Vector,
@@ -54,6 +55,17 @@ pub struct Weights<P: WeightLoader> {
     pub(crate) head: P::Matrix,
     /// Rotary tables, as [`ModelSpec::ropes`].
     pub(crate) rotary: Vec<P::Rotary>,
+}
+
+/// Bytes of a model's matrices on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MatrixBytes {
+    /// Matrices of all layers, but for experts', each read once a step.
+    pub layers: u64,
+    /// All experts of all layers but shared ones, each read if a token of the step chooses it.
+    pub experts: u64,
+    /// The head.
+    pub head: u64,
 }
 
 pub(crate) struct LayerWeights<P: WeightLoader> {
@@ -79,6 +91,8 @@ pub(crate) struct AttentionWeights<P: WeightLoader> {
     /// `(q | k | v, hidden)`.
     pub(crate) qkv: P::Matrix,
     pub(crate) qk_norm: Option<QkNormWeights<P>>,
+    /// Sinks, `(query_heads)`.
+    pub(crate) sinks: Option<P::Vector>,
     /// Projection after attention, `(hidden, query_width)`.
     pub(crate) output: P::Matrix,
 }
@@ -91,14 +105,29 @@ pub(crate) struct QkNormWeights<P: WeightLoader> {
 
 /// Weights of an MLP, one variant for each [`Mlp`].
 pub(crate) enum MlpWeights<P: WeightLoader> {
-    Gated(GatedMlpWeights<P>),
+    Gated(GatedMatrices<P::Matrix>),
+    Experts(ExpertsWeights<P>),
 }
 
-pub(crate) struct GatedMlpWeights<P: WeightLoader> {
-    /// `(gate | up, hidden)`.
-    pub(crate) gate_up: P::Matrix,
-    /// Down projection, `(hidden, width)`.
-    pub(crate) down: P::Matrix,
+/// Weights of a mixture of experts, as [`Experts`] describes them.
+pub(crate) struct ExpertsWeights<P: WeightLoader> {
+    pub(crate) router: P::Matrix,
+    pub(crate) choice_bias: Option<P::Vector>,
+    pub(crate) experts: Vec<GatedMatrices<P::Matrix>>,
+    pub(crate) shared: Option<GatedMatrices<P::Matrix>>,
+}
+
+impl<P: WeightLoader> ExpertsWeights<P> {
+    /// The mixture of this description, as an operation takes it.
+    pub(crate) fn experts<'a>(&'a self, spec: &'a ExpertsSpec) -> Experts<'a, P> {
+        Experts {
+            spec,
+            router: &self.router,
+            choice_bias: self.choice_bias.as_ref(),
+            experts: &self.experts,
+            shared: self.shared.as_ref(),
+        }
+    }
 }
 
 impl<P: WeightLoader> Weights<P> {
@@ -128,27 +157,21 @@ impl<P: WeightLoader> Weights<P> {
         pack.reserve(&load_plan(checkpoint, &tables))?;
         let rotary = rotary_on_device(pack, &tables)?;
         drop(tables);
-        let mut loader = CheckpointLoader {
-            pack,
-            checkpoint,
-            progress,
-            matrix_bytes: 0,
-            bytes_done: 0,
-            bytes_total: checkpoint.bytes_total(),
-        };
+        let mut loader = CheckpointLoader::new(pack, checkpoint, progress);
         let table = loader.table()?;
         let layers = (0..spec.layers.len())
             .map(|layer| loader.layer(layer))
             .collect::<Result<_, _>>()?;
-        let layer_bytes = std::mem::take(&mut loader.matrix_bytes);
-        let norm = loader.norm(spec.final_norm, TensorRole::FinalNorm, None)?;
+        let norm = loader.norm(spec.final_norm, TensorRole::FinalNorm, TensorPlace::Model)?;
         let head = pack.head(checkpoint.head())?;
         loader.advance(checkpoint.head().bytes().len());
-        let head_bytes = pack.head_bytes(checkpoint.head());
+        let matrix_bytes = MatrixBytes {
+            head: pack.head_bytes(checkpoint.head()),
+            ..loader.matrix_bytes()
+        };
         pack.finish()?;
         Ok(Self {
-            layer_bytes,
-            head_bytes,
+            matrix_bytes,
             revision: checkpoint.revision(),
             name: name(checkpoint, pack.weight_form()),
             weight_form: pack.weight_form(),
@@ -171,9 +194,9 @@ impl<P: WeightLoader> Weights<P> {
         &self.name
     }
 
-    /// Bytes of all layers' matrices, and of the head, as a step reads them.
-    pub fn matrix_bytes(&self) -> (u64, u64) {
-        (self.layer_bytes, self.head_bytes)
+    /// Bytes of its matrices.
+    pub fn matrix_bytes(&self) -> MatrixBytes {
+        self.matrix_bytes
     }
 
     /// Description of the model.
@@ -222,7 +245,7 @@ fn rotary_on_device<P: WeightLoader>(
     tables.collect()
 }
 
-/// Sizes of all weights. Every tensor is loaded once; tensors of one row are vectors or biases.
+/// Sizes of all weights. Every tensor is loaded once; routers are kept in f32, as vectors are.
 fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
     let rotary_elements = rotary
         .iter()
@@ -233,27 +256,34 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
         tensors_count: 3 * rotary.len(),
         ..LoadPlan::default()
     };
-    for tensor in checkpoint.tensors() {
+    for (role, tensor) in checkpoint.tensors_by_role() {
         let elements = (tensor.rows() * tensor.columns()) as u64;
-        match tensor.rows() {
-            1 => plan.vector_elements += elements,
-            _ => plan.matrix_elements += elements,
+        match role {
+            TensorRole::Embedding
+            | TensorRole::Head
+            | TensorRole::Weight(_)
+            | TensorRole::Stack(_)
+            | TensorRole::Experts { .. } => plan.matrix_elements += elements,
+            _ => plan.vector_elements += elements,
         }
         plan.tensors_count += 1;
     }
     for (layer, spec) in checkpoint.spec().layers.iter().enumerate() {
-        for parts in spec.stacks() {
-            let stack = checkpoint.stack(parts, layer);
+        let stacks = spec.stacks().into_iter();
+        let each = |parts| spec.places(layer, parts).map(move |place| (parts, place));
+        for (parts, place) in stacks.flat_map(each) {
+            if !checkpoint.is_quantized(parts, place) {
+                continue;
+            }
+            let stack = checkpoint.stack(parts, place);
             let dense = stack.iter().filter_map(|matrix| match matrix {
                 StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
                 StoredMatrix::Quantized(_) => None,
             });
-            if dense.clone().count() < stack.len() {
-                plan.matrix_elements -= dense.sum::<usize>() as u64;
-                let slices = inner_slices(checkpoint, layer, parts);
-                plan.quantized.push((stack, slices));
-                plan.tensors_count += 1;
-            }
+            plan.matrix_elements -= dense.sum::<usize>() as u64;
+            let slices = inner_slices(checkpoint, parts, place);
+            plan.quantized.push((stack, slices));
+            plan.tensors_count += 1;
         }
     }
     plan
@@ -275,16 +305,24 @@ fn name(checkpoint: &Checkpoint, form: &str) -> String {
 /// Slices of a stack's inner dimension. Its projections read the same input.
 fn inner_slices(
     checkpoint: &Checkpoint,
-    layer: usize,
     parts: &'static [Projection],
+    place: TensorPlace,
 ) -> InnerSlices {
-    let stack = checkpoint.stack(parts, layer);
+    let layer = place.layer().expect("projections belong to a layer");
+    let stack = match checkpoint.is_quantized(parts, place) {
+        true => checkpoint.stack(parts, place),
+        false => Vec::new(),
+    };
+    let groups = stack.iter().map(group_columns);
+    let groups: Vec<usize> = if stack.is_empty() {
+        vec![1]
+    } else {
+        groups.collect()
+    };
+    let (groups, spec) = (&groups, checkpoint.spec());
     let slices = parts.iter().flat_map(|part| {
-        let of = |weight| {
-            let group = group_columns(weight);
-            checkpoint.spec().inner_slices(layer, *part, group)
-        };
-        stack.iter().map(of)
+        let of_group = |group: &usize| spec.inner_slices(layer, *part, *group);
+        groups.iter().map(of_group)
     });
     let mut slices: Vec<InnerSlices> = slices.collect();
     slices.dedup();
@@ -327,16 +365,30 @@ fn rope_choice(spec: &ModelSpec, context_tokens: usize) -> &'static str {
 /// Numbers of slices in all layers: `o8d8`, or several joined by `+` if layers differ.
 fn slices_name(checkpoint: &Checkpoint) -> String {
     let count =
-        |layer: usize, parts: &'static [Projection]| inner_slices(checkpoint, layer, parts).count();
-    let layers = 0..checkpoint.spec().layers.len();
-    let names: BTreeSet<String> = layers
-        .map(|layer| {
-            let output = count(layer, Projection::OUTPUT);
-            let down = count(layer, Projection::DOWN);
-            format!("o{output}d{down}")
+        |parts: &'static [Projection], place| inner_slices(checkpoint, parts, place).count();
+    let layers = checkpoint.spec().layers.iter().enumerate();
+    let downs = layers.flat_map(|(layer, spec)| {
+        let output = count(Projection::OUTPUT, TensorPlace::Layer(layer));
+        let stacks = spec.stacks().into_iter();
+        let downs = stacks.filter_map(|parts| down_letter(parts).map(|letter| (letter, parts)));
+        downs.flat_map(move |(letter, parts)| {
+            let places = spec.places(layer, parts);
+            places.map(move |place| format!("o{output}{letter}{}", count(parts, place)))
         })
-        .collect();
+    });
+    let names: BTreeSet<String> = downs.collect();
     names.into_iter().collect::<Vec<_>>().join("+")
+}
+
+/// Letter of a down projection in the fingerprint: the dense MLP's, an expert's, or the shared
+/// expert's; `None` for other stacks.
+fn down_letter(parts: &[Projection]) -> Option<char> {
+    match parts {
+        Projection::DOWN => Some('d'),
+        Projection::EXPERT_DOWN => Some('e'),
+        Projection::SHARED_DOWN => Some('s'),
+        _ => None,
+    }
 }
 
 /// A parameter count for people: 1235814400 is `1.2B`.
@@ -350,154 +402,5 @@ fn rounded(count: u64) -> String {
     match tenths {
         100.. => format!("{}{letter}", tenths / 10),
         _ => format!("{}.{}{letter}", tenths / 10, tenths % 10),
-    }
-}
-
-/// Function that packs a stack, its bias and its slices into a matrix.
-type LoadStack<P> = fn(
-    &P,
-    &[StoredMatrix],
-    Option<&[f32]>,
-    &InnerSlices,
-) -> Result<<P as WeightLoader>::Matrix, EngineError>;
-
-/// Loads a checkpoint's tensors in order, and counts bytes.
-struct CheckpointLoader<'a, P> {
-    pack: &'a P,
-    checkpoint: &'a Checkpoint,
-    progress: &'a mut dyn FnMut(CheckpointProgress),
-    /// Bytes on the device of the matrices so far.
-    matrix_bytes: u64,
-    bytes_done: u64,
-    bytes_total: u64,
-}
-
-impl<P: WeightLoader> CheckpointLoader<'_, P> {
-    fn layer(&mut self, layer: usize) -> Result<LayerWeights<P>, EngineError> {
-        let checkpoint = self.checkpoint;
-        let spec = &checkpoint.spec().layers[layer];
-        Ok(LayerWeights {
-            norms: self.layer_norms(&spec.norms, layer)?,
-            mixer: match &spec.mixer {
-                Mixer::Attention(spec) => MixerWeights::Attention(self.attention(spec, layer)?),
-            },
-            mlp: match &spec.mlp {
-                Mlp::Gated(_) => MlpWeights::Gated(self.gated_mlp(layer)?),
-            },
-        })
-    }
-
-    fn layer_norms(
-        &mut self,
-        norms: &LayerNorms,
-        layer: usize,
-    ) -> Result<LayerNormWeights<P>, EngineError> {
-        let mut load = |norm: &Option<NormSpec>, role| {
-            let weight = norm.map(|norm| self.norm(norm, role, Some(layer)));
-            weight.transpose()
-        };
-        let LayerNorms {
-            mixer_input,
-            mixer_output,
-            mlp_input,
-            mlp_output,
-        } = norms;
-        Ok(LayerNormWeights {
-            mixer_input: load(mixer_input, TensorRole::MixerInputNorm)?,
-            mixer_output: load(mixer_output, TensorRole::MixerOutputNorm)?,
-            mlp_input: load(mlp_input, TensorRole::MlpInputNorm)?,
-            mlp_output: load(mlp_output, TensorRole::MlpOutputNorm)?,
-        })
-    }
-
-    fn attention(
-        &mut self,
-        spec: &AttentionSpec,
-        layer: usize,
-    ) -> Result<AttentionWeights<P>, EngineError> {
-        let qkv = self.matrix(layer, Projection::QKV, P::sliced_matrix)?;
-        let qk_norm = match spec.qk_norm {
-            None => None,
-            Some(QkNormSpec { norm, scope: _ }) => Some(QkNormWeights {
-                query: self.norm(norm, TensorRole::QueryNorm, Some(layer))?,
-                key: self.norm(norm, TensorRole::KeyNorm, Some(layer))?,
-            }),
-        };
-        Ok(AttentionWeights {
-            qkv,
-            qk_norm,
-            output: self.matrix(layer, Projection::OUTPUT, P::sliced_matrix)?,
-        })
-    }
-
-    fn gated_mlp(&mut self, layer: usize) -> Result<GatedMlpWeights<P>, EngineError> {
-        let gate_up: LoadStack<P> = |pack, stack, bias, _| pack.gate_up(stack, bias);
-        Ok(GatedMlpWeights {
-            gate_up: self.matrix(layer, Projection::GATE_UP, gate_up)?,
-            down: self.matrix(layer, Projection::DOWN, P::sliced_matrix)?,
-        })
-    }
-
-    fn table(&mut self) -> Result<P::Table, EngineError> {
-        let embedding = self.checkpoint.embedding();
-        let table = self.pack.table(embedding)?;
-        self.advance(embedding.bytes().len());
-        Ok(table)
-    }
-
-    fn matrix(
-        &mut self,
-        layer: usize,
-        parts: &'static [Projection],
-        pack: LoadStack<P>,
-    ) -> Result<P::Matrix, EngineError> {
-        let checkpoint = self.checkpoint;
-        // All parts of a stack have a bias, or none.
-        let spec = &checkpoint.spec().layers[layer];
-        let has_bias = parts.iter().all(|part| spec.has_bias(*part));
-        let stored = checkpoint.stack(parts, layer);
-        let order = folding::row_order(checkpoint.spec(), layer, parts);
-        let weights = folding::in_order(stored, order.as_deref());
-        let biases = parts.iter().filter(|_| has_bias);
-        let biases: Vec<_> = biases
-            .map(|part| checkpoint.vector(TensorRole::Bias(*part), Some(layer)))
-            .collect();
-        let bias: Option<Vec<f32>> =
-            has_bias.then(|| biases.iter().flat_map(|part| part.to_f32()).collect());
-        let bias = bias.map(|bias| match &order {
-            Some(order) => order.iter().map(|row| bias[*row]).collect(),
-            None => bias,
-        });
-        let bias_bytes: usize = biases.iter().map(|part| part.bytes().len()).sum();
-        let slices = inner_slices(checkpoint, layer, parts);
-        let matrix = pack(self.pack, &weights, bias.as_deref(), &slices)?;
-        self.matrix_bytes += self.pack.matrix_bytes(&weights, &slices);
-        let stored: usize = weights.iter().map(StoredMatrix::stored_bytes).sum();
-        self.advance(stored + bias_bytes);
-        Ok(matrix)
-    }
-
-    fn norm(
-        &mut self,
-        norm: NormSpec,
-        role: TensorRole,
-        layer: Option<usize>,
-    ) -> Result<P::Vector, EngineError> {
-        let tensor = self.checkpoint.vector(role, layer);
-        let mut weight = folding::norm_weight(norm, tensor.to_f32());
-        if role == TensorRole::FinalNorm {
-            folding::scale_logits(self.checkpoint.spec(), &mut weight);
-        }
-        let vector = self.pack.vector(&weight)?;
-        self.advance(tensor.bytes().len());
-        Ok(vector)
-    }
-
-    fn advance(&mut self, bytes: usize) {
-        self.bytes_done += bytes as u64;
-        (self.progress)(CheckpointProgress {
-            bytes_done: self.bytes_done,
-            bytes_total: self.bytes_total,
-        });
     }
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod damaged;
+mod damaged_experts;
 mod folder;
 mod goldens;
 mod overlap;

@@ -3,9 +3,10 @@
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Head, HeadShape,
-    InnerSlices, KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, NormFormula, Ops, PassMode,
-    PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, WeightLoader,
+    Activation, Attention, AttentionIo, Batch, BufferRole, ChosenWeights, DrawRule, Experts,
+    ExpertsSpec, GatedIo, GatedMatrices, GatedMlpSpec, GroupScore, Head, HeadShape, InnerSlices,
+    KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, NormFormula, Ops, PassMode, PassPurpose,
+    PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, RouterScore, WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
@@ -215,6 +216,14 @@ impl WeightLoader for PlainOps {
         })
     }
 
+    fn exact_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<Matrix, EngineError> {
+        self.matrix(stack, bias)
+    }
+
     fn table(&self, stored: &StoredTensor) -> Result<StoredTensor, EngineError> {
         Ok(stored.clone())
     }
@@ -260,6 +269,106 @@ fn normed_row(norm: &Norm<'_, Vec<f32>>, x: &[f32]) -> Vec<f32> {
 
 fn capped(x: f64, cap: Option<f32>) -> f64 {
     cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+}
+
+/// The product of an activated gate and its factor.
+fn gated(activation: Activation, gate: f64, up: f64) -> f64 {
+    match activation {
+        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+        Activation::GeluTanh => {
+            let bent = (2.0 / PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+            gate / 2.0 * (1.0 + bent.tanh()) * up
+        }
+        Activation::ClampedSwiGlu { limit } => {
+            let limit = f64::from(limit);
+            let gate = gate.min(limit);
+            gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+        }
+    }
+}
+
+fn softmax(logits: &[f64]) -> Vec<f64> {
+    let most = logits
+        .iter()
+        .fold(f64::NEG_INFINITY, |most, logit| most.max(*logit));
+    let powers: Vec<f64> = logits.iter().map(|logit| (logit - most).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}
+
+/// Indices of the largest, in ascending order; of equal ones the lower.
+fn best(scores: &[f64], chosen: usize) -> Vec<usize> {
+    let mut indices: Vec<usize> = (0..scores.len()).collect();
+    indices.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    indices.truncate(chosen);
+    indices.sort_unstable();
+    indices
+}
+
+/// Chosen experts of a row in ascending order, with their weights.
+fn route(spec: &ExpertsSpec, bias: Option<&[f32]>, logits: &[f32]) -> Vec<(usize, f64)> {
+    let logits: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
+    let scores = match spec.router.score {
+        RouterScore::Softmax => softmax(&logits),
+        RouterScore::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+        RouterScore::Identity => logits,
+    };
+    let mut biased = scores.clone();
+    if let Some(bias) = bias {
+        biased
+            .iter_mut()
+            .zip(bias)
+            .for_each(|(score, bias)| *score += f64::from(*bias));
+    }
+    if let Some(groups) = spec.router.groups {
+        let each = spec.count / groups.count;
+        let of_group = |group: &[f64]| {
+            let two = best(group, 2);
+            match groups.score {
+                GroupScore::Max => group.iter().fold(f64::NEG_INFINITY, |most, x| most.max(*x)),
+                GroupScore::TwoBestSum => two.iter().map(|index| group[*index]).sum(),
+            }
+        };
+        let of_groups: Vec<f64> = biased.chunks_exact(each).map(of_group).collect();
+        let chosen = best(&of_groups, groups.chosen);
+        let closed = (0..spec.count).filter(|expert| !chosen.contains(&(expert / each)));
+        closed.for_each(|expert| biased[expert] = f64::NEG_INFINITY);
+    }
+    let chosen = best(&biased, spec.chosen);
+    let of_chosen: Vec<f64> = chosen.iter().map(|expert| scores[*expert]).collect();
+    let weights = match spec.router.weights {
+        ChosenWeights::Scores => of_chosen,
+        ChosenWeights::Normalized { epsilon } => {
+            let sum = of_chosen.iter().sum::<f64>() + f64::from(epsilon);
+            of_chosen.iter().map(|score| score / sum).collect()
+        }
+        ChosenWeights::Softmax => softmax(&of_chosen),
+    };
+    let scaled = weights
+        .iter()
+        .map(|weight| weight * f64::from(spec.router.scale));
+    chosen.into_iter().zip(scaled).collect()
+}
+
+/// Adds a gated MLP's output of a row, times a weight.
+fn add_expert(
+    matrices: &GatedMatrices<Matrix>,
+    mlp: &GatedMlpSpec,
+    x: &[f32],
+    weight: f64,
+    sum: &mut [f64],
+) {
+    let mut gate_up = vec![0.0; 2 * mlp.width];
+    multiply(&matrices.gate_up, x, &mut gate_up);
+    let (gate, up) = gate_up.split_at(mlp.width);
+    let product =
+        |(gate, up): (&f32, &f32)| gated(mlp.activation, f64::from(*gate), f64::from(*up)) as f32;
+    let product: Vec<f32> = gate.iter().zip(up).map(product).collect();
+    let mut out = vec![0.0; sum.len()];
+    multiply(&matrices.down, &product, &mut out);
+    sum.iter_mut()
+        .zip(out)
+        .for_each(|(sum, out)| *sum += weight * f64::from(out));
 }
 
 fn multiply(matrix: &Matrix, x: &[f32], out: &mut [f32]) {
@@ -471,7 +580,12 @@ impl Ops for PlainOps {
         attention: &Attention,
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
-        let AttentionIo { qkv, pool, out } = io;
+        let AttentionIo {
+            qkv,
+            pool,
+            sinks,
+            out,
+        } = io;
         let heads = pool.shape.layer(attention.layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
@@ -495,9 +609,13 @@ impl Ops for PlainOps {
                             capped(product * f64::from(attention.scale), attention.soft_cap)
                         })
                         .collect();
-                    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sink = sinks.map(|sinks| f64::from(sinks[head]));
+                    let most = scores.iter().copied().chain(sink);
+                    let most = most.fold(f64::NEG_INFINITY, f64::max);
                     let powers: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-                    let total: f64 = powers.iter().sum();
+                    // The sink takes its share, and has no value.
+                    let of_sink = sink.map_or(0.0, |sink| (sink - most).exp());
+                    let total = powers.iter().sum::<f64>() + of_sink;
                     let mut sums = vec![0.0f64; dim];
                     for (p, power) in visible.zip(&powers) {
                         let (block, token) = block_and_token(p);
@@ -531,16 +649,38 @@ impl Ops for PlainOps {
         for row in 0..rows {
             let (gate, up) = gate_up.row(row).split_at(out.width);
             for ((out, gate), up) in out.row_mut(row).iter_mut().zip(gate).zip(up) {
-                let gate = f64::from(*gate);
-                let active = match activation {
-                    Activation::Silu => gate / (1.0 + (-gate).exp()),
-                    Activation::GeluTanh => {
-                        let bent = (2.0 / PI).sqrt() * (gate + 0.044715 * gate.powi(3));
-                        gate / 2.0 * (1.0 + bent.tanh())
-                    }
-                };
-                *out = (active * f64::from(*up)) as f32;
+                let (gate, up) = (f64::from(*gate), f64::from(*up));
+                *out = gated(activation, gate, up) as f32;
             }
+        }
+        Ok(())
+    }
+
+    fn experts(
+        &mut self,
+        experts: &Experts<'_, PlainOps>,
+        rows: usize,
+        x: &Rows,
+        out: &mut Rows,
+    ) -> Result<(), EngineError> {
+        let spec = experts.spec;
+        for row in 0..rows {
+            let x = x.row(row);
+            let mut logits = vec![0.0; experts.router.bias.len()];
+            multiply(experts.router, x, &mut logits);
+            let (logits, gate) = logits.split_at(spec.count);
+            let mut sum = vec![0.0; x.len()];
+            for (expert, weight) in route(spec, experts.choice_bias.map(|bias| &bias[..]), logits) {
+                add_expert(&experts.experts[expert], &spec.expert, x, weight, &mut sum);
+            }
+            if let (Some(matrices), Some(shared)) = (experts.shared, spec.shared) {
+                let weight = gate
+                    .first()
+                    .map_or(1.0, |gate| 1.0 / (1.0 + f64::from(-gate).exp()));
+                add_expert(matrices, &shared.mlp, x, weight, &mut sum);
+            }
+            let written = out.row_mut(row).iter_mut().zip(sum);
+            written.for_each(|(out, sum)| *out = sum as f32);
         }
         Ok(())
     }

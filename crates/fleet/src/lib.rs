@@ -31,5 +31,7 @@ pub use grpc::{
     ModelAdmission, SILENCE_DEFAULT, SILENCE_MIN, Uplink, fleet_routes, local_address, watch_names,
 };
 pub use health::{HealthMonitor, panic_message};
-pub use scaling_status::{POOLS, ScalingStatus, ScalingStatusReader, ScalingUnavailable};
+pub use scaling_status::{
+    POOLS, ScalingStatus, ScalingStatusReader, ScalingStatuses, ScalingUnavailable,
+};
 pub use wire::{files_digest, nanos};

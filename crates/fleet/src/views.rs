@@ -18,6 +18,7 @@ pub fn initial_view(registration: &Registration) -> WorkerView {
     let blocks_count = description.capacity.blocks_count;
     WorkerView {
         name: registration.name.clone(),
+        model: description.model.clone(),
         worker: registration.worker,
         role: description.role,
         state: WorkerState::Ready,

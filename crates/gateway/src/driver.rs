@@ -4,33 +4,29 @@
 //! Never decides, blocks, or sees a token. Invariant: all outputs of the brain are performed before
 //! it is given the next input, and each incarnation of a worker joins and is lost in turn.
 
+mod pool_actions;
 mod workers;
 
+use self::pool_actions::PoolActions;
 use self::workers::ConnectedWorker;
 use super::dashboard::Dashboard;
 use super::event::RouterEvent;
-use super::flights::{FlightEnd, FlightTable};
+use super::flights::FlightTable;
 use super::grants::GrantRelay;
-use super::readiness::readiness_text;
+use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
-use cleave_domain::{
-    Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, Role, ScalingMode, SloPolicy,
-    TapeRecord, TokenId, WorkerId, WorkerRef,
+use cleave_domain::{HandoffId, Report, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef};
+use cleave_fleet::{
+    BrainClock, ScalingStatus, ScalingStatuses, WorkerConnectionEvent, deadline_reached,
 };
-use cleave_fleet::{BrainClock, ScalingStatus, WorkerConnectionEvent, deadline_reached};
-use cleave_planner::scaling::ScalerDecision;
-use cleave_router::{
-    RouterActions, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterReadiness,
-};
-use cleave_telemetry::{
-    NoteContext, RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder,
-};
+use cleave_router::{OutsideQueue, PoolInput, PoolOutput, RouterInput, RouterLimits, RouterPools};
+use cleave_telemetry::{RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, watch};
-use tracing::{Level, info};
+use tracing::info;
 
 /// The things that outputs act on.
 pub(crate) struct RouterEffects {
@@ -40,10 +36,12 @@ pub(crate) struct RouterEffects {
     pub(crate) slo: SloMeters,
     pub(crate) dashboard: Arc<Dashboard>,
     pub(crate) recorder: TapeRecorder,
-    pub(crate) readiness: watch::Sender<cleave_api::ServingReadiness>,
+    pub(crate) readiness: watch::Sender<ModelReadiness>,
     pub(crate) drained: watch::Sender<bool>,
-    /// The number of workers wanted, as last decided.
-    pub(crate) scaling: watch::Sender<ScalingStatus>,
+    /// The number of workers wanted of each model, as last decided.
+    pub(crate) scaling: watch::Sender<ScalingStatuses>,
+    /// The policy in force.
+    pub(crate) policy: Arc<SloPolicy>,
     pub(crate) scaling_series: ScalingSeries,
 }
 
@@ -71,16 +69,16 @@ pub(crate) struct RouterInbox {
 /// A router's brain and its body.
 pub(crate) struct RouterDriver {
     clock: BrainClock,
-    brain: RouterBrain,
+    pools: RouterPools,
     inbox: RouterInbox,
     effects: RouterEffects,
     workers: BTreeMap<WorkerId, ConnectedWorker>,
     standby: NameStandby,
     grants: GrantRelay,
     /// Answers to the brain's questions; given to it before anything else.
-    answers: VecDeque<RouterInput>,
+    answers: VecDeque<PoolInput>,
     /// Facts that arose while the brain's outputs were performed.
-    pending: VecDeque<RouterInput>,
+    pending: VecDeque<PoolInput>,
 }
 
 impl RouterDriver {
@@ -90,14 +88,11 @@ impl RouterDriver {
         mut effects: RouterEffects,
     ) -> Self {
         effects
-            .readiness
-            .send_replace(readiness_text(RouterReadiness::NONE));
-        effects
             .recorder
             .write_router(TapeRecord::Started { limits: &limits });
         Self {
             clock: BrainClock::start(),
-            brain: RouterBrain::new(limits),
+            pools: RouterPools::new(limits),
             inbox,
             effects,
             workers: BTreeMap::new(),
@@ -110,6 +105,8 @@ impl RouterDriver {
 
     /// Runs until it is stopped. The caller ends the flights that are left.
     pub(crate) async fn run(mut self) {
+        // The pools of the models that the policy lists begin.
+        self.perform_outputs();
         while let Some(event) = self.next_client_event().await {
             match event {
                 RouterEvent::Stop => break,
@@ -122,7 +119,7 @@ impl RouterDriver {
     /// send, and wakes the brain at its deadlines.
     async fn next_client_event(&mut self) -> Option<RouterEvent> {
         loop {
-            let deadlines = [self.brain.deadline(), self.standby.deadline()];
+            let deadlines = [self.pools.deadline(), self.standby.deadline()];
             let deadline = deadlines.into_iter().flatten().min();
             // The order is fixed, so that the same facts at the same moments give the same
             // decisions. Workers report only on work that they were given, so that clients are not
@@ -140,9 +137,9 @@ impl RouterDriver {
         }
     }
 
-    /// Gives the brain one fact, and performs everything that follows from it.
-    fn handle(&mut self, input: RouterInput) {
-        self.pending.push_back(input);
+    /// Gives the brains one fact, and performs everything that follows from it.
+    fn handle(&mut self, input: impl Into<PoolInput>) {
+        self.pending.push_back(input.into());
         self.drain_brain();
     }
 
@@ -152,26 +149,35 @@ impl RouterDriver {
             let at = self.clock.now();
             let line = TapeRecord::Received { at, input: &input };
             self.effects.recorder.write_router(line);
-            self.brain.handle(at, input);
-            while let Some(output) = self.brain.poll() {
-                let line = TapeRecord::Emitted { output: &output };
-                self.effects.recorder.write_router(line);
-                output.perform(self);
-            }
-            self.effects.recorder.flush();
+            self.pools.handle(at, input);
+            self.perform_outputs();
         }
     }
 
-    fn next_input(&mut self) -> Option<RouterInput> {
+    fn perform_outputs(&mut self) {
+        while let Some(output) = self.pools.poll() {
+            let line = TapeRecord::Emitted { output: &output };
+            self.effects.recorder.write_router(line);
+            self.perform(output);
+        }
+        self.effects.recorder.flush();
+    }
+
+    fn next_input(&mut self) -> Option<PoolInput> {
         let answer = self.answers.pop_front();
         answer.or_else(|| self.pending.pop_front())
     }
 
     fn handle_event(&mut self, event: RouterEvent) {
         match event {
-            RouterEvent::Submitted { flight, request } => {
+            RouterEvent::Submitted {
+                flight,
+                model,
+                request,
+            } => {
                 self.effects.dashboard.submitted();
-                self.handle(RouterInput::Submitted { flight, request });
+                let input = RouterInput::Submitted { flight, request };
+                self.handle(PoolInput::of_model(model, input));
             }
             RouterEvent::Cancelled { flight, why } => {
                 self.handle(RouterInput::Cancelled { flight, why })
@@ -182,9 +188,12 @@ impl RouterDriver {
                 info!(%worker, ?command, "operator command received");
                 self.handle(RouterInput::Commanded { worker, command });
             }
-            RouterEvent::WaitingOutside { place, count } => {
-                self.handle(RouterInput::Waiting { place, count });
+            RouterEvent::WaitingHere { model, count } => {
+                let place = OutsideQueue::Here;
+                let input = RouterInput::Waiting { place, count };
+                self.handle(PoolInput::of_model(model, input));
             }
+            RouterEvent::WaitingElsewhere { counts } => self.count_elsewhere(&counts),
             RouterEvent::PolicyChanged { policy } => {
                 self.effects.slo.policy_changed(&policy);
                 self.scaling_policy_changed(&policy);
@@ -192,6 +201,24 @@ impl RouterDriver {
             }
             RouterEvent::Drain => self.handle(RouterInput::Draining),
             RouterEvent::Stop => {}
+        }
+    }
+
+    /// Gives the pool of each known model the number of its requests at other routers. Before a
+    /// model is known, all of them count.
+    fn count_elsewhere(&mut self, counts: &BTreeMap<String, u32>) {
+        let known: Vec<Arc<str>> = self.effects.readiness.borrow().models().cloned().collect();
+        for model in known {
+            let count = if model.is_empty() {
+                counts
+                    .values()
+                    .fold(0, |sum: u32, count| sum.saturating_add(*count))
+            } else {
+                counts.get(&*model).copied().unwrap_or(0)
+            };
+            let place = OutsideQueue::Elsewhere;
+            let input = RouterInput::Waiting { place, count };
+            self.handle(PoolInput::of_model(model, input));
         }
     }
 
@@ -251,122 +278,64 @@ impl RouterDriver {
         }
     }
 
-    /// The policy's rules for the size of the fleet changed.
-    fn scaling_policy_changed(&mut self, policy: &SloPolicy) {
-        let scaling = policy.scaling.as_ref();
-        if scaling.is_none() {
-            self.effects.scaling_series.hide();
-        }
-        self.effects
-            .scaling
-            .send_modify(|status| *status = ScalingStatus::after_policy_change(scaling, status));
+    /// The policy's rules for the size of each model's pools changed.
+    fn scaling_policy_changed(&mut self, policy: &Arc<SloPolicy>) {
+        let series = &self.effects.scaling_series;
+        self.effects.scaling.send_modify(|statuses| {
+            for (model, before) in statuses.clone().iter() {
+                let scaling = policy.scaling_of(model);
+                if scaling.is_none() {
+                    series.hide(model);
+                }
+                statuses.set(model, ScalingStatus::after_policy_change(scaling, before));
+            }
+        });
+        self.effects.policy = Arc::clone(policy);
     }
 
-    /// Publishes how many workers are wanted from now on.
-    fn scaling_decided(&mut self, decision: ScalerDecision) {
-        let before = self.effects.scaling.borrow().clone();
-        let mode = match before {
-            ScalingStatus::Off => return,
-            ScalingStatus::Starting(mode) | ScalingStatus::Decided(mode, _) => mode,
-        };
-        let is_unchanged = matches!(&before, ScalingStatus::Decided(_, earlier) if earlier.wanted == decision.wanted);
-        if !is_unchanged {
-            let target = &decision.wanted;
-            let reason = |role| target.reasons.for_role(role).name();
-            info!(
-                prefill = target.workers.prefill,
-                decode = target.workers.decode,
-                both = target.workers.both,
-                prefill_legs = target.legs.prefill,
-                decode_legs = target.legs.decode,
-                why_prefill = reason(Role::Prefill),
-                why_decode = reason(Role::Decode),
-                why_both = reason(Role::Both),
-                rate = decision.rate,
-                waiting = decision.waiting,
-                advice = mode == ScalingMode::Advise,
-                "workers wanted"
-            );
-        }
-        self.effects.scaling_series.show(&decision);
-        self.effects.dashboard.scaling_decided(&decision.wanted);
+    /// A model is known from now on.
+    fn model_began(&mut self, model: &Arc<str>) {
+        info!(%model, "a pool of workers begins for this model");
+        let policy = &self.effects.policy;
+        let scaling = policy.scaling_of(model);
+        let status = ScalingStatus::after_policy_change(scaling, &ScalingStatus::Off);
         self.effects
             .scaling
-            .send_replace(ScalingStatus::Decided(mode, decision));
+            .send_modify(|statuses| statuses.begin(model, status));
+        self.effects.scaling_series.hide("");
+        self.effects.readiness.send_modify(|all| all.begin(model));
+        self.effects.meters.begin_model(model);
+        self.effects.slo.begin_model(model);
+    }
+
+    /// A model is forgotten.
+    fn model_ended(&mut self, model: &Arc<str>) {
+        info!(%model, "no worker has served this model for a while: it is forgotten");
+        self.effects
+            .scaling
+            .send_modify(|statuses| statuses.end(model));
+        self.effects.scaling_series.hide(model);
+        self.effects.readiness.send_modify(|all| all.end(model));
+        self.effects.meters.end_model(model);
+        self.effects.slo.end_model(model);
+    }
+
+    /// Performs one output of the pools.
+    fn perform(&mut self, output: PoolOutput) {
+        match output {
+            PoolOutput::Began { model } => self.model_began(&model),
+            PoolOutput::Ended { model } => self.model_ended(&model),
+            PoolOutput::OfModel { model, output } => {
+                let driver = self;
+                output.perform(&mut PoolActions { driver, model });
+            }
+            PoolOutput::Drained => drop(self.effects.drained.send_replace(true)),
+        }
     }
 
     /// Queues the answer to a question of the brain; a flight that was ended from outside has none.
     fn queue_answer(&mut self, handoff: HandoffId, generated: Option<Arc<[TokenId]>>) {
         let answer = generated.map(|generated| RouterInput::Counted { handoff, generated });
-        self.answers.extend(answer);
-    }
-}
-
-impl RouterActions for RouterDriver {
-    type Outcome = ();
-
-    fn order(&mut self, worker: WorkerRef, order: Order) {
-        self.send_order(worker, order);
-    }
-
-    fn fence(&mut self, handoff: HandoffId) {
-        let generated = self.effects.flights.fence(handoff);
-        self.queue_answer(handoff, generated);
-    }
-
-    fn count(&mut self, handoff: HandoffId) {
-        let generated = self.effects.flights.tokens_given(handoff.flight);
-        self.queue_answer(handoff, generated);
-    }
-
-    fn end(
-        &mut self,
-        flight: FlightId,
-        ending: Ending,
-        output_tokens: Option<u32>,
-        timing: RequestStageTimes,
-    ) {
-        let end = FlightEnd {
-            ending,
-            output_tokens,
-            timing,
-        };
-        if let Some(ended) = self.effects.flights.end(flight, end)
-            && let Some(judged) = ended.judged
-            && let Some(verdict) = self.effects.slo.ended(judged, &ended.ending)
-        {
-            self.effects.dashboard.judged(&verdict);
-        }
-    }
-
-    fn drained(&mut self) {
-        self.effects.drained.send_replace(true);
-    }
-
-    fn readiness(&mut self, readiness: RouterReadiness) {
-        self.effects
-            .readiness
-            .send_replace(readiness_text(readiness));
-    }
-
-    fn workers_wanted(&mut self, decision: ScalerDecision) {
-        self.scaling_decided(decision);
-    }
-
-    fn note(&mut self, note: RouterNote) {
-        let is_logged = tracing::enabled!(target: "note", Level::DEBUG)
-            || tracing::enabled!(target: "decision", Level::DEBUG);
-        let flight = note.flight();
-        let request = flight.filter(|_| is_logged);
-        let request = request.and_then(|flight| self.effects.flights.request_context(flight));
-        let roster = &self.effects.roster;
-        let context = NoteContext {
-            flight,
-            request: request.as_ref(),
-            worker_name: &|worker| roster.name(worker),
-        };
-        for observer in self.effects.observers() {
-            observer.handle_note(&note, context);
-        }
+        self.answers.extend(answer.map(PoolInput::from));
     }
 }

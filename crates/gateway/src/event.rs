@@ -4,7 +4,8 @@
 //! Invariant: what a worker or a connection sends is not here; it has a channel of its own.
 
 use cleave_domain::{FlightId, Request, SloPolicy, WorkerId};
-use cleave_router::{CancelReason, OperatorRequest, OutsideQueue};
+use cleave_router::{CancelReason, OperatorRequest};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Events from clients, operators and the process that a router's driver receives.
@@ -13,6 +14,8 @@ pub(crate) enum RouterEvent {
     /// A client submits a sequence.
     Submitted {
         flight: FlightId,
+        /// The served name of its model; empty where only one is served.
+        model: Arc<str>,
         request: Arc<Request>,
     },
     /// A client left before the last token.
@@ -28,8 +31,11 @@ pub(crate) enum RouterEvent {
     },
     /// A new SLO policy holds from now on.
     PolicyChanged { policy: Arc<SloPolicy> },
-    /// The number of requests that wait for a worker without being flights here.
-    WaitingOutside { place: OutsideQueue, count: u32 },
+    /// The number of requests of a model that wait here, without being flights, for its first
+    /// worker. The name is empty before a model is known.
+    WaitingHere { model: Arc<str>, count: u32 },
+    /// The number of requests that are open at other routers, by model.
+    WaitingElsewhere { counts: BTreeMap<String, u32> },
     /// The process was asked to end.
     Drain,
     /// Stop at once; what is left of flights is ended.

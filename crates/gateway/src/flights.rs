@@ -41,6 +41,8 @@ pub(crate) struct FlightTable {
 
 #[derive(Debug)]
 struct FlightEntry {
+    /// The served name of its model.
+    model: Arc<str>,
     tokens: ClientTokens,
     /// Shared with the client's stream, whose first read ends it: that may be after the flight's
     /// end.
@@ -96,6 +98,14 @@ impl FlightTable {
         self.open.len()
     }
 
+    /// Flights of a model that have not ended.
+    pub(crate) fn count_of(&self, model: &str) -> usize {
+        self.open
+            .iter()
+            .filter(|entry| *entry.model == *model)
+            .count()
+    }
+
     /// Flights that have not ended, by how far they have come.
     pub(crate) fn stage_counts(&self) -> FlightStageCounts {
         let mut counts = FlightStageCounts::default();
@@ -109,6 +119,7 @@ impl FlightTable {
     pub(crate) fn open(
         &self,
         flight: FlightId,
+        model: Arc<str>,
         context: RequestContext,
         request: &Request,
         client: ClientBacklog,
@@ -116,6 +127,7 @@ impl FlightTable {
     ) -> (ClientReceiver, Arc<RouterOverhead>) {
         let added = self.meters.start_overhead();
         let opened = FlightEntry {
+            model,
             tokens: ClientTokens::new(request, client),
             overhead: Arc::clone(&added),
             span: FlightSpan::begin(&self.traces, &context),
@@ -197,7 +209,7 @@ impl FlightTable {
             span.send_spans(&self.traces, &outcome);
         }
         open.tokens.send_end(ending.clone(), timing);
-        self.meters.ended(&ending);
+        self.meters.ended(&ending, &open.model);
         if let Some(loss) = open.progress.loss_at_end(&ending) {
             self.meters.handoff_lost(loss);
         }
@@ -321,7 +333,14 @@ mod tests {
         let flights = FlightTable::new(RouterMeters::new(&telemetry.router), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
         let (client, stream) = backlog::client_channel(FLIGHT, u32::MAX, driver);
-        let (stream, _) = flights.open(FLIGHT, RequestContext::default(), request, client, stream);
+        let (stream, _) = flights.open(
+            FLIGHT,
+            Arc::from("m"),
+            RequestContext::default(),
+            request,
+            client,
+            stream,
+        );
         FlightTableFixture {
             flights,
             stream,
@@ -377,6 +396,7 @@ mod tests {
     fn handle_note(flights: &FlightTable, note: &RouterNote) {
         let context = NoteContext {
             flight: note.flight(),
+            model: "m",
             request: None,
             worker_name: &|worker| worker.to_string(),
         };

@@ -9,6 +9,7 @@ use super::dashboard::dashboard_scaling;
 use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
 use super::event::RouterEvent;
 use super::flights::FlightTable;
+use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use cleave_api::{
     ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
@@ -22,7 +23,7 @@ use cleave_domain::{
 };
 use cleave_fleet::views::CommandNovelty;
 use cleave_fleet::{HealthMonitor, ScalingStatus, ScalingStatusReader};
-use cleave_router::{CancelReason, OperatorRequest, OutsideQueue};
+use cleave_router::{CancelReason, OperatorRequest};
 use cleave_telemetry::{RequestContext, RouterOverhead, Telemetry};
 use futures::StreamExt;
 use futures::stream::{self, Stream};
@@ -45,17 +46,19 @@ pub(crate) struct RouterFrontend {
     /// Events that one client may be given before it takes one; with more it counts as a slow
     /// reader.
     pub(crate) backlog_max: u32,
-    /// Permits for further streams; the brain's own limits are lower.
-    pub(crate) streams: Arc<Semaphore>,
+    /// Permits for further streams, of each model by name, so that a flood of one model takes none
+    /// of another; the brains' own limits are lower.
+    pub(crate) streams: Mutex<BTreeMap<Arc<str>, Arc<Semaphore>>>,
+    /// Limit of the streams of a model.
     pub(crate) streams_max: usize,
-    /// Bounded by the open streams, with one submission, one cancellation and two backlog changes
+    /// Bounded by the open streams of all models, with one submission, one cancellation and two backlog changes
     /// each, and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     /// The SLO policy for new requests.
     pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,
     /// The number of workers wanted.
     pub(crate) scaling: ScalingStatusReader,
-    pub(crate) readiness: watch::Receiver<ServingReadiness>,
+    pub(crate) readiness: watch::Receiver<ModelReadiness>,
     pub(crate) telemetry: Telemetry,
     /// The health of this process's engines, if it has any: when one hangs, so does the service.
     pub(crate) monitors: Mutex<Vec<Arc<HealthMonitor>>>,
@@ -74,14 +77,15 @@ impl Frontend for RouterFrontend {
     fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
         let SubmissionContext {
             stop_signal,
+            model,
             request_id,
             trace,
         } = caller;
-        let Ok(counted) = Arc::clone(&self.streams).try_acquire_owned() else {
+        let Ok(counted) = self.streams_of(&model).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
             let full = Refusal::QueueFull { retry_after };
             let slo_telemetry = &self.telemetry.slo;
-            let verdict = slo_telemetry.turned_away(&request.slo.class, &full);
+            let verdict = slo_telemetry.turned_away(&model, &request.slo.class, &full);
             self.dashboard.judged(&verdict);
             return ended(Ending::Refused(full));
         };
@@ -91,8 +95,16 @@ impl Frontend for RouterFrontend {
         let (client, stream) =
             backlog::client_channel(flight, self.backlog_max, self.driver.clone());
         let context = RequestContext { request_id, trace };
-        let (events, added) = self.flights.open(flight, context, &request, client, stream);
-        let submitted = RouterEvent::Submitted { flight, request };
+        let named = Arc::clone(&model);
+        let opened = self
+            .flights
+            .open(flight, named, context, &request, client, stream);
+        let (events, added) = opened;
+        let submitted = RouterEvent::Submitted {
+            flight,
+            model,
+            request,
+        };
         if self.driver.send(submitted).is_err() {
             // The driver has stopped; nobody else would end this flight.
             let refused = Ending::Refused(Refusal::Draining);
@@ -115,30 +127,28 @@ impl Frontend for RouterFrontend {
         Arc::clone(&self.policy.borrow())
     }
 
-    fn readiness(&self) -> ServingReadiness {
+    fn readiness(&self, model: &str) -> ServingReadiness {
         if self.driver.is_closed() {
             return ServingReadiness::Draining;
         }
-        self.readiness.borrow().clone()
+        self.readiness.borrow().of(model)
     }
 
-    fn worker_wait_max(&self) -> Option<Duration> {
+    fn worker_wait_max(&self, model: &str) -> Option<Duration> {
         let policy = self.policy.borrow();
-        let scaling = policy.scaling.as_ref()?;
+        let scaling = policy.scaling_of(model)?;
         let starts_workers = scaling.mode == ScalingMode::Act && scaling.can_serve();
         starts_workers.then_some(scaling.start_max)
     }
 
-    fn report_waiting_requests(&self, count: u32) {
+    fn report_waiting_requests(&self, model: &str, count: u32) {
         // A stopped driver wants no workers any more.
-        let place = OutsideQueue::Here;
-        let _ = self
-            .driver
-            .send(RouterEvent::WaitingOutside { place, count });
+        let model = Arc::from(model);
+        let _ = self.driver.send(RouterEvent::WaitingHere { model, count });
     }
 
-    fn sequence_tokens_max(&self) -> Option<u32> {
-        self.roster.sequence_tokens_max()
+    fn sequence_tokens_max(&self, model: &str) -> Option<u32> {
+        self.roster.sequence_tokens_max(model)
     }
 
     fn progress(&self) -> ServingProgress {
@@ -163,7 +173,7 @@ impl Frontend for RouterFrontend {
             decisions,
         } = self.dashboard.snapshot();
         let (workers, links) = self.roster.rows();
-        let scaling = dashboard_scaling(&self.scaling.status(), &workers, decisions);
+        let scaling = dashboard_scaling(&self.scaling.statuses(), &workers, decisions);
         let (goodput, devices) = self.telemetry.slo.goodput();
         Some(FleetSnapshot {
             uptime,
@@ -180,10 +190,22 @@ impl Frontend for RouterFrontend {
     }
 
     fn streams(&self) -> StreamCounts {
+        let models = self.streams.lock().len().max(1);
         StreamCounts {
-            open: self.streams_max - self.streams.available_permits(),
-            max: Some(self.streams_max),
+            open: self.streams_by_model().values().sum(),
+            max: Some(self.streams_max.saturating_mul(models)),
         }
+    }
+
+    fn streams_by_model(&self) -> BTreeMap<String, usize> {
+        let streams = self.streams.lock();
+        let open = |(model, free): (&Arc<str>, &Arc<Semaphore>)| {
+            (
+                model.to_string(),
+                self.streams_max - free.available_permits(),
+            )
+        };
+        streams.iter().map(open).collect()
     }
 
     fn begin_span(&self, client: Option<TraceParent>) -> Option<TraceParent> {
@@ -196,6 +218,16 @@ impl Frontend for RouterFrontend {
 
     fn metrics(&self) -> String {
         self.telemetry.text()
+    }
+}
+
+impl RouterFrontend {
+    /// The permits for streams of a model.
+    fn streams_of(&self, model: &Arc<str>) -> Arc<Semaphore> {
+        let mut streams = self.streams.lock();
+        let begin = || Arc::new(Semaphore::new(self.streams_max));
+        let of_model = streams.entry(Arc::clone(model)).or_insert_with(begin);
+        Arc::clone(of_model)
     }
 }
 
@@ -242,24 +274,29 @@ impl Operator for RouterFrontend {
         self.roster.views()
     }
 
-    fn scaling(&self) -> Option<ScalingView> {
-        let (mode, decision) = match self.scaling.status() {
-            ScalingStatus::Off => return None,
-            ScalingStatus::Starting(mode) => (mode, None),
-            ScalingStatus::Decided(mode, decision) => (mode, Some(decision)),
-        };
-        Some(ScalingView {
-            mode,
-            answer: decision.map(|decision| ScalingDecision {
-                target: decision.wanted,
-                decided_here: decision.own,
-                rate: decision.rate,
-                prefill_load: decision.prefill_load,
-                decode_load: decision.decode_load,
-                waiting: decision.waiting,
-                starting: decision.starting,
-            }),
-        })
+    fn scaling(&self) -> BTreeMap<String, ScalingView> {
+        let statuses = self.scaling.statuses();
+        let views = statuses.iter().filter_map(|(model, status)| {
+            let (mode, decision) = match status {
+                ScalingStatus::Off => return None,
+                ScalingStatus::Starting(mode) => (*mode, None),
+                ScalingStatus::Decided(mode, decision) => (*mode, Some(decision)),
+            };
+            let view = ScalingView {
+                mode,
+                answer: decision.map(|decision| ScalingDecision {
+                    target: decision.wanted,
+                    decided_here: decision.own,
+                    rate: decision.rate,
+                    prefill_load: decision.prefill_load,
+                    decode_load: decision.decode_load,
+                    waiting: decision.waiting,
+                    starting: decision.starting,
+                }),
+            };
+            Some((model.to_string(), view))
+        });
+        views.collect()
     }
 
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
@@ -375,12 +412,12 @@ mod tests {
             roster: Arc::default(),
             dashboard: Arc::default(),
             backlog_max: 4,
-            streams: Arc::new(Semaphore::new(1)),
+            streams: Mutex::default(),
             streams_max: 1,
             driver,
             policy: watch::channel(Arc::default()).1,
-            scaling: ScalingStatusReader::new(watch::channel(ScalingStatus::Off).1),
-            readiness: watch::channel(ServingReadiness::Ready).1,
+            scaling: ScalingStatusReader::new(watch::channel(ScalingStatus::Off.into()).1),
+            readiness: watch::channel(ModelReadiness::default()).1,
             telemetry,
             monitors: Mutex::default(),
             flights_submitted: AtomicU64::new(0),
@@ -399,6 +436,12 @@ mod tests {
         flights.end(flight, Ending::Done { reason }.into());
         // It has ended, and its events are still in memory.
         assert!(refused(&mut frontend.submit(request())));
+        let of_other = SubmissionContext {
+            model: Arc::from("other"),
+            ..SubmissionContext::default()
+        };
+        let mut other = frontend.submit_for(request(), of_other);
+        assert!(!refused(&mut other), "another model has its own streams");
         drop(unread);
         assert!(!refused(&mut frontend.submit(request())));
     }

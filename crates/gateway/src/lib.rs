@@ -1,7 +1,7 @@
 //! The router's body.
 //!
 //! Owns: the driver around the brain, the streams to clients, the interface to the HTTP server, the
-//! model that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every
+//! models that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every
 //! open stream ends, even after a panic of the driver.
 
 mod backlog;
@@ -20,11 +20,13 @@ mod roster;
 mod standby;
 
 pub use model_registry::ModelRegistry;
+pub use readiness::ModelReadiness;
 
-use cleave_api::{App, Frontend, ServingReadiness};
+use cleave_api::{App, Frontend};
 use cleave_domain::{Ending, Failure, RouterId, SloPolicy};
 use cleave_fleet::{
     EmissionSink, HealthMonitor, RouterAcceptor, ScalingStatus, ScalingStatusReader,
+    ScalingStatuses,
 };
 use cleave_policy::{PolicyFile, PolicyReload, PolicyWatcher};
 use cleave_router::RouterLimits;
@@ -76,7 +78,7 @@ pub struct RouterBody {
     flights: Arc<FlightTable>,
     frontend: Arc<RouterFrontend>,
     driver: mpsc::UnboundedSender<RouterEvent>,
-    readiness: watch::Receiver<ServingReadiness>,
+    readiness: watch::Receiver<ModelReadiness>,
     drained: watch::Receiver<bool>,
     pub monitor: Arc<HealthMonitor>,
     /// The number of workers wanted.
@@ -155,12 +157,11 @@ impl RouterBody {
         let dashboard = Arc::new(Dashboard::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
         let (driver, clients) = mpsc::unbounded_channel();
-        let starting = ServingReadiness::NotReady("starting".into());
-        let (readiness_sender, readiness) = watch::channel(starting);
+        let (readiness_sender, readiness) = watch::channel(ModelReadiness::starting("starting"));
         let (drained_sender, drained) = watch::channel(false);
         let begins =
             ScalingStatus::after_policy_change(limits.policy.scaling.as_ref(), &ScalingStatus::Off);
-        let (scaling_sender, scaling) = watch::channel(begins);
+        let (scaling_sender, scaling) = watch::channel(ScalingStatuses::from(begins));
         let answers = ScalingStatusReader::new(scaling);
         let effects = RouterEffects {
             flights: Arc::clone(&flights),
@@ -173,6 +174,7 @@ impl RouterBody {
             drained: drained_sender,
             scaling: scaling_sender,
             scaling_series: telemetry.scaling.clone(),
+            policy: Arc::clone(&limits.policy),
         };
         let router_inbox = RouterInbox { workers, clients };
         let body = RouterDriver::new(limits, router_inbox, effects);
@@ -191,7 +193,7 @@ impl RouterBody {
             roster,
             dashboard,
             backlog_max: options.reader_backlog_max,
-            streams: Arc::new(Semaphore::new(streams_max)),
+            streams: Mutex::default(),
             streams_max,
             driver: driver.clone(),
             policy,
@@ -233,9 +235,9 @@ impl RouterBody {
         })
     }
 
-    /// The choice of the model that `app` serves, among those of this router's workers.
+    /// The models that `app` serves: those of this router's workers.
     pub fn model_registry(&self, app: App) -> ModelRegistry {
-        ModelRegistry::new(app, Arc::clone(&self.flights))
+        ModelRegistry::new(app, Arc::clone(&self.flights), self.readiness.clone())
     }
 
     /// The interface for the HTTP server and other submitters.
@@ -264,8 +266,8 @@ impl RouterBody {
         pulses.push(monitor);
     }
 
-    /// Changes whenever a request would find a worker, or none.
-    pub fn readiness(&self) -> watch::Receiver<ServingReadiness> {
+    /// Changes whenever a request for some model would find a worker, or none.
+    pub fn readiness(&self) -> watch::Receiver<ModelReadiness> {
         self.readiness.clone()
     }
 

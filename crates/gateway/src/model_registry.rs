@@ -1,24 +1,27 @@
-//! The model that a router speaks for.
+//! The models that a router speaks for.
 //!
-//! Owns: which worker's text files (tokenizer, chat template, defaults) serve, and which worker is
-//! turned away for its own. Never: reads a folder; reads a tokenizer under a lock that others wait
-//! for. Invariant: all workers that are welcome have one tokenizer and one context. The files of
-//! the first worker serve for as long as a worker that sent the same is connected; one that
-//! brings another template or other defaults is let in with a warning, and its files serve once the
-//! last worker of those before has left. So a rolling upgrade switches once. A worker counts while
-//! it may serve: one that waits for its name brings nothing.
+//! Owns: for each model, which worker's text files (tokenizer, chat template, defaults) serve, and
+//! which worker is turned away for its own. Never: reads a folder; reads a tokenizer under a lock
+//! that others wait for. Invariant: all workers of a served name that are welcome have one
+//! tokenizer and one context. The files of the first worker serve for as long as a worker that sent
+//! the same is connected; one that brings another template or other defaults is let in with a
+//! warning, and its files serve once the last worker of those before has left. So a rolling upgrade
+//! switches once. A worker counts while it may serve: one that waits for its name brings nothing.
 //!
-//! Another model (another name, tokenizer, vocabulary or context) is welcome only when no worker is
-//! connected and no flight is open: a flight's tokens mean something in its own vocabulary only.
-//! Until then its workers are turned away with the reason, and dial again by themselves.
+//! Another model of the same name (another tokenizer, vocabulary or context) is welcome only when
+//! no worker of the name is connected and no flight of it is open: a flight's tokens mean something
+//! in its own vocabulary only. Until then its workers are turned away with the reason, and dial
+//! again by themselves. Models of other names do not matter to it.
 
 use super::flights::FlightTable;
+use super::readiness::ModelReadiness;
 use cleave_api::App;
 use cleave_fleet::{ModelAdmission, files_digest};
 use cleave_text::{ModelFiles, ModelText};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Decides whose text files serve.
@@ -37,20 +40,51 @@ pub struct ModelRegistry {
 pub struct ModelMembership(u64);
 
 impl ModelRegistry {
-    pub(crate) fn new(app: App, flights: Arc<FlightTable>) -> Self {
-        Self {
+    /// Models that `known` has no more are forgotten from then on. Must be called within a tokio
+    /// runtime.
+    pub(crate) fn new(
+        app: App,
+        flights: Arc<FlightTable>,
+        mut known: watch::Receiver<ModelReadiness>,
+    ) -> Self {
+        let registry = Self {
             app,
             flights,
             present: Arc::default(),
             reading: Arc::default(),
-        }
+        };
+        let follower = registry.clone();
+        tokio::spawn(async move {
+            while known.changed().await.is_ok() {
+                let known = known.borrow_and_update().clone();
+                follower.forget_unknown(&known);
+            }
+        });
+        registry
+    }
+
+    /// Forgets models without workers that the router has forgotten.
+    fn forget_unknown(&self, known: &ModelReadiness) {
+        let mut present = self.present();
+        let app = &self.app;
+        present.models.retain(|name, model| {
+            // A worker that was let in may not have joined yet.
+            let stays = known.knows(name) || !model.is_empty();
+            if !stays {
+                app.retire_model(name);
+            }
+            stays
+        });
     }
 
     /// Lets a worker in whose files were read before.
     fn join_if_read(&self, files: &Arc<ModelFiles>) -> Result<Option<ModelMembership>, String> {
         let mut present = self.present();
-        present.check_name(files, self.flights.count())?;
-        Ok(present.knows(files).then(|| present.join(files)))
+        present.check_room(&files.name)?;
+        let knows = present
+            .of(&files.name)
+            .is_some_and(|model| model.knows(files));
+        Ok(knows.then(|| present.join(files)))
     }
 
     fn join_read(
@@ -59,20 +93,22 @@ impl ModelRegistry {
         files: &Arc<ModelFiles>,
         text: ModelText,
     ) -> Result<ModelMembership, String> {
-        let served = ServingModel::of(files, &text);
+        let served = ServedFiles::of(files, &text);
+        let flights = self.flights.count_of(&files.name);
         let mut present = self.present();
-        let flights = self.flights.count();
         // A worker of another name may have come while the files were read.
-        present.check_name(files, flights)?;
-        present.check(&served, flights)?;
-        if present.is_empty() {
+        present.check_room(&files.name)?;
+        let model = present.of_mut(&files.name);
+        model.check(&served, flights)?;
+        if model.is_empty() {
             self.app.serve_model(text);
-            present.serving = Some(served);
-        } else if let Some(serving_model) = &present.serving {
+            model.serving = Some(served);
+        } else if let Some(serving_model) = &model.serving {
             let serving = files_digest(&serving_model.files);
             let arriving = files_digest(files);
             warn!(
                 worker,
+                model = files.name,
                 serving,
                 arriving,
                 "this worker has another chat template or other defaults than the workers before it: theirs serve until the last of them has left"
@@ -81,10 +117,11 @@ impl ModelRegistry {
         Ok(present.join(files))
     }
 
-    /// Serves the files of the workers that are left.
-    async fn serve_successor(&self) {
+    /// Serves the files of the workers that are left of this model.
+    async fn serve_successor(&self, name: &str) {
         let _reading = self.reading.lock().await;
-        let Some(files) = self.present().successor() else {
+        let successor = || self.present().of(name).and_then(ConnectedFiles::successor);
+        let Some(files) = successor() else {
             return;
         };
         // They were read when they came.
@@ -95,15 +132,17 @@ impl ModelRegistry {
             }
         };
         let mut present = self.present();
-        if present.successor().as_ref() != Some(&files) {
+        let model = present.of_mut(name);
+        if model.successor().as_ref() != Some(&files) {
             return;
         }
         let digest = files_digest(&files);
         info!(
+            model = name,
             digest,
             "the workers with the chat template and defaults of before have left: those of the others serve"
         );
-        present.serving = Some(ServingModel::of(&files, &text));
+        model.serving = Some(ServedFiles::of(&files, &text));
         self.app.serve_model(text);
     }
 
@@ -135,9 +174,10 @@ impl ModelAdmission for ModelRegistry {
     }
 
     fn leave(&self, membership: ModelMembership) {
-        if self.present().leave(membership).is_some() {
+        let successor = self.present().leave(membership);
+        if let Some(files) = successor {
             let registry = self.clone();
-            tokio::spawn(async move { registry.serve_successor().await });
+            tokio::spawn(async move { registry.serve_successor(&files.name).await });
         }
     }
 }
@@ -151,16 +191,60 @@ async fn read(files: &Arc<ModelFiles>) -> Result<ModelText, String> {
     text.map_err(|error| format!("cannot use the model's text side: {error}"))
 }
 
-/// The workers that are connected, by the files that they sent.
+/// Models of different names that a router knows at a time: each has a tokenizer in memory, and
+/// labels in the metrics.
+const MODELS_MAX: usize = 64;
+
+/// The models that workers brought, by their served names.
 #[derive(Default)]
 struct ConnectedModels {
-    serving: Option<ServingModel>,
-    /// In the order in which the workers joined.
-    files_by_membership: BTreeMap<ModelMembership, Arc<ModelFiles>>,
+    models: BTreeMap<String, ConnectedFiles>,
     joined_count: u64,
 }
 
+/// The workers of one model that are connected, by the files that they sent.
+#[derive(Default)]
+struct ConnectedFiles {
+    serving: Option<ServedFiles>,
+    /// In the order in which the workers joined.
+    files_by_membership: BTreeMap<ModelMembership, Arc<ModelFiles>>,
+}
+
 impl ConnectedModels {
+    fn of(&self, name: &str) -> Option<&ConnectedFiles> {
+        self.models.get(name)
+    }
+
+    fn of_mut(&mut self, name: &str) -> &mut ConnectedFiles {
+        self.models.entry(name.to_owned()).or_default()
+    }
+
+    /// Refuses one model more than a router serves.
+    fn check_room(&self, name: &str) -> Result<(), String> {
+        if self.models.contains_key(name) || self.models.len() < MODELS_MAX {
+            return Ok(());
+        }
+        Err(format!(
+            "this router has known {MODELS_MAX} models, the most that one serves, and the worker has another one, \
+             \"{name}\": start other routers for it, or restart this one to forget models that are gone"
+        ))
+    }
+
+    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelMembership {
+        let membership = ModelMembership(self.joined_count);
+        self.joined_count += 1;
+        self.of_mut(&files.name).join(membership, files);
+        membership
+    }
+
+    /// The files that serve from now on, if those of the worker's model change.
+    fn leave(&mut self, membership: ModelMembership) -> Option<Arc<ModelFiles>> {
+        let has = |model: &&mut ConnectedFiles| model.files_by_membership.contains_key(&membership);
+        self.models.values_mut().find(has)?.leave(membership)
+    }
+}
+
+impl ConnectedFiles {
     fn is_empty(&self) -> bool {
         self.files_by_membership.is_empty()
     }
@@ -173,17 +257,14 @@ impl ConnectedModels {
             .any(|present| **present == *files)
     }
 
-    fn join(&mut self, files: &Arc<ModelFiles>) -> ModelMembership {
+    fn join(&mut self, membership: ModelMembership, files: &Arc<ModelFiles>) {
         // Equal files are kept once: a tokenizer may have tens of megabytes.
         let held = self.serving.iter().map(|served| &served.files);
         let held = held
             .chain(self.files_by_membership.values())
             .find(|held| *held == files);
         let files = Arc::clone(held.unwrap_or(files));
-        let membership = ModelMembership(self.joined_count);
-        self.joined_count += 1;
         self.files_by_membership.insert(membership, files);
-        membership
     }
 
     /// The files that serve from now on, if they change.
@@ -205,57 +286,34 @@ impl ConnectedModels {
         self.files_by_membership.values().next().cloned()
     }
 
-    /// Refuses a model of another name beside the one that serves.
-    fn check_name(&self, files: &ModelFiles, flights: usize) -> Result<(), String> {
-        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
-            return Ok(());
-        };
-        let (serving, other) = (&serving.files.name, &files.name);
-        if serving == other {
-            return Ok(());
-        }
-        Err(format!(
-            "this router serves model \"{serving}\" ({}), and the worker has \"{other}\"",
-            self.reason(flights)
-        ))
-    }
-
-    /// Refuses another model of the name of the one that serves.
-    fn check(&self, other: &ServingModel, flights: usize) -> Result<(), String> {
-        let Some(serving) = self.serving.as_ref().filter(|_| self.is_in_use(flights)) else {
+    /// Refuses another model of the name of the one that serves, while anything needs that.
+    fn check(&self, other: &ServedFiles, flights: usize) -> Result<(), String> {
+        let is_in_use = !self.is_empty() || flights > 0;
+        let Some(serving) = self.serving.as_ref().filter(|_| is_in_use) else {
             return Ok(());
         };
         serving.check(other).map_err(|difference| {
             let name = &serving.files.name;
-            let reason = self.reason(flights);
+            let workers = self.files_by_membership.len();
             format!(
-                "this router serves another model of the name \"{name}\" ({reason}): {difference}; give all its \
-                 workers the same, stop those of the other model first, or start other routers for this one"
+                "this router serves another model of the name \"{name}\" (workers connected: {workers}, requests \
+                 open: {flights}): {difference}; give all its workers the same, give the other model another \
+                 --served-model-name, or stop the workers of one of them first"
             )
         })
     }
-
-    /// Whether anything needs the model that serves.
-    fn is_in_use(&self, flights: usize) -> bool {
-        !self.is_empty() || flights > 0
-    }
-
-    fn reason(&self, flights: usize) -> String {
-        let workers = self.files_by_membership.len();
-        format!("workers connected: {workers}, requests open: {flights}")
-    }
 }
 
-/// The model that the HTTP API serves, and of it what all workers of a router must share:
+/// The files that the HTTP API serves of a model, and of them what all its workers must share:
 /// requests become tokens before a worker is chosen. With another tokenizer the rest of the fleet
 /// would answer nonsense, and a shorter context would cut everyone's requests.
-struct ServingModel {
+struct ServedFiles {
     files: Arc<ModelFiles>,
     vocabulary_count: u32,
     context_tokens_max: u32,
 }
 
-impl ServingModel {
+impl ServedFiles {
     fn of(files: &Arc<ModelFiles>, text: &ModelText) -> Self {
         Self {
             files: Arc::clone(files),
@@ -305,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_different_tokenizer_or_context_is_refused() {
-        let with = |tokenizer: &str, vocabulary_count, context_tokens_max| ServingModel {
+        let with = |tokenizer: &str, vocabulary_count, context_tokens_max| ServedFiles {
             files: Arc::new(ModelFiles {
                 tokenizer: tokenizer.into(),
                 ..ModelFiles::default()
@@ -335,8 +393,9 @@ mod tests {
     /// As `accept` leaves it, with files that were read.
     fn join(present: &mut ConnectedModels, template: &str) -> ModelMembership {
         let files = files(template);
-        if present.is_empty() && !present.knows(&files) {
-            present.serving = Some(ServingModel {
+        let model = present.of_mut("");
+        if model.is_empty() && !model.knows(&files) {
+            model.serving = Some(ServedFiles {
                 files: Arc::clone(&files),
                 vocabulary_count: 1,
                 context_tokens_max: 1,
@@ -356,17 +415,23 @@ mod tests {
         assert_eq!(present.leave(old[1]), None, "one of the old came back");
         let next = present.leave(again).unwrap();
         assert_eq!(*next, *files("new"), "the one that came first");
-        present.serving.as_mut().unwrap().files = next;
+        present.of_mut("").serving.as_mut().unwrap().files = next;
         assert_eq!(present.leave(newer), None);
         // Nobody is left: what serves stays, until somebody comes.
         assert_eq!(present.leave(new), None);
-        assert_eq!(present.serving.as_ref().unwrap().files, files("new"));
+        assert_eq!(
+            present.of_mut("").serving.as_ref().unwrap().files,
+            files("new")
+        );
         join(&mut present, "newest");
-        assert_eq!(present.serving.as_ref().unwrap().files, files("newest"));
+        assert_eq!(
+            present.of_mut("").serving.as_ref().unwrap().files,
+            files("newest")
+        );
     }
 
-    fn served(name: &str, vocabulary_count: u32) -> ServingModel {
-        ServingModel {
+    fn served(name: &str, vocabulary_count: u32) -> ServedFiles {
+        ServedFiles {
             files: Arc::new(ModelFiles {
                 name: name.into(),
                 tokenizer: vocabulary_count.to_string(),
@@ -378,31 +443,40 @@ mod tests {
     }
 
     #[test]
-    fn another_model_joins_when_the_old_one_is_unused() {
+    fn a_changed_tokenizer_joins_when_the_old_one_is_unused() {
         let mut present = ConnectedModels::default();
         let old = served("m", 400);
         let membership = present.join(&old.files);
-        present.serving = Some(old);
-        let named = served("other", 400);
+        present.of_mut("m").serving = Some(old);
         let larger = served("m", 500);
-        let check = |present: &ConnectedModels, flights| {
-            let by_name = present.check_name(&named.files, flights);
-            [by_name, present.check(&larger, flights)]
-        };
-        let refused = check(&present, 0).map(Result::unwrap_err);
-        assert!(
-            refused
-                .iter()
-                .all(|reason| reason.contains("workers connected: 1"))
-        );
+        let check =
+            |present: &ConnectedModels, flights| present.of("m").unwrap().check(&larger, flights);
+        let refused = check(&present, 0).unwrap_err();
+        assert!(refused.contains("workers connected: 1"), "{refused}");
         assert_eq!(present.leave(membership), None);
-        let refused = check(&present, 2).map(Result::unwrap_err);
-        assert!(
-            refused
-                .iter()
-                .all(|reason| reason.contains("requests open: 2"))
-        );
-        assert_eq!(check(&present, 0), [Ok(()), Ok(())]);
+        let refused = check(&present, 2).unwrap_err();
+        assert!(refused.contains("requests open: 2"), "{refused}");
+        assert_eq!(check(&present, 0), Ok(()));
+    }
+
+    #[test]
+    fn models_of_other_names_do_not_matter_up_to_a_limit() {
+        let mut present = ConnectedModels::default();
+        for number in 0..MODELS_MAX {
+            let model = served(&number.to_string(), 400);
+            assert_eq!(present.check_room(&model.files.name), Ok(()));
+            let membership = present.join(&model.files);
+            let name = model.files.name.clone();
+            present.of_mut(&name).serving = Some(model);
+            if number == 3 {
+                assert_eq!(present.leave(membership), None, "the last of its model");
+            }
+        }
+        let larger = served("3", 500);
+        assert_eq!(present.of("3").unwrap().check(&larger, 0), Ok(()));
+        assert!(present.of("4").unwrap().check(&larger, 0).is_err());
+        assert_eq!(present.check_room("3"), Ok(()), "it is known");
+        assert!(present.check_room("one more").is_err());
     }
 
     /// Requests are read for one task before a worker is chosen.
@@ -415,8 +489,8 @@ mod tests {
         let task = ModelTask::Embed(EmbedTask::of(Pooling::Mean));
         Arc::make_mut(&mut embedding.files).task = task;
         assert_eq!(generating.check(&served("m", 400)), Ok(()));
-        present.serving = Some(generating);
-        let reason = present.check(&embedding, 0).unwrap_err();
+        present.of_mut("m").serving = Some(generating);
+        let reason = present.of_mut("m").check(&embedding, 0).unwrap_err();
         assert!(reason.contains("its task is Generate"), "{reason}");
     }
 
@@ -454,7 +528,11 @@ mod tests {
         drop(reading);
         waits.await.unwrap();
         registry.leave(first);
-        assert_eq!(registry.present().files_by_membership.len(), 2);
+        let present = registry.present();
+        assert_eq!(
+            present.of(&files.name).unwrap().files_by_membership.len(),
+            2
+        );
     }
 
     #[tokio::test]
@@ -467,9 +545,37 @@ mod tests {
         let first = registry.accept("a", &files).await.unwrap();
         registry.accept("b", &other).await.unwrap();
         registry.leave(first);
-        registry.serve_successor().await;
-        let serving = || registry.present().serving.as_ref().unwrap().files.clone();
+        registry.serve_successor(&files.name).await;
+        let serving = || {
+            registry
+                .present()
+                .of_mut(&files.name)
+                .serving
+                .as_ref()
+                .unwrap()
+                .files
+                .clone()
+        };
         assert_eq!(serving(), other);
+    }
+
+    #[tokio::test]
+    async fn a_model_that_the_router_forgot_is_retired() {
+        let (registry, files) = registry();
+        let membership = registry.accept("a", &files).await.unwrap();
+        let unknown = ModelReadiness::default();
+        registry.forget_unknown(&unknown);
+        assert!(
+            registry.present().of(&files.name).is_some(),
+            "its worker is about to join"
+        );
+        registry.leave(membership);
+        let mut known = ModelReadiness::default();
+        known.begin(&Arc::from(files.name.as_str()));
+        registry.forget_unknown(&known);
+        assert!(registry.present().of(&files.name).is_some());
+        registry.forget_unknown(&unknown);
+        assert!(registry.present().of(&files.name).is_none());
     }
 
     #[test]
@@ -477,7 +583,7 @@ mod tests {
         let mut present = ConnectedModels::default();
         join(&mut present, "t");
         join(&mut present, "t");
-        let mut held = present.files_by_membership.values();
+        let mut held = present.of("").unwrap().files_by_membership.values();
         assert!(Arc::ptr_eq(held.next().unwrap(), held.next().unwrap()));
     }
 

@@ -9,7 +9,6 @@
 
 use super::event::RouterEvent;
 use cleave_fleet::{local_address, watch_names};
-use cleave_router::OutsideQueue;
 use cleave_server::PeerRouterClient;
 use futures::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,10 +31,9 @@ pub(super) async fn watch_peer_routers(
     found_sender: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
     let found = found_sender.subscribe();
-    let place = OutsideQueue::Elsewhere;
-    let report_to_driver = |count| {
+    let report_to_driver = |counts| {
         driver
-            .send(RouterEvent::WaitingOutside { place, count })
+            .send(RouterEvent::WaitingElsewhere { counts })
             .is_ok()
     };
     let ask = async {
@@ -49,8 +47,12 @@ pub(super) async fn watch_peer_routers(
                 .iter()
                 .map(|one| requests_open_at(&client, *one, &own));
             let answers = join_all(queries).await;
-            let count = answers.iter().flatten().copied();
-            if !report_to_driver(count.fold(0, u32::saturating_add)) {
+            let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+            for (model, count) in answers.iter().flatten().flatten() {
+                let sum = counts.entry(model.clone()).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+            if !report_to_driver(counts) {
                 return;
             }
             let answered = addresses.iter().zip(answers);
@@ -70,16 +72,18 @@ pub(super) async fn watch_peer_routers(
     }
 }
 
-/// Requests that are open at a router, or why that is unknown; none at this one.
+/// Requests that are open at a router, by model, or why that is unknown; none at this one.
 async fn requests_open_at(
     client: &PeerRouterClient,
     address: SocketAddr,
     own: &[u16],
-) -> Result<u32, String> {
+) -> Result<BTreeMap<String, u32>, String> {
     let here = local_address(address).await;
     if own.contains(&address.port()) && here.is_ok_and(|here| here == address.ip()) {
-        return Ok(0);
+        return Ok(BTreeMap::new());
     }
     let load = client.load(address).await?;
-    Ok(u32::try_from(load.server_load).unwrap_or(u32::MAX))
+    let counts = load.models.into_iter();
+    let bounded = counts.map(|(model, open)| (model, u32::try_from(open).unwrap_or(u32::MAX)));
+    Ok(bounded.collect())
 }

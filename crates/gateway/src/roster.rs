@@ -14,7 +14,6 @@ use cleave_telemetry::{NoteContext, RouterObserver};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use tracing::warn;
 
@@ -25,8 +24,8 @@ const LINKS_AHEAD_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRoster {
     workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
-    /// See [`WorkerRoster::sequence_tokens_max`]; 0 before the first worker.
-    sequence_tokens_max: AtomicU32,
+    /// See [`WorkerRoster::sequence_tokens_max`]; by model, none before its first worker.
+    sequence_tokens_max: Mutex<BTreeMap<String, u32>>,
 }
 
 #[derive(Debug)]
@@ -91,23 +90,26 @@ impl WorkerRoster {
         left
     }
 
-    /// Tokens of the longest sequence, prompt and output together, that a connected worker can
-    /// hold; while none is connected, that the last ones could. `None` before the first worker.
-    pub(crate) fn sequence_tokens_max(&self) -> Option<u32> {
-        match self.sequence_tokens_max.load(Ordering::Relaxed) {
-            0 => None,
-            tokens => Some(tokens),
-        }
+    /// Tokens of the longest sequence, prompt and output together, that a connected worker of the
+    /// model can hold; while none is connected, that the last ones could. `None` before its first
+    /// worker.
+    pub(crate) fn sequence_tokens_max(&self, model: &str) -> Option<u32> {
+        self.sequence_tokens_max.lock().get(model).copied()
     }
 
     /// A sequence grows where it decodes, so workers that only prefill count where no other is
     /// connected. Workers that drain take nothing new.
     fn update_sequence_tokens_max(&self, workers: &BTreeMap<WorkerId, RosterEntry>) {
-        let open = || workers.values().filter(|entry| !entry.draining);
-        let decoding = open().filter(|entry| entry.view.role.decodes());
-        let longest = decoding.map(RosterEntry::tokens_max).max();
-        if let Some(tokens) = longest.or_else(|| open().map(RosterEntry::tokens_max).max()) {
-            self.sequence_tokens_max.store(tokens, Ordering::Relaxed);
+        // Whether it decodes comes first, so that only where none does the others count.
+        let mut longest: BTreeMap<&str, (bool, u32)> = BTreeMap::new();
+        for entry in workers.values().filter(|entry| !entry.draining) {
+            let own = (entry.view.role.decodes(), entry.tokens_max());
+            let most = longest.entry(&entry.view.model).or_default();
+            *most = own.max(*most);
+        }
+        let mut all = self.sequence_tokens_max.lock();
+        for (model, (_, tokens)) in longest {
+            all.insert(model.to_owned(), tokens);
         }
     }
 
@@ -300,6 +302,7 @@ impl RosterEntry {
         });
         let WorkerView {
             name,
+            model,
             role,
             device,
             load,
@@ -308,6 +311,7 @@ impl RosterEntry {
         } = &self.view;
         WorkerRow {
             name: name.clone(),
+            model: model.clone(),
             role: *role,
             state: self.state(),
             device: device.clone(),
@@ -433,22 +437,47 @@ mod tests {
             };
             roster.join(&registration, Arc::default());
         };
-        assert_eq!(roster.sequence_tokens_max(), None);
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            None
+        );
         join(1, Role::Prefill, 50);
-        assert_eq!(roster.sequence_tokens_max(), Some(800), "no other is there");
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(800),
+            "no other is there"
+        );
         join(2, Role::Decode, 10);
-        assert_eq!(roster.sequence_tokens_max(), Some(160));
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(160)
+        );
         join(3, Role::Both, 100);
-        assert_eq!(roster.sequence_tokens_max(), Some(1000), "the context");
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(1000),
+            "the context"
+        );
         roster.handle_report(life(3), &Report::Draining);
-        assert_eq!(roster.sequence_tokens_max(), Some(160));
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(160)
+        );
         let role = Role::Decode;
         roster.handle_report(life(1), &Report::Serves { role });
-        assert_eq!(roster.sequence_tokens_max(), Some(800));
+        assert_eq!(
+            roster.sequence_tokens_max(&sample::registration().description.model),
+            Some(800)
+        );
         for number in 1..=3 {
             roster.leave(life(number));
         }
-        assert!(roster.sequence_tokens_max().is_some(), "the last known");
+        assert!(
+            roster
+                .sequence_tokens_max(&sample::registration().description.model)
+                .is_some(),
+            "the last known"
+        );
     }
 
     #[test]

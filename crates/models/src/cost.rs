@@ -3,14 +3,17 @@
 //! Owns: the counts that prices are made of. Never: knows how fast a device is.
 //! Invariant: a multiplication and its addition count as two operations.
 
-use crate::spec::{AttentionSpec, Mixer, ModelSpec};
+use crate::spec::{AttentionSpec, ExpertsSpec, Mixer, ModelSpec};
 use cleave_domain::StepWork;
 
 /// Bytes of a model's parts as a device stores them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredSizes {
-    /// Bytes of all layers' weights: fewer than two for each weight where they are quantised.
+    /// Bytes of all layers' weights, but for experts': fewer than two for each weight where they
+    /// are quantised.
     pub layer_bytes: u64,
+    /// Bytes of the weights of all experts of all layers, but for shared ones.
+    pub expert_bytes: u64,
     /// Bytes of the head's weights.
     pub head_bytes: u64,
     /// Bytes of a key's or a value's element.
@@ -22,18 +25,51 @@ pub struct StoredSizes {
 /// Sizes of a model that determine what a step costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelCost {
-    /// Weights of the layers, applied to every token of a step.
+    /// Weights of the layers, applied to every token of a step; of its experts, those of the
+    /// chosen.
     pub layer_weights: u64,
     /// Weights of the head, applied to every token that is drawn.
     pub head_weights: u64,
     /// Operations of one query token that attends to one token.
     pub pair_flops: u64,
-    /// Bytes of the layers' weights, read once a step.
+    /// Bytes of the layers' weights, but for experts', read once a step.
     pub layer_bytes: u64,
+    /// Weights of the layers' experts, of which a step reads those that its tokens choose.
+    pub experts: ExpertsCost,
     /// Bytes of the head's weights, read once in each step that draws.
     pub head_bytes: u64,
     /// Bytes of a token's keys and values.
     pub token_bytes: u64,
+}
+
+/// Sizes of a model's experts that determine what a step costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertsCost {
+    /// Bytes of all experts of all layers, but for shared ones.
+    pub bytes: u64,
+    /// Experts of a layer; 0 in a model without experts.
+    pub count: u32,
+    /// Experts that each token uses.
+    pub chosen: u32,
+}
+
+impl ExpertsCost {
+    /// Costs of a model without experts.
+    pub const NONE: Self = Self {
+        bytes: 0,
+        count: 0,
+        chosen: 0,
+    };
+
+    /// Bytes of the experts that at least one of `rows` tokens chooses, expected if every choice is
+    /// as likely: `bytes · (1 − (1 − chosen / count)^rows)`.
+    fn bytes_read(&self, rows: f64) -> f64 {
+        if self.count == 0 {
+            return 0.0;
+        }
+        let is_left_out = 1.0 - f64::from(self.chosen) / f64::from(self.count);
+        self.bytes as f64 * (1.0 - is_left_out.powf(rows))
+    }
 }
 
 impl ModelSpec {
@@ -41,6 +77,7 @@ impl ModelSpec {
     pub fn cost(&self, stored: &StoredSizes) -> ModelCost {
         let StoredSizes {
             layer_bytes,
+            expert_bytes,
             head_bytes,
             kv_element_bytes,
             kv_scale_bytes,
@@ -48,11 +85,16 @@ impl ModelSpec {
         let mut cost = ModelCost {
             head_weights: self.hidden_size as u64 * self.vocab_size as u64,
             layer_bytes,
+            experts: self.experts_cost(expert_bytes),
             head_bytes,
             ..ModelCost::default()
         };
         for layer in &self.layers {
-            cost.layer_weights += layer.projection_weights(self.hidden_size);
+            let counts = layer.projection_weights(self.hidden_size);
+            let experts = layer.experts();
+            let chosen = experts.map_or(0, |experts| experts.chosen as u64);
+            let routed = experts.map_or(0, |experts| self.router_weights(experts));
+            cost.layer_weights += counts.of_every_token + chosen * counts.of_expert + routed;
             let Mixer::Attention(AttentionSpec { heads, .. }) = &layer.mixer;
             // Two products, with the keys and with the values.
             cost.pair_flops += 4 * heads.query_width() as u64;
@@ -62,12 +104,29 @@ impl ModelSpec {
         cost
     }
 
+    /// Costs of the experts, of which the layers that have any have as many.
+    fn experts_cost(&self, bytes: u64) -> ExpertsCost {
+        let first = self.layers.iter().find_map(|layer| layer.experts());
+        first.map_or(ExpertsCost::NONE, |experts| ExpertsCost {
+            bytes,
+            count: experts.count as u32,
+            chosen: experts.chosen as u32,
+        })
+    }
+
+    /// Weights of a router, and of the gate of the shared expert.
+    fn router_weights(&self, experts: &ExpertsSpec) -> u64 {
+        let has_gate = experts.shared.is_some_and(|shared| shared.has_gate);
+        (experts.count + usize::from(has_gate)) as u64 * self.hidden_size as u64
+    }
+
     /// Costs of this model with weights, keys and values of `element_bytes` bytes each.
     #[cfg(test)]
     fn cost_stored_in(&self, element_bytes: u64) -> ModelCost {
         let weights = self.cost(&StoredSizes::default());
         self.cost(&StoredSizes {
             layer_bytes: weights.layer_weights * element_bytes,
+            expert_bytes: 0,
             head_bytes: weights.head_weights * element_bytes,
             kv_element_bytes: element_bytes,
             kv_scale_bytes: 0,
@@ -85,13 +144,19 @@ impl ModelCost {
             + self.pair_flops as f64 * attended
     }
 
+    /// Bytes of the layers' weights that a step of `rows` tokens reads.
+    pub fn layer_bytes_read(&self, rows: f64) -> f64 {
+        self.layer_bytes as f64 + self.experts.bytes_read(rows)
+    }
+
     /// Bytes of memory that `steps` steps with this work together read: every weight once in each
-    /// step, the head's in each step that draws, and the keys and values of the whole context. A
-    /// layer with a sliding window reads fewer.
+    /// step, of experts those that the step's tokens choose, the head's in each step that draws,
+    /// and the keys and values of the whole context. A layer with a sliding window reads fewer.
     pub fn bytes(&self, work: &StepWork, steps: u64) -> f64 {
         let drawing = steps.min(u64::from(work.draws));
+        let rows = f64::from(work.rows) / steps.max(1) as f64;
         let weights =
-            self.layer_bytes as f64 * steps as f64 + self.head_bytes as f64 * drawing as f64;
+            self.layer_bytes_read(rows) * steps as f64 + self.head_bytes as f64 * drawing as f64;
         weights + self.token_bytes as f64 * work.context_tokens as f64
     }
 }
@@ -159,6 +224,7 @@ mod tests {
         let dense = llama_8b().cost_stored_in(2);
         let stored = StoredSizes {
             layer_bytes: dense.layer_weights / 2,
+            expert_bytes: 0,
             head_bytes: dense.head_bytes,
             kv_element_bytes: 1,
             kv_scale_bytes: 0,

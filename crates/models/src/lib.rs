@@ -23,17 +23,20 @@ mod spelling;
 mod tensors;
 mod wrapper;
 
-pub use cost::{ModelCost, StoredSizes};
+pub use cost::{ExpertsCost, ModelCost, StoredSizes};
 pub use error::ConfigError;
 pub use fields::ConfigFields;
 pub use registry::{DescribedModel, Family, families, read_model};
 pub use rope::{LongRopeScaling, QueryGrowth, Rope, RopePairs, RopeScaling, YarnScaling};
 pub use slices::{InnerSlices, SLICES_MAX};
 pub use spec::{
-    Activation, AttentionBiases, AttentionSpec, GatedMlpSpec, HeadShape, LayerNorms, LayerSpec,
-    Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec,
-    RopeIndex, Scalars, Unsupported,
+    Activation, AttentionBiases, AttentionSpec, ChosenWeights, ExpertGroups, ExpertsSpec,
+    GatedMlpSpec, GroupScore, HeadShape, LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec, NormFormula,
+    NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec, RopeIndex, RouterScore, RouterSpec,
+    Scalars, SharedExpertSpec, Unsupported,
 };
 pub use spelling::NameSpelling;
-pub use tensors::{ModelTensor, NamedRole, Projection, TensorRole};
+pub use tensors::{
+    ExpertAxes, ModelTensor, NamedRole, Projection, StackedRows, TensorPlace, TensorRole,
+};
 pub use wrapper::{Wrapper, wrappers};

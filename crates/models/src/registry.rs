@@ -6,8 +6,9 @@
 
 use crate::error::ConfigError;
 use crate::families::{
-    cohere, cohere2, exaone4, gemma2, gemma3, glm4, granite, granitemoehybrid, llama, ministral3,
-    mistral, olmo2, olmo3, phi3, qwen2, qwen3, seed_oss, smollm3,
+    cohere, cohere2, exaone4, gemma2, gemma3, glm4, glm4_moe, gpt_oss, granite, granitemoe,
+    granitemoehybrid, granitemoeshared, llama, minimax_m2, ministral3, mistral, mixtral, olmo2,
+    olmo3, olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss, smollm3,
 };
 use crate::fields::ConfigFields;
 use crate::spec::ModelSpec;
@@ -32,6 +33,9 @@ pub struct Family {
     pub attention_module: &'static str,
     /// Endings of names of tensors that are not used.
     pub unused_tensors: &'static [&'static str],
+    /// Key of config.json that counts the layers after the model's own which predict further tokens
+    /// (multi-token prediction, MTP), in families that may have some. They are not used.
+    pub(crate) mtp_layers_key: Option<&'static str>,
     /// Keys of config.json that change nothing in this family, beside those that change nothing in
     /// any.
     pub(crate) unused_keys: &'static [&'static str],
@@ -46,6 +50,8 @@ pub struct DescribedModel {
     pub family: &'static Family,
     /// Description of the model.
     pub spec: ModelSpec,
+    /// Layers after the model's own that predict further tokens, and are not used.
+    mtp_layers_count: usize,
 }
 
 impl DescribedModel {
@@ -56,25 +62,45 @@ impl DescribedModel {
             Some(wrapper) => wrapper.spellings,
         }
     }
+
+    /// Beginnings of the family's names of tensors that predict further tokens, and are not used:
+    /// those of each layer that config.json counts after the model's own.
+    pub fn mtp_tensors(&self) -> impl Iterator<Item = String> {
+        let first = self.spec.layers.len();
+        let layers = first..first + self.mtp_layers_count;
+        layers.map(|layer| format!("model.layers.{layer}."))
+    }
 }
 
-static FAMILIES: [&Family; 18] = [
+/// Bound on the layers that predict further tokens; published models have at most 3.
+const MTP_LAYERS_MAX: usize = 64;
+
+static FAMILIES: [&Family; 27] = [
     &cohere::FAMILY,
     &cohere2::FAMILY,
     &exaone4::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &glm4::FAMILY,
+    &glm4_moe::FAMILY,
+    &gpt_oss::FAMILY,
     &granite::FAMILY,
+    &granitemoe::FAMILY,
     &granitemoehybrid::FAMILY,
+    &granitemoeshared::FAMILY,
     &llama::FAMILY,
+    &minimax_m2::FAMILY,
     &ministral3::FAMILY,
     &mistral::FAMILY,
+    &mixtral::FAMILY,
     &olmo2::FAMILY,
     &olmo3::FAMILY,
+    &olmoe::FAMILY,
     &phi3::FAMILY,
     &qwen2::FAMILY,
+    &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
     &seed_oss::FAMILY,
     &smollm3::FAMILY,
 ];
@@ -94,35 +120,46 @@ pub fn read_model<T, E: From<ConfigError>>(
     rest: impl FnOnce(&ConfigFields) -> Result<T, E>,
 ) -> Result<(DescribedModel, T), E> {
     let wrapper = wrapper(fields)?;
-    let (family, spec) = match wrapper {
-        None => {
-            let family = family(fields)?;
-            (family, (family.spec)(fields)?)
-        }
+    let model = match wrapper {
+        None => described(fields, family(fields)?)?,
         Some(wrapper) => wrapped(fields, wrapper)?,
     };
     let rest = rest(fields)?;
-    family.refuse_unread(fields)?;
-    let model = DescribedModel {
-        wrapper,
+    model.family.refuse_unread(fields)?;
+    Ok((model, rest))
+}
+
+/// Reads a model of a family, without a class around it.
+fn described(
+    fields: &ConfigFields,
+    family: &'static Family,
+) -> Result<DescribedModel, ConfigError> {
+    let spec = (family.spec)(fields)?;
+    let mtp_layers_count = match family.mtp_layers_key {
+        None => 0,
+        Some(key) => fields.count(key, MTP_LAYERS_MAX)?.unwrap_or(0),
+    };
+    Ok(DescribedModel {
+        wrapper: None,
         family,
         spec,
-    };
-    Ok((model, rest))
+        mtp_layers_count,
+    })
 }
 
 /// Reads the text part of a wrapped model.
 fn wrapped(
     fields: &ConfigFields,
-    wrapper: &Wrapper,
-) -> Result<(&'static Family, ModelSpec), ConfigError> {
+    wrapper: &'static Wrapper,
+) -> Result<DescribedModel, ConfigError> {
     let text = fields.object(TEXT_CONFIG)?;
     let text = text.ok_or_else(|| fields.damaged(TEXT_CONFIG, "is missing"))?;
     let family = family(&text)?;
     wrapper.check_family(fields, family)?;
-    let mut spec = (family.spec)(&text)?;
-    wrapper.complete(fields, &mut spec)?;
-    Ok((family, spec))
+    let mut model = described(&text, family)?;
+    wrapper.complete(fields, &mut model.spec)?;
+    model.wrapper = Some(wrapper);
+    Ok(model)
 }
 
 /// The classes and the model type that config.json names.

@@ -7,7 +7,7 @@
 //! device, on rows, or on how many ranks share a product. An aligned half, quarter or eighth of the
 //! slices is a run of the inner dimension, cut as the whole is.
 
-use crate::spec::{AttentionSpec, GatedMlpSpec, Mixer, Mlp, ModelSpec};
+use crate::spec::{AttentionSpec, Mixer, ModelSpec};
 use crate::tensors::Projection;
 use std::ops::Range;
 
@@ -125,8 +125,11 @@ impl ModelSpec {
     /// no groups.
     ///
     /// A slice of [`Projection::Output`] is whole KV heads with their query heads, as many in every
-    /// slice. Slices of [`Projection::Down`] differ by at most one unit, of 128 elements where that
-    /// leaves eight slices. Every other projection has one slice.
+    /// slice. Slices of a down projection, an expert's too, differ by at most one unit, of 128
+    /// elements where that leaves eight slices. Every other projection has one slice.
+    ///
+    /// # Panics
+    /// If the layer has no such projection.
     pub fn inner_slices(
         &self,
         layer: usize,
@@ -135,8 +138,8 @@ impl ModelSpec {
     ) -> InnerSlices {
         let layer = &self.layers[layer];
         let width = layer.inner_width(projection, self.hidden_size);
+        let width = width.unwrap_or_else(|| panic!("the layer has no {projection:?} projection"));
         let Mixer::Attention(AttentionSpec { heads, .. }) = &layer.mixer;
-        let Mlp::Gated(GatedMlpSpec { .. }) = &layer.mlp;
         match projection {
             Projection::Output => {
                 let of_kv_head = heads.query_width() / heads.kv_heads;
@@ -149,7 +152,7 @@ impl ModelSpec {
                     None => InnerSlices::whole(width),
                 }
             }
-            Projection::Down => {
+            Projection::Down | Projection::ExpertDown | Projection::SharedDown => {
                 let mut best = (width, 1);
                 for unit in DOWN_UNITS.map(|unit| common_multiple(unit, group_columns)) {
                     let count = slice_counts()
@@ -165,7 +168,11 @@ impl ModelSpec {
             | Projection::Key
             | Projection::Value
             | Projection::Gate
-            | Projection::Up => InnerSlices::whole(width),
+            | Projection::Up
+            | Projection::ExpertGate
+            | Projection::ExpertUp
+            | Projection::SharedGate
+            | Projection::SharedUp => InnerSlices::whole(width),
         }
     }
 }

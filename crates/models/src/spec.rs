@@ -5,6 +5,12 @@
 //! Never: tests for a family; knows no file and no device.
 //! Invariant: plain data; equal specs with equal weights give equal answers.
 
+mod experts;
+
+pub use experts::{
+    ChosenWeights, ExpertGroups, ExpertsSpec, GroupScore, RouterScore, RouterSpec, SharedExpertSpec,
+};
+
 use crate::rope::Rope;
 use cleave_domain::{KvSpec, PlaneLayout, TokenId};
 
@@ -128,6 +134,9 @@ pub struct AttentionSpec {
     pub soft_cap: Option<f32>,
     /// Projections that have a bias.
     pub biases: AttentionBiases,
+    /// Whether each query head has a sink: one more logit in its softmax, without a value
+    /// (gpt-oss).
+    pub has_sinks: bool,
 }
 
 /// Norm of queries and of keys, which have a weight each.
@@ -205,10 +214,12 @@ impl HeadShape {
 pub enum Mlp {
     /// `down · (act(gate · x) ∘ (up · x))` (Shazeer 2020).
     Gated(GatedMlpSpec),
+    /// A mixture of such MLPs.
+    Experts(ExpertsSpec),
 }
 
 /// Sizes and activation of a gated MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedMlpSpec {
     /// Width of the gate and up projections.
     pub width: usize,
@@ -219,12 +230,18 @@ pub struct GatedMlpSpec {
 }
 
 /// Activations of a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `x / (1 + exp(−x))`, also called swish.
     Silu,
     /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))`, the approximation of GELU.
     GeluTanh,
+    /// `x / (1 + exp(−1.702 · x))` of a gate of at most `limit`, times one more than the factor,
+    /// which is cut to `±limit` (gpt-oss).
+    ClampedSwiGlu {
+        /// Limit of the gate and of its factor; positive.
+        limit: f32,
+    },
 }
 
 /// Factors between the parts of a model; 1 in most.
@@ -329,11 +346,14 @@ impl LayerWidths {
 impl LayerSpec {
     fn widths(&self) -> LayerWidths {
         let Mixer::Attention(AttentionSpec { heads, .. }) = &self.mixer;
-        let Mlp::Gated(mlp) = &self.mlp;
         LayerWidths {
             qkv: heads.qkv_width(),
             attention_out: heads.query_width(),
-            gated: mlp.width,
+            gated: match &self.mlp {
+                Mlp::Gated(mlp) => mlp.width,
+                // A mixture's rows go to several experts; the device keeps what is between.
+                Mlp::Experts(_) => 0,
+            },
         }
     }
 }

@@ -1,61 +1,19 @@
-//! Roles of a model's tensors, and the names that a family gives them.
+//! The tensors of a model, by their roles and by the names that a family gives them.
 //!
 //! Owns: the shape of each role in a model.
 //! Never: reads a file.
 //! Invariant: the list of a model's tensors is complete: a tensor that is not on it is not loaded.
 
-use crate::spec::{AttentionSpec, HeadShape, LayerSpec, Mixer, Mlp, ModelSpec, NormSpec};
+mod roles;
 
-/// Part that a tensor plays in a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TensorRole {
-    /// Embedding of every token, `(vocab, hidden)`.
-    Embedding,
-    /// Norm before the head, `(hidden)`.
-    FinalNorm,
-    /// Head, `(vocab, hidden)`; absent or ignored if it is tied to the embedding.
-    Head,
-    /// Norm of the mixer's input, `(hidden)`.
-    MixerInputNorm,
-    /// Norm of the mixer's output, `(hidden)`.
-    MixerOutputNorm,
-    /// Norm of the MLP's input, `(hidden)`.
-    MlpInputNorm,
-    /// Norm of the MLP's output, `(hidden)`.
-    MlpOutputNorm,
-    /// Weight of a projection, `(out, in)`; may be quantised.
-    Weight(Projection),
-    /// Weights of the projections of a stack in one tensor, in the order of the stack, `(out, in)`;
-    /// may be quantised.
-    Stack(&'static [Projection]),
-    /// Bias of a projection, `(out)`.
-    Bias(Projection),
-    /// Norm of queries, `(head_dim)` or `(query_heads × head_dim)`.
-    QueryNorm,
-    /// Norm of keys, `(head_dim)` or `(kv_heads × head_dim)`.
-    KeyNorm,
-}
+pub use roles::{ExpertAxes, Projection, StackedRows, TensorPlace, TensorRole};
 
-/// Projections of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Projection {
-    /// Residual stream to queries.
-    Query,
-    /// Residual stream to keys.
-    Key,
-    /// Residual stream to values.
-    Value,
-    /// Attention's output to the residual stream.
-    Output,
-    /// Residual stream to the MLP's gate.
-    Gate,
-    /// Residual stream to the factor of the gate.
-    Up,
-    /// Gated product to the residual stream.
-    Down,
-}
+use crate::spec::{
+    AttentionSpec, ExpertsSpec, GatedMlpSpec, HeadShape, LayerSpec, Mixer, Mlp, ModelSpec, NormSpec,
+};
 
-/// A family's name of a role: a pattern, in which `{layer}` stands for the layer's number.
+/// A family's name of a role: a pattern, in which `{layer}` stands for the layer's number and
+/// `{expert}` for the expert's.
 pub type NamedRole = (&'static str, TensorRole);
 
 /// A tensor that a model has.
@@ -65,8 +23,8 @@ pub struct ModelTensor {
     pub name: String,
     /// Role in the model.
     pub role: TensorRole,
-    /// Layer; `None` if it belongs to no layer.
-    pub layer: Option<usize>,
+    /// Part of the model that has it.
+    pub place: TensorPlace,
     /// Shape in the dense model.
     pub shape: Vec<usize>,
 }
@@ -83,10 +41,11 @@ impl ModelTensor {
 }
 
 const LAYER: &str = "{layer}";
+const EXPERT: &str = "{expert}";
 
 impl ModelSpec {
     /// Every tensor of the model, by the names of a family: those of no layer first, then layer by
-    /// layer, in the order of `names`.
+    /// layer, in the order of `names`; where a name has one for each expert, in their order.
     pub fn tensors(&self, names: &[&[NamedRole]], tied: bool) -> Vec<ModelTensor> {
         let names = names.iter().copied().flatten();
         let (in_layers, alone): (Vec<NamedRole>, Vec<NamedRole>) =
@@ -98,24 +57,43 @@ impl ModelSpec {
             .map(|(name, role)| ModelTensor {
                 name: name.to_owned(),
                 role,
-                layer: None,
+                place: TensorPlace::Model,
                 shape: self.shape(role),
             })
             .collect();
-        for (index, layer) in self.layers.iter().enumerate() {
-            let number = index.to_string();
-            for (pattern, role) in &in_layers {
-                if let Some(shape) = layer.shape(*role, self.hidden_size) {
-                    list.push(ModelTensor {
-                        name: pattern.replace(LAYER, &number),
-                        role: *role,
-                        layer: Some(index),
-                        shape,
-                    });
-                }
+        for index in 0..self.layers.len() {
+            for named in &in_layers {
+                self.list_tensors(index, *named, &mut list);
             }
         }
         list
+    }
+
+    /// Appends the tensors of a name that a layer has: none, one, or one for each expert.
+    fn list_tensors(&self, index: usize, named: NamedRole, list: &mut Vec<ModelTensor>) {
+        let (pattern, role) = named;
+        let layer = &self.layers[index];
+        let Some(shape) = layer.shape(role, self.hidden_size) else {
+            return;
+        };
+        let pattern = pattern.replace(LAYER, &index.to_string());
+        let tensor = |name: String, place| ModelTensor {
+            name,
+            role,
+            place,
+            shape: shape.clone(),
+        };
+        if !pattern.contains(EXPERT) {
+            list.push(tensor(pattern, TensorPlace::Layer(index)));
+            return;
+        }
+        list.extend((0..layer.experts_count()).map(|expert| {
+            let place = TensorPlace::Expert {
+                layer: index,
+                expert,
+            };
+            tensor(pattern.replace(EXPERT, &expert.to_string()), place)
+        }));
     }
 
     /// Shape of a role outside the layers.
@@ -130,8 +108,15 @@ impl ModelSpec {
             | TensorRole::Weight(_)
             | TensorRole::Stack(_)
             | TensorRole::Bias(_)
+            | TensorRole::Experts { .. }
+            | TensorRole::ExpertBiases { .. }
+            | TensorRole::Router
+            | TensorRole::RouterBias
+            | TensorRole::ChoiceBias
+            | TensorRole::SharedExpertGate
             | TensorRole::QueryNorm
-            | TensorRole::KeyNorm => {
+            | TensorRole::KeyNorm
+            | TensorRole::Sinks => {
                 panic!("{role:?} belongs to a layer; its name needs `{LAYER}`")
             }
         }
@@ -159,83 +144,174 @@ impl LayerSpec {
             TensorRole::MlpOutputNorm => of_stream(self.norms.mlp_output),
             TensorRole::QueryNorm => of_heads(query_heads),
             TensorRole::KeyNorm => of_heads(kv_heads),
+            TensorRole::Sinks => attention.has_sinks.then(|| vec![query_heads]),
             TensorRole::Weight(projection) => {
-                let size = self.projection(projection, hidden);
+                let size = self.projection(projection, hidden)?;
                 Some(vec![size.rows, size.columns])
             }
             TensorRole::Stack(stack) => {
-                let sizes = stack.iter().map(|part| self.projection(*part, hidden));
-                let columns = self.projection(*stack.first()?, hidden).columns;
-                Some(vec![sizes.map(|size| size.rows).sum(), columns])
+                let size = self.stack(stack, hidden)?;
+                Some(vec![size.rows, size.columns])
             }
             TensorRole::Bias(projection) => {
-                let size = self.projection(projection, hidden);
+                let size = self.projection(projection, hidden)?;
                 size.has_bias.then(|| vec![size.rows])
             }
+            TensorRole::Experts { .. }
+            | TensorRole::ExpertBiases { .. }
+            | TensorRole::Router
+            | TensorRole::RouterBias
+            | TensorRole::ChoiceBias
+            | TensorRole::SharedExpertGate => self.experts_shape(role, hidden),
             TensorRole::Embedding | TensorRole::FinalNorm | TensorRole::Head => None,
         }
     }
 
+    /// Shape of a role that a mixture of experts has; `None` if the layer has no such tensor.
+    fn experts_shape(&self, role: TensorRole, hidden: usize) -> Option<Vec<usize>> {
+        let experts = self.experts()?;
+        let count = experts.count;
+        match role {
+            TensorRole::Experts { parts, axes, .. } => {
+                let ProjectionSize { rows, columns, .. } = self.stack(parts, hidden)?;
+                Some(match axes {
+                    ExpertAxes::OutIn => vec![count, rows, columns],
+                    ExpertAxes::InOut => vec![count, columns, rows],
+                })
+            }
+            TensorRole::ExpertBiases { parts, .. } => {
+                let size = self.stack(parts, hidden)?;
+                size.has_bias.then(|| vec![count, size.rows])
+            }
+            TensorRole::Router => Some(vec![count, hidden]),
+            TensorRole::RouterBias => experts.router.has_bias.then(|| vec![count]),
+            TensorRole::ChoiceBias => experts.router.has_choice_bias.then(|| vec![count]),
+            TensorRole::SharedExpertGate => {
+                let has_gate = experts.shared.is_some_and(|shared| shared.has_gate);
+                has_gate.then(|| vec![1, hidden])
+            }
+            _ => None,
+        }
+    }
+
+    /// The mixture of experts, if the layer's MLP is one.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match &self.mlp {
+            Mlp::Gated(_) => None,
+            Mlp::Experts(experts) => Some(experts),
+        }
+    }
+
+    fn experts_count(&self) -> usize {
+        self.experts().map_or(0, |experts| experts.count)
+    }
+
     /// Whether the layer's projections of this kind have a bias.
     pub fn has_bias(&self, projection: Projection) -> bool {
-        self.projection(projection, 0).has_bias
+        let size = self.projection(projection, 0);
+        size.is_some_and(|size| size.has_bias)
     }
 
-    /// Inner dimension of a projection: elements summed per result.
-    pub(crate) fn inner_width(&self, projection: Projection, hidden: usize) -> usize {
-        self.projection(projection, hidden).columns
+    /// Inner dimension of a projection, elements summed per result; `None` if the layer has no
+    /// such projection.
+    pub(crate) fn inner_width(&self, projection: Projection, hidden: usize) -> Option<usize> {
+        self.projection(projection, hidden).map(|size| size.columns)
     }
 
-    fn projection(&self, projection: Projection, hidden: usize) -> ProjectionSize {
+    /// A stack of projections as one: its rows are theirs.
+    fn stack(&self, parts: &[Projection], hidden: usize) -> Option<ProjectionSize> {
+        let first = self.projection(*parts.first()?, hidden)?;
+        let rows = parts.iter().map(|part| self.projection(*part, hidden));
+        let rows: Option<usize> = rows.map(|size| size.map(|size| size.rows)).sum();
+        Some(ProjectionSize {
+            rows: rows?,
+            ..first
+        })
+    }
+
+    fn projection(&self, projection: Projection, hidden: usize) -> Option<ProjectionSize> {
         let Mixer::Attention(AttentionSpec { heads, biases, .. }) = &self.mixer;
-        let Mlp::Gated(mlp) = &self.mlp;
+        let dense = match &self.mlp {
+            Mlp::Gated(mlp) => Some(*mlp),
+            Mlp::Experts(_) => None,
+        };
+        let expert = self.experts().map(|experts| experts.expert);
+        let shared = self.experts().and_then(|experts| experts.shared);
+        let shared = shared.map(|shared| shared.mlp);
+        let to_width = |mlp: GatedMlpSpec| (mlp.width, hidden, mlp.bias);
+        let from_width = |mlp: GatedMlpSpec| (hidden, mlp.width, mlp.bias);
         let (rows, columns, has_bias) = match projection {
             Projection::Query => (heads.query_width(), hidden, biases.qkv),
             Projection::Key | Projection::Value => (heads.kv_width(), hidden, biases.qkv),
             Projection::Output => (hidden, heads.query_width(), biases.output),
-            Projection::Gate | Projection::Up => (mlp.width, hidden, mlp.bias),
-            Projection::Down => (hidden, mlp.width, mlp.bias),
+            Projection::Gate | Projection::Up => to_width(dense?),
+            Projection::Down => from_width(dense?),
+            Projection::ExpertGate | Projection::ExpertUp => to_width(expert?),
+            Projection::ExpertDown => from_width(expert?),
+            Projection::SharedGate | Projection::SharedUp => to_width(shared?),
+            Projection::SharedDown => from_width(shared?),
         };
-        ProjectionSize {
+        Some(ProjectionSize {
             rows,
             columns,
             has_bias,
-        }
+        })
     }
 
-    /// Weights of the layer's projections, each of which multiplies every token once.
-    pub(crate) fn projection_weights(&self, hidden: usize) -> u64 {
-        let projections = self.stacks().into_iter().flatten();
-        let weights = projections.map(|projection| {
+    /// Weights of the layer's projections, those of one expert where there are experts.
+    pub(crate) fn projection_weights(&self, hidden: usize) -> LayerWeightCounts {
+        let mut counts = LayerWeightCounts::default();
+        for projection in self.stacks().into_iter().flatten() {
             let size = self.projection(*projection, hidden);
-            size.rows as u64 * size.columns as u64
-        });
-        weights.sum()
+            let weights = size.map_or(0, |size| size.rows as u64 * size.columns as u64);
+            if projection.is_of_expert() {
+                counts.of_expert += weights;
+            } else {
+                counts.of_every_token += weights;
+            }
+        }
+        counts
     }
 
     /// The layer's matrices in the order of computation, each a stack of projections that multiply
-    /// the same input: the mixer's, then the MLP's.
+    /// the same input: the mixer's, then the MLP's. Every expert has those of
+    /// [`Projection::is_of_expert`].
     pub fn stacks(&self) -> Vec<&'static [Projection]> {
         let Mixer::Attention(_) = &self.mixer;
-        let Mlp::Gated(_) = &self.mlp;
-        vec![
-            Projection::QKV,
-            Projection::OUTPUT,
-            Projection::GATE_UP,
-            Projection::DOWN,
-        ]
+        let mut stacks = vec![Projection::QKV, Projection::OUTPUT];
+        match &self.mlp {
+            Mlp::Gated(_) => stacks.extend([Projection::GATE_UP, Projection::DOWN]),
+            Mlp::Experts(experts) => {
+                stacks.extend([Projection::EXPERT_GATE_UP, Projection::EXPERT_DOWN]);
+                if experts.shared.is_some() {
+                    stacks.extend([Projection::SHARED_GATE_UP, Projection::SHARED_DOWN]);
+                }
+            }
+        }
+        stacks
+    }
+
+    /// The places in the model that have a stack of this layer: the layer, or each of its experts.
+    pub fn places(
+        &self,
+        layer: usize,
+        parts: &[Projection],
+    ) -> impl Iterator<Item = TensorPlace> + use<> {
+        let of_experts = parts.iter().any(|part| part.is_of_expert());
+        let experts = if of_experts { self.experts_count() } else { 0 };
+        let alone = (!of_experts).then_some(TensorPlace::Layer(layer));
+        let each = (0..experts).map(move |expert| TensorPlace::Expert { layer, expert });
+        alone.into_iter().chain(each)
     }
 }
 
-impl Projection {
-    /// Queries, keys and values in one matrix.
-    pub const QKV: &[Self] = &[Self::Query, Self::Key, Self::Value];
-    /// The projection of attention's output, by itself.
-    pub const OUTPUT: &[Self] = &[Self::Output];
-    /// Gate and up projection in one matrix.
-    pub const GATE_UP: &[Self] = &[Self::Gate, Self::Up];
-    /// The down projection, by itself.
-    pub const DOWN: &[Self] = &[Self::Down];
+/// Weights of a layer's projections.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LayerWeightCounts {
+    /// Weights that every token is multiplied with.
+    pub(crate) of_every_token: u64,
+    /// Weights of one expert.
+    pub(crate) of_expert: u64,
 }
 
 /// Shape of a projection's weight, and whether it has a bias.
@@ -244,3 +320,6 @@ struct ProjectionSize {
     columns: usize,
     has_bias: bool,
 }
+
+#[cfg(test)]
+mod tests;

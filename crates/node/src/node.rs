@@ -10,7 +10,7 @@ use crate::{NodeError, RouterOptions};
 use cleave_api::{App, Frontend, Operator, ServingReadiness};
 use cleave_engine::Engine;
 use cleave_fleet::{ModelAdmission, Uplink, connect};
-use cleave_gateway::RouterBody;
+use cleave_gateway::{ModelReadiness, RouterBody};
 use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
 use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes, RouterTls};
 use cleave_telemetry::{Telemetry, TraceOptions};
@@ -541,9 +541,9 @@ impl RunningFleet {
 
 /// A fleet with both legs is ready whatever its model; one that runs prompts only, where its model
 /// is served for vectors, which is known before the brain knows its first worker.
-async fn wait_until_ready(app: &App, mut changes: watch::Receiver<ServingReadiness>) {
+async fn wait_until_ready(app: &App, mut changes: watch::Receiver<ModelReadiness>) {
     loop {
-        let has_both_legs = *changes.borrow_and_update() == ServingReadiness::Ready;
+        let has_both_legs = changes.borrow_and_update().has_ready_model();
         if has_both_legs || app.readiness() == ServingReadiness::Ready {
             return;
         }

@@ -52,7 +52,10 @@ pub fn roofline(device: &DeviceSpec, model: &ModelCost, step_tokens_max: u32) ->
     };
     let nanos = |seconds: f64| (seconds * 1e9) as u64;
     let weights = model.layer_weights as f64;
-    let read = seconds(model.layer_bytes as f64, device.bytes_per_second);
+    let read = |rows: u32| {
+        let bytes = model.layer_bytes_read(f64::from(rows));
+        seconds(bytes, device.bytes_per_second)
+    };
     let row = seconds(2.0 * weights, device.flops_per_second);
     let head = model.head_weights as f64;
     let head_read = seconds(model.head_bytes as f64, device.bytes_per_second);
@@ -61,7 +64,7 @@ pub fn roofline(device: &DeviceSpec, model: &ModelCost, step_tokens_max: u32) ->
     // negligible.
     let price = |rows: u32| RowPrice {
         rows,
-        nanos: step + nanos((read + head_read).max(row * f64::from(rows))),
+        nanos: step + nanos((read(rows) + head_read).max(row * f64::from(rows))),
     };
     let pair = seconds(model.pair_flops as f64, device.flops_per_second);
     let token = seconds(model.token_bytes as f64, device.bytes_per_second);
@@ -85,6 +88,7 @@ fn knots(step_tokens_max: u32) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
     use crate::Predict;
+    use cleave_models::ExpertsCost;
 
     /// Llama 3.1 8B in bf16: 8.03 billion weights, a billion of them in the two embeddings.
     fn llama_8b() -> ModelCost {
@@ -93,6 +97,7 @@ mod tests {
             head_weights: 525_336_576,
             pair_flops: 4 * 32 * 4096,
             layer_bytes: 2 * 6_979_321_856,
+            experts: ExpertsCost::NONE,
             head_bytes: 2 * 525_336_576,
             token_bytes: 128 << 10,
         }
@@ -127,6 +132,7 @@ mod tests {
             head_weights: 40,
             pair_flops: 32,
             layer_bytes: 576,
+            experts: ExpertsCost::NONE,
             head_bytes: 80,
             token_bytes: 16,
         }

@@ -7,7 +7,7 @@
 //! left out.
 
 use cleave_domain::StepWork;
-use cleave_models::ModelCost;
+use cleave_models::{ExpertsCost, ModelCost};
 use cleave_planner::{DeviceSpec, Predict, PriceLearner, roofline};
 use std::time::Duration;
 
@@ -82,6 +82,7 @@ const LLAMA_8B: ModelCost = ModelCost {
     head_weights: HEAD,
     pair_flops: 4 * 32 * 4096,
     layer_bytes: LAYERS,
+    experts: ExpertsCost::NONE,
     head_bytes: HEAD,
     token_bytes: 2 * 32 * 8 * 128,
 };

@@ -6,7 +6,7 @@
 use super::class::PlacedClass;
 use super::rule::{PlacedRule, PlacedTenant};
 use super::yaml::{Diagnostics, YamlNode};
-use cleave_domain::{HeaderTrust, OnSloMiss, ScalingPolicy, SloPolicy};
+use cleave_domain::{HeaderTrust, ModelPolicy, OnSloMiss, ScalingPolicy, SloPolicy};
 use serde_saphyr::Location;
 use std::collections::BTreeSet;
 
@@ -19,6 +19,7 @@ pub(super) struct PolicyDraft<'a> {
     pub(super) tenants: Vec<PlacedTenant>,
     pub(super) trust: HeaderTrust,
     pub(super) scaling: Option<ScalingPolicy>,
+    pub(super) models: Vec<ModelPolicy>,
 }
 
 impl PolicyDraft<'_> {
@@ -40,6 +41,7 @@ impl PolicyDraft<'_> {
             tenants: self.tenants.into_iter().map(|one| one.tenant).collect(),
             trust: self.trust,
             scaling: self.scaling,
+            models: self.models,
         })
     }
 

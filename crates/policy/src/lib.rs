@@ -8,6 +8,7 @@ mod class;
 mod consistency;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod model;
 mod rule;
 mod scaling;
 #[cfg(test)]
@@ -135,6 +136,7 @@ fn read_policy(text: &str, diagnostics: &mut Diagnostics) -> Option<SloPolicy> {
     let tenants = fields.take("tenants");
     let trust = fields.take("trust");
     let scaling = fields.take("scaling");
+    let models = fields.take("models");
     fields.reject_unknown(diagnostics);
 
     let trust = trust.map_or_else(HeaderTrust::default, |node| rule::trust(node, diagnostics));
@@ -149,6 +151,7 @@ fn read_policy(text: &str, diagnostics: &mut Diagnostics) -> Option<SloPolicy> {
         tenants,
         trust,
         scaling: scaling.and_then(|node| scaling::scaling(node, diagnostics)),
+        models: models.map_or_else(Vec::new, |node| model::models(node, diagnostics)),
     };
     draft.check(diagnostics)
 }

@@ -45,6 +45,20 @@ fn the_example_policy_parses_as_commented() {
     assert_eq!((scaling.devices_max, scaling.prefill.max), (8, 6));
     assert_eq!(scaling.decode.down_after, Duration::from_secs(600));
     assert_eq!(scaling.mode, cleave_domain::ScalingMode::Advise);
+    assert_eq!(policy.models, []);
+}
+
+#[test]
+fn listed_models_have_their_own_scaling_or_the_common_one() {
+    let begin = EXAMPLE.find("# models:").unwrap();
+    let listed = EXAMPLE[begin..].replace("\n# ", "\n");
+    let text = format!("{}{}", &EXAMPLE[..begin], listed.trim_start_matches("# "));
+    let policy = parse(&text).unwrap();
+    let names: Vec<_> = policy.models.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["llama", "embedder"]);
+    let devices = |model: &str| policy.scaling_of(model).map(|scaling| scaling.devices_max);
+    assert_eq!((devices("llama"), devices("embedder")), (Some(4), Some(8)));
+    assert_eq!(devices("another"), Some(8));
 }
 
 #[test]
@@ -152,6 +166,10 @@ const WRONG: &[(&str, &str)] = &[
     (
         "trust",
         "classes:\n- name: a\ntrust: {tenants: true, targets: 1}\n",
+    ),
+    (
+        "models",
+        "classes:\n- name: a\nmodels:\n- name: m\n  scaling: {devices_max: 1}\n- scaling: off\n- name: m\n  weight: 2\n- m\n",
     ),
 ];
 

@@ -1,4 +1,5 @@
-//! The router's brain: its entry points, its machines, and the order in which they are called.
+//! The router's brain for one model: its entry points, its machines, and the order in which they
+//! are called. [`RouterPools`] holds one for each model.
 //!
 //! - *Facts*: [`RouterBrain::handle`] takes one, with the time.
 //! - *Commands*: [`RouterBrain::poll`] gives one at a time; drain it before the next fact.
@@ -15,11 +16,13 @@
 //! Owns: the machines. Never: sees a generated token while it is drawn; tokens bypass it, and it
 //! asks for them when another worker is to draw the next.
 //! Invariant: every flight submitted ends in exactly one [`RouterOutput::End`].
+//!
+//! [`RouterPools`]: crate::RouterPools
 
 use crate::accounting::tally::ServiceTally;
 use crate::event::{RouterInput, RouterLimits, RouterOutput};
 use crate::fingerprint::FingerprintClock;
-use crate::fleet::{RouterFleet, leases::LeaseRenewal, stuck::StuckDeadlines};
+use crate::fleet::{FleetWorker, RouterFleet, leases::LeaseRenewal, stuck::StuckDeadlines};
 use crate::flight::{
     end::FlightEndings, legs::LegRules, losses::RecentLosses, releases::LegReleases,
     resume::FlightRecovery, state::RouterFlights, steps::FlightSteps, timers::FlightTimer,
@@ -30,11 +33,11 @@ use crate::placement::admit::FlightAdmission;
 use crate::queue::{FlightQueue, passes::QueuePasses};
 use crate::readiness::{self, ReadinessReports};
 use crate::scaling::Autoscaling;
-use cleave_domain::{Refusal, SloPolicy, Time};
+use cleave_domain::{FlightId, Refusal, SloPolicy, Time, WorkerId, WorkerRef};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Decides for a fleet; the module's first lines explain how to drive it.
+/// Decides for the workers of one model; the module's first lines explain how to drive it.
 #[derive(Clone, Debug)]
 pub struct RouterBrain {
     limits: RouterLimits,
@@ -177,6 +180,26 @@ impl RouterBrain {
     /// unresponsive workers too, because most of them respond again soon.
     pub fn answers(&self) -> bool {
         self.fleet.answers(self.now, self.limits.terms())
+    }
+
+    /// The worker as it is connected, if it is.
+    pub(crate) fn incarnation_of(&self, worker: WorkerId) -> Option<WorkerRef> {
+        self.fleet.incarnation_of(worker)
+    }
+
+    /// The connected workers.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = &FleetWorker> {
+        self.fleet.workers()
+    }
+
+    /// The open flights.
+    pub(crate) fn flight_ids(&self) -> impl Iterator<Item = FlightId> {
+        self.flights.iter().map(|(id, _)| id)
+    }
+
+    /// Whether this flight is open.
+    pub(crate) fn has_flight(&self, flight: FlightId) -> bool {
+        self.flights.contains(flight)
     }
 
     /// Legs that were ordered and have not released their hand-off, those of ended flights

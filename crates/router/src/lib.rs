@@ -1,4 +1,4 @@
-//! The cluster's brain.
+//! The cluster's brain: a pool of workers for each model, each with a brain of its own.
 //!
 //! Owns: the assignment of the legs of each flight to workers, and each flight's way from
 //! submission to its one end, over as many workers as it takes. Never: sees text, an address, or a
@@ -18,6 +18,7 @@ mod flight;
 mod invariants;
 mod outputs;
 mod placement;
+mod pools;
 mod queue;
 mod readiness;
 mod scaling;
@@ -31,4 +32,5 @@ pub use event::{
     RouterLimits, RouterNote, RouterOutput, RouterReadiness, RoutingMode,
 };
 pub use placement::policy;
+pub use pools::{PoolInput, PoolOutput, RouterPools};
 pub use stream::TokenStream;

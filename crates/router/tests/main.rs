@@ -4,6 +4,7 @@
 
 mod absurd_reports;
 mod fingerprint;
+mod pools;
 mod priced_world;
 mod random;
 mod scenarios;

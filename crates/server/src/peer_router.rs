@@ -14,6 +14,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -41,12 +42,15 @@ pub enum PeerRouterClient {
 }
 
 /// The answer to `GET /load`.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct PeerRouterLoad {
     /// Sequences that are open.
     pub server_load: u64,
     /// The limit on open sequences, if there is one.
     pub server_load_max: Option<u64>,
+    /// Sequences that are open, of each model.
+    #[serde(default)]
+    pub models: BTreeMap<String, u64>,
 }
 
 /// The reason why a router gets no requests.

@@ -109,6 +109,11 @@ impl ChaosClients {
         client.has_left
     }
 
+    /// The client that submitted this flight.
+    pub(crate) fn index_of(&self, flight: FlightId) -> usize {
+        self.by_flight[&flight]
+    }
+
     /// Whether a flight's request has a constraint.
     pub(crate) fn is_constrained(&self, flight: FlightId) -> bool {
         let index = self.by_flight.get(&flight);

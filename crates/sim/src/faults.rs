@@ -251,10 +251,10 @@ impl ChaosRun<'_> {
         let limits = self.world.router.clone();
         let process = &mut self.routers[router];
         self.tapes.extend(process.tape.take());
-        process.brain = cleave_router::RouterBrain::new(limits.clone());
+        process.pools = cleave_router::RouterPools::new(limits.clone());
         process.down_until = None;
-        process.readiness = RouterReadiness::NONE;
-        process.workers = 0;
+        process.readiness.clear();
+        process.workers.clear();
         process.tape =
             LifeTape::begin(self.taping, || Tape::Router(TapeRecord::Started { limits }));
         let words = format!("r{:x} starts      {}", router + 1, process.id);
@@ -402,7 +402,7 @@ impl ChaosRun<'_> {
         if self.net.stream(router, worker).worker == Some(body.worker) {
             return Ok(None);
         }
-        let (me, description) = (body.worker, self.world.workers[worker].clone());
+        let (me, description) = (body.worker, self.world.description(body.worker));
         if let Some(down_until) = self.routers[router].down_until {
             let epoch = self.net.stream(router, worker).epoch;
             let again = ChaosEvent::Reconnects {
@@ -449,21 +449,21 @@ impl ChaosRun<'_> {
             }
         }
         for (router, process) in self.routers.iter().enumerate() {
-            if process.workers as usize != self.workers.len() {
-                return Err(format!(
-                    "r{:x} knows {} workers",
-                    router + 1,
-                    process.workers
-                ));
+            let known: u32 = process.workers.values().sum();
+            if known as usize != self.workers.len() {
+                return Err(format!("r{:x} knows {known} workers", router + 1));
             }
-            let expected = self.readiness();
-            if process.readiness != expected {
-                let (r, reported) = (router + 1, process.readiness);
-                return Err(format!(
-                    "r{r:x} reports {reported:?}, expected {expected:?}"
-                ));
+            for model in self.world.models() {
+                let expected = self.readiness(model);
+                let reported = process.readiness_of(model);
+                if reported != expected {
+                    let r = router + 1;
+                    return Err(format!(
+                        "r{r:x} reports {reported:?} for {model}, expected {expected:?}"
+                    ));
+                }
             }
-            let open = process.brain.legs_open();
+            let open = process.pools.legs_open();
             if open > 0 {
                 return Err(format!("r{:x} still counts {open} legs", router + 1));
             }
@@ -471,12 +471,14 @@ impl ChaosRun<'_> {
         Ok(())
     }
 
-    /// The readiness that every router reports once all workers are back.
-    fn readiness(&self) -> RouterReadiness {
+    /// The readiness that every router reports for a model once all workers are back.
+    fn readiness(&self, model: &str) -> RouterReadiness {
         let workers = || {
-            self.workers
+            let running = self
+                .workers
                 .iter()
-                .filter_map(|process| process.body.as_ref())
+                .filter_map(|process| process.body.as_ref());
+            running.filter(|body| self.world.description(body.worker).model == model)
         };
         let role = |body: &CellWorker| body.brain.limits().role;
         let prefill = || workers().filter(|body| role(body).prefills());
@@ -517,8 +519,10 @@ impl ChaosRun<'_> {
         if self.routers.iter().any(|process| !process.drained) {
             return Err("a router never drained".to_owned());
         }
-        let reports_draining =
-            |process: &crate::run::SimRouterProcess| process.readiness == RouterReadiness::Draining;
+        let reports_draining = |process: &crate::run::SimRouterProcess| {
+            let mut all = process.readiness.values();
+            all.all(|readiness| *readiness == RouterReadiness::Draining)
+        };
         if !self.routers.iter().all(reports_draining) {
             return Err("a drained router does not report Draining".to_owned());
         }

@@ -16,6 +16,7 @@ mod faults;
 pub mod goodput;
 mod log_text;
 mod model;
+mod models;
 mod network;
 mod router_effects;
 mod run;
@@ -45,6 +46,9 @@ pub struct ChaosOptions {
     pub link_checks: LinkChecks,
     /// Gives the seed's model a state, drawn apart, so that the rest of its world stays the same.
     pub states: bool,
+    /// Gives the fleet one to three models, with workers and requests of each, drawn apart in the
+    /// same way.
+    pub models: bool,
     /// Gives requests of the seed constraints, drawn apart in the same way.
     pub constraints: bool,
     /// The mistake of every engine with its constraints, if there is to be one.
@@ -106,6 +110,9 @@ pub fn run_chaos(seed: u64, options: &ChaosOptions) -> Result<ChaosReport, Box<V
     let mut world = world::ChaosWorld::draw(seed);
     if options.states {
         world.draw_states();
+    }
+    if options.models {
+        world.draw_models();
     }
     if options.constraints {
         constraints::draw_constraints(seed, &mut world.requests);

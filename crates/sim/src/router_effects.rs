@@ -10,7 +10,10 @@ use cleave_domain::{
     Ending, FlightId, HandoffId, Order, Refusal, RequestStageTimes, Tape, TapeRecord, WorkerRef,
 };
 use cleave_planner::scaling::ScalerDecision;
-use cleave_router::{RouterActions, RouterInput, RouterNote, RouterOutput, RouterReadiness};
+use cleave_router::{
+    PoolInput, PoolOutput, RouterActions, RouterInput, RouterNote, RouterOutput, RouterReadiness,
+};
+use std::sync::Arc;
 
 impl ChaosRun<'_> {
     // === clients and operators ===
@@ -105,10 +108,15 @@ impl ChaosRun<'_> {
         }
     }
 
-    pub(crate) fn feed_router(&mut self, router: usize, input: RouterInput) -> Result<(), String> {
+    pub(crate) fn feed_router(
+        &mut self,
+        router: usize,
+        input: impl Into<PoolInput>,
+    ) -> Result<(), String> {
+        let input = input.into();
         let process = &mut self.routers[router];
         let at = self.now;
-        let submitted = match &input {
+        let submitted = match &input.input {
             RouterInput::Submitted { flight, .. } => Some(*flight),
             _ => None,
         };
@@ -116,30 +124,53 @@ impl ChaosRun<'_> {
             let input = input.clone();
             Tape::Router(TapeRecord::Received { at, input })
         });
-        process.brain.handle(at, input);
+        process.pools.handle(at, input);
         let mut outputs = Vec::new();
-        while let Some(output) = process.brain.poll() {
+        while let Some(output) = process.pools.poll() {
             process.tape.record(|| {
                 let output = output.clone();
                 Tape::Router(TapeRecord::Emitted { output })
             });
             outputs.push(output);
         }
-        process.brain.check();
-        if let Some(wake) = process.wake.plan(process.brain.deadline()) {
+        process.pools.check();
+        if let Some(wake) = process.wake.plan(process.pools.deadline()) {
             self.schedule(wake, ChaosEvent::WakeRouter(router));
         }
         for output in outputs {
-            let process = &self.routers[router];
-            let is_served = process.readiness == RouterReadiness::Ready && process.brain.answers();
-            // A new flight may take the place of one in the queue, which ends for its own reason.
-            if is_served && submitted.is_some_and(|id| refuses_for_no_worker(&output, id)) {
-                return Err(format!(
-                    "r{:x} is ready, its workers answer, and it refuses a request for want of them",
-                    router + 1
-                ));
+            self.perform(router, submitted, output)?;
+        }
+        Ok(())
+    }
+
+    fn perform(
+        &mut self,
+        router: usize,
+        submitted: Option<FlightId>,
+        output: PoolOutput,
+    ) -> Result<(), String> {
+        let process = &mut self.routers[router];
+        match output {
+            PoolOutput::Began { .. } => {}
+            PoolOutput::Ended { model } => {
+                process.readiness.remove(&model);
+                process.workers.remove(&model);
             }
-            output.perform(&mut ChaosRouter { run: self, router })?;
+            PoolOutput::Drained => process.drained = true,
+            PoolOutput::OfModel { model, output } => {
+                let is_ready = process.readiness_of(&model) == RouterReadiness::Ready;
+                let is_served = is_ready && process.pools.answers(&model);
+                // A new flight may take the place of one in the queue, which ends for its own
+                // reason.
+                if is_served && submitted.is_some_and(|id| refuses_for_no_worker(&output, id)) {
+                    return Err(format!(
+                        "r{:x} is ready, its workers answer, and it refuses a request for want of them",
+                        router + 1
+                    ));
+                }
+                let run = self;
+                output.perform(&mut ChaosRouter { run, router, model })?;
+            }
         }
         Ok(())
     }
@@ -161,16 +192,18 @@ impl ChaosRun<'_> {
     }
 }
 
-/// The body of a router of the run.
+/// The body of a router of the run, for the pool of one model.
 struct ChaosRouter<'r, 'w> {
     run: &'r mut ChaosRun<'w>,
     router: usize,
+    model: Arc<str>,
 }
 
 impl RouterActions for ChaosRouter<'_, '_> {
     type Outcome = Result<(), String>;
 
     fn order(&mut self, worker: WorkerRef, order: Order) -> Result<(), String> {
+        self.run.check_models(worker, &order)?;
         self.run.order(self.router, worker, order);
         Ok(())
     }
@@ -206,13 +239,14 @@ impl RouterActions for ChaosRouter<'_, '_> {
         self.run.clients.end(flight, ending, output_tokens)
     }
 
+    /// The pools report the end of a drain together.
     fn drained(&mut self) -> Result<(), String> {
-        self.run.routers[self.router].drained = true;
         Ok(())
     }
 
     fn readiness(&mut self, readiness: RouterReadiness) -> Result<(), String> {
-        self.run.routers[self.router].readiness = readiness;
+        let all = &mut self.run.routers[self.router].readiness;
+        all.insert(Arc::clone(&self.model), readiness);
         Ok(())
     }
 
@@ -244,7 +278,8 @@ impl RouterActions for ChaosRouter<'_, '_> {
             RouterNote::WorkerStuck { .. } => "workers stuck",
             RouterNote::PrefixDropped { .. } => "prefixes dropped",
             RouterNote::Fleet { workers, .. } => {
-                self.run.routers[self.router].workers = workers.total();
+                let all = &mut self.run.routers[self.router].workers;
+                all.insert(Arc::clone(&self.model), workers.total());
                 return Ok(());
             }
         });

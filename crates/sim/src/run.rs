@@ -157,18 +157,26 @@ pub(crate) struct SimProcess {
 
 #[derive(Debug)]
 pub(crate) struct SimRouterProcess {
-    pub(crate) brain: cleave_router::RouterBrain,
+    pub(crate) pools: cleave_router::RouterPools,
     /// The router's id in its present life.
     pub(crate) id: RouterId,
     /// The time until which it is down, if it is.
     pub(crate) down_until: Option<Time>,
     pub(crate) wake: WakeTimer,
     pub(crate) drained: bool,
-    /// Connected workers, from the router's last note.
-    pub(crate) workers: u32,
-    /// The router's last reported readiness.
-    pub(crate) readiness: RouterReadiness,
+    /// Connected workers of each model, from the router's last note.
+    pub(crate) workers: BTreeMap<std::sync::Arc<str>, u32>,
+    /// The router's last reported readiness for each model.
+    pub(crate) readiness: BTreeMap<std::sync::Arc<str>, RouterReadiness>,
     pub(crate) tape: LifeTape,
+}
+
+impl SimRouterProcess {
+    /// The readiness that it last reported for a model.
+    pub(crate) fn readiness_of(&self, model: &str) -> RouterReadiness {
+        let reported = self.readiness.get(model).copied();
+        reported.unwrap_or(RouterReadiness::NONE)
+    }
 }
 
 #[derive(Debug)]
@@ -201,13 +209,13 @@ impl<'a> ChaosRun<'a> {
             TapeMode::Off
         };
         let router = |router| SimRouterProcess {
-            brain: cleave_router::RouterBrain::new(world.router.clone()),
+            pools: cleave_router::RouterPools::new(world.router.clone()),
             id: router_id(router, 0),
             down_until: None,
             wake: WakeTimer::default(),
             drained: false,
-            workers: 0,
-            readiness: RouterReadiness::NONE,
+            workers: BTreeMap::new(),
+            readiness: BTreeMap::new(),
             tape: LifeTape::begin(taping, || {
                 let limits = world.router.clone();
                 Tape::Router(TapeRecord::Started { limits })
@@ -479,10 +487,9 @@ impl<'a> ChaosRun<'a> {
             return Ok(format!("r{:x} asked       and is not there", router + 1));
         }
         let flight = self.clients.ask(index, self.routers[router].id);
-        self.feed_router(
-            router,
-            cleave_router::RouterInput::Submitted { flight, request },
-        )?;
+        let model = std::sync::Arc::clone(&self.world.request_models[index]);
+        let submitted = cleave_router::RouterInput::Submitted { flight, request };
+        self.feed_router(router, cleave_router::PoolInput::of_model(model, submitted))?;
         Ok(format!("r{:x} asked       {flight}", router + 1))
     }
 

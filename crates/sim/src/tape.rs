@@ -11,11 +11,8 @@ use serde::{Deserialize, Serialize};
 pub type WorkerTapeLine =
     TapeRecord<cleave_sched::WorkerLimits, cleave_sched::WorkerInput, cleave_sched::WorkerOutput>;
 /// A line of a router's tape.
-pub type RouterTapeLine = TapeRecord<
-    cleave_router::RouterLimits,
-    cleave_router::RouterInput,
-    cleave_router::RouterOutput,
->;
+pub type RouterTapeLine =
+    TapeRecord<cleave_router::RouterLimits, cleave_router::PoolInput, cleave_router::PoolOutput>;
 /// A line of either tape, as it is written.
 pub type AnyTapeLine = Tape<WorkerTapeLine, RouterTapeLine>;
 
@@ -120,7 +117,7 @@ pub fn replay<'a>(lines: impl Iterator<Item = &'a str>) -> Result<ReplayCounts, 
 #[derive(Debug)]
 enum ReplayedBrain {
     Worker(Box<cleave_sched::WorkerBrain>),
-    Router(Box<cleave_router::RouterBrain>),
+    Router(Box<cleave_router::RouterPools>),
 }
 
 impl ReplayedBrain {
@@ -130,7 +127,7 @@ impl ReplayedBrain {
                 cleave_sched::WorkerBrain::new(limits),
             ))),
             Tape::Router(TapeRecord::Started { limits }) => Some(Self::Router(Box::new(
-                cleave_router::RouterBrain::new(limits),
+                cleave_router::RouterPools::new(limits),
             ))),
             _ => None,
         }
@@ -159,9 +156,9 @@ impl TapedBrain for cleave_sched::WorkerBrain {
     }
 }
 
-impl TapedBrain for cleave_router::RouterBrain {
-    type Input = cleave_router::RouterInput;
-    type Output = cleave_router::RouterOutput;
+impl TapedBrain for cleave_router::RouterPools {
+    type Input = cleave_router::PoolInput;
+    type Output = cleave_router::PoolOutput;
 
     fn handle_input(&mut self, at: Time, input: Self::Input) {
         self.handle(at, input);

@@ -17,8 +17,12 @@ use cleave_kv::PoolWriter;
 use cleave_router::OperatorRequest;
 use cleave_sched::LookupLimits;
 use cleave_testkit::EngineCosts;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The served name of the model of a world with one.
+const ONLY_MODEL: &str = "simulated";
 
 /// Whether the world has faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,10 @@ pub(crate) struct ChaosWorld {
     pub(crate) seed: u64,
     fault_plan: FaultPlan,
     pub(crate) workers: Vec<WorkerDescription>,
+    /// The model of each request, by its index; all are of the workers' one model by default.
+    pub(crate) request_models: Vec<Arc<str>>,
+    /// Models that some workers serve after each second start, by their index.
+    pub(crate) changed_models: BTreeMap<usize, String>,
     pub(crate) routers_count: usize,
     pub(crate) requests: Vec<ChaosRequest>,
     pub(crate) faults: Vec<(Time, ChaosFault)>,
@@ -208,6 +216,8 @@ impl ChaosWorld {
             silence_max: rng.micros(50_000, 1_000_000),
             commands,
             faults_end_at: heal_at + Duration::from_millis(1),
+            request_models: vec![Arc::from(ONLY_MODEL); requests.len()],
+            changed_models: BTreeMap::new(),
             workers,
             requests,
             faults,
@@ -325,7 +335,7 @@ fn draw_workers(rng: &mut SplitMix64, capacity: Capacity) -> Vec<WorkerDescripti
         workers.push(WorkerDescription {
             role,
             home: role,
-            model: "simulated".to_owned(),
+            model: ONLY_MODEL.to_owned(),
             fingerprint: Fingerprint(format!("rev-{revision}")),
             capacity,
             queue_max,

@@ -116,6 +116,24 @@ fn seeded_worlds_with_states_break_no_property() {
     }
 }
 
+/// The same worlds, for fleets of one to three models. Workers of two models have equal
+/// fingerprints, and some change their model as they restart.
+#[test]
+fn seeded_worlds_of_several_models_break_no_property() {
+    let from = variable("CHAOS_FROM", 0);
+    let count = variable("CHAOS_SEEDS", 500) * 2 / 5;
+    let options = ChaosOptions {
+        log: std::env::var("CHAOS_LOG").is_ok(),
+        models: true,
+        ..ChaosOptions::default()
+    };
+    let sums = run_worlds(from..from + count, &options);
+    for corner in ["moved", "retried", "fenced", "drained", "routers restarted"] {
+        let reached = sums.get(corner).is_some_and(|times| *times > 0);
+        assert!(reached || count < 200, "no world had {corner:?}");
+    }
+}
+
 // Invariant: I54.
 // Lesson: 35, 36, 39, 40, 45.
 /// The same worlds with constrained requests among the others, every other one for a model with a

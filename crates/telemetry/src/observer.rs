@@ -20,6 +20,8 @@ pub trait RouterObserver {
 pub struct NoteContext<'a> {
     /// The flight that the note is about.
     pub flight: Option<FlightId>,
+    /// The model whose pool made the note; empty before a model is known.
+    pub model: &'a str,
     /// The id and trace of its request; `None` unless notes are logged.
     pub request: Option<&'a Arc<RequestContext>>,
     /// Gives the name of a worker.

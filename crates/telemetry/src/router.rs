@@ -40,22 +40,34 @@ struct HandoffOutcomeLabels {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WorkerRoleLabels {
     role: String,
+    model: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabels {
+    model: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FlightEndLabels {
+    kind: &'static str,
+    model: String,
 }
 
 series_table! {
     /// The series of this process's router, if it has one.
     pub struct RouterSeries;
 
-    flights: Gauge, "cleave_flights",
-        "Flights (sequences in the router) that have not ended";
-    flights_waiting: Gauge, "cleave_flights_waiting",
-        "Flights that wait to be placed";
-    ended: Family<RouterKindLabels, Counter>, "cleave_flights_ended",
-        "Flights that ended: done, refused, cancelled, failed, or invalid (their constraint cannot be enforced)";
+    flights: Family<ModelLabels, Gauge>, "cleave_flights",
+        "Flights (sequences in the router) that have not ended, by model (empty before one is known)";
+    flights_waiting: Family<ModelLabels, Gauge>, "cleave_flights_waiting",
+        "Flights that wait to be placed, by model";
+    ended: Family<FlightEndLabels, Counter>, "cleave_flights_ended",
+        "Flights that ended, by model: done, refused, cancelled, failed, or invalid (their constraint cannot be enforced)";
     cancel_seconds: HistogramFamily<CancelStageLabels> = histograms(), "cleave_cancel_to_free_seconds",
         "Time from a client's departure until all blocks of its flight are free in both pools, by stage";
     workers: Family<WorkerRoleLabels, Gauge>, "cleave_workers",
-        "Connected workers by role";
+        "Connected workers by role and model";
     standing_by: Gauge, "cleave_workers_standing_by",
         "Connected workers that wait because another worker has their name";
     placed: Family<RouterKindLabels, Counter>, "cleave_placements",
@@ -120,8 +132,6 @@ impl RouterMeters {
             MoveReason::MemoryPressure,
         ];
         let pauses = [AttemptChange::Resumed, AttemptChange::Migrated];
-        let endings = ["done", "refused", "cancelled", "failed", "invalid"];
-        begin(&series.ended, endings.map(kind));
         begin(&series.placed, ["disaggregated", "aggregated"].map(kind));
         begin(&series.moves, moves.map(move_reason_name).map(kind));
         begin(&series.pause_seconds, pauses.map(|turn| kind(turn.name())));
@@ -132,8 +142,48 @@ impl RouterMeters {
         let stages = STAGES.map(cancel_stage_name);
         let stages = stages.map(|stage| CancelStageLabels { stage });
         begin(&series.cancel_seconds, stages);
-        Self {
+        let meters = Self {
             series: series.clone(),
+        };
+        meters.begin_model("");
+        meters
+    }
+
+    /// Shows the series of this model from now on, from zero, in place of those without a model.
+    pub fn begin_model(&self, model: &str) {
+        let series = &self.series;
+        if !model.is_empty() {
+            self.end_model("");
+        }
+        let of_model = ModelLabels {
+            model: model.to_owned(),
+        };
+        begin(&series.flights, [of_model.clone()]);
+        begin(&series.flights_waiting, [of_model]);
+        let labels = |kind| FlightEndLabels {
+            kind,
+            model: model.to_owned(),
+        };
+        begin(&series.ended, ENDINGS.map(labels));
+    }
+
+    /// Hides the series of a model that is forgotten.
+    pub fn end_model(&self, model: &str) {
+        let series = &self.series;
+        let labels = ModelLabels {
+            model: model.to_owned(),
+        };
+        series.flights.remove(&labels);
+        series.flights_waiting.remove(&labels);
+        for kind in ENDINGS {
+            let model = model.to_owned();
+            series.ended.remove(&FlightEndLabels { kind, model });
+        }
+        for role in [Role::Prefill, Role::Decode, Role::Both] {
+            series.workers.remove(&WorkerRoleLabels {
+                role: role.to_string(),
+                model: model.to_owned(),
+            });
         }
     }
 
@@ -236,7 +286,7 @@ impl RouterMeters {
         }
     }
 
-    fn workers(&self, census: RoleCounts) {
+    fn workers(&self, census: RoleCounts, model: &str) {
         let RoleCounts {
             prefill,
             decode,
@@ -249,16 +299,17 @@ impl RouterMeters {
             (Role::Both, both),
         ];
         for (role, count) in counts {
-            let role = role.to_string();
-            let gauge = self
-                .series
-                .workers
-                .get_or_create(&WorkerRoleLabels { role });
+            let labels = WorkerRoleLabels {
+                role: role.to_string(),
+                model: model.to_owned(),
+            };
+            let gauge = self.series.workers.get_or_create(&labels);
             gauge.set(i64::from(count));
         }
     }
 
-    pub fn ended(&self, ending: &Ending) {
+    /// A flight of this model ended.
+    pub fn ended(&self, ending: &Ending, model: &str) {
         let kind = match ending {
             Ending::Done { .. } => "done",
             Ending::Refused(_) => "refused",
@@ -266,9 +317,10 @@ impl RouterMeters {
             Ending::Failed(Failure::Constraint(_)) => "invalid",
             Ending::Failed(_) => "failed",
         };
+        let model = model.to_owned();
         self.series
             .ended
-            .get_or_create(&RouterKindLabels { kind })
+            .get_or_create(&FlightEndLabels { kind, model })
             .inc();
     }
 }
@@ -349,9 +401,14 @@ impl RouterObserver for RouterMeters {
                 flights,
                 flights_waiting,
             } => {
-                self.workers(*workers);
-                series.flights.set(i64::from(*flights));
-                series.flights_waiting.set(i64::from(*flights_waiting));
+                self.workers(*workers, context.model);
+                let labels = ModelLabels {
+                    model: context.model.to_owned(),
+                };
+                let open = series.flights.get_or_create(&labels);
+                open.set(i64::from(*flights));
+                let waiting = series.flights_waiting.get_or_create(&labels);
+                waiting.set(i64::from(*flights_waiting));
             }
         }
     }
@@ -368,6 +425,9 @@ impl fmt::Display for DecisionJson<'_> {
         }
     }
 }
+
+/// The kinds of endings of flights.
+const ENDINGS: [&str; 5] = ["done", "refused", "cancelled", "failed", "invalid"];
 
 /// The outcome of a hand-off that landed; see [`HandoffLoss`] for the others.
 const LANDED: &str = "landed";

@@ -36,12 +36,14 @@ const OTHER: &str = "other";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SloClassLabels {
     class: String,
+    model: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SloStageLabels {
     stage: &'static str,
     class: String,
+    model: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -49,12 +51,21 @@ struct SloVerdictLabels {
     class: String,
     verdict: &'static str,
     reason: &'static str,
+    model: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SloMetricLabels {
     class: String,
     aim: &'static str,
+    model: String,
+}
+
+/// A class of requests of one model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct ClassOfModel {
+    class: String,
+    model: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -100,17 +111,18 @@ impl SloSeries {
     /// Brings the gauges that depend on the time up to date.
     pub(super) fn refresh(&self) {
         let mut recent = self.lock();
-        let (rates, devices) = recent.rates(Instant::now());
-        let shown = rates.iter().map(|(class, _)| class.clone()).collect();
-        for class in std::mem::replace(&mut recent.shown, shown) {
-            if !recent.shown.contains(&class) {
-                let labels = SloClassLabels { class };
+        let rates = recent.rates(Instant::now());
+        let shown = rates.iter().map(|(key, _)| key.clone()).collect();
+        for key in std::mem::replace(&mut recent.shown, shown) {
+            if !recent.shown.contains(&key) {
+                let labels = key.labels();
                 self.goodput.remove(&labels);
                 self.goodput_per_device.remove(&labels);
             }
         }
-        for (class, rate) in rates {
-            let labels = SloClassLabels { class };
+        for (key, rate) in rates {
+            let devices = recent.devices.get(&key.model).copied().unwrap_or(0);
+            let labels = key.labels();
             self.goodput.get_or_create(&labels).set(rate);
             let each = rate / f64::from(devices.max(1));
             self.goodput_per_device.get_or_create(&labels).set(each);
@@ -122,50 +134,64 @@ impl SloSeries {
     }
 }
 
+impl ClassOfModel {
+    fn labels(&self) -> SloClassLabels {
+        let Self { class, model } = self.clone();
+        SloClassLabels { class, model }
+    }
+}
+
 /// Goodput of the last minute.
 #[derive(Debug, Default)]
 struct RecentGoodput {
+    /// The models whose classes are shown; one without a name before any is known.
+    models: BTreeSet<String>,
     /// Classes of the policy in force.
     classes: BTreeSet<String>,
     /// Classes of the previous policy: its requests may still be under way.
     classes_before: BTreeSet<String>,
     /// Classes whose goodput is shown.
-    shown: BTreeSet<String>,
+    shown: BTreeSet<ClassOfModel>,
     /// When the first sequence was counted: within the first minute, the rate covers the time since
     /// then.
     since: Option<Instant>,
     /// Seconds since then, and the good sequences of each class in them; the latest last.
-    good: VecDeque<(u64, BTreeMap<String, u32>)>,
-    devices: u32,
+    good: VecDeque<(u64, BTreeMap<ClassOfModel, u32>)>,
+    /// Connected devices of each model.
+    devices: BTreeMap<String, u32>,
 }
 
 impl RecentGoodput {
-    fn count(&mut self, now: Instant, class: &str) {
+    fn count(&mut self, now: Instant, key: &ClassOfModel) {
         let second = self.second(now);
         if self.good.back().is_none_or(|(last, _)| *last != second) {
             self.good.push_back((second, BTreeMap::new()));
         }
         if let Some((_, counts)) = self.good.back_mut() {
-            *counts.entry(class.to_owned()).or_default() += 1;
+            *counts.entry(key.clone()).or_default() += 1;
         }
         self.forget(second);
     }
 
     /// Good sequences per second, of every class of the policy and of other classes with some in
-    /// the last minute; and the number of devices.
-    fn rates(&mut self, now: Instant) -> (Vec<(String, f64)>, u32) {
+    /// the last minute, for each model.
+    fn rates(&mut self, now: Instant) -> Vec<(ClassOfModel, f64)> {
         let second = self.second(now);
         self.forget(second);
         let spent = (second + 1).min(WINDOW.as_secs()) as f64;
-        let mut sums: BTreeMap<String, u32> = BTreeMap::new();
-        for class in &self.classes {
-            sums.insert(class.clone(), 0);
+        let mut sums: BTreeMap<ClassOfModel, u32> = BTreeMap::new();
+        for model in &self.models {
+            let of_model = self.classes.iter().map(|class| ClassOfModel {
+                class: class.clone(),
+                model: model.clone(),
+            });
+            sums.extend(of_model.map(|key| (key, 0)));
         }
-        for (class, count) in self.good.iter().flat_map(|(_, counts)| counts) {
-            *sums.entry(class.clone()).or_default() += count;
+        for (key, count) in self.good.iter().flat_map(|(_, counts)| counts) {
+            *sums.entry(key.clone()).or_default() += count;
         }
-        let rate = |(class, count)| (class, f64::from(count) / spent);
-        (sums.into_iter().map(rate).collect(), self.devices)
+        let rate = |(key, count)| (key, f64::from(count) / spent);
+        sums.into_iter().map(rate).collect()
     }
 
     fn second(&mut self, now: Instant) -> u64 {
@@ -195,6 +221,7 @@ impl SloMeters {
         let reasons = REASONS.map(place_reason);
         let reasons = reasons.map(|reason| PlacementReasonLabels { reason });
         begin(&series.reasons, reasons);
+        meters.begin_model("");
         meters.policy_changed(policy);
         meters
     }
@@ -207,18 +234,45 @@ impl SloMeters {
         if recent.classes != classes {
             recent.classes_before = std::mem::replace(&mut recent.classes, classes);
         }
-        for class in &policy.classes {
-            let class = class.name.clone();
-            let good = SloVerdictLabels {
-                class,
-                verdict: "good",
-                reason: "met",
-            };
-            drop(self.series.requests.get_or_create(&good));
+        let models = recent.models.clone();
+        drop(recent);
+        for model in &models {
+            self.show_classes(model);
         }
     }
 
-    fn decided(&self, decision: &PlacementDecision) {
+    /// Shows the classes of this model from now on, in place of those without a model.
+    pub fn begin_model(&self, model: &str) {
+        let classes = {
+            let mut recent = self.series.lock();
+            recent.models.insert(model.to_owned());
+            let named = !model.is_empty() && recent.models.remove("");
+            if named {
+                recent.classes.clone()
+            } else {
+                BTreeSet::new()
+            }
+        };
+        for class in classes {
+            self.series.requests.remove(&good_labels(&class, ""));
+        }
+        self.show_classes(model);
+    }
+
+    /// Shows the goodput of a model that is forgotten no longer.
+    pub fn end_model(&self, model: &str) {
+        let mut recent = self.series.lock();
+        recent.models.remove(model);
+        recent.devices.remove(model);
+    }
+
+    fn show_classes(&self, model: &str) {
+        let classes = self.series.lock().classes.clone();
+        let good = classes.iter().map(|class| good_labels(class, model));
+        begin(&self.series.requests, good);
+    }
+
+    fn decided(&self, decision: &PlacementDecision, model: &str) {
         match &decision.outcome {
             DecisionOutcome::Placed(reason) => {
                 let reason = place_reason(*reason);
@@ -228,11 +282,8 @@ impl SloMeters {
                     .inc();
             }
             DecisionOutcome::Downgraded { class } => {
-                let class = self.series.class_label(class);
-                self.series
-                    .downgrades
-                    .get_or_create(&SloClassLabels { class })
-                    .inc();
+                let key = self.series.key(class, model);
+                self.series.downgrades.get_or_create(&key.labels()).inc();
             }
             DecisionOutcome::Waits | DecisionOutcome::Refused(_) => {}
         }
@@ -240,7 +291,12 @@ impl SloMeters {
 
     /// Counts a flight by the brain's note of its outcome, and its ending as its client saw it.
     /// Gives what was counted; `None` if the note is another one.
-    pub fn ended(&self, judged: RouterNote, ending: &Ending) -> Option<RequestVerdict> {
+    pub fn ended(
+        &self,
+        model: &str,
+        judged: RouterNote,
+        ending: &Ending,
+    ) -> Option<RequestVerdict> {
         let RouterNote::Judged {
             flight: _,
             class,
@@ -253,7 +309,7 @@ impl SloMeters {
         else {
             return None;
         };
-        let class = self.series.class_label(&class);
+        let key = self.series.key(&class, model);
         // A stream that lost a token on its way to the client is not good, whatever the workers
         // did.
         let (verdict, reason) = match (verdict, ending) {
@@ -269,16 +325,15 @@ impl SloMeters {
             (SloVerdict::Good, _) => ("good", "met"),
             (SloVerdict::Late { stage, .. }, _) => ("late", stage.name()),
         };
-        self.series.judge(&class, verdict, reason);
+        self.series.judge(&key, verdict, reason);
         if matches!(verdict, "good" | "late") && output_tokens > 0 {
-            self.series.observe(&class, &timing, output_tokens);
+            self.series.observe(&key, &timing, output_tokens);
             if let Some(forecast) = forecast {
-                self.series
-                    .compare(&class, &forecast, &timing, output_tokens);
+                self.series.compare(&key, &forecast, &timing, output_tokens);
             }
         }
         Some(RequestVerdict {
-            class,
+            class: key.class,
             verdict,
             reason,
             timing,
@@ -288,10 +343,13 @@ impl SloMeters {
 }
 
 impl RouterObserver for SloMeters {
-    fn handle_note(&self, note: &RouterNote, _context: NoteContext<'_>) {
+    fn handle_note(&self, note: &RouterNote, context: NoteContext<'_>) {
         match note {
-            RouterNote::Decided(decision) => self.decided(decision),
-            RouterNote::Fleet { workers, .. } => self.series.lock().devices = workers.devices,
+            RouterNote::Decided(decision) => self.decided(decision, context.model),
+            RouterNote::Fleet { workers, .. } => {
+                let model = context.model.to_owned();
+                self.series.lock().devices.insert(model, workers.devices);
+            }
             _ => {}
         }
     }
@@ -299,39 +357,45 @@ impl RouterObserver for SloMeters {
 
 impl SloSeries {
     /// Counts a request refused before the brain saw it. Gives what was counted.
-    pub fn turned_away(&self, class: &str, refusal: &Refusal) -> RequestVerdict {
+    pub fn turned_away(&self, model: &str, class: &str, refusal: &Refusal) -> RequestVerdict {
+        let key = self.key(class, model);
         let verdict = RequestVerdict {
-            class: self.class_label(class),
+            class: key.class.clone(),
             verdict: "refused",
             reason: refusal_name(refusal),
             timing: RequestStageTimes::default(),
             output_tokens: 0,
         };
-        self.judge(&verdict.class, verdict.verdict, verdict.reason);
+        self.judge(&key, verdict.verdict, verdict.reason);
         verdict
     }
 
-    /// Good sequences per second over the last minute, by class, and the number of devices.
+    /// Good sequences per second over the last minute, by class over all models, and the number of
+    /// devices.
     pub fn goodput(&self) -> (Vec<(String, f64)>, u32) {
-        self.lock().rates(Instant::now())
+        let mut recent = self.lock();
+        let mut sums: BTreeMap<String, f64> = BTreeMap::new();
+        for (key, rate) in recent.rates(Instant::now()) {
+            *sums.entry(key.class).or_default() += rate;
+        }
+        (sums.into_iter().collect(), recent.devices.values().sum())
     }
 
-    fn judge(&self, class: &str, verdict: &'static str, reason: &'static str) {
+    fn judge(&self, key: &ClassOfModel, verdict: &'static str, reason: &'static str) {
         let labels = SloVerdictLabels {
-            class: class.to_owned(),
+            class: key.class.clone(),
             verdict,
             reason,
+            model: key.model.clone(),
         };
         self.requests.get_or_create(&labels).inc();
         if verdict == "good" {
-            self.lock().count(Instant::now(), class);
+            self.lock().count(Instant::now(), key);
         }
     }
 
-    fn observe(&self, class: &str, timing: &RequestStageTimes, output_tokens: u32) {
-        let labels = SloClassLabels {
-            class: class.to_owned(),
-        };
+    fn observe(&self, key: &ClassOfModel, timing: &RequestStageTimes, output_tokens: u32) {
+        let labels = key.labels();
         let see = |series: &HistogramFamily<SloClassLabels>, span: Duration| {
             series.get_or_create(&labels).observe(span.as_secs_f64());
         };
@@ -343,7 +407,8 @@ impl SloSeries {
         for stage in RequestStage::ALL {
             let labels = SloStageLabels {
                 stage: stage.name(),
-                class: class.to_owned(),
+                class: key.class.clone(),
+                model: key.model.clone(),
             };
             let seconds = timing.stage(stage).as_secs_f64();
             self.stages.get_or_create(&labels).observe(seconds);
@@ -352,7 +417,7 @@ impl SloSeries {
 
     fn compare(
         &self,
-        class: &str,
+        key: &ClassOfModel,
         forecast: &RequestForecast,
         timing: &RequestStageTimes,
         output_tokens: u32,
@@ -367,8 +432,9 @@ impl SloSeries {
                 continue;
             };
             let labels = SloMetricLabels {
-                class: class.to_owned(),
+                class: key.class.clone(),
                 aim: aim.name(),
+                model: key.model.clone(),
             };
             let ratio = real.as_secs_f64() / predicted.as_secs_f64();
             self.forecasts.get_or_create(&labels).observe(ratio);
@@ -376,13 +442,22 @@ impl SloSeries {
     }
 
     /// The class as a label; all unknown classes share one.
-    fn class_label(&self, class: &str) -> String {
+    fn key(&self, class: &str, model: &str) -> ClassOfModel {
         let recent = self.lock();
-        if recent.classes.contains(class) || recent.classes_before.contains(class) {
-            class.to_owned()
-        } else {
-            OTHER.to_owned()
+        let known = recent.classes.contains(class) || recent.classes_before.contains(class);
+        ClassOfModel {
+            class: if known { class } else { OTHER }.to_owned(),
+            model: model.to_owned(),
         }
+    }
+}
+
+fn good_labels(class: &str, model: &str) -> SloVerdictLabels {
+    SloVerdictLabels {
+        class: class.to_owned(),
+        verdict: "good",
+        reason: "met",
+        model: model.to_owned(),
     }
 }
 
@@ -416,6 +491,8 @@ mod tests {
     const DONE: Ending = Ending::Done {
         reason: FinishReason::Length,
     };
+
+    const MODEL: &str = "m";
 
     fn policy(names: &[&str]) -> SloPolicy {
         let class = |name: &&str| SloClass {
@@ -453,12 +530,14 @@ mod tests {
         fn new(names: &[&str]) -> Self {
             let telemetry = Telemetry::default();
             let meters = SloMeters::new(&telemetry.slo, &policy(names));
+            meters.begin_model(MODEL);
             Self { telemetry, meters }
         }
 
         fn handle_note(&self, note: &RouterNote) {
             let context = NoteContext {
                 flight: note.flight(),
+                model: MODEL,
                 request: None,
                 worker_name: &|worker| worker.to_string(),
             };
@@ -483,18 +562,36 @@ mod tests {
                     output_tokens: 12,
                 })),
             };
-            let counted = self.meters.ended(judged, ending);
+            let counted = self.meters.ended(MODEL, judged, ending);
             assert!(counted.is_some());
         }
 
         #[track_caller]
         fn assert_shown(&self, lines: &[&str]) {
-            let text = self.telemetry.text();
+            // All lines are of one model.
+            let text = self.telemetry.text().replace(",model=\"m\"", "");
             for line in lines {
                 let there = text.lines().any(|shown| shown == *line);
                 assert!(there, "{line} is not in\n{text}");
             }
         }
+    }
+
+    #[test]
+    fn a_class_has_series_for_each_model() {
+        let fixture = SloMetersFixture::new(&["fast"]);
+        fixture.meters.begin_model("other");
+        fixture.end_flight("fast", SloVerdict::Good, &DONE);
+        let text = fixture.telemetry.text();
+        let good = |model: &str, count: u32| {
+            let labels = "class=\"fast\",verdict=\"good\",reason=\"met\"";
+            format!("cleave_slo_requests_total{{{labels},model=\"{model}\"}} {count}")
+        };
+        for line in [good("m", 1), good("other", 0)] {
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("model=\"\""), "a model is known:\n{text}");
+        assert_eq!(fixture.telemetry.slo.goodput().0.len(), 1, "one class");
     }
 
     // Invariant: I33.
@@ -531,7 +628,7 @@ mod tests {
         );
         let constraint = Failure::Constraint("it is too complex".into());
         fixture.end_flight("slow", SloVerdict::Failed, &Ending::Failed(constraint));
-        fixture.telemetry.slo.turned_away("slow", &late);
+        fixture.telemetry.slo.turned_away(MODEL, "slow", &late);
         let line = |class: &str, verdict: &str, reason: &str| {
             format!(
                 "cleave_slo_requests_total{{class=\"{class}\",verdict=\"{verdict}\",reason=\"{reason}\"}} 1"

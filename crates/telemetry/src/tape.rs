@@ -23,11 +23,11 @@ pub type WorkerTapeRecord<'a> = TapeRecord<
     &'a cleave_sched::WorkerInput,
     &'a cleave_sched::WorkerOutput,
 >;
-/// A tape record of a router's brain.
+/// A tape record of a router's brains.
 pub type RouterTapeRecord<'a> = TapeRecord<
     &'a cleave_router::RouterLimits,
-    &'a cleave_router::RouterInput,
-    &'a cleave_router::RouterOutput,
+    &'a cleave_router::PoolInput,
+    &'a cleave_router::PoolOutput,
 >;
 
 /// Writes a brain's tape, if one was asked for.

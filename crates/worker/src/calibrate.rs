@@ -333,6 +333,7 @@ mod tests {
     use super::*;
     use cleave_domain::{BlockIndex, Capacity, Fingerprint, KvPlane, RowPrice, StepResult};
     use cleave_engine::{BlockSpan, EngineDescription, MockEngine};
+    use cleave_models::ExpertsCost;
     use cleave_planner::{bytes_used, flops_used};
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -382,6 +383,7 @@ mod tests {
             head_weights,
             pair_flops: 4 * 12 * 12 * 64,
             layer_bytes: 2 * layer_weights,
+            experts: ExpertsCost::NONE,
             head_bytes: 2 * head_weights,
             token_bytes: 2 * 2 * 12 * 4 * 64,
         }

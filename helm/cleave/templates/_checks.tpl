@@ -1,7 +1,17 @@
 {{/* Checks of values that a schema cannot express. Each message names the path. */}}
 {{- define "cleave.check" -}}
 {{- $root := . -}}
-{{- if not (or (and .Values.prefill.enabled .Values.decode.enabled) .Values.both.enabled) -}}
+{{- $pools := (fromJson (include "cleave.pools" .)).pools -}}
+{{- $names := list -}}
+{{- range .Values.models -}}
+{{- if has .name $names -}}{{- fail (printf "models: two have the name %s" .name) -}}{{- end -}}
+{{- $names = append $names .name -}}
+{{- $split := and (has (printf "%s-prefill" .name) $pools) (has (printf "%s-decode" .name) $pools) -}}
+{{- if not (or $split (has (printf "%s-both" .name) $pools)) -}}
+{{- fail (printf "models: a request for %s needs both legs: enable prefill and decode, or both" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not .Values.models) (not (or (and .Values.prefill.enabled .Values.decode.enabled) .Values.both.enabled)) -}}
 {{- fail "prefill.enabled, decode.enabled, both.enabled: a request needs both legs: enable prefill and decode, or both" -}}
 {{- end -}}
 {{- if and (include "cleave.scalesBy" (list . "keda")) (include "cleave.scalesBy" (list . "hpa")) -}}

@@ -46,7 +46,7 @@ matchLabels:
 matchExpressions:
   - key: app.kubernetes.io/component
     operator: In
-    values: [prefill, decode, both]
+    values: [{{ if .Values.models }}{{ join ", " (fromJson (include "cleave.pools" .)).pools }}{{ else }}prefill, decode, both{{ end }}]
 {{- end -}}
 
 {{/* Merges (map, map over it) and prints JSON. Maps are merged, all else is replaced; unlike sprig's merge, false, 0
@@ -66,11 +66,23 @@ matchExpressions:
 {{- toJson $merged -}}
 {{- end -}}
 
-{{/* (root, pool's name): the pool's values over those of `workers`, as JSON. */}}
+{{/* (root, pool's name): the pool's values over those of `workers`, as JSON, with its `role` and, where `models` are
+     listed, the `servedName` of its model. The name of a pool of a listed model ends with the role. */}}
 {{- define "cleave.pool" -}}
-{{- $root := index . 0 -}}
-{{- $pool := fromJson (include "cleave.merge" (list $root.Values.workers (get $root.Values (index . 1)))) -}}
-{{- $_ := set $pool "model" (fromJson (include "cleave.merge" (list $root.Values.model $pool.model))) -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}
+{{- $role := regexFind "[^-]+$" $name -}}
+{{- $of := dict -}}
+{{- range $root.Values.models -}}{{- if eq (printf "%s-%s" .name $role) $name -}}{{- $of = . -}}{{- end -}}{{- end -}}
+{{- $pool := fromJson (include "cleave.merge" (list $root.Values.workers (get $root.Values $role))) -}}
+{{- $pool = fromJson (include "cleave.merge" (list $pool (default dict (get $of $role)))) -}}
+{{- $model := fromJson (include "cleave.merge" (list $root.Values.model (default dict $of.model))) -}}
+{{- $model = fromJson (include "cleave.merge" (list $model $pool.model)) -}}
+{{- if $of -}}
+{{- $_ := set $model "servedName" (default $of.name (default dict $of.model).servedName) -}}
+{{- $_ := set $pool "servedName" $model.servedName -}}
+{{- end -}}
+{{- $_ := set $pool "model" $model -}}
+{{- $_ := set $pool "role" $role -}}
 {{- toJson $pool -}}
 {{- end -}}
 
@@ -131,13 +143,24 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{/* Enabled pools, as a JSON object with the key `pools`. */}}
+{{/* Names of the enabled pools, as a JSON object with the key `pools`: the roles, or MODEL-ROLE for each of `models`. */}}
 {{- define "cleave.pools" -}}
 {{- $root := . -}}{{- $pools := list -}}
-{{- range list "prefill" "decode" "both" -}}
-{{- if (get $root.Values .).enabled -}}{{- $pools = append $pools . -}}{{- end -}}
+{{- range $model := default (list dict) .Values.models -}}
+{{- range $role := list "prefill" "decode" "both" -}}
+{{- $own := get $model $role | default dict -}}
+{{- $enabled := ternary $own.enabled (get $root.Values $role).enabled (hasKey $own "enabled") -}}
+{{- if $enabled -}}
+{{- $pools = append $pools (ternary (printf "%s-%s" (toString $model.name) $role) $role (hasKey $model "name")) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- toJson (dict "pools" $pools) -}}
+{{- end -}}
+
+{{/* A served name as the value of a label, as the routers write it in their external metric. */}}
+{{- define "cleave.labelValue" -}}
+{{- regexReplaceAll "^[^A-Za-z0-9]+|[^A-Za-z0-9]+$" (regexReplaceAll "[^A-Za-z0-9._-]" . "-" | trunc 63) "" -}}
 {{- end -}}
 
 {{/* (root, type): "true" if a pool has this type of autoscaling. */}}

@@ -7,7 +7,7 @@
 metadata:
   labels:
     {{- include "cleave.labels" (list $root $name) | nindent 4 }}
-    llm-d.ai/role: {{ $name }}
+    llm-d.ai/role: {{ $pool.role }}
     {{- with $pool.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -76,7 +76,7 @@ spec:
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
       args:
         - worker
-        - --leg={{ $name }}
+        - --leg={{ $pool.role }}
         - --router={{ include "cleave.routerAddress" $root }}
         - --name=$(POD_NAME)
         - --device={{ ternary "cpu" "cuda" (eq (toString $pool.gpus) "0") }}

@@ -53,5 +53,10 @@ BAD: list[tuple[dict, str, str]] = [
     ({"inferencePool": {"pickerTls": "on"}}, "1.31", "inferencePool.pickerTls"),
     ({"telemetry": {"otlpEndpoint": "otel:4317"}}, "1.31", "telemetry.otlpEndpoint"),
     ({"fullnameOverride": "Cleave"}, "1.31", "fullnameOverride"),
+    ({"models": [{"model": {}}]}, "1.31", "models.0"),
+    ({"models": [{"name": "Llama"}]}, "1.31", "models.0.name"),
+    ({"models": [{"name": "a", "prefil": {}}]}, "1.31", "prefil"),
+    ({"models": [{"name": "a"}, {"name": "a"}]}, "1.31", "models: two have the name a"),
+    ({"models": [{"name": "a", "decode": {"enabled": False}}]}, "1.31", "models: a request for a needs both legs"),
     ({"workers": {"leaderWorkerSet": {"size": 0}}}, "1.31", "workers.leaderWorkerSet.size"),
 ]

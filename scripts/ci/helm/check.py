@@ -41,6 +41,17 @@ VARIANTS: dict[str, dict] = {
     "as it is": {},
     "mixed pool": {"both": {"enabled": True, "replicas": 2}},
     "mixed pool alone": {"both": {"enabled": True}, "prefill": {"enabled": False}, "decode": {"enabled": False}},
+    "several models": {
+        "models": [
+            {"name": "chat", "model": {"servedName": "org/Chat-8B"}, "prefill": {"replicas": 3}},
+            {
+                "name": "embed",
+                "prefill": {"enabled": False},
+                "decode": {"enabled": False},
+                "both": {"enabled": True, "extraArgs": ["--runner=pooling"]},
+            },
+        ]
+    },
     "groups": {
         "workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}
     },

@@ -12,7 +12,7 @@ export async function chat(browser, base, tools) {
   const server = await scripted(base);
   const { context, page, trouble } = await tools.browse(browser, server.url, "/ui/chat", { downloads: true });
   const test = { ...tools, ...server, page, last: () => page.locator("#turns > li").last() };
-  await tools.until("model", async () => (await page.locator("#model").innerText()) === "scripted");
+  await tools.until("model", async () => (await page.locator("#model").inputValue()) === "scripted");
   for (const part of [turns, toolCalls, schema, stop, refusals, hostile, changes, files, narrow]) await part(test);
   const images = await page.locator("#turns img, #turns script").count();
   tools.check(images === 0 && !(await page.evaluate(() => window.hacked)), "no text became an element");

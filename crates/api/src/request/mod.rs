@@ -319,7 +319,7 @@ pub(crate) fn check_model(fields: &JsonFields, model: &ModelText) -> Result<(), 
     match fields.text(&MODEL)? {
         Some(requested) if requested != model.name() => Err(ApiError::model_not_found(
             &clipped(&requested),
-            model.name(),
+            &format!("`{}`", model.name()),
         )),
         _ => Ok(()),
     }

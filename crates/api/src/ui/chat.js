@@ -4,7 +4,7 @@ import { Conversation, readSettings } from "./conversation.js";
 import { events } from "./events.js";
 import { followTheme } from "./theme.js";
 import { AnswerView, MessageView } from "./turn_view.js";
-import { $, make, say } from "./words.js";
+import { $, make, offerModels, say } from "./words.js";
 
 const chat = new Conversation();
 const views = new WeakMap();
@@ -28,7 +28,7 @@ async function answer() {
   const { signal } = abort;
   show();
   try {
-    const body = JSON.stringify(chat.request());
+    const body = JSON.stringify({ model: $("model").value, ...chat.request() });
     const reply = await fetch("../v1/chat/completions", { method: "POST", headers: headers(), body, signal, credentials: "omit" });
     if (!reply.ok) throw await refusal(reply);
     for await (const { data } of events(reply.body)) {
@@ -224,7 +224,7 @@ $("file").addEventListener("change", async () => {
 
 // === the server
 
-/** Finds the served model; another port may serve clients. */
+/** Finds the served models; another port may serve clients. */
 async function look() {
   const reply = await fetch("../v1/models", { headers: headers(), credentials: "omit" }).catch(() => null);
   if (reply?.status === 401) {
@@ -232,14 +232,12 @@ async function look() {
     return;
   }
   if (reply?.status === 404) {
-    say($("model"), "not here");
     say($("status"), "This address serves operators alone; open the chat at the address of clients.");
     $("send").disabled = true;
     return;
   }
   const models = reply?.ok ? (await reply.json()).data : [];
-  say($("model"), models[0]?.id ?? "no model yet");
-  if (!models.length) setTimeout(look, 2000);
+  setTimeout(look, offerModels(models) ? 30_000 : 2000);
 }
 
 $("api-key").addEventListener("change", look);

@@ -43,6 +43,8 @@ pub struct FleetSnapshot {
 pub struct WorkerRow {
     /// Name, unique in the fleet.
     pub name: String,
+    /// Served name of its model.
+    pub model: String,
     /// Legs that it serves.
     pub role: Role,
     /// Whether it accepts work.
@@ -74,7 +76,7 @@ pub struct WorkerRow {
 }
 
 /// Names of the columns of a row, in order.
-pub(crate) const COLUMNS: [&str; 15] = [
+pub(crate) const COLUMNS: [&str; 16] = [
     "name",
     "role",
     "state",
@@ -90,6 +92,7 @@ pub(crate) const COLUMNS: [&str; 15] = [
     "heard_ms",
     "tokens_per_second",
     "placed",
+    "model",
 ];
 
 impl Serialize for WorkerRow {
@@ -97,6 +100,7 @@ impl Serialize for WorkerRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self {
             name,
+            model,
             role,
             state,
             device,
@@ -128,6 +132,7 @@ impl Serialize for WorkerRow {
         row.serialize_element(&since_report.map(|since| since.as_millis() as u64))?;
         row.serialize_element(&tokens_per_second.map(f64::round))?;
         row.serialize_element(placed)?;
+        row.serialize_element(model)?;
         row.end()
     }
 }
@@ -325,6 +330,8 @@ pub struct ScalingSummary {
 /// Workers of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PoolTarget {
+    /// Served name of the model.
+    pub model: String,
     /// `prefill`, `decode` or `both`.
     pub pool: String,
     pub workers: u32,
@@ -338,6 +345,8 @@ pub struct PoolTarget {
 pub struct ScalingChange {
     /// Time of the change, in milliseconds since 1970.
     pub at_ms: u64,
+    /// Served name of the model.
+    pub model: String,
     pub pool: String,
     pub from: u32,
     pub to: u32,
@@ -441,6 +450,7 @@ mod tests {
     fn row(name: &str, running: u32) -> WorkerRow {
         WorkerRow {
             name: name.to_owned(),
+            model: "m".to_owned(),
             role: Role::Decode,
             state: WorkerState::Ready,
             device: None,
@@ -478,10 +488,10 @@ mod tests {
         assert_eq!(
             whole["workers"][0],
             json!([
-                "a", "decode", "ready", null, 0, 1, 0, 0, 1.23, 3, 9, null, 7, 13.0, 5
+                "a", "decode", "ready", null, 0, 1, 0, 0, 1.23, 3, 9, null, 7, 13.0, 5, "m"
             ])
         );
-        assert_eq!(whole["columns"].as_array().map(Vec::len), Some(15));
+        assert_eq!(whole["columns"].as_array().map(Vec::len), Some(16));
         let delta = sent(&SnapshotUpdate::changes(&before, &after));
         let names = |rows: &Value| -> Vec<Value> {
             let rows = rows.as_array().expect("rows");

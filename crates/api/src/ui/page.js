@@ -317,8 +317,10 @@ function scaling(wanted) {
   if (!wanted) return;
   say($("scaling-note"), wanted.advisory ? "advice; nobody acts on it" : "");
   const sign = (pool) => (pool.wanted > pool.workers ? "▲ " : pool.wanted < pool.workers ? "▼ " : "");
-  table($("wanted"), wanted.pools.map((pool) => [[pool.pool], [number(pool.workers), "num"], [`${sign(pool)}${number(pool.wanted)}`, "num"], [pool.reason]]));
-  table($("decisions"), wanted.recent.map((step) => [[clock(step.at_ms), "when"], [step.pool], [`${step.from} → ${step.to}`], [step.reason, "why"]]));
+  const several = new Set(wanted.pools.map((pool) => pool.model)).size > 1;
+  const title = (of) => (several ? `${of.model}: ${of.pool}` : of.pool);
+  table($("wanted"), wanted.pools.map((pool) => [[title(pool)], [number(pool.workers), "num"], [`${sign(pool)}${number(pool.wanted)}`, "num"], [pool.reason]]));
+  table($("decisions"), wanted.recent.map((step) => [[clock(step.at_ms), "when"], [title(step)], [`${step.from} → ${step.to}`], [step.reason, "why"]]));
 }
 
 // === the stream

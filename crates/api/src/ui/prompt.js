@@ -2,7 +2,7 @@
 // prompt.
 import { events } from "./events.js";
 import { waterfallRows } from "./waterfall.js";
-import { $, make, say, time } from "./words.js";
+import { $, make, offerModels, say, time } from "./words.js";
 
 let stop = null;
 let known = "";
@@ -22,7 +22,7 @@ export function prepare(classes) {
   list.value = [...list.options].some((option) => option.value === before) ? before : "";
 }
 
-/** Finds the served model; without one (another port serves clients) the box stays hidden. */
+/** Finds the served models; without any (another port serves clients) the box stays hidden. */
 async function look() {
   const answer = await fetch("v1/models", { headers: headers(), credentials: "omit" }).catch(() => null);
   if (answer?.status === 401) {
@@ -31,8 +31,8 @@ async function look() {
   }
   $("try").hidden = answer?.status === 404;
   const models = answer?.ok ? (await answer.json()).data : [];
-  say($("model"), models[0]?.id ?? "no model yet");
-  if (!models.length && answer?.status !== 404) setTimeout(look, 2000);
+  const count = offerModels(models);
+  if (answer?.status !== 404) setTimeout(look, count ? 30_000 : 2000);
 }
 
 function headers() {
@@ -51,7 +51,7 @@ async function send() {
   const kind = $("kind").value;
   const text = $("prompt").value;
   const asked = kind === "completions" ? { prompt: text } : { messages: [{ role: "user", content: text }] };
-  const body = JSON.stringify({ ...asked, max_tokens: Number($("max-tokens").value) || 64, stream: true, stream_options: { include_usage: true } });
+  const body = JSON.stringify({ model: $("model").value, ...asked, max_tokens: Number($("max-tokens").value) || 64, stream: true, stream_options: { include_usage: true } });
   const begun = performance.now();
   try {
     const answer = await fetch(`v1/${kind}`, { method: "POST", headers: headers(), body, signal: stop.signal, credentials: "omit" });

@@ -42,3 +42,14 @@ export function rate(bytes) {
   }
   return [unit === 0 ? whole.format(bytes) : bytes >= 100 ? bytes.toFixed(0) : bytes.toFixed(1), units[unit]];
 }
+
+/** Offers the served models that answer prompts, and keeps the choice. Returns how many there are. */
+export function offerModels(models) {
+  const list = $("model");
+  const names = models.filter((model) => model.task === "generate").map((model) => model.id);
+  const before = list.value;
+  list.replaceChildren(...(names.length ? names : ["no model yet"]).map((name) => make("option", "", name)));
+  if (names.includes(before)) list.value = before;
+  list.disabled = names.length < 2;
+  return names.length;
+}

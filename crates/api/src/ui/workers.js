@@ -19,6 +19,7 @@ const COLUMNS = [
   ["Heard", (row) => row.heard_ms ?? Infinity, true],
   ["Tokens/s", (row) => row.tokens_per_second ?? -1, true],
   ["Device", (row) => row.device ?? "", false],
+  ["Model", (row) => row.model, false],
 ];
 
 const MEASURES = {
@@ -72,7 +73,7 @@ export class Workers {
     const find = $("find").value.trim().toLowerCase();
     const [pool, state] = [$("pool").value, $("state").value];
     const fits = (row) => (!pool || row.role === pool) && (!state || row.state === state)
-      && (!find || row.name.toLowerCase().includes(find) || (row.device ?? "").toLowerCase().includes(find));
+      && (!find || row.name.toLowerCase().includes(find) || row.model.toLowerCase().includes(find) || (row.device ?? "").toLowerCase().includes(find));
     const [at, way] = this.order;
     const by = COLUMNS[at][1];
     const names = new Intl.Collator("en", { numeric: true });
@@ -126,7 +127,7 @@ export class Workers {
     element.dataset.name = row.name;
     element.setAttribute("aria-rowindex", String(at + 2));
     element.setAttribute("aria-selected", String(row.name === this.picked));
-    const [name, leg, state, batch, waiting, queue, used, step, heard, tokens, device] = element.children;
+    const [name, leg, state, batch, waiting, queue, used, step, heard, tokens, device, model] = element.children;
     say(name, row.name);
     leg.firstChild.className = `leg tone-${row.role}`;
     say(leg.firstChild, row.role);
@@ -141,6 +142,7 @@ export class Workers {
     say(heard, row.heard_ms === null ? "–" : row.heard_ms < 1000 ? "now" : `${number(Math.round(row.heard_ms / 1000))} s ago`);
     say(tokens, row.tokens_per_second === null ? "–" : number(row.tokens_per_second));
     say(device, row.device ? row.device + (row.sharing ? ` (shared by ${row.sharing + 1})` : "") : "–");
+    say(model, row.model);
   }
 
   key(event) {
@@ -170,7 +172,7 @@ export class Workers {
 
   // === map
 
-  /** Returns the shown workers, pool by pool, by name. */
+  /** Draws the shown workers, pool by pool, by name; with several models each has pools of its own. */
   draw() {
     const map = $("map");
     const context = map.getContext("2d");
@@ -178,7 +180,12 @@ export class Workers {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     const names = new Intl.Collator("en", { numeric: true });
-    const pools = ["prefill", "decode", "both"].map((role) => [role, this.shown.filter((row) => row.role === role)]);
+    const models = [...new Set(this.shown.map((row) => row.model))].sort(names.compare);
+    const pools = models.flatMap((model) => ["prefill", "decode", "both"].map((role) => [
+      role,
+      this.shown.filter((row) => row.role === role && row.model === model),
+      models.length > 1 ? `${model}: ${role}` : role,
+    ]));
     const there = pools.filter(([, rows]) => rows.length);
     for (const [, rows] of there) rows.sort((a, b) => names.compare(a.name, b.name));
     const [side, gap] = cellSize(width, there.map(([, rows]) => rows.length));
@@ -197,12 +204,12 @@ export class Workers {
     const heat = ramp(colour("heat-0"), colour("heat-1"));
     this.cells = [];
     let y = 0;
-    for (const [role, rows] of there) {
+    for (const [role, rows, title] of there) {
       context.font = "600 11.5px system-ui, Inter, 'DejaVu Sans', sans-serif";
       context.fillStyle = colour(role);
       context.fillRect(0, y + 4, 8, 8);
       context.fillStyle = colour("muted");
-      context.fillText(`${role}  ${rows.length}`, 14, y + 12);
+      context.fillText(`${title}  ${rows.length}`, 14, y + 12);
       y += 20;
       rows.forEach((row, at) => {
         const [left, top] = [(at % across) * (side + gap), y + Math.floor(at / across) * (side + gap)];
@@ -219,7 +226,7 @@ export class Workers {
       y += Math.ceil(rows.length / across) * (side + gap) + 8;
     }
     this.side = side;
-    map.setAttribute("aria-label", `Map of workers by ${$("measure").selectedOptions[0].textContent}: ${there.map(([role, rows]) => `${rows.length} ${role}`).join(", ") || "none"}. The table beside it has the numbers.`);
+    map.setAttribute("aria-label", `Map of workers by ${$("measure").selectedOptions[0].textContent}: ${there.map(([, rows, title]) => `${rows.length} ${title}`).join(", ") || "none"}. The table beside it has the numbers.`);
   }
 
   at(event) {

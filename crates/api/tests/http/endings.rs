@@ -472,5 +472,6 @@ async fn a_request_keeps_its_model_when_another_is_served() {
         (&answer["choices"][0]["text"], &answer["model"]),
         (&json!("same"), &json!("llama3"))
     );
-    assert_eq!(set.get("/v1/models").await.json()["data"][0]["id"], "qwen2");
+    let models = set.get("/v1/models").await.json();
+    assert_eq!(models["data"].as_array().map(Vec::len), Some(2));
 }

@@ -11,6 +11,7 @@ mod input;
 mod item_references;
 mod keys;
 mod messages;
+mod models;
 mod operations;
 mod pooled;
 mod ranges;

@@ -51,7 +51,10 @@ async fn probe_and_model_routes_answer() {
 async fn load_shows_open_and_maximum_streams() {
     let set = server("llama3");
     let load = set.get("/load").await.json();
-    assert_eq!(load, json!({"server_load": 3, "server_load_max": 8}));
+    assert_eq!(
+        load,
+        json!({"server_load": 3, "server_load_max": 8, "models": {}})
+    );
 }
 
 #[tokio::test]

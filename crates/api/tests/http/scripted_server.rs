@@ -20,7 +20,7 @@ use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::{FutureExt, StreamExt};
 use http_body_util::BodyExt;
 use serde_json::Value;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -54,6 +54,10 @@ pub(crate) struct ScriptedFrontend {
     /// Sequences that the worker may take now.
     pub(crate) steps: StepPermits,
     pub(crate) traces: Mutex<Vec<Option<TraceParent>>>,
+    /// The models of the sequences, as they were submitted.
+    pub(crate) models: Mutex<Vec<String>>,
+    /// The models whose workers are gone.
+    pub(crate) away: Mutex<BTreeSet<String>>,
     pub(crate) readiness: Mutex<Option<ServingReadiness>>,
     pub(crate) policy: Mutex<Arc<SloPolicy>>,
     /// Longest sequence that a worker can hold.
@@ -107,6 +111,7 @@ fn worker() -> WorkerView {
     backlog.add(1, Some(Duration::ZERO), Duration::from_millis(250));
     WorkerView {
         name: "d0".into(),
+        model: "llama3".into(),
         worker: WorkerRef::default(),
         role: Role::Decode,
         state: WorkerState::Ready,
@@ -179,6 +184,8 @@ impl Frontend for ScriptedFrontend {
 
     fn submit_for(&self, request: Request, caller: SubmissionContext) -> FlightStream {
         self.traces.lock().unwrap().push(caller.trace);
+        let model = caller.model.to_string();
+        self.models.lock().unwrap().push(model);
         self.submit(request)
     }
 
@@ -189,12 +196,15 @@ impl Frontend for ScriptedFrontend {
         }
     }
 
-    fn readiness(&self) -> ServingReadiness {
+    fn readiness(&self, model: &str) -> ServingReadiness {
+        if self.away.lock().unwrap().contains(model) {
+            return ServingReadiness::NotReady("its workers are gone".into());
+        }
         let readiness = self.readiness.lock().unwrap().clone();
         readiness.unwrap_or(ServingReadiness::Ready)
     }
 
-    fn sequence_tokens_max(&self) -> Option<u32> {
+    fn sequence_tokens_max(&self, _: &str) -> Option<u32> {
         *self.sequence_tokens_max.lock().unwrap()
     }
 

@@ -76,6 +76,7 @@ fn policy() -> SloPolicy {
             ..HeaderTrust::default()
         },
         scaling: None,
+        models: Vec::new(),
     }
 }
 

@@ -35,6 +35,7 @@ const FILES: [&str; 15] = [
 fn row(name: &str, running: u32) -> WorkerRow {
     WorkerRow {
         name: name.to_owned(),
+        model: "m".to_owned(),
         role: Role::Decode,
         state: WorkerState::Ready,
         device: None,

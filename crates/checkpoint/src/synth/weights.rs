@@ -8,7 +8,7 @@
 use super::SynthError;
 use crate::CheckpointProgress;
 use cleave_domain::SplitMix64;
-use cleave_models::{ModelTensor, TensorRole};
+use cleave_models::{ExpertAxes, ModelTensor, TensorRole};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::Write;
@@ -145,8 +145,22 @@ impl UniformSpread {
             (TensorRole::Embedding | TensorRole::Head, [_, columns]) => {
                 (0.0, 3.0 / (*columns as f32).sqrt())
             }
-            (_, [_, columns]) => (0.0, 2.0 / (*columns as f32).sqrt()),
-            (TensorRole::Bias(_), _) => (0.0, 0.1),
+            (TensorRole::Bias(_) | TensorRole::ExpertBiases { .. }, _)
+            | (TensorRole::RouterBias | TensorRole::ChoiceBias | TensorRole::Sinks, _) => {
+                (0.0, 0.1)
+            }
+            (
+                TensorRole::Experts {
+                    axes: ExpertAxes::InOut,
+                    ..
+                },
+                [_, columns, _],
+            )
+            | (_, [.., columns])
+                if tensor.shape.len() > 1 =>
+            {
+                (0.0, 2.0 / (*columns as f32).sqrt())
+            }
             _ => (1.0, 0.1),
         };
         Self {

@@ -1,6 +1,6 @@
 //! The flags of `autoscale`.
 
-use crate::values::parse_router;
+use crate::values::{parse_model_name, parse_router};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -20,6 +20,10 @@ pub(crate) struct AutoscaleArgs {
     /// https://host:port if its port has a certificate.
     #[arg(long, value_name = "ADDR", value_parser = parse_router_endpoint)]
     pub(crate) router: RouterEndpoint,
+    /// The model whose workers are started, where the router serves several: its name in the
+    /// policy's `models`. Each worker is started with it.
+    #[arg(long, value_name = "NAME", value_parser = parse_model_name)]
+    pub(crate) served_model_name: Option<String>,
     /// Certificate authorities, in PEM, that an https:// server must be signed by; the system's if
     /// absent. Read once, at the start.
     #[arg(long, value_name = "FILE")]

@@ -5,12 +5,13 @@ use crate::values::{
     parse_swap_bytes,
 };
 use anyhow::bail;
-use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cleave_api::{ApiOptions, OutputOptions, ResponseStoreLimits};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Args, Command};
+use cleave_api::{ApiOptions, OutputOptions, ParserChoice, ResponseStoreLimits};
 use cleave_server::HttpLimits;
 use cleave_text::{ReasoningField, ReasoningParser, ToolCallParser, UnknownParser};
 use cleave_tls::CertificateFiles;
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -89,13 +90,15 @@ pub(crate) struct HttpArgs {
     #[command(flatten)]
     pub(crate) responses: ResponseStoreArgs,
     /// Format of the model's tool calls, by its name in vLLM; chosen by the chat template if
-    /// absent, and `none` leaves calls in the text.
-    #[arg(long, value_name = "NAME", value_parser = parser_of::<ToolCallParser>(ToolCallParser::names()))]
-    pub(crate) tool_call_parser: Option<ToolCallParser>,
+    /// absent, and `none` leaves calls in the text. `MODEL=NAME` is for one of several models; may
+    /// be repeated.
+    #[arg(long, value_name = "NAME", value_parser = OfModel(parser_of::<ToolCallParser>(ToolCallParser::names())))]
+    pub(crate) tool_call_parser: Vec<(Option<String>, ToolCallParser)>,
     /// Format of the model's reasoning, by its name in vLLM; chosen by the chat template if absent,
-    /// and `none` leaves reasoning in the text.
-    #[arg(long, value_name = "NAME", value_parser = parser_of::<ReasoningParser>(ReasoningParser::names()))]
-    pub(crate) reasoning_parser: Option<ReasoningParser>,
+    /// and `none` leaves reasoning in the text. `MODEL=NAME` is for one of several models; may be
+    /// repeated.
+    #[arg(long, value_name = "NAME", value_parser = OfModel(parser_of::<ReasoningParser>(ReasoningParser::names())))]
+    pub(crate) reasoning_parser: Vec<(Option<String>, ReasoningParser)>,
     /// Field of messages that has the reasoning: `reasoning_content`, or `reasoning` as in vLLM.
     #[arg(long, value_name = "FIELD", default_value = ReasoningField::default().name(), value_parser = parser_of::<ReasoningField>(ReasoningField::NAMES.into_iter()))]
     pub(crate) reasoning_field: ReasoningField,
@@ -156,6 +159,45 @@ where
     PossibleValuesParser::new(names).try_map(|name| name.parse::<T>())
 }
 
+/// Parses a value, with the served name of a model before it and `=` between them if it is for that
+/// model alone.
+#[derive(Clone)]
+struct OfModel<P>(P);
+
+impl<P: TypedValueParser> TypedValueParser for OfModel<P> {
+    type Value = (Option<String>, P::Value);
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Self::Value, clap::Error> {
+        let named = value.to_str().and_then(|text| text.rsplit_once('='));
+        let (model, value) = match named {
+            Some((model, value)) => (Some(model.to_owned()), OsStr::new(value)),
+            None => (None, value),
+        };
+        Ok((model, self.0.parse_ref(command, argument, value)?))
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        self.0.possible_values()
+    }
+}
+
+/// The choice that the values of a flag make; of two for one model the later one counts.
+fn parser_choice<T: Copy>(values: &[(Option<String>, T)]) -> ParserChoice<T> {
+    let others = values.iter().rev().find(|(model, _)| model.is_none());
+    let named = values
+        .iter()
+        .filter_map(|(model, parser)| Some((model.clone()?, *parser)));
+    ParserChoice {
+        others: others.map(|(_, parser)| *parser),
+        by_model: named.collect(),
+    }
+}
+
 impl HttpArgs {
     pub(crate) fn certificate(&self) -> Option<CertificateFiles> {
         let (certificate, key) = (self.ssl_certfile.clone()?, self.ssl_keyfile.clone()?);
@@ -164,8 +206,8 @@ impl HttpArgs {
 
     pub(crate) fn outputs(&self) -> OutputOptions {
         OutputOptions {
-            reasoning_parser: self.reasoning_parser,
-            tool_call_parser: self.tool_call_parser,
+            reasoning_parser: parser_choice(&self.reasoning_parser),
+            tool_call_parser: parser_choice(&self.tool_call_parser),
             reasoning_field: self.reasoning_field,
         }
     }
@@ -202,6 +244,28 @@ mod tests {
         assert!(limits(&["--response-store-memory", "32MiB"]).is_err());
         assert!(limits(&["--response-store-tenant-memory", "0"]).is_err());
         assert!(limits(&["--response-store-memory", "0"]).is_ok());
+    }
+
+    #[test]
+    fn a_parser_may_be_for_one_of_several_models() {
+        let outputs = |flags: &[&str]| {
+            let flags = ["cleave"].into_iter().chain(flags.iter().copied());
+            HttpFlags::try_parse_from(flags).map(|flags| flags.face.outputs())
+        };
+        let hermes = Some("hermes".parse::<ToolCallParser>().unwrap());
+        let of = |flags: &[&str]| outputs(flags).unwrap().tool_call_parser;
+        assert_eq!(of(&["--tool-call-parser", "hermes"]).others, hermes);
+        let two = [
+            "--tool-call-parser",
+            "org/a=hermes",
+            "--tool-call-parser",
+            "none",
+        ];
+        let two = of(&two);
+        assert_eq!(two.by_model.get("org/a").copied(), hermes);
+        assert_ne!(two.others, hermes);
+        assert!(two.others.is_some());
+        assert!(outputs(&["--tool-call-parser", "org/a=nonsense"]).is_err());
     }
 
     #[test]

@@ -108,6 +108,7 @@ fn least_seconds(model: &ModelCost, sample: &BenchSample, rates: MachineRates) -
 mod tests {
     use super::*;
     use cleave_domain::StepWork;
+    use cleave_models::ExpertsCost;
 
     /// Llama-3.2-1B in bf16 at the ceilings of two cores with 1,102 GFLOP/s of bf16 products,
     /// computed by hand.
@@ -120,6 +121,7 @@ mod tests {
             head_weights,
             pair_flops: 4 * 16 * 32 * 64,
             layer_bytes: 2 * layer_weights,
+            experts: ExpertsCost::NONE,
             head_bytes: 2 * head_weights,
             token_bytes: 2 * 2 * 16 * 8 * 64,
         };

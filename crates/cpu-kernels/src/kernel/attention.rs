@@ -63,6 +63,9 @@ pub struct LayerAttention<'a, T> {
     pub soft_cap: Option<SoftCap>,
     /// Sliding window: position `p` attends to `p - window + 1 ..= p`.
     pub window: usize,
+    /// Sink of each query head, if there are any: one more score, not multiplied by
+    /// `scale`, without a value.
+    pub sinks: Option<&'a [f32]>,
     /// `(rows, query_heads × head_dim)`.
     pub out: SliceParts<'a, f32>,
     /// States of tasks that cover a single span, for the later merge; see [`state_len`].
@@ -240,12 +243,17 @@ fn write_output_row<S: Simd, T>(
     row: usize,
 ) {
     let heads = task.attend.heads;
-    let (_, sum, out) = row_state(total, row, task.width);
+    let (top, sum, out) = row_state(total, row, task.width);
     // The sum was kept lane by lane; it is reduced once, at the end.
     let mut lanes = [0.0; LANES];
     lanes.copy_from_slice(sum);
-    let weight = s.splat(s.sum(s.load(&lanes)));
+    let mut weight = s.splat(s.sum(s.load(&lanes)));
     let (token, head) = task.token_and_head(row);
+    // After all spans, so that a row's sink counts once, however its keys were divided.
+    if let Some(sinks) = task.attend.sinks {
+        let sink = sinks[head] * std::f32::consts::LOG2_E;
+        weight = s.add(weight, s.exp2(s.splat(sink - top)));
+    }
     let start = token * heads.query_width() + head * heads.head_dim;
     // SAFETY: each row and head of the output belongs to one task.
     let to = unsafe { task.attend.out.part(start..start + heads.head_dim) };

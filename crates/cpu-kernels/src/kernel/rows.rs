@@ -62,6 +62,66 @@ pub(super) fn add<S: Simd>(s: S, x: &mut [f32], delta: &[f32]) {
     }
 }
 
+/// `x[i] ← x[i] + factor · addend[i]`.
+#[inline(always)]
+pub(super) fn add_scaled<S: Simd>(s: S, x: &mut [f32], addend: &[f32], factor: f32) {
+    let factor = s.splat(factor);
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    let (addends, addends_tail) = addend.as_chunks::<LANES>();
+    for (chunk, addend) in chunks.iter_mut().zip(addends) {
+        s.store(s.fma(factor, s.load(addend), s.load(chunk)), chunk);
+    }
+    if !tail.is_empty() {
+        let sum = s.fma(factor, s.load_part(addends_tail), s.load_part(tail));
+        s.store_part(sum, tail);
+    }
+}
+
+/// `x[i] ← exp(x[i]) / Σ exp(x)`.
+#[inline(always)]
+pub(super) fn softmax<S: Simd>(s: S, x: &mut [f32]) {
+    let most = x.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+    let (most, to_log2) = (s.splat(most), s.splat(std::f32::consts::LOG2_E));
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    let mut sums = s.splat(0.0);
+    for chunk in chunks.iter_mut() {
+        let power = s.exp2(s.mul(s.sub(s.load(chunk), most), to_log2));
+        sums = s.add(sums, power);
+        s.store(power, chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(s.exp2(s.mul(s.sub(s.load_part(tail), most), to_log2)), tail);
+        sums = s.add(sums, s.load_part(tail));
+    }
+    let sum = s.splat(s.sum(sums));
+    for chunk in chunks.iter_mut() {
+        s.store(s.div(s.load(chunk), sum), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(s.div(s.load_part(tail), sum), tail);
+    }
+}
+
+/// `x[i] ← 1 / (1 + exp(−x[i]))`.
+#[inline(always)]
+pub(super) fn sigmoid<S: Simd>(s: S, x: &mut [f32]) {
+    let (chunks, tail) = x.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        s.store(sigmoid_of(s, s.load(chunk)), chunk);
+    }
+    if !tail.is_empty() {
+        s.store_part(sigmoid_of(s, s.load_part(tail)), tail);
+    }
+}
+
+#[inline(always)]
+fn sigmoid_of<S: Simd>(s: S, x: S::V) -> S::V {
+    let exp = s.exp2(s.mul(x, s.splat(-std::f32::consts::LOG2_E)));
+    let share = s.div(s.splat(1.0), s.add(s.splat(1.0), exp));
+    // The exponential of NaN is a number: it would hide that a logit is none.
+    s.add(share, s.sub(x, x))
+}
+
 /// Prefetches memory that is about to be written.
 #[inline(always)]
 pub(super) fn prefetch_lines<S: Simd>(s: S, bytes: &[u8]) {
@@ -119,6 +179,18 @@ pub(super) fn gelu_tanh<S: Simd>(s: S, gate: S::V, up: S::V) -> S::V {
     let twice = s.mul(gate, slope);
     let exp = s.exp2(s.mul(twice, s.splat(-std::f32::consts::LOG2_E)));
     s.mul(s.div(gate, s.add(s.splat(1.0), exp)), up)
+}
+
+/// `gate / (1 + exp(−1.702 · gate)) · (up + 1)`, the gate cut to at most `limit` and its factor to
+/// `±limit`.
+#[inline(always)]
+pub(super) fn clamped_swiglu<S: Simd>(s: S, gate: S::V, up: S::V, limit: f32) -> S::V {
+    const SLOPE: f32 = 1.702;
+    let (least, most) = (s.splat(-limit), s.splat(limit));
+    let gate = s.min(gate, most);
+    let factor = s.add(s.max(s.min(up, most), least), s.splat(1.0));
+    let exp = s.exp2(s.mul(gate, s.splat(-SLOPE * std::f32::consts::LOG2_E)));
+    s.mul(s.div(gate, s.add(s.splat(1.0), exp)), factor)
 }
 
 /// `limit · tanh(x / scale / cap)`, see [`SoftCap`].

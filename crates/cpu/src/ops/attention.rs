@@ -41,6 +41,16 @@ struct PoolLayerView<'a, T> {
     elements: PoolContents<'a, T>,
 }
 
+/// Rows that attention reads and writes.
+struct AttendedRows<'a> {
+    /// `(rows, q | k | v)`.
+    qkv: &'a CpuRows,
+    /// Sink of each query head, if there are any.
+    sinks: Option<&'a CpuVector>,
+    /// `(rows, query_heads × head_dim)`.
+    out: &'a mut CpuRows,
+}
+
 /// Rows whose keys and values are stored.
 pub(super) struct RowsToStore<'a> {
     pub(super) batch: &'a Batch,
@@ -281,7 +291,13 @@ impl CpuOps {
         attention: &Attention,
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
-        let AttentionIo { qkv, pool, out } = io;
+        let AttentionIo {
+            qkv,
+            pool,
+            sinks,
+            out,
+        } = io;
+        let rows = AttendedRows { qkv, sinks, out };
         let of = |elements| PoolLayerView {
             shape: pool.shape.layer(attention.layer),
             elements,
@@ -290,18 +306,17 @@ impl CpuOps {
             KvType::F32 | KvType::Bf16 => of(PoolContents::Elements(pool.elements::<T>())),
             KvType::Int8PerTokenHead => of(PoolContents::Codes(pool.elements())),
             KvType::Fp8E4m3 => {
-                return self.attend_widened::<T>(attention, pool, qkv, out);
+                return self.attend_widened::<T>(attention, pool, rows);
             }
         };
-        self.attend_over(batch, attention, view, qkv, out)
+        self.attend_over(batch, attention, view, rows)
     }
 
     fn attend_widened<T: StoredElement>(
         &mut self,
         attention: &Attention,
         pool: &CpuPool,
-        qkv: &CpuRows,
-        out: &mut CpuRows,
+        rows: AttendedRows<'_>,
     ) -> Result<(), EngineError> {
         // Moved out of `self` while attention borrows both.
         let mut widened = std::mem::take(&mut self.widened);
@@ -315,7 +330,7 @@ impl CpuOps {
             },
             elements: PoolContents::Elements(elements),
         };
-        let done = self.attend_over(batch, attention, view, qkv, out);
+        let done = self.attend_over(batch, attention, view, rows);
         self.widened = widened;
         done
     }
@@ -325,10 +340,13 @@ impl CpuOps {
         batch: &Batch,
         attention: &Attention,
         view: PoolLayerView<'_, T>,
-        qkv: &CpuRows,
-        out: &mut CpuRows,
+        rows: AttendedRows<'_>,
     ) -> Result<(), EngineError> {
         let PoolLayerView { shape, elements } = view;
+        let AttendedRows { qkv, sinks, out } = rows;
+        if let Some(CpuVector(sinks)) = sinks {
+            assert_eq!(sinks.len(), shape.heads.query_heads, "sinks of query heads");
+        }
         assert_eq!(qkv.width, shape.heads.qkv_width());
         assert_eq!(out.width, shape.heads.query_width());
         let threads = self.threads.count();
@@ -349,6 +367,7 @@ impl CpuOps {
             scale: attention.scale * LOG2_E,
             soft_cap: attention.soft_cap.map(|cap| SoftCap::new(cap, LOG2_E)),
             window: attention.window.unwrap_or(usize::MAX),
+            sinks: sinks.map(|CpuVector(sinks)| &sinks[..]),
             out: SliceParts::new(out.head_mut(rows)),
             partials: SliceParts::new(&mut self.partials),
         };

@@ -8,11 +8,11 @@ use super::{CpuOps, PIECE_ELEMENTS, ensure_len, normalize_row};
 use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
 use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
-use cleave_cpu_kernels::kernel::ProductKernels;
 use cleave_cpu_kernels::kernel::product::groups::GroupCodes;
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
 use cleave_cpu_kernels::kernel::product::{IntegerWeights, PackedProduct, SCRATCH_WORDS};
 use cleave_cpu_kernels::kernel::tile::Tiles;
+use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, ProductKernels};
 use cleave_cpu_kernels::memory::SliceParts;
 use cleave_engine::EngineError;
 use cleave_engine::ops::Activation;
@@ -63,15 +63,99 @@ impl<'a> RowsSource<'a> {
     }
 }
 
-impl CpuOps {
+/// Sizes of the packed left side of a product.
+#[derive(Clone, Copy, Default)]
+pub(super) struct LeftSizes {
+    /// Words of packed rows.
+    pub(super) words: usize,
+    /// Scales of packed rows, and as many sums.
+    pub(super) groups: usize,
+}
+
+impl LeftSizes {
+    pub(super) fn of(
+        matrix: &CpuMatrix,
+        rows: usize,
+        kernels: &ProductKernels,
+        group_steps: Option<usize>,
+    ) -> Self {
+        let groups = group_steps.map_or(matrix.slices.len(), |each| matrix.steps() / each);
+        Self {
+            words: rows * matrix.steps() * kernels.phases,
+            groups: rows * groups,
+        }
+    }
+}
+
+/// A packed left side.
+#[derive(Clone, Copy)]
+pub(super) struct PackedLeft<'a> {
+    pub(super) words: &'a [u32],
+    pub(super) scales: &'a [f32],
+    pub(super) sums: &'a [u32],
+    pub(super) rows: usize,
+}
+
+/// The product of a packed left side and a matrix, `out` `(rows, columns)`.
+pub(super) fn packed_product<'a>(
+    matrix: &'a CpuMatrix,
+    gate: Option<Activation>,
+    left: PackedLeft<'a>,
+    out: SliceParts<'a, f32>,
+) -> PackedProduct<'a> {
+    assert_eq!(matrix.is_gated, gate.is_some(), "gate of a matrix");
+    PackedProduct {
+        right: &matrix.words,
+        steps: matrix.steps(),
+        slices: &matrix.slices,
+        columns: matrix.columns,
+        gate,
+        bias: matrix.bias.as_deref(),
+        integer: match &matrix.form {
+            MatrixForm::F32 | MatrixForm::Bf16 | MatrixForm::F16 => IntegerWeights::default(),
+            MatrixForm::Int8(ColumnScales {
+                scales,
+                sum_offsets: starts,
+            }) => IntegerWeights {
+                scales,
+                starts,
+                ..IntegerWeights::default()
+            },
+            MatrixForm::Groups(units) => IntegerWeights {
+                units: *units,
+                ..IntegerWeights::default()
+            },
+        },
+        left: left.words,
+        left_scales: left.scales,
+        left_sums: left.sums,
+        rows: left.rows,
+        out,
+    }
+}
+
+/// Division of a product with this matrix among threads.
+pub(super) fn product_grid(matrix: &CpuMatrix, cut: Tiles, threads: usize) -> ProductGrid {
+    let panels = matrix.panels();
+    let panel_words = matrix.words.len() / panels.max(1);
+    ProductGrid::new(panels, panel_words, cut, threads)
+}
+
+/// Kernels for every format of weights.
+#[derive(Clone, Copy)]
+pub(super) struct KernelTables {
+    kernels: &'static CpuKernels,
+    bytes_kernels: &'static IntegerKernels,
+    precision: Precision,
+}
+
+impl KernelTables {
     /// Kernels for a matrix of this format, and the steps of its groups; `None` without groups.
-    fn product_kernels(&self, matrix: &CpuMatrix) -> (&'static ProductKernels, Option<usize>) {
+    pub(super) fn of(self, matrix: &CpuMatrix) -> (&'static ProductKernels, Option<usize>) {
         const OTHER: &str = "a matrix of another pack";
         match &matrix.form {
-            MatrixForm::F32 => {
-                assert_eq!(self.precision, Precision::F32, "{OTHER}");
-                (&self.kernels.of_f32.product, None)
-            }
+            // Routers are in f32 whatever the precision.
+            MatrixForm::F32 => (&self.kernels.of_f32.product, None),
             MatrixForm::Bf16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
                 (&self.kernels.of_bf16.product, None)
@@ -88,6 +172,16 @@ impl CpuOps {
             },
         }
     }
+}
+
+impl CpuOps {
+    pub(super) fn tables(&self) -> KernelTables {
+        KernelTables {
+            kernels: self.kernels,
+            bytes_kernels: self.bytes_kernels,
+            precision: self.precision,
+        }
+    }
 
     /// Computes `out = x · matrix + bias`, `x` `(rows, width)`, `out` `(rows, columns)`.
     pub(super) fn product(
@@ -100,9 +194,8 @@ impl CpuOps {
     ) -> Result<(), EngineError> {
         assert_eq!(from.len(), rows * matrix.width, "left side of a product");
         assert_eq!(out.len(), rows * matrix.columns, "result of a product");
-        let (kernels, group_steps) = self.product_kernels(matrix);
-        let words = rows * matrix.steps() * kernels.phases;
-        let groups = rows * group_steps.map_or(matrix.slices.len(), |each| matrix.steps() / each);
+        let (kernels, group_steps) = self.tables().of(matrix);
+        let LeftSizes { words, groups } = LeftSizes::of(matrix, rows, kernels, group_steps);
         ensure_len(&mut self.left, words)?;
         ensure_len(&mut self.left_scales, groups)?;
         ensure_len(&mut self.left_sums, groups)?;
@@ -158,38 +251,14 @@ impl CpuOps {
                 }
             }
         });
-        assert_eq!(matrix.is_gated, gate.is_some(), "gate of a matrix");
-        let product = PackedProduct {
-            right: &matrix.words,
-            steps: matrix.steps(),
-            slices: &matrix.slices,
-            columns: matrix.columns,
-            gate,
-            bias: matrix.bias.as_deref(),
-            integer: match &matrix.form {
-                MatrixForm::F32 | MatrixForm::Bf16 | MatrixForm::F16 => IntegerWeights::default(),
-                MatrixForm::Int8(ColumnScales {
-                    scales,
-                    sum_offsets: starts,
-                }) => IntegerWeights {
-                    scales,
-                    starts,
-                    ..IntegerWeights::default()
-                },
-                MatrixForm::Groups(units) => IntegerWeights {
-                    units: *units,
-                    ..IntegerWeights::default()
-                },
-            },
-            left: &self.left[..words],
-            left_scales: &self.left_scales[..groups],
-            left_sums: &self.left_sums[..groups],
+        let packed = PackedLeft {
+            words: &self.left[..words],
+            scales: &self.left_scales[..groups],
+            sums: &self.left_sums[..groups],
             rows,
-            out: SliceParts::new(out),
         };
-        let panels = matrix.panels();
-        let panel_words = matrix.words.len() / panels.max(1);
-        let grid = ProductGrid::new(panels, panel_words, cut, self.threads.count());
+        let product = packed_product(matrix, gate, packed, SliceParts::new(out));
+        let grid = product_grid(matrix, cut, self.threads.count());
         let scratch = SliceParts::new(&mut self.products_scratch);
         self.threads.run(grid.tasks_count(), &|turn| {
             let own_scratch = turn.worker * SCRATCH_WORDS..(turn.worker + 1) * SCRATCH_WORDS;

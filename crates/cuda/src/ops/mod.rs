@@ -373,7 +373,13 @@ impl Ops for CudaOps {
         attention: &Attention,
         io: AttentionIo<'_, Self>,
     ) -> Result<(), EngineError> {
-        let AttentionIo { qkv, pool, out } = io;
+        let AttentionIo {
+            qkv,
+            pool,
+            sinks,
+            out,
+        } = io;
+        assert!(sinks.is_none(), "`supports` refuses sinks on this device");
         let heads = pool.shape.layer(attention.layer).heads;
         assert_eq!(
             (qkv.width, qkv.stored),
@@ -428,6 +434,9 @@ impl Ops for CudaOps {
             activation: match activation {
                 Activation::Silu => 0,
                 Activation::GeluTanh => 1,
+                Activation::ClampedSwiGlu { .. } => {
+                    panic!("`supports` refuses clamped gates on this device")
+                }
             },
         };
         let each = if width.is_multiple_of(8) {

@@ -2,7 +2,7 @@
 //!
 //! Owns: these groups of buffers. Never: outlives a call.
 
-use super::{Activation, Ops};
+use super::{Activation, Ops, VectorOf};
 
 /// The residual stream and a layer's addend, both `(rows, width)`.
 #[derive(Debug)]
@@ -45,12 +45,14 @@ pub struct PoolLayer<'a, P> {
 }
 
 /// Buffers that attention reads, and its result.
-#[derive(Debug)]
 pub struct AttentionIo<'a, O: Ops + ?Sized> {
     /// `(rows, q | k | v)`, queries rotated.
     pub qkv: &'a O::Rows,
     /// Pool with the keys and values.
     pub pool: &'a O::Pool,
+    /// Sinks, `(query_heads)`, if there are any: one more score in each head's softmax, which is
+    /// neither scaled nor capped and has no value.
+    pub sinks: Option<&'a VectorOf<O>>,
     /// `(rows, query_heads × head_dim)`.
     pub out: &'a mut O::Rows,
 }

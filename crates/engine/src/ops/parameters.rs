@@ -1,8 +1,9 @@
-//! Parameters of operations: rotary tables, norms, attention.
+//! Parameters of operations: rotary tables, norms, attention, experts.
 //!
 //! Owns: these types. Never: computes.
 
-use cleave_models::NormFormula;
+use super::WeightLoader;
+use cleave_models::{ExpertsSpec, NormFormula};
 
 /// Cosines and sines of the rotary embedding, for every position of the context.
 ///
@@ -83,3 +84,28 @@ impl<M> Clone for Head<'_, M> {
 }
 
 impl<M> Copy for Head<'_, M> {}
+
+/// Matrices of a gated MLP.
+#[derive(Debug)]
+pub struct GatedMatrices<M> {
+    /// `(gate | up, hidden)`, of [`WeightLoader::gate_up`].
+    pub gate_up: M,
+    /// Down projection, `(hidden, width)`, of [`WeightLoader::sliced_matrix`].
+    pub down: M,
+}
+
+/// A layer's mixture of experts.
+#[derive(Debug)]
+pub struct Experts<'a, P: WeightLoader> {
+    /// Description, which has the router's formula.
+    pub spec: &'a ExpertsSpec,
+    /// Router, `(experts, hidden)`, of [`WeightLoader::exact_matrix`], with its bias if there is
+    /// one. If the shared expert has a gate, that is one more row.
+    pub router: &'a P::Matrix,
+    /// Bias of the scores for the choice of experts alone, `(experts)`.
+    pub choice_bias: Option<&'a P::Vector>,
+    /// Every expert, in order.
+    pub experts: &'a [GatedMatrices<P::Matrix>],
+    /// The expert that every row uses, if there is one.
+    pub shared: Option<&'a GatedMatrices<P::Matrix>>,
+}

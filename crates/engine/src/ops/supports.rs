@@ -5,8 +5,9 @@
 //! it is accepted or refused here.
 
 use cleave_models::{
-    Activation, AttentionSpec, GatedMlpSpec, LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec,
-    NormFormula, NormSpec, NormWeight, PartOrder, QkNormScope, QkNormSpec, Scalars, Unsupported,
+    Activation, AttentionSpec, ChosenWeights, ExpertGroups, ExpertsSpec, GatedMlpSpec, GroupScore,
+    LayerNorms, LayerSpec, Mixer, Mlp, ModelSpec, NormFormula, NormSpec, NormWeight, PartOrder,
+    QkNormScope, QkNormSpec, RouterScore, RouterSpec, Scalars, SharedExpertSpec, Unsupported,
 };
 
 /// Every norm that a device computes, of a stream at least.
@@ -20,7 +21,20 @@ macro_rules! any_norm {
     };
 }
 
-/// Accepts decoders of attention and gated MLPs: heads of one shape in all layers, norms of inputs
+/// Every gated MLP.
+macro_rules! any_gated {
+    () => {
+        GatedMlpSpec {
+            width: _,
+            activation: Activation::Silu
+                | Activation::GeluTanh
+                | Activation::ClampedSwiGlu { limit: _ },
+            bias: _,
+        }
+    };
+}
+
+/// Accepts decoders of attention and gated MLPs, or mixtures of them: heads of one shape in all layers, norms of inputs
 /// or outputs, LayerNorm of inputs alone, a factor of outputs only where every part has a
 /// norm of its input, and parallel parts only under one norm.
 ///
@@ -87,8 +101,9 @@ pub fn supports_decoder(spec: &ModelSpec) -> Result<(), Unsupported> {
     {
         return refuse("LayerNorm is supported for inputs, not for outputs, queries or keys");
     }
-    layers.iter().for_each(accept_layer);
-    Ok(())
+    layers
+        .iter()
+        .try_for_each(|layer| accept_layer(family, layer))
 }
 
 /// Whether the parts of a layer are parallel, and have other norms than one of the common input.
@@ -122,7 +137,7 @@ fn leaves_an_output_behind(layers: &[LayerSpec]) -> bool {
         .any(|(output, input)| output.is_none() && input.is_none())
 }
 
-/// Names every part of a layer; there is none yet that a device refuses.
+/// Names every part of a layer; there is none yet that the forward pass refuses.
 fn accept_layer(layer: &LayerSpec) {
     let LayerSpec {
         order: PartOrder::Sequential | PartOrder::Parallel,
@@ -147,14 +162,68 @@ fn accept_layer(layer: &LayerSpec) {
                 scale: _,
                 soft_cap: _,
                 biases: _,
+                has_sinks: _,
             }),
-        mlp:
-            Mlp::Gated(GatedMlpSpec {
-                width: _,
-                activation: Activation::Silu | Activation::GeluTanh,
-                bias: _,
-            }),
+        mlp,
     } = layer;
+    match mlp {
+        Mlp::Gated(any_gated!())
+        | Mlp::Experts(ExpertsSpec {
+            count: _,
+            chosen: _,
+            expert: any_gated!(),
+            router:
+                RouterSpec {
+                    score: RouterScore::Softmax | RouterScore::Sigmoid | RouterScore::Identity,
+                    has_bias: _,
+                    has_choice_bias: _,
+                    groups:
+                        None
+                        | Some(ExpertGroups {
+                            count: _,
+                            chosen: _,
+                            score: GroupScore::Max | GroupScore::TwoBestSum,
+                        }),
+                    weights:
+                        ChosenWeights::Scores
+                        | ChosenWeights::Normalized { epsilon: _ }
+                        | ChosenWeights::Softmax,
+                    scale: _,
+                },
+            shared:
+                None
+                | Some(SharedExpertSpec {
+                    mlp: any_gated!(),
+                    has_gate: _,
+                }),
+        }) => {}
+    }
+}
+
+/// Refuses models with experts, attention sinks or clamped gates, for a device without them.
+///
+/// # Errors
+/// The first such part.
+pub fn refuse_experts(spec: &ModelSpec) -> Result<(), Unsupported> {
+    let refuse = |part: &str| {
+        Err(Unsupported {
+            family: spec.family,
+            problem: format!("its layers have {part}, which `--device cpu` computes"),
+        })
+    };
+    for layer in &spec.layers {
+        match &layer.mlp {
+            Mlp::Experts(_) => return refuse("experts"),
+            Mlp::Gated(mlp) => match mlp.activation {
+                Activation::Silu | Activation::GeluTanh => {}
+                Activation::ClampedSwiGlu { .. } => return refuse("clamped gates"),
+            },
+        }
+    }
+    if spec.attention().any(|attention| attention.has_sinks) {
+        return refuse("attention sinks");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -157,6 +157,12 @@ impl<A: ModelAdmission> WorkerStream<A> {
             Err(StreamError::Rejected(reason)) => return self.reject(reason).await,
             Err(error) => return Err(error),
         };
+        if registration.description.model != registration.files.name {
+            let (named, files) = (&registration.description.model, &registration.files.name);
+            let reason =
+                format!("it says that it serves \"{named}\", and its files are of \"{files}\"");
+            return self.reject(reason).await;
+        }
         let models = self.service.models.clone();
         let accepted = models.accept(&registration.name, &registration.files);
         let membership = match accepted.await {

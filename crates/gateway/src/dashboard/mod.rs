@@ -100,9 +100,9 @@ impl Dashboard {
         self.lock().events.add(kind, reason, name);
     }
 
-    /// Records how many workers are wanted from now on.
-    pub(crate) fn scaling_decided(&self, target: &FleetTarget) {
-        self.lock().decisions.record(target, at_ms());
+    /// Records how many workers of a model are wanted from now on.
+    pub(crate) fn scaling_decided(&self, model: &str, target: &FleetTarget) {
+        self.lock().decisions.record(model, target, at_ms());
     }
 
     /// A copy of everything that is shown.
@@ -197,6 +197,7 @@ mod tests {
         let handle = |note: &RouterNote| {
             let context = NoteContext {
                 flight: note.flight(),
+                model: "m",
                 request: None,
                 worker_name: &|worker| format!("w{}", worker.worker.0),
             };

@@ -6,8 +6,8 @@
 
 use cleave_api::{PoolTarget, ScalingChange, ScalingSummary, WorkerRow, WorkerState};
 use cleave_domain::{FleetTarget, PoolCounts, Role, ScalingMode};
-use cleave_fleet::{POOLS, ScalingStatus};
-use std::collections::VecDeque;
+use cleave_fleet::{POOLS, ScalingStatus, ScalingStatuses};
+use std::collections::{BTreeMap, VecDeque};
 
 /// The number of changes kept.
 const STEPS_MAX: usize = 20;
@@ -15,14 +15,15 @@ const STEPS_MAX: usize = 20;
 /// Changes of the decision, the latest first. The first decision is no change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecentDecisions {
-    legs: Option<PoolCounts>,
+    /// As last decided, by model.
+    legs: BTreeMap<String, PoolCounts>,
     steps: VecDeque<ScalingChange>,
 }
 
 impl RecentDecisions {
     /// Records a decision made at `at_ms`, in milliseconds since 1970.
-    pub(crate) fn record(&mut self, target: &FleetTarget, at_ms: u64) {
-        let Some(before) = self.legs.replace(target.legs) else {
+    pub(crate) fn record(&mut self, model: &str, target: &FleetTarget, at_ms: u64) {
+        let Some(before) = self.legs.insert(model.to_owned(), target.legs) else {
             return;
         };
         for (pool, role) in POOLS {
@@ -31,6 +32,7 @@ impl RecentDecisions {
                 let reason = target.reasons.for_role(role).name().to_owned();
                 self.steps.push_front(ScalingChange {
                     at_ms,
+                    model: model.to_owned(),
                     pool: pool.to_owned(),
                     from,
                     to,
@@ -48,34 +50,42 @@ impl RecentDecisions {
 
 /// Scaling as the dashboard shows it; `None` where the policy has no scaling.
 pub(crate) fn dashboard_scaling(
-    status: &ScalingStatus,
+    statuses: &ScalingStatuses,
     workers: &[WorkerRow],
     recent: Vec<ScalingChange>,
 ) -> Option<ScalingSummary> {
-    let (mode, target) = match status {
-        ScalingStatus::Off => return None,
-        ScalingStatus::Starting(mode) => (*mode, None),
-        ScalingStatus::Decided(mode, decision) => (*mode, Some(&decision.wanted)),
-    };
+    let mut summary: Option<ScalingSummary> = None;
+    for (model, status) in statuses.iter() {
+        let (mode, target) = match status {
+            ScalingStatus::Off => continue,
+            ScalingStatus::Starting(mode) => (*mode, None),
+            ScalingStatus::Decided(mode, decision) => (*mode, Some(&decision.wanted)),
+        };
+        let shown = summary.get_or_insert_default();
+        shown.advisory |= mode == ScalingMode::Advise;
+        let pools = target.map(|target| pool_targets(model, target, workers));
+        shown.pools.extend(pools.into_iter().flatten());
+    }
+    summary.map(|summary| ScalingSummary { recent, ..summary })
+}
+
+/// Workers that are there and wanted, of the pools of a model.
+fn pool_targets(model: &str, target: &FleetTarget, workers: &[WorkerRow]) -> Vec<PoolTarget> {
     let there = |role: Role| {
-        let serves = |row: &&WorkerRow| row.role == role && row.state != WorkerState::Draining;
+        let is_open = |row: &&WorkerRow| row.state != WorkerState::Draining;
+        let serves = |row: &&WorkerRow| row.role == role && row.model == model && is_open(row);
         u32::try_from(workers.iter().filter(serves).count()).unwrap_or(u32::MAX)
     };
-    let pools = target.into_iter().flat_map(|target| {
-        POOLS.map(|(pool, role)| PoolTarget {
-            pool: pool.to_owned(),
-            workers: there(role),
-            wanted: target.legs.for_role(role),
-            reason: target.reasons.for_role(role).name().to_owned(),
-        })
+    let pools = POOLS.map(|(pool, role)| PoolTarget {
+        model: model.to_owned(),
+        pool: pool.to_owned(),
+        workers: there(role),
+        wanted: target.legs.for_role(role),
+        reason: target.reasons.for_role(role).name().to_owned(),
     });
     // A pool without workers that wants none is not part of this fleet.
-    let pools = pools.filter(|pool| pool.workers > 0 || pool.wanted > 0);
-    Some(ScalingSummary {
-        advisory: mode == ScalingMode::Advise,
-        pools: pools.collect(),
-        recent,
-    })
+    let shown = |pool: &PoolTarget| pool.workers > 0 || pool.wanted > 0;
+    pools.into_iter().filter(shown).collect()
 }
 
 #[cfg(test)]
@@ -88,6 +98,7 @@ mod tests {
     fn row(role: Role, state: WorkerState) -> WorkerRow {
         WorkerRow {
             name: String::new(),
+            model: String::new(),
             role,
             state,
             device: None,
@@ -136,11 +147,11 @@ mod tests {
             row(Role::Decode, WorkerState::Draining),
         ];
         assert_eq!(
-            dashboard_scaling(&ScalingStatus::Off, &rows, Vec::new()),
+            dashboard_scaling(&ScalingStatus::Off.into(), &rows, Vec::new()),
             None
         );
         let listens = ScalingStatus::Starting(ScalingMode::Act);
-        let nothing = dashboard_scaling(&listens, &rows, Vec::new()).unwrap();
+        let nothing = dashboard_scaling(&listens.into(), &rows, Vec::new()).unwrap();
         assert_eq!((nothing.advisory, nothing.pools), (false, Vec::new()));
         let decision = ScalerDecision {
             wanted: target(2, 1),
@@ -152,7 +163,7 @@ mod tests {
             starting: 1,
         };
         let status = ScalingStatus::Decided(ScalingMode::Advise, decision);
-        let summary = dashboard_scaling(&status, &rows, Vec::new()).unwrap();
+        let summary = dashboard_scaling(&status.into(), &rows, Vec::new()).unwrap();
         let pools: Vec<_> = summary
             .pools
             .iter()
@@ -166,11 +177,11 @@ mod tests {
     #[test]
     fn a_repeated_decision_is_no_change() {
         let mut decisions = RecentDecisions::default();
-        decisions.record(&target(1, 1), 1);
-        decisions.record(&target(1, 1), 2);
+        decisions.record("m", &target(1, 1), 1);
+        decisions.record("m", &target(1, 1), 2);
         assert_eq!(decisions.all(), []);
-        decisions.record(&target(1, 3), 3);
-        decisions.record(&target(2, 3), 4);
+        decisions.record("m", &target(1, 3), 3);
+        decisions.record("m", &target(2, 3), 4);
         let steps = decisions.all();
         let steps: Vec<_> = steps
             .iter()
@@ -182,7 +193,7 @@ mod tests {
         ];
         assert_eq!(steps, expected);
         for number in 0..100 {
-            decisions.record(&target(number, 3), 5);
+            decisions.record("m", &target(number, 3), 5);
         }
         assert_eq!(decisions.all().len(), STEPS_MAX);
     }

@@ -65,10 +65,12 @@ impl RouterDriver {
         self.effects
             .dashboard
             .worker_changed("joined", &serves, name);
+        let model = &connection.registration.description.model;
         let connected = self
             .workers
             .values()
-            .map(|other| &other.connection.registration);
+            .map(|other| &other.connection.registration)
+            .filter(|other| other.description.model == *model);
         warn_of_mismatch(&connection.registration, connected);
         let activity = Arc::clone(&connection.activity);
         self.effects.roster.join(&connection.registration, activity);
@@ -183,7 +185,8 @@ impl RouterDriver {
             warn!(%worker, name, %error, "worker lost: it does not read its orders");
             self.forget_worker(worker);
             self.free_name(worker.worker);
-            self.pending.push_back(RouterInput::WorkerLost { worker });
+            let lost = RouterInput::WorkerLost { worker };
+            self.pending.push_back(lost.into());
             self.send_peer_gone(worker);
         }
     }

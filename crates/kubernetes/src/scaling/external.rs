@@ -10,14 +10,14 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use cleave_fleet::{POOLS, ScalingStatusReader, ScalingUnavailable};
+use cleave_fleet::{POOLS, ScalingStatusReader};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::SystemTime;
 
 const GROUP: &str = "external.metrics.k8s.io";
 const VERSION: &str = "external.metrics.k8s.io/v1beta1";
-/// The one metric: workers wanted, by the label `pool`.
+/// The one metric: workers wanted, by the labels `pool` and `model`.
 const METRIC: &str = "cleave_workers_wanted";
 
 /// Everything under `/apis`, and the health paths that an API server asks.
@@ -113,39 +113,65 @@ async fn values(
         Ok(terms) => terms,
         Err(message) => return error_status(StatusCode::BAD_REQUEST, "BadRequest", &message),
     };
-    let target_workers = match answers.target_workers() {
-        Ok(target_workers) => target_workers,
-        Err(
-            unknown @ (ScalingUnavailable::Off
-            | ScalingUnavailable::Starting
-            | ScalingUnavailable::AdviseOnly),
-        ) => {
-            let code = StatusCode::SERVICE_UNAVAILABLE;
-            return error_status(code, "ServiceUnavailable", &unknown.to_string());
-        }
-    };
     let now = prost_types::Timestamp::from(SystemTime::now()).to_string();
-    let chosen = POOLS
-        .into_iter()
-        .filter(|(pool, _)| terms.iter().all(|term| term.matches(pool)));
-    let items = chosen.map(|(pool, role)| {
-        json!({
-            "metricName": METRIC,
-            "metricLabels": {"pool": pool},
-            "timestamp": now,
-            "value": target_workers.for_role(role).to_string(),
-        })
-    });
+    let mut items = Vec::new();
+    for (model, status) in answers.statuses().iter() {
+        let model = label_value(model);
+        let labels = |pool| PoolLabels {
+            pool,
+            model: &model,
+        };
+        let chosen = POOLS
+            .into_iter()
+            .filter(|(pool, _)| terms.iter().all(|term| term.matches(&labels(pool))));
+        let chosen: Vec<_> = chosen.collect();
+        if chosen.is_empty() {
+            continue;
+        }
+        let target_workers = match status.target_workers() {
+            Ok(target_workers) => target_workers,
+            Err(unknown) => {
+                let code = StatusCode::SERVICE_UNAVAILABLE;
+                return error_status(code, "ServiceUnavailable", &unknown.to_string());
+            }
+        };
+        items.extend(chosen.into_iter().map(|(pool, role)| {
+            json!({
+                "metricName": METRIC,
+                "metricLabels": {"pool": pool, "model": model},
+                "timestamp": now,
+                "value": target_workers.for_role(role).to_string(),
+            })
+        }));
+    }
     Json(json!({
         "kind": "ExternalMetricValueList",
         "apiVersion": VERSION,
         "metadata": {},
-        "items": items.collect::<Vec<Value>>(),
+        "items": items,
     }))
     .into_response()
 }
 
-/// One condition of a label selector, on our one label.
+/// The labels of one value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PoolLabels<'a> {
+    pool: &'a str,
+    /// Empty before a model is known: then any name selects.
+    model: &'a str,
+}
+
+/// A model's name as the value of a Kubernetes label: at most 63 letters, digits, `-`, `_` and `.`,
+/// the first and the last a letter or a digit.
+fn label_value(model: &str) -> String {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let plain = model.chars().map(|c| if fits(c) { c } else { '-' });
+    let short: String = plain.take(63).collect();
+    let ends = |c: char| !c.is_ascii_alphanumeric();
+    short.trim_matches(ends).to_owned()
+}
+
+/// One condition of a label selector, on our labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SelectorTerm {
     pub(super) key: String,
@@ -156,10 +182,17 @@ pub(super) struct SelectorTerm {
 }
 
 impl SelectorTerm {
-    pub(super) fn matches(&self, pool: &str) -> bool {
-        let there = self.key == "pool";
-        let named = |values: &Vec<String>| there && values.iter().any(|value| value == pool);
-        self.values.as_ref().map_or(there, named) != self.is_negated
+    pub(super) fn matches(&self, labels: &PoolLabels<'_>) -> bool {
+        let value = match self.key.as_str() {
+            "pool" => Some(labels.pool),
+            "model" if labels.model.is_empty() => return true,
+            "model" => Some(labels.model),
+            _ => None,
+        };
+        let named = |values: &Vec<String>| {
+            value.is_some_and(|value| values.iter().any(|other| other == value))
+        };
+        self.values.as_ref().map_or(value.is_some(), named) != self.is_negated
     }
 }
 
@@ -235,10 +268,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_models_name_becomes_a_label_value() {
+        for (name, value) in [
+            ("demo", "demo"),
+            ("meta-llama/Llama-3.1", "meta-llama-Llama-3.1"),
+            ("/models/x/", "models-x"),
+            ("", ""),
+        ] {
+            assert_eq!(label_value(name), value);
+        }
+        assert_eq!(label_value(&"a".repeat(99)).len(), 63);
+    }
+
+    #[test]
     fn label_selectors_select_as_in_kubernetes() {
         let chosen = |selector: &str| -> Result<Vec<&str>, String> {
             let terms = parse_selector(selector)?;
-            let fits = |pool: &&str| terms.iter().all(|term| term.matches(pool));
+            let fits = |pool: &&str| {
+                let labels = PoolLabels { pool, model: "a" };
+                terms.iter().all(|term| term.matches(&labels))
+            };
             Ok(POOLS
                 .into_iter()
                 .map(|(pool, _)| pool)
@@ -254,6 +303,9 @@ mod tests {
         assert_eq!(of(""), ["prefill", "decode", "both"]);
         assert_eq!(of("!pool"), [""; 0]);
         assert_eq!(of("app=x,pool=prefill"), [""; 0]);
+        assert_eq!(of("model=a,pool=prefill"), ["prefill"]);
+        assert_eq!(of("model=b,pool=prefill"), [""; 0]);
+        assert_eq!(of("model notin (b),pool=both"), ["both"]);
         for wrong in [
             "pool in decode)",
             "pool within (a)",

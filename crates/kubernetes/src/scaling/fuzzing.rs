@@ -40,7 +40,7 @@ pub(crate) fn metrics(bytes: &[u8]) {
         ..ScalerDecision::default()
     };
     let (_status_sender, status) =
-        watch::channel(ScalingStatus::Decided(ScalingMode::Act, decision));
+        watch::channel(ScalingStatus::Decided(ScalingMode::Act, decision).into());
     let service = ScalerService::new(ScalingStatusReader::new(status));
     let answer = service.get_metrics(Request::new(request.clone()));
     let answer = answer.now_or_never().expect("it waits for nobody");

@@ -166,7 +166,7 @@ mod tests {
     // Invariant: I43.
     #[tokio::test]
     async fn an_hpa_is_answered_as_an_api_server_expects() {
-        let (status_sender, status_receiver) = watch::channel(ScalingStatus::Off);
+        let (status_sender, status_receiver) = watch::channel(ScalingStatus::Off.into());
         let routes = external_metrics_routes(ScalingStatusReader::new(status_receiver));
         let (own, trusted) = ServerTls::self_signed().expect("a certificate");
         let listener = bind("127.0.0.1:0").await.unwrap();
@@ -192,7 +192,7 @@ mod tests {
             (503, &"Status".into()),
             "never a number"
         );
-        status_sender.send_replace(decided(ScalingMode::Act, 3));
+        status_sender.send_replace(decided(ScalingMode::Act, 3).into());
         let (status, list) = get(&secured, &trusted, &metric).await;
         assert_eq!(
             (status, &list["kind"]),
@@ -228,7 +228,7 @@ mod tests {
         std::fs::write(&files.certificate, cert.pem()).expect("a writable folder");
         std::fs::write(&files.key, signing_key.serialize_pem()).expect("a writable folder");
         let front = ServerTls::open(&files).expect("a certificate and its key");
-        let (_status_sender, status) = watch::channel(ScalingStatus::Off);
+        let (_status_sender, status) = watch::channel(ScalingStatus::Off.into());
         let routes = external_metrics_routes(ScalingStatusReader::new(status));
         let listener = bind("127.0.0.1:0").await.unwrap();
         let secured = ExternalMetricsServer::start(listener, routes, front);

@@ -42,6 +42,10 @@ fn unavailable_status(unknown: ScalingUnavailable) -> Status {
         ScalingUnavailable::Off | ScalingUnavailable::AdviseOnly => {
             Status::failed_precondition(unknown.to_string())
         }
+        ScalingUnavailable::ModelNotNamed => {
+            Status::invalid_argument(format!("the trigger's metadata needs `model`: {unknown}"))
+        }
+        ScalingUnavailable::UnknownModel => Status::not_found(unknown.to_string()),
     }
 }
 
@@ -57,6 +61,11 @@ pub(super) fn pool(object: &ScaledObjectRef) -> Result<(&'static str, Role), Sta
             "the trigger's metadata needs `pool`: prefill, decode or both, not {got}"
         ))
     })
+}
+
+/// The model that the trigger's metadata names; a router of one model needs none.
+fn model(object: &ScaledObjectRef) -> Option<&str> {
+    object.scaler_metadata.get("model").map(String::as_str)
 }
 
 fn metric(pool: &str) -> String {
@@ -78,8 +87,10 @@ impl ScalerService {
         Self { answers }
     }
 
-    fn target_workers(&self, role: Role) -> Result<u32, Status> {
-        let workers = self.answers.target_workers();
+    /// Workers wanted of the pool that the trigger's metadata names.
+    fn target_workers(&self, object: &ScaledObjectRef) -> Result<u32, Status> {
+        let (_, role) = pool(object)?;
+        let workers = self.answers.target_workers(model(object));
         Ok(workers.map_err(unavailable_status)?.for_role(role))
     }
 }
@@ -90,8 +101,7 @@ impl ExternalScaler for ScalerService {
     type StreamMetricSpecStream = ScalerStream<GetMetricSpecResponse>;
 
     async fn is_active(&self, request: Request<ScaledObjectRef>) -> ScalerResult<IsActiveResponse> {
-        let (_, role) = pool(request.get_ref())?;
-        let result = self.target_workers(role)? > 0;
+        let result = self.target_workers(request.get_ref())? > 0;
         Ok(Response::new(IsActiveResponse { result }))
     }
 
@@ -99,17 +109,18 @@ impl ExternalScaler for ScalerService {
         &self,
         request: Request<ScaledObjectRef>,
     ) -> ScalerResult<Self::StreamIsActiveStream> {
-        let (_, role) = pool(request.get_ref())?;
-        let begin = (self.answers.clone(), None);
-        let activity = stream::unfold(begin, move |(mut answers, before)| async move {
+        let object = request.into_inner();
+        let (_, role) = pool(&object)?;
+        let begin = (self.answers.clone(), object, None);
+        let activity = stream::unfold(begin, move |(mut answers, object, before)| async move {
             loop {
                 let now = answers
-                    .target_workers()
+                    .target_workers(model(&object))
                     .ok()
                     .map(|target_workers| target_workers.for_role(role) > 0);
                 if let Some(result) = now.filter(|_| now != before) {
                     let response = IsActiveResponse { result };
-                    return Some((Ok(response), (answers, now)));
+                    return Some((Ok(response), (answers, object, now)));
                 }
                 if !answers.changed().await {
                     return None;
@@ -136,7 +147,7 @@ impl ExternalScaler for ScalerService {
             metric_name,
         } = request.into_inner();
         let object = scaled_object_ref.unwrap_or_default();
-        let (pool, role) = pool(&object)?;
+        let (pool, _) = pool(&object)?;
         let own_metric = metric(pool);
         // KEDA's own metrics are called `s<trigger>-<name>`.
         if !metric_name.is_empty() && !metric_name.ends_with(&own_metric) {
@@ -144,7 +155,7 @@ impl ExternalScaler for ScalerService {
                 "there is no metric `{metric_name}` of this pool; there is `{own_metric}`"
             )));
         }
-        let target_workers = self.target_workers(role)?;
+        let target_workers = self.target_workers(&object)?;
         let value = MetricValue {
             metric_name,
             metric_value: target_workers.into(),
@@ -203,21 +214,21 @@ pub(super) mod tests {
     // Invariant: I43.
     #[tokio::test]
     async fn no_number_is_answered_when_unknown_or_advisory() {
-        let (status_sender, status) = watch::channel(ScalingStatus::Off);
+        let (status_sender, status) = watch::channel(ScalingStatus::Off.into());
         let service = ScalerService::new(ScalingStatusReader::new(status));
         let ask = || service.is_active(Request::new(object("decode")));
         assert_eq!(
             ask().await.unwrap_err().code(),
             tonic::Code::FailedPrecondition
         );
-        status_sender.send_replace(ScalingStatus::Starting(ScalingMode::Act));
+        status_sender.send_replace(ScalingStatus::Starting(ScalingMode::Act).into());
         assert_eq!(ask().await.unwrap_err().code(), tonic::Code::Unavailable);
-        status_sender.send_replace(decided(ScalingMode::Advise, 3));
+        status_sender.send_replace(decided(ScalingMode::Advise, 3).into());
         assert_eq!(
             ask().await.unwrap_err().code(),
             tonic::Code::FailedPrecondition
         );
-        status_sender.send_replace(decided(ScalingMode::Act, 3));
+        status_sender.send_replace(decided(ScalingMode::Act, 3).into());
         assert!(ask().await.unwrap().into_inner().result);
         let other = service.is_active(Request::new(object("queue"))).await;
         assert!(
@@ -230,14 +241,14 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn all_scaler_methods_answer_from_one_decision() {
-        let (status_sender, status) = watch::channel(decided(ScalingMode::Act, 0));
+        let (status_sender, status) = watch::channel(decided(ScalingMode::Act, 0).into());
         let service = ScalerService::new(ScalingStatusReader::new(status));
         let streamed = service
             .stream_is_active(Request::new(object("decode")))
             .await;
         let mut active = streamed.unwrap().into_inner();
         assert!(!active.next().await.unwrap().unwrap().result, "at once");
-        status_sender.send_replace(decided(ScalingMode::Act, 2));
+        status_sender.send_replace(decided(ScalingMode::Act, 2).into());
         assert!(active.next().await.unwrap().unwrap().result);
         let spec = service
             .get_metric_spec(Request::new(object("decode")))

@@ -19,6 +19,7 @@ pub(crate) static FAMILY: Family = Family {
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     // A way to split the embedding among devices.
     unused_keys: &["use_parallel_embedding"],
 };

@@ -3,6 +3,7 @@
 //! Owns: the keys that these families share, and the bounds on sizes.
 //! Never: knows which family it reads for, but for the values that the family's file passes.
 
+use super::experts::DecoderExperts;
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::rope::{LayerRopes, Rope, RopeReader, RopeScaling};
@@ -21,6 +22,8 @@ const CONTEXT_MAX: usize = 1 << 24;
 /// Limit of token ids in config.json. An id a little beyond the vocabulary is a common slip and is
 /// ignored; one beyond every vocabulary means a damaged file.
 const TOKEN_ID_MAX: u64 = VOCAB_MAX as u64 - 1;
+/// Window of nearly every class that has one.
+const WINDOW: usize = 4096;
 
 /// A decoder of this layout: what differs between its families.
 pub(super) struct Decoder {
@@ -36,18 +39,47 @@ pub(super) struct Decoder {
 }
 
 /// MLPs of a decoder; Llama's by default.
-#[derive(Clone, Copy)]
 pub(super) struct DecoderMlp {
-    /// Key of the width.
+    /// Key of the width; a file may leave it out if every layer has experts.
     pub(super) width: &'static str,
     pub(super) bias: bool,
     /// Key of the activation.
     pub(super) activation: &'static str,
     /// Activation, if config.json has no such key.
     pub(super) activation_default: Activation,
+    /// Experts, and the layers that have them in place of a dense MLP, if any has.
+    pub(super) experts: Option<DecoderExperts>,
 }
 
 impl DecoderMlp {
+    /// Experts in some layers, and Llama's MLP in the others.
+    pub(super) fn with_experts(experts: DecoderExperts) -> Self {
+        Self {
+            experts: Some(experts),
+            ..Self::default()
+        }
+    }
+
+    /// Reads the MLP of each layer.
+    fn layers(&self, fields: &ConfigFields, count: usize) -> Result<Vec<Mlp>, ConfigError> {
+        let has_experts = |layer: usize| {
+            let experts = self.experts.as_ref()?;
+            experts.has_experts.get(layer)?.then_some(experts.spec)
+        };
+        let width = if (0..count).any(|layer| has_experts(layer).is_none()) {
+            fields.size(self.width, WIDTH_MAX)?
+        } else {
+            fields.count(self.width, WIDTH_MAX)?.unwrap_or(0)
+        };
+        let dense = GatedMlpSpec {
+            width,
+            activation: activation(fields, self.activation)?.unwrap_or(self.activation_default),
+            bias: self.bias,
+        };
+        let mlp = |layer| has_experts(layer).map_or(Mlp::Gated(dense), Mlp::Experts);
+        Ok((0..count).map(mlp).collect())
+    }
+
     /// Reads whether all three projections have a bias.
     pub(super) fn read(fields: &ConfigFields) -> Result<Self, ConfigError> {
         Ok(Self {
@@ -64,6 +96,7 @@ impl Default for DecoderMlp {
             bias: false,
             activation: "hidden_act",
             activation_default: Activation::Silu,
+            experts: None,
         }
     }
 }
@@ -135,13 +168,15 @@ impl NormPlacement {
     }
 }
 
-/// Factors of a decoder; Llama's by default.
+/// Factors of a decoder, and the sinks of its scores; Llama's by default.
 #[derive(Clone, Copy, Default)]
 pub(super) struct DecoderFactors {
     /// Factor of the scores, if it is not the usual `1 / sqrt(head_dim)`.
     pub(super) scores: Option<f32>,
     /// Cap of the scores.
     pub(super) scores_cap: Option<f32>,
+    /// Whether each query head has a sink.
+    pub(super) has_sinks: bool,
     pub(super) scalars: Scalars,
 }
 
@@ -208,13 +243,9 @@ impl Decoder {
             epsilon: epsilon(fields, &norms)?,
             weight: norms.weight,
         };
-        let mlp = GatedMlpSpec {
-            width: fields.size(mlp.width, WIDTH_MAX)?,
-            activation: activation(fields, mlp.activation)?.unwrap_or(mlp.activation_default),
-            bias: mlp.bias,
-        };
+        let mlps = mlp.layers(fields, windows.len())?;
         let usual_scale = 1.0 / (heads.head_dim as f32).sqrt();
-        let layer = |(index, window)| LayerSpec {
+        let layer = |(index, (window, mlp))| LayerSpec {
             order: norms.placement.order(),
             norms: norms.placement.layer_norms(norm),
             mixer: Mixer::Attention(AttentionSpec {
@@ -225,8 +256,9 @@ impl Decoder {
                 scale: factors.scores.unwrap_or(usual_scale),
                 soft_cap: factors.scores_cap,
                 biases,
+                has_sinks: factors.has_sinks,
             }),
-            mlp: Mlp::Gated(mlp),
+            mlp,
         };
         Ok(ModelSpec {
             family,
@@ -234,7 +266,12 @@ impl Decoder {
             hidden_size: fields.size("hidden_size", WIDTH_MAX)?,
             context_tokens_max: context(fields, &ropes.list)?,
             scalars: factors.scalars,
-            layers: windows.into_iter().enumerate().map(layer).collect(),
+            layers: windows
+                .into_iter()
+                .zip(mlps)
+                .enumerate()
+                .map(layer)
+                .collect(),
             ropes: ropes.list,
             final_norm: norm,
             tied: fields.flag("tie_word_embeddings")?,
@@ -260,7 +297,11 @@ fn context(fields: &ConfigFields, ropes: &[Rope]) -> Result<usize, ConfigError> 
     Ok(stated.max(longest))
 }
 
-fn activation(fields: &ConfigFields, name: &str) -> Result<Option<Activation>, ConfigError> {
+/// Reads an activation, if there is such a key.
+pub(super) fn activation(
+    fields: &ConfigFields,
+    name: &str,
+) -> Result<Option<Activation>, ConfigError> {
     match fields.text(name)? {
         None => Ok(None),
         Some("silu" | "swish") => Ok(Some(Activation::Silu)),
@@ -269,6 +310,21 @@ fn activation(fields: &ConfigFields, name: &str) -> Result<Option<Activation>, C
             let problem = format!("{other} is not supported; silu and gelu_pytorch_tanh are");
             Err(fields.unsupported(name, problem))
         }
+    }
+}
+
+/// Refuses any other text than the one that the class has, if config.json states one.
+pub(super) fn require_text(
+    fields: &ConfigFields,
+    name: &str,
+    own: &str,
+) -> Result<(), ConfigError> {
+    match fields.text(name)? {
+        Some(other) if other != own => {
+            let problem = format!("{other} is not supported; {own} is");
+            Err(fields.unsupported(name, problem))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -308,7 +364,15 @@ pub(super) fn cap(
 
 /// Reads `attention_bias`, which in most families holds for all four projections.
 pub(super) fn attention_biases(fields: &ConfigFields) -> Result<AttentionBiases, ConfigError> {
-    let attention = fields.flag("attention_bias")?.unwrap_or(false);
+    attention_biases_or(fields, false)
+}
+
+/// Reads `attention_bias`, or takes the class's own default.
+pub(super) fn attention_biases_or(
+    fields: &ConfigFields,
+    default: bool,
+) -> Result<AttentionBiases, ConfigError> {
+    let attention = fields.flag("attention_bias")?.unwrap_or(default);
     Ok(AttentionBiases {
         qkv: attention,
         output: attention,
@@ -377,13 +441,27 @@ pub(super) fn no_windows(fields: &ConfigFields) -> Result<Vec<Option<usize>>, Co
 
 /// Windows of families where `use_sliding_window` turns them on, from `max_window_layers` on.
 pub(super) fn optional_windows(fields: &ConfigFields) -> Result<Vec<Option<usize>>, ConfigError> {
-    if !fields.flag("use_sliding_window")?.unwrap_or(false) {
+    if !has_windows(fields)? {
         return no_windows(fields);
     }
-    windows(
-        fields,
-        fields.count("max_window_layers", LAYERS_MAX)?.unwrap_or(28),
-    )
+    let first = fields.count("max_window_layers", LAYERS_MAX)?;
+    windows(fields, first.unwrap_or(28))
+}
+
+/// Windows of families where `use_sliding_window` turns them on, in the layers that the class gives
+/// one.
+pub(super) fn switched_windows(
+    fields: &ConfigFields,
+    is_sliding_by_default: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    if !has_windows(fields)? {
+        return no_windows(fields);
+    }
+    windows_where(fields, WINDOW, is_sliding_by_default)
+}
+
+fn has_windows(fields: &ConfigFields) -> Result<bool, ConfigError> {
+    Ok(fields.flag("use_sliding_window")?.unwrap_or(false))
 }
 
 /// Windows of the layers that `layer_types` names, or else of every layer from `first` on.
@@ -391,7 +469,7 @@ pub(super) fn windows(
     fields: &ConfigFields,
     first: usize,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
-    windows_where(fields, |layer| layer >= first)
+    windows_where(fields, WINDOW, |layer| layer >= first)
 }
 
 /// The window of every layer, if `sliding_window` states one.
@@ -417,11 +495,14 @@ pub(super) fn periodic_windows(
         fields.count(PATTERN, LAYERS_MAX)?
     };
     let period = period.unwrap_or(default).max(1);
-    windows_where(fields, |layer| !(layer + 1).is_multiple_of(period))
+    windows_where(fields, WINDOW, |layer| !(layer + 1).is_multiple_of(period))
 }
 
-fn windows_where(
+/// Windows of the layers that `layer_types` names, or else of those that the class gives one;
+/// `default` is the class's own window, and an explicit null means none.
+pub(super) fn windows_where(
     fields: &ConfigFields,
+    default: usize,
     is_sliding_by_default: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let layers_count = fields.size("num_hidden_layers", LAYERS_MAX)?;
@@ -432,8 +513,7 @@ fn windows_where(
         return Err(fields.damaged("sliding_window", problem));
     }
     if window.is_none() && !stated {
-        // Default of every architecture that has a window; an explicit null means no window.
-        window = Some(4096);
+        window = Some(default);
     }
     let Some(types) = layer_types(fields)? else {
         return Ok((0..layers_count)
@@ -477,7 +557,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    const FOLDERS: [&str; 23] = [
+    const FOLDERS: [&str; 33] = [
         "cohere",
         "cohere2",
         "exaone4",
@@ -485,20 +565,30 @@ mod tests {
         "gemma3",
         "gemma3-images",
         "glm4",
+        "glm4-moe",
+        "gpt-oss",
         "granite",
         "granite4",
+        "granite4-moe",
+        "granitemoe",
+        "granitemoeshared",
         "llama2",
         "llama3",
         "llama3-new",
+        "minimax-m2",
         "ministral3",
         "mistral",
         "mistral-small3",
+        "mixtral",
         "olmo2",
         "olmo3",
+        "olmoe",
         "phi3",
         "phi4-mini",
         "phi4-mini-short",
+        "qwen2-moe",
         "qwen3",
+        "qwen3-moe",
         "seed-oss",
         "smollm3",
     ];
@@ -564,13 +654,28 @@ mod tests {
             for (size, max) in [
                 (config.vocab_size, VOCAB_MAX),
                 (config.hidden_size, WIDTH_MAX),
-                (config.widths_max().gated, WIDTH_MAX),
                 (config.context_tokens_max, CONTEXT_MAX),
                 (config.layers.len(), LAYERS_MAX),
                 (query_heads * head_dim, WIDTH_MAX),
                 (kv_heads * head_dim, WIDTH_MAX),
             ] {
                 prop_assert!((1..=max).contains(&size), "{config:?}");
+            }
+            for layer in &config.layers {
+                let widths = match &layer.mlp {
+                    Mlp::Gated(mlp) => mlp.width..=mlp.width,
+                    Mlp::Experts(experts) => {
+                        prop_assert!((1..=experts.count).contains(&experts.chosen));
+                        let groups = experts.router.groups;
+                        let has_enough = groups.is_none_or(|groups| {
+                            let size = experts.count / groups.count;
+                            groups.chosen * size >= experts.chosen && size >= 2
+                        });
+                        prop_assert!(has_enough);
+                        experts.expert.width..=experts.count * experts.expert.width
+                    }
+                };
+                prop_assert!(*widths.start() >= 1 && *widths.end() <= 4 * WIDTH_MAX);
             }
             let ids = config.bos.iter().chain(&config.eos);
             prop_assert!(ids.into_iter().all(|id| (*id as usize) < config.vocab_size));

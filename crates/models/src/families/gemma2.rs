@@ -23,6 +23,7 @@ pub(crate) static FAMILY: Family = Family {
     ],
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     // The class reads `hidden_activation`; published files have both.
     unused_keys: &["hidden_act"],
 };
@@ -47,6 +48,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
                 logits_cap: decoder::cap(fields, "final_logit_softcapping", LOGITS_CAP)?,
                 ..embedding_factor(fields)?
             },
+            ..DecoderFactors::default()
         },
         windows: decoder::periodic_windows(fields, 2)?,
         ropes: DecoderRopes::read(fields, &heads)?,

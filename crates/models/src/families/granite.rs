@@ -15,6 +15,7 @@ pub(crate) static FAMILY: Family = Family {
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     unused_keys: &[],
 };
 
@@ -37,12 +38,12 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
 pub(super) fn factors(fields: &ConfigFields) -> Result<DecoderFactors, ConfigError> {
     Ok(DecoderFactors {
         scores: Some(decoder::factor(fields, "attention_multiplier")?),
-        scores_cap: None,
         scalars: Scalars {
             embedding: decoder::factor(fields, "embedding_multiplier")?,
             residual: decoder::factor(fields, "residual_multiplier")?,
             logits: 1.0 / decoder::factor(fields, "logits_scaling")?,
             ..Scalars::default()
         },
+        ..DecoderFactors::default()
     })
 }

@@ -1,17 +1,19 @@
-//! Granite 4 without experts and without layers of a state: Granite 3 with a fused gate.
+//! Granite 4 without layers of a state: Granite 3 with a fused gate, which is the MLP, or an expert
+//! that every token uses beside those that a router chooses.
 
 use super::decoder::{self, Decoder, DecoderMlp, DecoderNorms, DecoderRopes};
-use super::granite;
+use super::experts::{self, DecoderExperts};
 use super::names::{self, ATTENTION_MODULE, UNUSED_TENSORS};
+use super::{expert_names, granite, granitemoe};
 use crate::error::ConfigError;
 use crate::fields::ConfigFields;
 use crate::registry::Family;
 use crate::rope::{Rope, RopeReader};
-use crate::spec::ModelSpec;
+use crate::spec::{ExpertsSpec, ModelSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "granitemoehybrid",
-    models: "Granite 4 without experts and states (micro, 350M, 1B)",
+    models: "Granite 4 without states (micro, 350M, 1B)",
     classes: &["GraniteMoeHybridForCausalLM"],
     spec,
     tensors: &[
@@ -19,9 +21,12 @@ pub(crate) static FAMILY: Family = Family {
         names::NORMS,
         names::ATTENTION,
         names::MLP_SHARED,
+        expert_names::EXPERTS_GRANITE,
+        expert_names::SHARED_GRANITE,
     ],
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     unused_keys: &[
         "init_method",
         "intermediate_size",
@@ -45,10 +50,6 @@ pub(crate) static FAMILY: Family = Family {
 };
 
 fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
-    if fields.count("num_local_experts", usize::MAX)?.unwrap_or(8) > 0 {
-        let problem = "experts are not supported; 0, a dense model, is";
-        return Err(fields.unsupported("num_local_experts", problem));
-    }
     let heads = decoder::heads(fields, None)?;
     let layers_count = fields.size("num_hidden_layers", decoder::LAYERS_MAX)?;
     let types = fields.texts("layer_types")?.unwrap_or_default();
@@ -70,14 +71,29 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
         family: FAMILY.name,
         heads,
         biases: decoder::attention_biases(fields)?,
-        mlp: DecoderMlp {
-            width: "shared_intermediate_size",
-            ..DecoderMlp::default()
-        },
+        mlp: mlp(fields)?,
         norms: DecoderNorms::default(),
         factors: granite::factors(fields)?,
         windows: vec![None; layers_count],
         ropes: DecoderRopes::one(rope),
     }
     .spec(fields)
+}
+
+/// Reads the MLP: a dense one if there are no experts to choose from, which must be said.
+fn mlp(fields: &ConfigFields) -> Result<DecoderMlp, ConfigError> {
+    const WIDTH: &str = "shared_intermediate_size";
+    if fields.count("num_local_experts", decoder::WIDTH_MAX)? == Some(0) {
+        return Ok(DecoderMlp {
+            width: WIDTH,
+            ..DecoderMlp::default()
+        });
+    }
+    Ok(DecoderMlp::with_experts(DecoderExperts {
+        spec: ExpertsSpec {
+            shared: experts::shared(fields, WIDTH)?,
+            ..granitemoe::experts(fields)?
+        },
+        has_experts: experts::in_every_layer(fields)?,
+    }))
 }

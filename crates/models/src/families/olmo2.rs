@@ -18,6 +18,7 @@ pub(crate) static FAMILY: Family = Family {
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     unused_keys: &[],
 };
 
@@ -47,6 +48,7 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TensorPlace;
     use crate::registry::read_model;
     use crate::spec::{
         HeadShape, LayerNorms, Mixer, NormFormula, NormSpec, NormWeight, QkNormSpec,
@@ -101,7 +103,8 @@ mod tests {
     /// Shapes of a layer's tensors other than matrices, by their names without the layer's.
     fn vectors(spec: &ModelSpec) -> Vec<(String, Vec<usize>)> {
         let tensors = spec.tensors(FAMILY.tensors, false).into_iter();
-        let of_layer = tensors.filter(|tensor| tensor.layer == Some(1) && tensor.shape.len() == 1);
+        let of_layer = tensors
+            .filter(|tensor| tensor.place == TensorPlace::Layer(1) && tensor.shape.len() == 1);
         of_layer
             .map(|tensor| {
                 let name = tensor.name.strip_prefix("model.layers.1.").unwrap();

@@ -18,6 +18,7 @@ pub(crate) static FAMILY: Family = Family {
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     unused_keys: &[],
 };
 

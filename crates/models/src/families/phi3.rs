@@ -22,6 +22,7 @@ pub(crate) static FAMILY: Family = Family {
     ],
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     unused_keys: &[
         "full_attn_mod",
         "interpolate_factor",

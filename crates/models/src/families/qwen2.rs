@@ -15,6 +15,7 @@ pub(crate) static FAMILY: Family = Family {
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     // The class has its biases whatever these say.
     unused_keys: &[
         "attention_bias",

@@ -16,6 +16,7 @@ pub(crate) static FAMILY: Family = Family {
     tensors: names::LLAMA,
     attention_module: ATTENTION_MODULE,
     unused_tensors: UNUSED_TENSORS,
+    mtp_layers_key: None,
     unused_keys: &["max_window_layers", "sliding_window"],
 };
 

@@ -605,7 +605,7 @@ async fn a_panicked_engine_is_unhealthy_and_gets_no_work() {
     assert!(health_of(&broken).await.starts_with("HTTP/1.1 200"));
     gate.panic_at_next_step();
     let stream = router.frontend().submit(request(&prompt(1, 20), 6));
-    until(|| router.frontend().readiness() != ServingReadiness::Ready).await;
+    until(|| router.frontend().readiness("") != ServingReadiness::Ready).await;
     let (sound, _) = worker("d1", Role::Decode, &address).await;
     let (tokens, ending, _) = collect(stream).await;
     // Its first token is out; whether the rest is drawn elsewhere is the router's choice, and
@@ -750,7 +750,7 @@ async fn drain_finishes_flights_and_refuses_new_ones() {
     let first = timeout(TEST_WAIT_MAX, stream.next()).await.unwrap();
     assert!(matches!(first, Some(FlightEvent::Token(_))));
     let draining = tokio::spawn(running.drain(TEST_WAIT_MAX));
-    until(|| frontend.readiness() != ServingReadiness::Ready).await;
+    until(|| frontend.readiness("") != ServingReadiness::Ready).await;
     let (tokens, ending, _) = collect(frontend.submit(request(&prompt, 3))).await;
     assert!(tokens.is_empty());
     assert_eq!(ending, Ending::Refused(Refusal::Draining));

@@ -50,6 +50,15 @@ impl fmt::Display for ChaosWorld {
         if let Some(speculation) = &self.speculation {
             writeln!(f, "  {speculation:?}")?;
         }
+        if self.models().len() > 1 {
+            let of_workers: Vec<&str> = self.workers.iter().map(|one| &*one.model).collect();
+            writeln!(
+                f,
+                "  workers of {of_workers:?}, changed {:?}",
+                self.changed_models
+            )?;
+            writeln!(f, "  requests of {:?}", self.request_models)?;
+        }
         for arrival in &self.requests {
             write_arrival(f, arrival)?;
         }

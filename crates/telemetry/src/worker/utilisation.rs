@@ -57,6 +57,7 @@ impl DeviceUtilisation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cleave_models::ExpertsCost;
 
     #[test]
     fn utilisation_at_the_ceiling_is_one_and_old_steps_fade() {
@@ -65,6 +66,7 @@ mod tests {
             head_weights: 256,
             pair_flops: 64,
             layer_bytes: 2304,
+            experts: ExpertsCost::NONE,
             head_bytes: 512,
             token_bytes: 32,
         };

@@ -4,7 +4,7 @@
 //! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
 
 use super::{LEVEL_WORDS, PANEL, PackedProduct, WAITING_LEVELS, WeightForm};
-use crate::kernel::rows::{gelu_tanh, silu};
+use crate::kernel::rows::{clamped_swiglu, gelu_tanh, silu};
 use crate::simd::{LANES, Simd};
 use cleave_engine::ops::Activation;
 use std::ops::Range;
@@ -126,6 +126,9 @@ unsafe fn write_results<S: Simd>(
     match product.gate {
         Some(Activation::Silu) => write_vector(s, silu(s, gate, up), out),
         Some(Activation::GeluTanh) => write_vector(s, gelu_tanh(s, gate, up), out),
+        Some(Activation::ClampedSwiGlu { limit }) => {
+            write_vector(s, clamped_swiglu(s, gate, up, limit), out);
+        }
         None => {
             let (first, second) = out.split_at_mut(out.len().min(LANES));
             write_vector(s, values[0], first);

@@ -1,0 +1,41 @@
+//! The `models` section of a policy's file.
+//!
+//! Owns: its keys. Never: knows whether a worker serves a model.
+//! Invariant: each name is listed once.
+
+use super::scaling::scaling;
+use super::yaml::{Diagnostics, YamlNode};
+use cleave_domain::ModelPolicy;
+
+/// As many as a router serves.
+const MODELS_MAX: usize = 64;
+
+pub(super) fn models(node: &YamlNode, diagnostics: &mut Diagnostics) -> Vec<ModelPolicy> {
+    let entries = diagnostics.list(node, "models");
+    if entries.len() > MODELS_MAX {
+        let message = format!("there are more than {MODELS_MAX} models");
+        diagnostics.add(entries[MODELS_MAX].referenced, message);
+    }
+    let mut models: Vec<ModelPolicy> = Vec::new();
+    for entry in entries {
+        let Some(model) = model(entry, diagnostics) else {
+            continue;
+        };
+        if models.iter().any(|earlier| earlier.name == model.name) {
+            let message = format!("the model `{}` is listed twice", model.name);
+            diagnostics.add(entry.referenced, message);
+        }
+        models.push(model);
+    }
+    models
+}
+
+fn model(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<ModelPolicy> {
+    let mut fields = diagnostics.fields(node, "a model")?;
+    let name = fields.take_required("name", diagnostics);
+    let own = fields.take("scaling");
+    fields.reject_unknown(diagnostics);
+    let name = diagnostics.text(name?, "name")?;
+    let scaling = own.and_then(|node| scaling(node, diagnostics));
+    Some(ModelPolicy { name, scaling })
+}
