@@ -24,6 +24,8 @@ fp8, fp4, powers of two and bf16 are ml_dtypes'. Nothing of Cleave is used, so a
     nvfp4            compressed-tensors, float 4, float 8 for groups of 16, divided by one number a matrix
     modelopt-nvfp4   modelopt, the same multiplied with one number; described in hf_quant_config.json alone
     modelopt-mixed   modelopt, float 8 with scales a matrix, a row and for groups of 32, and float 4 beside
+    mxfp4-gpt-oss    mxfp4 of gpt-oss: experts in one tensor, rows of gate and up in turn; expected.safetensors has them
+                     (experts, out, in)
 
 Usage:
     pip install numpy ml_dtypes
@@ -432,15 +434,98 @@ def write(out):
         write_safetensors(folder / "expected.safetensors", expected)
 
 
+def write_gpt_oss(out):
+    """A gpt-oss of one layer whose experts are of four bits."""
+    random = Random("mxfp4-gpt-oss")
+    experts, chosen, width, heads, kv_heads, head_dim, vocab = 3, 2, 32, 2, 1, 32, 16
+    hidden = 64
+    bf16 = ml_dtypes.bfloat16
+    layer = "model.layers.0"
+    shapes = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        f"{layer}.input_layernorm.weight": (hidden,),
+        f"{layer}.post_attention_layernorm.weight": (hidden,),
+        f"{layer}.mlp.router.weight": (experts, hidden),
+        f"{layer}.mlp.router.bias": (experts,),
+        f"{layer}.mlp.experts.gate_up_proj_bias": (experts, 2 * width),
+        f"{layer}.mlp.experts.down_proj_bias": (experts, hidden),
+        f"{layer}.self_attn.sinks": (heads,),
+    }
+    for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        shapes[f"{layer}.self_attn.{part}_proj.weight"] = (count * head_dim, hidden)
+        shapes[f"{layer}.self_attn.{part}_proj.bias"] = (count * head_dim,)
+    shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, heads * head_dim)
+    shapes[f"{layer}.self_attn.o_proj.bias"] = (hidden,)
+    tensors = {name: random.weight(shape).astype(bf16) for name, shape in shapes.items()}
+    expected = {}
+    for name, rows, columns in (("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)):
+        scale, wide_scale = powers_of_two(random, (experts, rows, columns // 32), -7, -3)
+        packed, numbers = float4(random, (experts * rows, columns))
+        tensors[f"{layer}.mlp.experts.{name}_blocks"] = packed.reshape(experts, rows, columns // 32, 16)
+        tensors[f"{layer}.mlp.experts.{name}_scales"] = scale
+        weights = numbers.reshape(experts, rows, columns) * wide_scale.repeat(32, 2)
+        expected[f"{layer}.mlp.experts.{name}"] = weights
+    config = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "torch_dtype": "bfloat16",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "layer_types": ["sliding_attention"],
+        "sliding_window": 128,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+        "tie_word_embeddings": False,
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+        "experts_per_token": chosen,
+        "swiglu_limit": 7.0,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    }
+    folder = out / "mxfp4-gpt-oss"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_safetensors(folder / "model.safetensors", tensors)
+    write_safetensors(folder / "expected.safetensors", expected)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     out = pathlib.Path(__file__).resolve().parents[2] / "testdata" / "quantized"
     if not parser.parse_args().check:
         write(out)
+        write_gpt_oss(out)
         return
     with tempfile.TemporaryDirectory() as fresh:
         write(pathlib.Path(fresh))
+        write_gpt_oss(pathlib.Path(fresh))
         files = [path.relative_to(fresh) for path in sorted(pathlib.Path(fresh).rglob("*")) if path.is_file()]
         differ = [str(file) for file in files if (out / file).read_bytes() != (pathlib.Path(fresh) / file).read_bytes()]
     if differ:

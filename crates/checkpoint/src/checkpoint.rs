@@ -7,15 +7,15 @@ use crate::config_file;
 use crate::error::CheckpointError;
 use crate::folder::TensorFolder;
 use crate::generation::GenerationConfig;
-use crate::quantization::{ProjectionModule, Quantization};
+use crate::quantization::{EXPERT_ENDINGS, ProjectionModule, Quantization};
 use crate::quantized::{QuantizedTensor, StoredMatrix};
 use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
 use crate::stacks::ExpertsTensor;
 use crate::tensor::{StoredTensor, StoredType};
 use cleave_domain::TokenId;
 use cleave_models::{
-    DescribedModel, ModelSpec, ModelTensor, NameSpelling, Projection, TensorPlace, TensorRole,
-    read_model,
+    DescribedModel, ExpertAxes, ModelSpec, ModelTensor, NameSpelling, Projection, TensorPlace,
+    TensorRole, read_model,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -194,6 +194,13 @@ impl Checkpoint {
         let Some(quantization) = &self.quantization else {
             return false;
         };
+        let is_of_experts = EXPERT_ENDINGS.iter().any(|ending| {
+            let tensor = name.strip_suffix(ending);
+            tensor.is_some_and(|tensor| self.quantized.contains_key(tensor))
+        });
+        if is_of_experts {
+            return true;
+        }
         let is_quantized = |module: &str| self.quantized.contains_key(&format!("{module}.weight"));
         name.rsplit_once('.').is_some_and(|(module, kind)| {
             let is_weight_part =
@@ -203,6 +210,11 @@ impl Checkpoint {
             // has none.
             is_method_part || (is_quantized(module) && kind == "bias" && folder.is_zero(name))
         })
+    }
+
+    /// A quantised tensor, by the name of the dense one.
+    pub(crate) fn quantized_tensor(&self, name: &str) -> Option<&QuantizedTensor> {
+        self.quantized.get(name).map(|tensor| &**tensor)
     }
 
     /// Whether an unused tensor may be ignored: the family never uses it, it stores a tied head
@@ -456,6 +468,20 @@ fn quantized_weight(
     };
     if expected.role == TensorRole::Head {
         return refuse_quantized_head(quantization, folder, &expected.name).map(|()| None);
+    }
+    if let (TensorRole::Experts { axes, .. }, &[count, a, b]) =
+        (expected.role, expected.shape.as_slice())
+    {
+        let (out, columns) = match axes {
+            ExpertAxes::OutIn => (a, b),
+            ExpertAxes::InOut => (b, a),
+        };
+        let experts = ProjectionModule {
+            name: &expected.name,
+            rows: count * out,
+            columns,
+        };
+        return quantization.experts(folder, experts, count);
     }
     match (expected.projection_name(), expected.shape.as_slice()) {
         (Some(name), &[rows, columns]) => {

@@ -6,6 +6,7 @@
 //! Invariant: every number of the shape is within the bytes, checked on construction.
 
 use super::map::FileSpan;
+use std::ops::Range;
 
 /// Index that runs within a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +171,20 @@ impl PackedNumbers {
             },
             shape,
         })
+    }
+
+    /// Every `step`th of these rows; `None` if a word has numbers of several rows, or there are no
+    /// such rows.
+    pub(super) fn rows(&self, rows: Range<usize>, step: usize) -> Option<Self> {
+        let along_rows = self.packing.axis == PackedAxis::Columns && !self.packing.is_transposed;
+        let width = 4 * self.strides.0;
+        Some(Self {
+            words: self.words.part(rows.start * width..rows.end * width)?,
+            packing: self.packing,
+            strides: (self.strides.0 * step, self.strides.1),
+            shape: (rows.len().div_ceil(step), self.shape.1),
+        })
+        .filter(|_| along_rows)
     }
 
     pub(super) fn span(&self) -> &FileSpan {

@@ -11,6 +11,7 @@ use super::packed_numbers::{ALONG_COLUMNS, ALONG_ROWS, PackedNumbers, WordPackin
 use super::scales::{GlobalScale, QuantizedScales, ScaleType};
 use super::tensor::{StoredTensor, StoredType};
 use crate::{e2m1, e4m3};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Number format of the codes.
@@ -62,6 +63,8 @@ pub struct QuantizedTensor {
     pub(super) scales: QuantizedScales,
     pub(super) zeros: ZeroPoints,
     pub(super) groups: ScaleGroups,
+    /// Tensors whose rows take turns in these bytes; 1 for most.
+    pub(super) turns: usize,
     /// Text that covers everything that decides the bytes' meaning; part of the revision's hash.
     pub(super) layout: Arc<str>,
 }
@@ -176,8 +179,43 @@ impl QuantizedTensor {
             },
             zeros,
             groups: ScaleGroups::Contiguous(group),
+            turns: 1,
             layout: "in memory".into(),
         }
+    }
+
+    /// Every `turns.1`th of these rows from the `turns.0`th on, under another name; `None` if codes
+    /// and scales do not lie row by row, each with scales of its own.
+    pub(super) fn rows_in_turn(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        turns: (usize, usize),
+    ) -> Option<Self> {
+        let QuantizedCodes::Packed(codes) = &self.codes else {
+            return None;
+        };
+        let (first, step) = turns;
+        let of_rows = QuantizedScales {
+            span: self.scales.rows(rows.start + first..rows.end)?,
+            strides: (self.scales.strides.0 * step, 1),
+            ..self.scales.clone()
+        };
+        Some(Self {
+            name: name.into(),
+            element: self.element,
+            rows: rows.len() / step,
+            columns: self.columns,
+            codes: QuantizedCodes::Packed(codes.rows(rows.start + first..rows.end, step)?),
+            scales: of_rows,
+            zeros: match self.zeros {
+                ZeroPoints::Uniform(zero) => ZeroPoints::Uniform(zero),
+                ZeroPoints::PerGroup { .. } => return None,
+            },
+            groups: self.groups.clone(),
+            turns: step,
+            layout: Arc::clone(&self.layout),
+        })
     }
 
     /// The weight's name in the dense model.
@@ -429,7 +467,10 @@ impl StoredMatrix {
     pub fn stored_bytes(&self) -> usize {
         match self {
             Self::Dense(tensor) => tensor.bytes().len(),
-            Self::Quantized(tensor) => tensor.part_bytes().map(<[u8]>::len).sum(),
+            Self::Quantized(tensor) => {
+                let bytes: usize = tensor.part_bytes().map(<[u8]>::len).sum();
+                bytes / tensor.turns
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 use super::map::FileSpan;
 use super::tensor::StoredType;
 use crate::e4m3;
+use std::ops::Range;
 
 /// Storage of the scales: that of a row and group is at `row / rows_per_scale × strides.0 + group ×
 /// strides.1`.
@@ -41,6 +42,17 @@ pub(super) enum GlobalScale {
 }
 
 impl QuantizedScales {
+    /// The bytes of these rows; `None` unless every row has scales of its own, one row after the
+    /// other.
+    pub(super) fn rows(&self, rows: Range<usize>) -> Option<FileSpan> {
+        let (each, between) = self.strides;
+        if self.rows_per_scale != 1 || between != 1 {
+            return None;
+        }
+        let width = each * self.stored.bytes();
+        self.span.part(rows.start * width..rows.end * width)
+    }
+
     /// Scale of a row and group, rounded once if there is a global one.
     pub(super) fn scale(&self, row: usize, group: usize) -> f32 {
         let at = row / self.rows_per_scale * self.strides.0 + group * self.strides.1;

@@ -6,7 +6,7 @@
 //! order.
 
 use crate::checkpoint::Checkpoint;
-use crate::quantized::StoredMatrix;
+use crate::quantized::{QuantizedTensor, StoredMatrix};
 use crate::tensor::StoredTensor;
 use cleave_models::{ExpertAxes, ModelTensor, Projection, StackedRows, TensorPlace, TensorRole};
 
@@ -83,6 +83,23 @@ impl ExpertsTensor {
         ordered
     }
 
+    /// The stack of one expert from quantised weights of all experts, `(experts × out, in)`: one
+    /// matrix, or one for each projection where their rows take turns.
+    fn quantized_weights(&self, all: &QuantizedTensor, expert: usize) -> Vec<StoredMatrix> {
+        let rows = all.rows() / self.count;
+        let parts = match self.rows {
+            StackedRows::Consecutive => 1,
+            StackedRows::Interleaved => self.parts_count,
+        };
+        let of_part = |part: usize| {
+            let name = format!("{}[{expert}.{part}]", self.name);
+            let rows = expert * rows..(expert + 1) * rows;
+            let found = all.rows_in_turn(&name, rows, (part, parts));
+            found.expect("weights of all experts lie row by row").into()
+        };
+        (0..parts).map(of_part).collect()
+    }
+
     /// Bias of one expert's stack, from the tensor `(experts, out)`.
     fn bias(&self, all: &StoredTensor, expert: usize) -> StoredBias {
         let mut stored = vec![0.0; all.columns()];
@@ -97,13 +114,16 @@ impl ExpertsTensor {
 
 impl Checkpoint {
     /// The weights of a stack of projections of a layer or of an expert, `(out, in)` each: one for
-    /// each projection, or a single one where the checkpoint has them in one tensor. Weights whose
+    /// each projection, or a single one where the checkpoint has them in one tensor. Dense weights whose
     /// order is another one in the file are copied.
     ///
     /// # Panics
     /// If the model has no such tensors.
     pub fn stack(&self, parts: &'static [Projection], place: TensorPlace) -> Vec<StoredMatrix> {
         if let Some((of_experts, expert)) = self.experts_tensor(parts, place) {
+            if let Some(all) = self.quantized_tensor(&of_experts.name) {
+                return of_experts.quantized_weights(all, expert);
+            }
             let all = self.tensor(&of_experts.name);
             return vec![of_experts.weights(all, expert).into()];
         }
@@ -119,12 +139,13 @@ impl Checkpoint {
     /// # Panics
     /// As [`Checkpoint::stack`].
     pub fn is_quantized(&self, parts: &'static [Projection], place: TensorPlace) -> bool {
-        // A tensor of all experts is dense.
-        self.experts_tensor(parts, place).is_none()
-            && self.stack(parts, place).iter().any(|matrix| match matrix {
-                StoredMatrix::Dense(_) => false,
-                StoredMatrix::Quantized(_) => true,
-            })
+        if let Some((of_experts, _)) = self.experts_tensor(parts, place) {
+            return self.quantized_tensor(&of_experts.name).is_some();
+        }
+        self.stack(parts, place).iter().any(|matrix| match matrix {
+            StoredMatrix::Dense(_) => false,
+            StoredMatrix::Quantized(_) => true,
+        })
     }
 
     /// Bias of a stack, an element for each row.

@@ -5,6 +5,7 @@ use crate::reference;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
 use cleave_engine::{LoadError, Weights};
+use cleave_models::{Projection, TensorPlace};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -119,6 +120,47 @@ fn every_quantised_layout_loads_and_is_named() {
         let engine = reference::engine(&path(folder), limits).unwrap();
         let name = &cleave_engine::Engine::describe(&engine).model;
         assert_eq!(*name, format!("llama 11K, {about}"));
+    }
+}
+
+/// The stack of an expert's gate and up projection, or its down projection, as the file's rows.
+fn expert_rows(stack: &[StoredMatrix]) -> Vec<f32> {
+    stack.iter().flat_map(StoredMatrix::to_f32).collect()
+}
+
+#[test]
+fn experts_of_four_bits_are_read_exactly() {
+    let folder = path("mxfp4-gpt-oss");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    assert_eq!(checkpoint.quantization().as_deref(), Some("mxfp4 fp4"));
+    let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, parts) in [
+        ("gate_up_proj", Projection::EXPERT_GATE_UP),
+        ("down_proj", Projection::EXPERT_DOWN),
+    ] {
+        let name = format!("model.layers.0.mlp.experts.{name}");
+        let &[count, rows, columns] = file.tensor(&name).unwrap().shape() else {
+            panic!("{name}: not of all experts");
+        };
+        let all = expected(&file, &name);
+        let stored: usize = (0..count)
+            .map(|expert| {
+                let place = TensorPlace::Expert { layer: 0, expert };
+                let stack = checkpoint.stack(parts, place);
+                let all = &all[expert * rows * columns..][..rows * columns];
+                // In the file rows of gate and up take turns.
+                let ordered: Vec<f32> = (0..parts.len())
+                    .flat_map(|part| (part..rows).step_by(parts.len()))
+                    .flat_map(|row| &all[row * columns..][..columns])
+                    .copied()
+                    .collect();
+                assert!(expert_rows(&stack) == ordered, "{name} {expert}");
+                stack.iter().map(StoredMatrix::stored_bytes).sum::<usize>()
+            })
+            .sum();
+        let (codes, scales) = (count * rows * columns / 2, count * rows * columns / 32);
+        assert_eq!(stored, codes + scales, "{name}");
     }
 }
 

@@ -59,6 +59,37 @@ pub(super) fn modelopt(
     tensor(folder, module, &codes, global)
 }
 
+/// Endings of the names of codes and scales of all experts of a layer.
+pub(crate) const EXPERT_ENDINGS: [&str; 2] = ["_blocks", "_scales"];
+
+/// Reads the weights of all experts of a layer, `(experts × out, in)`, as gpt-oss has them.
+pub(super) fn experts(
+    folder: &TensorFolder,
+    experts: ProjectionModule<'_>,
+    count: usize,
+) -> Result<QuantizedTensor, CheckpointError> {
+    let ProjectionModule {
+        name,
+        rows,
+        columns,
+    } = experts;
+    let [codes, scales] = EXPERT_ENDINGS.map(|ending| format!("{name}{ending}"));
+    let (codes, scales) = (need(folder, &codes)?, need(folder, &scales)?);
+    let (out, groups) = (rows / count, columns / MX_GROUP);
+    if !columns.is_multiple_of(MX_GROUP) {
+        return Err(codes.damaged(format!(
+            "its matrices have {columns} columns, which groups of {MX_GROUP} do not divide"
+        )));
+    }
+    codes
+        .require_type("U8")?
+        .require_shape(&[count, out, groups, MX_GROUP / 2])?;
+    scales
+        .require_type("U8")?
+        .require_shape(&[count, out, groups])?;
+    coded(name, (rows, columns), &codes, &scales, GlobalScale::None)
+}
+
 fn need<'a>(folder: &'a TensorFolder, name: &'a str) -> Result<FoundTensor<'a>, CheckpointError> {
     folder.require(name, || {
         "its module has weights of four-bit floats, which need it".to_owned()
@@ -101,7 +132,7 @@ fn tensor(
     let ProjectionModule { rows, columns, .. } = module;
     let name = module.tensor("weight_scale");
     let scale = need(folder, &name)?;
-    let (stored, group) = (scale.scale_type()?, group_of(&scale)?);
+    let group = group_of(&scale)?;
     if !columns.is_multiple_of(group) {
         return Err(codes.damaged(format!(
             "its matrix has {columns} columns, which groups of {group} do not divide"
@@ -111,6 +142,19 @@ fn tensor(
         .require_type("U8")?
         .require_shape(&[rows, columns / 2])?;
     scale.require_shape(&[rows, columns / group])?;
+    let name = module.tensor("weight");
+    coded(&name, (rows, columns), codes, &scale, global)
+}
+
+/// Builds the tensor, `(rows, columns)`. The shapes of codes and scales were checked.
+fn coded(
+    name: &str,
+    (rows, columns): (usize, usize),
+    codes: &FoundTensor<'_>,
+    scale: &FoundTensor<'_>,
+    global: GlobalScale,
+) -> Result<QuantizedTensor, CheckpointError> {
+    let (stored, group) = (scale.scale_type()?, group_of(scale)?);
     // Two codes to a byte, the first in the lower bits, are eight to a little-endian word.
     let numbers = PackedNumbers::new(codes.span.clone(), ALONG_COLUMNS, (rows, columns))
         .ok_or_else(|| codes.damaged("does not fill its range"))?;
@@ -120,7 +164,7 @@ fn tensor(
         GlobalScale::Divisor(divisor) => format!(" by {:08x}", divisor.to_bits()),
     };
     Ok(QuantizedTensor {
-        name: module.tensor("weight").into(),
+        name: name.into(),
         element: QuantizedType::E2m1,
         rows,
         columns,
@@ -134,6 +178,7 @@ fn tensor(
         },
         zeros: ZeroPoints::Uniform(0),
         groups: ScaleGroups::Contiguous(group),
+        turns: 1,
         layout: format!("fp4 {group} {}{factor}", stored.name()).into(),
     })
 }

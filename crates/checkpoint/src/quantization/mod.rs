@@ -17,6 +17,8 @@
 //! - compressed-tensors, float 4. Codes: `weight_packed` U8 `(out, in/2)`: the lower four bits of
 //!   byte `[o, i/2]` for even `i`. Scales: `weight_scale` U8 `(out, in/32)` (MXFP4), or F8_E4M3
 //!   `(out, in/16)` divided by `weight_global_scale` (NVFP4). No zero points.
+//! - mxfp4 (gpt-oss), for `W` of all experts of a layer. Codes: `…_blocks` U8 `(experts, out, in/32,
+//!   16)`, as float 4 above. Scales: `…_scales` U8 `(experts, out, in/32)`. No zero points.
 //! - modelopt, float 8. Codes: `weight` F8_E4M3 `(out, in)`. Scales: `weight_scale`: one, `(out)`,
 //!   `(⌈out/128⌉, 1, ⌈in/128⌉, 1)`, or U8 `(out, in/32)`. No zero points.
 //! - modelopt, float 4. Codes: `weight`, as float 4 above. Scales: `weight_scale` U8 `(out, in/32)`,
@@ -53,6 +55,7 @@ use super::folder::TensorFolder;
 use super::quantized::{QuantizedTensor, QuantizedType};
 use cleave_models::{ConfigError, ConfigFields};
 use compressed::CompressedScheme;
+pub(super) use four_bit_floats::EXPERT_ENDINGS;
 
 /// Upper limit of groups, blocks and widths.
 const COUNT_MAX: usize = 1 << 20;
@@ -75,6 +78,8 @@ pub(super) enum Quantization {
     },
     /// `modelopt`; the tensors of a module tell its layout.
     ModelOpt,
+    /// `mxfp4` of gpt-oss: tensors of all experts of a layer alone.
+    Mxfp4,
 }
 
 /// A module that may be quantised.
@@ -153,7 +158,7 @@ const HARMLESS: [&str; 56] = [
     "version",
 ];
 
-const METHODS: &str = "compressed-tensors, modelopt, fp8, awq and gptq are";
+const METHODS: &str = "compressed-tensors, modelopt, mxfp4, fp8, awq and gptq are";
 
 impl Quantization {
     /// Reads config.json; `None` if nothing is quantised.
@@ -167,6 +172,7 @@ impl Quantization {
             Some("fp8") => fp8(&fields),
             Some("awq") => awq(&fields),
             Some("gptq") => gptq(&fields),
+            Some("mxfp4") => Ok(Self::Mxfp4),
             Some("modelopt" | "modelopt_fp4" | "modelopt_mixed") => modelopt::read(&fields),
             Some(other) => {
                 let problem = format!("{other} is not supported; {METHODS}");
@@ -185,6 +191,26 @@ impl Quantization {
         modelopt::read_own_file(fields)
     }
 
+    /// Reads the weights of all experts of a layer, `(experts × out, in)`; `None` if they are dense.
+    pub(super) fn experts(
+        &self,
+        folder: &TensorFolder,
+        experts: ProjectionModule<'_>,
+        count: usize,
+    ) -> Result<Option<QuantizedTensor>, CheckpointError> {
+        match self {
+            Self::Mxfp4 if !folder.contains(experts.name) => {
+                four_bit_floats::experts(folder, experts, count).map(Some)
+            }
+            Self::Mxfp4
+            | Self::ModelOpt
+            | Self::Compressed(_)
+            | Self::Fp8 { .. }
+            | Self::Awq { .. }
+            | Self::Gptq { .. } => Ok(None),
+        }
+    }
+
     /// Reads the module's weight; `None` if it is dense.
     pub(super) fn weight(
         &self,
@@ -197,6 +223,7 @@ impl Quantization {
             }
             Self::Compressed(_) | Self::Fp8 { .. } | Self::ModelOpt => ("weight", true),
             Self::Awq { .. } | Self::Gptq { .. } => ("qweight", false),
+            Self::Mxfp4 => return Ok(None),
         };
         let name = module.tensor(codes);
         let found = folder.find(&name).filter(|found| {
@@ -216,6 +243,7 @@ impl Quantization {
             }
             Self::ModelOpt if has_bytes => four_bit_floats::modelopt(folder, module),
             Self::ModelOpt => byte_weights::modelopt(folder, module),
+            Self::Mxfp4 => return Ok(None),
             Self::Compressed(schemes) => packed_weights::compressed(schemes, folder, module),
             Self::Fp8 { block } => byte_weights::fp8(*block, folder, module),
             Self::Awq { group } => packed_weights::awq(*group, folder, module),
@@ -240,6 +268,7 @@ impl Quantization {
                 "weight_global_scale",
             ],
             Self::ModelOpt => &["weight_scale", "weight_scale_2"],
+            Self::Mxfp4 => &[],
             Self::Fp8 { .. } => &["weight_scale", "weight_scale_inv"],
             Self::Awq { .. } => &["qweight", "qzeros", "scales"],
             Self::Gptq { .. } => &["qweight", "qzeros", "scales", "g_idx"],
@@ -255,6 +284,7 @@ impl Quantization {
             Self::Awq { .. } => "awq",
             Self::Gptq { .. } => "gptq",
             Self::ModelOpt => "modelopt",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 }

@@ -211,6 +211,7 @@ fn tensor(
         },
         zeros,
         groups,
+        turns: 1,
         layout: match method.element {
             QuantizedType::Int8 => format!("{} 8 +{plus} {group}", method.name).into(),
             QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => {

@@ -13,7 +13,7 @@ use crate::spec::{Activation, ExpertsSpec, GatedMlpSpec, ModelSpec, RouterSpec};
 
 pub(crate) static FAMILY: Family = Family {
     name: "gpt_oss",
-    models: "gpt-oss (20b, 120b) with weights of 16 bits",
+    models: "gpt-oss (20b, 120b)",
     classes: &["GptOssForCausalLM"],
     spec,
     tensors: &[
