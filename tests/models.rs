@@ -98,6 +98,7 @@ fn demo_body() -> Value {
     json!({"model": DEMO, "prompt": "The borrow checker", "max_tokens": 24, "temperature": 0})
 }
 
+// Invariant: I55.
 #[test]
 fn two_models_stream_behind_one_router() {
     let fleet = fleet(&["prefill", "decode"]);
