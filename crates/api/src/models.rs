@@ -68,14 +68,6 @@ impl RequestedModel {
             },
         }
     }
-
-    /// The name, if there is one.
-    pub(crate) fn name(&self) -> Option<&str> {
-        match self {
-            Self::Named(name) => Some(name),
-            Self::Absent | Self::LeftToReader => None,
-        }
-    }
 }
 
 impl ServedModels {
