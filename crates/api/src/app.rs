@@ -1,7 +1,7 @@
 //! The application: the state that every route shares.
 //!
-//! Owns: the served models, which may arrive or change while running; the body limits; the choice of
-//! the thread that parses a body. Never: binds a port. Invariant: a bad or huge request takes no
+//! Owns: the served models, which may arrive or change while running; the body limits; the choice
+//! of the thread that parses a body. Never: binds a port. Invariant: a bad or huge request takes no
 //! more than its share of the processor from the others.
 
 mod model_wait;
@@ -345,8 +345,8 @@ impl App {
     }
 
     /// Returns the tokens of the longest sequence that a worker of the model can hold, if that is
-    /// known. Waits a moment where requests start workers, because such a request may know the model
-    /// of the first worker before its capacity.
+    /// known. Waits a moment where requests start workers, because such a request may know the
+    /// model of the first worker before its capacity.
     pub(crate) async fn sequence_tokens_max(&self, model: &ModelText) -> Option<u32> {
         let until = Instant::now() + CAPACITY_WAIT_MAX;
         loop {

@@ -21,8 +21,8 @@ use tokio::time::Instant;
 const FIRST_WORKER_WAITS_MAX: u32 = 1024;
 
 impl App {
-    /// Finds the name by which a body asks for its model, where there may be several. A long body is
-    /// searched on a blocking thread.
+    /// Finds the name by which a body asks for its model, where there may be several. A long body
+    /// is searched on a blocking thread.
     pub(crate) async fn requested_model(
         &self,
         body: ReservedBody,

@@ -19,7 +19,7 @@ pub struct OutputOptions {
 pub struct ParserChoice<T> {
     /// That of models that are not in `by_model`.
     pub others: Option<T>,
-    /// By served name.
+    /// That of single models, by served name.
     pub by_model: BTreeMap<String, T>,
 }
 
