@@ -1,20 +1,25 @@
 //! The application: the state that every route shares.
 //!
-//! Owns: the served models, which may arrive or change while running; the body limits; the choice of
-//! the thread that parses a body. Never: binds a port. Invariant: a bad or huge request takes no
+//! Owns: the served models, which may arrive or change while running; the body limits; the choice
+//! of the thread that parses a body. Never: binds a port. Invariant: a bad or huge request takes no
 //! more than its share of the processor from the others.
+
+mod model_wait;
+mod output_options;
+
+pub(crate) use model_wait::no_model_yet;
+pub use output_options::{OutputOptions, ParserChoice};
 
 use crate::admin::Operator;
 use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::body_work::BodyWork;
 use crate::constraint_check::ConstraintChecks;
 use crate::error::ApiError;
-use crate::field::clipped;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
 use crate::memory_budget::{SharedMemoryBudget, TemplateMemory, units};
 use crate::metrics::HttpMetrics;
-use crate::models::{ModelChoice, RequestedModel, ServedModels};
+use crate::models::ServedModels;
 use crate::quota::Quotas;
 use crate::request::GenerateRequest;
 use crate::response_store::{ResponsePeers, ResponseStore, ResponseStoreLimits, router_digits};
@@ -22,10 +27,8 @@ use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use cleave_domain::Refusal;
 use cleave_text::json::Document;
-use cleave_text::{
-    ModelTask, ModelText, OutputFormats, ReasoningField, ReasoningParser, ToolCallParser,
-};
-use parking_lot::{Mutex, MutexGuard};
+use cleave_text::{ModelTask, ModelText};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,9 +36,6 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-/// Limit of requests that wait for the first worker. Each holds its body and its reservation, so
-/// the limit equals the default length of the router's queue.
-const FIRST_WORKER_WAITS_MAX: u32 = 1024;
 /// Interval at which a request that waits for a worker checks the readiness again.
 const READINESS_PERIOD: Duration = Duration::from_millis(20);
 /// Time limit of the wait for the capacity of the first worker. It joins right after its model is
@@ -74,58 +74,6 @@ pub struct ApiOptions {
     pub outputs: OutputOptions,
     /// Limits of stored responses.
     pub responses: ResponseStoreLimits,
-}
-
-/// How reasoning and tool calls are read from outputs, and given to clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OutputOptions {
-    pub reasoning_parser: ParserChoice<ReasoningParser>,
-    pub tool_call_parser: ParserChoice<ToolCallParser>,
-    pub reasoning_field: ReasoningField,
-}
-
-/// The parser of each model; the chat template chooses where none is named.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParserChoice<T> {
-    /// That of models that are not in `by_model`.
-    pub others: Option<T>,
-    /// By served name.
-    pub by_model: BTreeMap<String, T>,
-}
-
-impl<T> Default for ParserChoice<T> {
-    fn default() -> Self {
-        Self {
-            others: None,
-            by_model: BTreeMap::new(),
-        }
-    }
-}
-
-impl<T: Copy> ParserChoice<T> {
-    fn of(&self, model: &str) -> Option<T> {
-        self.by_model.get(model).copied().or(self.others)
-    }
-}
-
-impl OutputOptions {
-    /// The formats of outputs of a model.
-    fn formats(&self, model: &ModelText) -> OutputFormats {
-        let Self {
-            reasoning_parser,
-            tool_call_parser,
-            reasoning_field,
-        } = self;
-        let formats = model.output_formats();
-        let mut formats = formats.with_reasoning_field(*reasoning_field);
-        if let Some(parser) = reasoning_parser.of(model.name()) {
-            formats = formats.with_reasoning(parser);
-        }
-        if let Some(parser) = tool_call_parser.of(model.name()) {
-            formats = formats.with_calls(parser);
-        }
-        formats
-    }
 }
 
 /// Whether prompts appear in logs; see [`ApiOptions::prompts`].
@@ -329,102 +277,8 @@ impl App {
         }
     }
 
-    /// Number of requests that wait for a model, with their bodies unread; of each, by its name.
-    pub(crate) fn first_worker_waits_counts(&self) -> BTreeMap<String, u32> {
-        self.first_worker_waits().clone()
-    }
-
-    fn first_worker_waits(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
-        self.shared.first_worker_waits.lock()
-    }
-
     pub(crate) fn progress(&self) -> ServingProgress {
         self.frontend().progress()
-    }
-
-    /// Finds the name by which a body asks for its model, where there may be several. A long body is
-    /// searched on a blocking thread.
-    pub(crate) async fn requested_model(
-        &self,
-        body: ReservedBody,
-    ) -> Result<(ReservedBody, RequestedModel), ApiError> {
-        if self.has_one_model() {
-            return Ok((body, RequestedModel::LeftToReader));
-        }
-        let is_long = body.is_long();
-        let search = move || {
-            let requested = RequestedModel::of_body(body.bytes());
-            (body, requested)
-        };
-        if !is_long {
-            return Ok(search());
-        }
-        let searched = tokio::task::spawn_blocking(search).await;
-        searched.map_err(|_| ApiError::internal("panicked", "The server failed on this request."))
-    }
-
-    /// Whether one model is served, and no worker of another one is expected.
-    fn has_one_model(&self) -> bool {
-        let is_only = self.shared.models.borrow().iter().count() == 1;
-        is_only
-            && Instant::now() >= self.shared.grace_ends
-            && self.frontend().policy().models.is_empty()
-    }
-
-    /// The model that the request is for, if it can be told now.
-    pub(crate) fn choose_model(&self, requested: &RequestedModel) -> ModelChoice {
-        let listed = self.listed_models();
-        self.shared.models.borrow().choose(requested, &listed)
-    }
-
-    /// The names of the models that the policy lists.
-    pub(crate) fn listed_models(&self) -> Vec<String> {
-        let policy = self.frontend().policy();
-        let listed = policy.models.iter();
-        listed.map(|listed| listed.name.clone()).collect()
-    }
-
-    /// Returns the requested model as soon as a worker has sent it.
-    ///
-    /// # Errors
-    /// 404 if there is no such model, 400 if the request must name one, 503 if none has come in
-    /// time. In the start-up grace period workers of another model may still come.
-    pub(crate) async fn wait_for_model(
-        &self,
-        requested: &RequestedModel,
-    ) -> Result<Arc<ModelText>, ApiError> {
-        let mut watched = self.shared.models.subscribe();
-        let begun = Instant::now();
-        let mut outside = None;
-        loop {
-            watched.mark_unchanged();
-            let choice = self.choose_model(requested);
-            let grace_ends = self.shared.grace_ends;
-            let until = match &choice {
-                ModelChoice::Found(model) => return Ok(Arc::clone(model)),
-                ModelChoice::Unnamed => return Err(self.models().unnamed(&self.listed_models())),
-                ModelChoice::Unknown(_) => grace_ends,
-                ModelChoice::Awaited(name) => match self.frontend().worker_wait_max(name) {
-                    None => grace_ends,
-                    Some(patience) => {
-                        if outside.is_none() {
-                            outside = Some(FirstWorkerWait::begin(self, name)?);
-                        }
-                        grace_ends.max(begun + patience)
-                    }
-                },
-            };
-            let changed = tokio::time::timeout_at(until, watched.changed()).await;
-            if !matches!(changed, Ok(Ok(()))) {
-                return Err(match choice {
-                    ModelChoice::Unknown(name) => {
-                        let listed = self.listed_models();
-                        self.models().not_found(&clipped(&name), &listed)
-                    }
-                    _ => no_model_yet(),
-                });
-            }
-        }
     }
 
     /// Waits until a request for this model would find a worker.
@@ -491,8 +345,8 @@ impl App {
     }
 
     /// Returns the tokens of the longest sequence that a worker of the model can hold, if that is
-    /// known. Waits a moment where requests start workers, because such a request may know the model
-    /// of the first worker before its capacity.
+    /// known. Waits a moment where requests start workers, because such a request may know the
+    /// model of the first worker before its capacity.
     pub(crate) async fn sequence_tokens_max(&self, model: &ModelText) -> Option<u32> {
         let until = Instant::now() + CAPACITY_WAIT_MAX;
         loop {
@@ -575,48 +429,6 @@ impl App {
         let panicked =
             |_| ApiError::internal("panicked", "The server failed while it read the request.");
         result.map_err(panicked)?
-    }
-}
-
-/// The error of a request for a model that no worker has brought.
-pub(crate) fn no_model_yet() -> ApiError {
-    ApiError::unavailable("no_worker", "No worker has brought this model yet.")
-}
-
-/// A request that waits for the first worker of a model. The frontend is notified of the number of
-/// these.
-struct FirstWorkerWait<'a> {
-    app: &'a App,
-    model: String,
-}
-
-impl<'a> FirstWorkerWait<'a> {
-    /// Registers the request; beyond the limit it is refused, because each one holds its body.
-    fn begin(app: &'a App, model: &str) -> Result<Self, ApiError> {
-        let mut outside = app.first_worker_waits();
-        if outside.values().sum::<u32>() >= FIRST_WORKER_WAITS_MAX {
-            let retry_after = crate::error::RETRY_AFTER;
-            return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
-        }
-        let count = outside.entry(model.to_owned()).or_default();
-        *count += 1;
-        app.frontend().report_waiting_requests(model, *count);
-        let model = model.to_owned();
-        Ok(Self { app, model })
-    }
-}
-
-impl Drop for FirstWorkerWait<'_> {
-    fn drop(&mut self) {
-        let mut outside = self.app.first_worker_waits();
-        let count = outside.entry(self.model.clone()).or_default();
-        *count -= 1;
-        self.app
-            .frontend()
-            .report_waiting_requests(&self.model, *count);
-        if *count == 0 {
-            outside.remove(&self.model);
-        }
     }
 }
 

@@ -139,7 +139,8 @@ impl ApiError {
 
     /// There is no such model; `served` names those that are, in backquotes.
     pub(crate) fn model_not_found(requested: &str, served: &str) -> Self {
-        let message = format!("The model `{requested}` does not exist here; {served} is served.");
+        let message =
+            format!("The model `{requested}` does not exist here; this server has {served}.");
         let error = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         Self {
             param: Some("model".into()),

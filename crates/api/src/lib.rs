@@ -25,6 +25,7 @@ mod input_turns;
 mod memory_budget;
 mod metric_registry;
 mod metrics;
+mod model_routes;
 mod models;
 mod openapi;
 mod output_piece;

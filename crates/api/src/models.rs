@@ -12,7 +12,7 @@ use cleave_text::json::{Json, JsonShape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A served model.
+/// The text side of one served model.
 #[derive(Clone)]
 pub(crate) struct ServedModel {
     pub(crate) model: Arc<ModelText>,
@@ -68,14 +68,6 @@ impl RequestedModel {
             },
         }
     }
-
-    /// The name, if there is one.
-    pub(crate) fn name(&self) -> Option<&str> {
-        match self {
-            Self::Named(name) => Some(name),
-            Self::Absent | Self::LeftToReader => None,
-        }
-    }
 }
 
 impl ServedModels {
@@ -92,7 +84,6 @@ impl ServedModels {
         self.0.insert(name, served);
     }
 
-    /// Forgets a model.
     pub(crate) fn retire(&mut self, name: &str) {
         self.0.remove(name);
     }

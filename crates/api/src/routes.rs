@@ -1,28 +1,25 @@
 //! Routes, and the layers around all of them.
 
 use crate::admin::admin_routes;
-use crate::app::{App, PromptLog, no_model_yet};
+use crate::app::{App, PromptLog};
 use crate::body::drain_refused_body;
 use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
-use crate::field::clipped;
-use crate::frontend::{Frontend, ServingProgress, ServingReadiness, StreamCounts};
+use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::{earlier_conversation, generate};
 use crate::metric_registry::prometheus_text;
-use crate::models::ServedModel;
+use crate::model_routes::{max_model_len, model, models};
 use crate::openapi::{RouteDoc, ServedRoute, openapi, serve};
 use crate::request;
 use crate::request_record::RequestMeta;
 use crate::response_store::{RESPONSE_ROUTES, peer_routes};
-use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
 use crate::surface::{self, SURFACES, Surface};
 use crate::trace_parent::TraceParent;
 use crate::ui::ui_routes;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{MatchedPath, Path, Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -475,59 +472,6 @@ async fn answer_text_request(
 fn json_answer(answer: Vec<u8>) -> Response {
     let kind = (header::CONTENT_TYPE, "application/json");
     ([kind], answer).into_response()
-}
-
-async fn models(State(app): State<App>, headers: HeaderMap) -> Result<axum::Json<Value>, ApiError> {
-    AuthenticatedCaller::of(&app, &headers)?;
-    let served = app.models();
-    if is_of_anthropic(&headers) {
-        let models = served.iter().map(|it| model_info(it.model.name()));
-        return Ok(axum::Json(model_list(&models.collect::<Vec<_>>())));
-    }
-    let data: Vec<Value> = served.iter().map(|it| model_json(&app, it)).collect();
-    // Codex reads `models`, with descriptions that only its maker's server has.
-    let list = json!({"object": "list", "data": data, "models": []});
-    Ok(axum::Json(list))
-}
-
-async fn model(
-    State(app): State<App>,
-    id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
-) -> Result<axum::Json<Value>, ApiError> {
-    AuthenticatedCaller::of(&app, &headers)?;
-    let Path(id) = id.map_err(|_| {
-        ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
-    })?;
-    let models = app.models();
-    match models.get(&id) {
-        Some(_) if is_of_anthropic(&headers) => Ok(axum::Json(model_info(&id))),
-        Some(served) => Ok(axum::Json(model_json(&app, served))),
-        None if models.is_empty() => Err(no_model_yet()),
-        None if app.listed_models().contains(&id) => Err(no_model_yet()),
-        None => Err(models.not_found(&clipped(&id), &app.listed_models())),
-    }
-}
-
-fn model_json(app: &App, served: &ServedModel) -> Value {
-    json!({
-        "id": served.model.name(),
-        "object": "model",
-        "created": served.since,
-        "owned_by": "cleave",
-        "root": served.model.name(),
-        "parent": null,
-        "max_model_len": max_model_len(app.frontend(), &served.model),
-        "task": served.model.task().name(),
-    })
-}
-
-/// Longest sequence that can be served: the model's context, or less where every worker's KV cache
-/// holds less.
-fn max_model_len(frontend: &dyn Frontend, model: &ModelText) -> u32 {
-    let context = model.context_tokens_max();
-    let held = frontend.sequence_tokens_max(model.name());
-    held.unwrap_or(context).min(context)
 }
 
 /// Healthy means that accepted work makes progress (lesson 12); a server without workers is

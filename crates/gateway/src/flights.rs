@@ -93,11 +93,6 @@ impl FlightTable {
         }
     }
 
-    /// Flights that have not ended.
-    pub(crate) fn count(&self) -> usize {
-        self.open.len()
-    }
-
     /// Flights of a model that have not ended.
     pub(crate) fn count_of(&self, model: &str) -> usize {
         self.open
@@ -456,7 +451,7 @@ mod tests {
             cached_tokens: 2,
         };
         assert_eq!(usage, expected);
-        assert_eq!(flights.count(), 0);
+        assert_eq!(flights.count_of("m"), 0);
     }
 
     // Invariant: I12.

@@ -51,8 +51,8 @@ pub(crate) struct RouterFrontend {
     pub(crate) streams: Mutex<BTreeMap<Arc<str>, Arc<Semaphore>>>,
     /// Limit of the streams of a model.
     pub(crate) streams_max: usize,
-    /// Bounded by the open streams of all models, with one submission, one cancellation and two backlog changes
-    /// each, and by the commands that workers may leave unanswered.
+    /// Bounded by the open streams of all models, with one submission, one cancellation and two
+    /// backlog changes each, and by the commands that workers may leave unanswered.
     pub(crate) driver: mpsc::UnboundedSender<RouterEvent>,
     /// The SLO policy for new requests.
     pub(crate) policy: watch::Receiver<Arc<SloPolicy>>,

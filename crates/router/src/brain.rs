@@ -187,12 +187,10 @@ impl RouterBrain {
         self.fleet.incarnation_of(worker)
     }
 
-    /// The connected workers.
     pub(crate) fn workers(&self) -> impl Iterator<Item = &FleetWorker> {
         self.fleet.workers()
     }
 
-    /// The open flights.
     pub(crate) fn flight_ids(&self) -> impl Iterator<Item = FlightId> {
         self.flights.iter().map(|(id, _)| id)
     }

@@ -43,7 +43,7 @@ pub enum PoolOutput {
     /// An output of the pool of this model; the name is empty before the first one is known.
     OfModel {
         model: Arc<str>,
-        output: RouterOutput,
+        output: Box<RouterOutput>,
     },
     /// The pool of this model has ended: no worker served it for a while.
     Ended { model: Arc<str> },
@@ -339,7 +339,7 @@ impl RouterPools {
             }
             self.outputs.push_back(PoolOutput::OfModel {
                 model: Arc::clone(model),
-                output,
+                output: Box::new(output),
             });
         }
     }

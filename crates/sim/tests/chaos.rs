@@ -116,6 +116,7 @@ fn seeded_worlds_with_states_break_no_property() {
     }
 }
 
+// Invariant: I55.
 /// The same worlds, for fleets of one to three models. Workers of two models have equal
 /// fingerprints, and some change their model as they restart.
 #[test]

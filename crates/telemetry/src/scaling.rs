@@ -1,7 +1,7 @@
 //! Series of the number of workers wanted, with the reasons.
 //!
-//! Owns: these series. Never: decides. Invariant: each pool of a model has exactly one reason; without
-//! `scaling` in the policy there is no series at all.
+//! Owns: these series. Never: decides. Invariant: each pool of a model has exactly one reason;
+//! without `scaling` in the policy there is no series at all.
 
 use super::buckets::FloatGauge;
 use crate::series_table::series_table;

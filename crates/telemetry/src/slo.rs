@@ -78,14 +78,14 @@ series_table! {
     pub struct SloSeries;
 
     requests: Family<SloVerdictLabels, Counter>, "cleave_slo_requests",
-        "Sequences (a request with n=2 is two) by class and verdict: good (all targets met), late (reason: the stage that \
+        "Sequences (a request with n=2 is two) by class, model and verdict: good (all targets met), late (reason: the stage that \
          exceeded its forecast most), refused, failed, invalid, cancelled; only good ones count for goodput";
     downgrades: Family<SloClassLabels, Counter>, "cleave_slo_downgrades",
         "Sequences moved to this class because the targets of their own could not be met";
     goodput: Family<SloClassLabels, FloatGauge>, "cleave_goodput_requests_per_second",
-        "Sequences per second over the last minute that met all their targets, by class";
+        "Sequences per second over the last minute that met all their targets, by class and model";
     goodput_per_device: Family<SloClassLabels, FloatGauge>, "cleave_goodput_requests_per_second_per_device",
-        "Goodput divided by the number of connected devices, by class";
+        "Goodput divided by the number of connected devices of the model, by class";
     forecasts: HistogramFamily<SloMetricLabels> = ratio_histograms(), "cleave_forecast_ratio",
         "Real times of requests divided by those predicted at their placement, by target; 1 is exact";
     stages: HistogramFamily<SloStageLabels> = histograms(), "cleave_stage_seconds",

@@ -143,7 +143,8 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{/* Names of the enabled pools, as a JSON object with the key `pools`: the roles, or MODEL-ROLE for each of `models`. */}}
+{{/* Names of the enabled pools, as a JSON object with the key `pools`: the roles, or MODEL-ROLE for each of
+     `models`. */}}
 {{- define "cleave.pools" -}}
 {{- $root := . -}}{{- $pools := list -}}
 {{- range $model := default (list dict) .Values.models -}}

@@ -110,7 +110,10 @@ def bounds_agree(world: World) -> Iterator[str]:
         if not target:
             continue
         size = target["spec"]["leaderWorkerTemplate"]["size"] if to["kind"] == "LeaderWorkerSet" else 1
-        pool = policy.get("scaling", {}).get("pools", {}).get(to["name"].rsplit("-", 1)[1], {})
+        template = target["spec"].get("template") or target["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        served = arguments(template).get("--served-model-name")
+        listed = next((model for model in policy.get("models", []) if model["name"] == served), policy)
+        pool = listed.get("scaling", policy.get("scaling", {})).get("pools", {}).get(to["name"].rsplit("-", 1)[1], {})
         least, most = (spec.get(f"{end}Replicas", spec.get(f"{end}ReplicaCount", -1)) * size for end in ("min", "max"))
         if (pool.get("min"), pool.get("max")) != (least, most):
             yield f"{scaler['metadata']['name']}: from {least} to {most}, and the policy says {pool}"

@@ -101,7 +101,7 @@ async fn an_unknown_model_is_not_found_in_each_api() {
 }
 
 #[tokio::test]
-async fn several_models_must_be_told_apart_by_name() {
+async fn a_request_must_name_one_of_several_models() {
     let set = models_server();
     for (route, body) in bodies() {
         let answer = set.post(route, body).await;
@@ -196,7 +196,7 @@ async fn a_model_may_come_in_the_grace_period() {
 }
 
 #[tokio::test]
-async fn a_listed_model_that_no_worker_brought_is_unavailable() {
+async fn a_listed_model_without_its_first_worker_is_unavailable() {
     let set = server("llama3");
     let listed = ModelPolicy {
         name: "later".to_owned(),

@@ -587,12 +587,12 @@ async fn every_hand_off_is_used_and_none_is_recomputed() {
 
 // Lesson: 19.
 #[tokio::test]
-async fn a_worker_of_another_model_is_refused() {
+async fn a_worker_of_another_context_is_refused() {
     let (router, address) = router().await;
     let (prefill, _) = worker("p0", Role::Prefill, &address).await;
     let mut node = worker_node("d0", Role::Decode, &address, &StepGate::new());
     node.files = files();
-    node.files.name = "another".into();
+    node.files.context_tokens_max = Some(64);
     let other = node.start().await.unwrap();
     // It is never let in; the router's log and its own say why.
     check_refused(&router, &other).await;

@@ -17,7 +17,7 @@ use cleave_domain::{
 use cleave_node::{
     FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, WorkerNode,
 };
-use cleave_router::{RouterBrain, RouterInput, RouterLimits, RouterOutput};
+use cleave_router::{PoolInput, PoolOutput, RouterLimits, RouterPools};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
 use cleave_telemetry::TraceOptions;
 use cleave_testkit::build;
@@ -706,10 +706,10 @@ async fn tapes_of_a_serving_fleet_replay_equal() {
         replay!(
             path("router"),
             Router,
-            RouterBrain,
+            RouterPools,
             RouterLimits,
-            RouterInput,
-            RouterOutput
+            PoolInput,
+            PoolOutput
         ) > 6 * 5
     );
     assert!(

@@ -7,6 +7,7 @@ use crate::fleet::{
     worker, worker_node,
 };
 use crate::proxy::FaultProxy;
+use cleave_api::SubmissionContext;
 use cleave_domain::{Ending, Role};
 use cleave_node::{RunningRouter, RunningWorker};
 use cleave_text::ModelFiles;
@@ -90,24 +91,52 @@ async fn a_worker_that_waits_for_its_name_brings_no_files() {
 }
 
 #[tokio::test]
-async fn another_model_is_served_once_all_workers_have_left() {
+async fn a_second_model_is_served_beside_the_first() {
     let (router, address) = router().await;
-    let old = worker_with("w0", &address, files()).await;
-    timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
-    check(&router.frontend(), &prompt(1, 20), 4).await;
-    old.drain(TEST_WAIT_MAX).await;
-    until(|| router.frontend().workers().is_empty()).await;
+    let first = worker_with("w0", &address, files()).await;
     let shorter = ModelFiles {
         name: "another".into(),
         context_tokens_max: Some(64),
         ..files()
     };
-    let new = worker_with("w1", &address, shorter).await;
+    let second = worker_with("w1", &address, shorter).await;
     timeout(TEST_WAIT_MAX, router.ready()).await.unwrap();
+    until(|| router.frontend().workers().len() == 2).await;
+    let answer = async |model: &str| {
+        let prompt = prompt(1, 20);
+        let of_model = SubmissionContext {
+            model: model.into(),
+            ..SubmissionContext::default()
+        };
+        let stream = router.frontend().submit_for(request(&prompt, 4), of_model);
+        let (tokens, ending, _) = collect(stream).await;
+        assert_eq!((ending, tokens), (DONE, expected(&prompt, 4)), "{model}");
+    };
+    let steps = |name: &str| {
+        let views = router.frontend().workers();
+        let view = views.into_iter().find(|view| view.name == name);
+        let counters = view.map(|view| view.counters).unwrap_or_default();
+        let of = |(name, _): &(&str, u64)| *name == "prefills";
+        counters.into_iter().find(of).map_or(0, |(_, count)| count)
+    };
+    answer(&files().name).await;
+    assert_eq!((steps("w0"), steps("w1")), (1, 0));
+    answer("another").await;
+    answer("another").await;
+    assert_eq!((steps("w0"), steps("w1")), (1, 2));
     let models = crate::fleet::http(&address, "/v1/models").await;
-    assert!(models.contains("another"), "{models}");
-    check(&router.frontend(), &prompt(2, 20), 4).await;
-    new.drain(TEST_WAIT_MAX).await;
+    assert!(models.contains("\"another\"") && models.contains(&files().name));
+    // The first model is known without its worker, and the second one serves on.
+    first.drain(TEST_WAIT_MAX).await;
+    until(|| router.frontend().workers().len() == 1).await;
+    let body = format!("{{\"model\": \"{}\", \"prompt\": [1, 2]}}", files().name);
+    let gone = post(&address, "/v1/completions", &body).await;
+    assert!(
+        gone.contains(" 503 ") && gone.contains("no_worker"),
+        "{gone}"
+    );
+    answer("another").await;
+    second.drain(TEST_WAIT_MAX).await;
     router.drain(TEST_WAIT_MAX).await;
 }
 

@@ -6,7 +6,7 @@ use cleave_api::{FlightEvent, Frontend};
 use cleave_domain::{Request, RequestOrigin, Role, TapeRecord};
 use cleave_node::{FleetNode, RouterOptions, RunningFleet};
 use cleave_policy::PolicyFile;
-use cleave_router::{RouterInput, RouterLimits, RouterOutput};
+use cleave_router::{PoolInput, PoolOutput, RouterInput, RouterLimits};
 use cleave_worker::WorkerOptions;
 use futures::StreamExt;
 use std::path::Path;
@@ -125,12 +125,12 @@ fn check_policy_reached_brain_first(tape: &Path) {
     let mut submitted = 0;
     for line in text.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
-        let TapeRecord::<RouterLimits, RouterInput, RouterOutput>::Received { input, .. } =
+        let TapeRecord::<RouterLimits, PoolInput, PoolOutput>::Received { input, .. } =
             serde_json::from_value(line["Router"].clone()).unwrap()
         else {
             continue;
         };
-        match input {
+        match input.input {
             RouterInput::PolicyChanged { .. } => changed += 1,
             RouterInput::Submitted { request, .. } if request.slo.class == "c" => {
                 assert_eq!(changed, 1);

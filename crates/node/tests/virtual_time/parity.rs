@@ -42,7 +42,9 @@ async fn live(scenario: &Scenario, tape: &Path) -> Vec<Value> {
     std::fs::remove_file(tape).unwrap();
     let notes = text.lines().filter_map(|line| {
         let mut line: Value = serde_json::from_str(line).unwrap();
-        let note = line.pointer_mut("/Router/Said/output/Note")?.take();
+        let note = line
+            .pointer_mut("/Router/Said/output/OfModel/output/Note")?
+            .take();
         let decides = note.get("Decided").is_some() || note.get("Placed").is_some();
         decides.then_some(note)
     });

@@ -1,0 +1,159 @@
+//! The wait of a request for its model.
+//!
+//! Owns: how a body tells its model, and the requests that wait for the first worker of one. Never:
+//! reads another field. Invariant: each request that waits is counted while it waits, so that an
+//! autoscaler starts a worker of its model.
+
+use super::App;
+use crate::body::ReservedBody;
+use crate::error::ApiError;
+use crate::field::clipped;
+use crate::models::{ModelChoice, RequestedModel};
+use cleave_domain::Refusal;
+use cleave_text::ModelText;
+use parking_lot::MutexGuard;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Limit of requests that wait for the first worker. Each holds its body and its reservation, so
+/// the limit equals the default length of the router's queue.
+const FIRST_WORKER_WAITS_MAX: u32 = 1024;
+
+impl App {
+    /// Finds the name by which a body asks for its model, where there may be several. A long body
+    /// is searched on a blocking thread.
+    pub(crate) async fn requested_model(
+        &self,
+        body: ReservedBody,
+    ) -> Result<(ReservedBody, RequestedModel), ApiError> {
+        if self.has_one_model() {
+            return Ok((body, RequestedModel::LeftToReader));
+        }
+        let is_long = body.is_long();
+        let search = move || {
+            let requested = RequestedModel::of_body(body.bytes());
+            (body, requested)
+        };
+        if !is_long {
+            return Ok(search());
+        }
+        let searched = tokio::task::spawn_blocking(search).await;
+        searched.map_err(|_| ApiError::internal("panicked", "The server failed on this request."))
+    }
+
+    /// Whether one model is served, and no worker of another one is expected.
+    fn has_one_model(&self) -> bool {
+        let is_only = self.shared.models.borrow().iter().count() == 1;
+        is_only
+            && Instant::now() >= self.shared.grace_ends
+            && self.frontend().policy().models.is_empty()
+    }
+
+    /// The model that the request is for, if it can be told now.
+    pub(crate) fn choose_model(&self, requested: &RequestedModel) -> ModelChoice {
+        let listed = self.listed_models();
+        self.shared.models.borrow().choose(requested, &listed)
+    }
+
+    /// The names of the models that the policy lists.
+    pub(crate) fn listed_models(&self) -> Vec<String> {
+        let policy = self.frontend().policy();
+        let listed = policy.models.iter();
+        listed.map(|listed| listed.name.clone()).collect()
+    }
+
+    /// Returns the requested model as soon as a worker has sent it.
+    ///
+    /// # Errors
+    /// 404 if there is no such model, 400 if the request must name one, 503 if none has come in
+    /// time. In the start-up grace period workers of another model may still come.
+    pub(crate) async fn wait_for_model(
+        &self,
+        requested: &RequestedModel,
+    ) -> Result<Arc<ModelText>, ApiError> {
+        let mut watched = self.shared.models.subscribe();
+        let begun = Instant::now();
+        let mut outside = None;
+        loop {
+            watched.mark_unchanged();
+            let choice = self.choose_model(requested);
+            let grace_ends = self.shared.grace_ends;
+            let until = match &choice {
+                ModelChoice::Found(model) => return Ok(Arc::clone(model)),
+                ModelChoice::Unnamed => return Err(self.models().unnamed(&self.listed_models())),
+                ModelChoice::Unknown(_) => grace_ends,
+                ModelChoice::Awaited(name) => match self.frontend().worker_wait_max(name) {
+                    None => grace_ends,
+                    Some(patience) => {
+                        if outside.is_none() {
+                            outside = Some(FirstWorkerWait::begin(self, name)?);
+                        }
+                        grace_ends.max(begun + patience)
+                    }
+                },
+            };
+            let changed = tokio::time::timeout_at(until, watched.changed()).await;
+            if !matches!(changed, Ok(Ok(()))) {
+                return Err(match choice {
+                    ModelChoice::Unknown(name) => {
+                        let listed = self.listed_models();
+                        self.models().not_found(&clipped(&name), &listed)
+                    }
+                    _ => no_model_yet(),
+                });
+            }
+        }
+    }
+
+    /// Number of requests that wait for a model, with their bodies unread; of each, by its name.
+    pub(crate) fn first_worker_waits_counts(&self) -> BTreeMap<String, u32> {
+        self.first_worker_waits().clone()
+    }
+
+    fn first_worker_waits(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
+        self.shared.first_worker_waits.lock()
+    }
+}
+
+/// The error of a request for a model that no worker has brought.
+pub(crate) fn no_model_yet() -> ApiError {
+    ApiError::unavailable("no_worker", "No worker has brought this model yet.")
+}
+
+/// A request that waits for the first worker of a model. The frontend is notified of the number of
+/// these.
+struct FirstWorkerWait<'a> {
+    app: &'a App,
+    model: String,
+}
+
+impl<'a> FirstWorkerWait<'a> {
+    /// Registers the request; beyond the limit it is refused, because each one holds its body.
+    fn begin(app: &'a App, model: &str) -> Result<Self, ApiError> {
+        let mut outside = app.first_worker_waits();
+        if outside.values().sum::<u32>() >= FIRST_WORKER_WAITS_MAX {
+            let retry_after = crate::error::RETRY_AFTER;
+            return Err(ApiError::from(&Refusal::QueueFull { retry_after }));
+        }
+        let count = outside.entry(model.to_owned()).or_default();
+        *count += 1;
+        app.frontend().report_waiting_requests(model, *count);
+        let model = model.to_owned();
+        Ok(Self { app, model })
+    }
+}
+
+impl Drop for FirstWorkerWait<'_> {
+    fn drop(&mut self) {
+        let mut outside = self.app.first_worker_waits();
+        let count = outside.entry(self.model.clone()).or_default();
+        *count -= 1;
+        self.app
+            .frontend()
+            .report_waiting_requests(&self.model, *count);
+        if *count == 0 {
+            outside.remove(&self.model);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The routes that list and describe the served models.
+//!
+//! Never: waits for a model. Invariant: a listed model has a tokenizer here, whether or not a worker
+//! serves it now.
+
+use crate::app::{App, no_model_yet};
+use crate::caller::AuthenticatedCaller;
+use crate::error::ApiError;
+use crate::field::clipped;
+use crate::frontend::Frontend;
+use crate::models::ServedModel;
+use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use cleave_text::ModelText;
+use serde_json::{Value, json};
+
+pub(crate) async fn models(
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<axum::Json<Value>, ApiError> {
+    AuthenticatedCaller::of(&app, &headers)?;
+    let served = app.models();
+    if is_of_anthropic(&headers) {
+        let models = served.iter().map(|it| model_info(it.model.name()));
+        return Ok(axum::Json(model_list(&models.collect::<Vec<_>>())));
+    }
+    let data: Vec<Value> = served.iter().map(|it| model_json(&app, it)).collect();
+    // Codex reads `models`, with descriptions that only its maker's server has.
+    let list = json!({"object": "list", "data": data, "models": []});
+    Ok(axum::Json(list))
+}
+
+pub(crate) async fn model(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<axum::Json<Value>, ApiError> {
+    AuthenticatedCaller::of(&app, &headers)?;
+    let Path(id) = id.map_err(|_| {
+        ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
+    })?;
+    let models = app.models();
+    match models.get(&id) {
+        Some(_) if is_of_anthropic(&headers) => Ok(axum::Json(model_info(&id))),
+        Some(served) => Ok(axum::Json(model_json(&app, served))),
+        None if models.is_empty() => Err(no_model_yet()),
+        None if app.listed_models().contains(&id) => Err(no_model_yet()),
+        None => Err(models.not_found(&clipped(&id), &app.listed_models())),
+    }
+}
+
+fn model_json(app: &App, served: &ServedModel) -> Value {
+    json!({
+        "id": served.model.name(),
+        "object": "model",
+        "created": served.since,
+        "owned_by": "cleave",
+        "root": served.model.name(),
+        "parent": null,
+        "max_model_len": max_model_len(app.frontend(), &served.model),
+        "task": served.model.task().name(),
+    })
+}
+
+/// Longest sequence that can be served: the model's context, or less where every worker's KV cache
+/// holds less.
+pub(crate) fn max_model_len(frontend: &dyn Frontend, model: &ModelText) -> u32 {
+    let context = model.context_tokens_max();
+    let held = frontend.sequence_tokens_max(model.name());
+    held.unwrap_or(context).min(context)
+}
