@@ -383,23 +383,32 @@ fn each_file_of_tests_is_a_module_of_a_binary() {
 }
 
 /// Names of families of models, as their crates' code would test for them.
-const FAMILY_NAMES: [&str; 18] = [
+const FAMILY_NAMES: [&str; 27] = [
     "cohere",
     "cohere2",
     "exaone4",
     "gemma",
     "gemma2",
     "glm4",
+    "glm4_moe",
+    "gpt_oss",
     "granite",
+    "granitemoe",
     "granitemoehybrid",
+    "granitemoeshared",
     "llama",
+    "minimax_m2",
     "ministral3",
     "mistral",
+    "mixtral",
     "olmo2",
     "olmo3",
+    "olmoe",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
+    "qwen3_moe",
     "seed_oss",
     "smollm3",
 ];

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 25] = [
+const FOLDERS: [&str; 34] = [
     "cohere",
     "cohere2",
     "exaone4",
@@ -22,22 +22,31 @@ const FOLDERS: [&str; 25] = [
     "gemma3",
     "gemma3-images",
     "glm4",
+    "glm4-moe",
     "granite",
     "granite4",
+    "granite4-moe",
+    "granitemoe",
+    "granitemoeshared",
     "llama2",
     "llama3",
     "llama3-new",
+    "minimax-m2",
     "ministral3",
     "mistral",
     "mistral-small3",
+    "mixtral",
     "olmo2",
     "olmo3",
+    "olmoe",
     "phi3",
     "phi4-mini",
     "phi4-mini-short",
     "qwen2",
+    "qwen2-moe",
     "qwen2.5",
     "qwen3",
+    "qwen3-moe",
     "seed-oss",
     "smollm3",
 ];

@@ -319,7 +319,8 @@ fn a_contradiction_about_experts_is_named_with_its_range() {
             json!(100),
             "from 0 to",
         ),
-        ("minimax-m2", "rotary_dim", json!(14), "should be"),
+        ("minimax-m2", "rotary_dim", json!(33), "from 0 to 32"),
+        ("minimax-m2", "rotary_dim", json!(13), "an even number"),
         (
             "gpt-oss",
             "experts_per_token",

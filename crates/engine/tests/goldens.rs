@@ -42,24 +42,39 @@ checkpoint!(gemma2, "gemma2");
 checkpoint!(gemma3, "gemma3");
 checkpoint!(gemma3_images, "gemma3-images");
 checkpoint!(glm4, "glm4");
+checkpoint!(glm4_moe, "glm4-moe");
 checkpoint!(granite, "granite");
 checkpoint!(granite4, "granite4");
+checkpoint!(granite4_moe, "granite4-moe");
+checkpoint!(granitemoe, "granitemoe");
+checkpoint!(granitemoeshared, "granitemoeshared");
 checkpoint!(llama2, "llama2");
 checkpoint!(llama3, "llama3");
 checkpoint!(llama3_new, "llama3-new");
+checkpoint!(minimax_m2, "minimax-m2");
 checkpoint!(ministral3, "ministral3");
 checkpoint!(mistral, "mistral");
 checkpoint!(mistral_small3, "mistral-small3");
+checkpoint!(mixtral, "mixtral");
 checkpoint!(olmo2, "olmo2");
 checkpoint!(olmo3, "olmo3");
+checkpoint!(olmoe, "olmoe");
 checkpoint!(phi3, "phi3");
 checkpoint!(phi4_mini, "phi4-mini");
 checkpoint!(phi4_mini_short, "phi4-mini-short");
 checkpoint!(qwen2, "qwen2");
+checkpoint!(qwen2_moe, "qwen2-moe");
 checkpoint!(qwen2_5, "qwen2.5");
 checkpoint!(qwen3, "qwen3");
+checkpoint!(qwen3_moe, "qwen3-moe");
 checkpoint!(seed_oss, "seed-oss");
 checkpoint!(smollm3, "smollm3");
+
+#[test]
+fn a_model_with_sinks_is_refused() {
+    let error = goldens(&folder("gpt-oss"), &build).unwrap_err();
+    assert!(error.contains("sinks"), "{error}");
+}
 
 // Invariant: I11.
 #[test]
@@ -221,22 +236,32 @@ fn every_testdata_folder_is_compared() {
         "gemma3",
         "gemma3-images",
         "glm4",
+        "glm4-moe",
+        "gpt-oss",
         "granite",
         "granite4",
+        "granite4-moe",
+        "granitemoe",
+        "granitemoeshared",
         "llama2",
         "llama3",
         "llama3-new",
+        "minimax-m2",
         "ministral3",
         "mistral",
         "mistral-small3",
+        "mixtral",
         "olmo2",
         "olmo3",
+        "olmoe",
         "phi3",
         "phi4-mini",
         "phi4-mini-short",
         "qwen2",
+        "qwen2-moe",
         "qwen2.5",
         "qwen3",
+        "qwen3-moe",
         "seed-oss",
         "smollm3",
     ];

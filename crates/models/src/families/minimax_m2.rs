@@ -77,6 +77,10 @@ fn spec(fields: &ConfigFields) -> Result<ModelSpec, ConfigError> {
 fn rope(fields: &ConfigFields, heads: &HeadShape) -> Result<Rope, ConfigError> {
     const DIM: &str = "rotary_dim";
     let stated = fields.count(DIM, heads.head_dim)?;
+    if let Some(dim) = stated.filter(|dim| *dim == 0 || !dim.is_multiple_of(2)) {
+        let problem = format!("{dim} is not an even number from 2 to {}", heads.head_dim);
+        return Err(fields.damaged(DIM, problem));
+    }
     let share = stated.map_or(1.0, |dim| dim as f64 / heads.head_dim as f64);
     let reader = RopeReader {
         theta: THETA,
