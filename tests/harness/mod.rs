@@ -32,6 +32,14 @@ pub(crate) fn golden_folders() -> Vec<PathBuf> {
     folders
 }
 
+/// Whether a checkpoint has experts, as its config.json counts them.
+pub(crate) fn has_experts(folder: &Path) -> bool {
+    let text = std::fs::read(folder.join("config.json")).expect("a readable config.json");
+    let config: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let count = config["num_experts_per_tok"].as_u64();
+    count.is_some_and(|count| count > 0)
+}
+
 /// `cleave` with these arguments, not started yet.
 pub(crate) fn cleave(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cleave"));
