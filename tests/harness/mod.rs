@@ -12,7 +12,7 @@ pub(crate) use crate::root::root;
 use fleet_permit::FleetPermit;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -30,6 +30,14 @@ pub(crate) fn golden_folders() -> Vec<PathBuf> {
     folders.sort();
     assert!(folders.len() >= 6, "goldens of every architecture");
     folders
+}
+
+/// Whether a checkpoint has experts, as its config.json counts them.
+pub(crate) fn has_experts(folder: &Path) -> bool {
+    let text = std::fs::read(folder.join("config.json")).expect("a readable config.json");
+    let config: Value = serde_json::from_slice(&text).expect("JSON");
+    let count = config["num_experts_per_tok"].as_u64();
+    count.is_some_and(|count| count > 0)
 }
 
 /// `cleave` with these arguments, not started yet.

@@ -177,8 +177,12 @@ fn wait_for_threads() {}
 
 #[test]
 fn a_warm_step_allocates_only_its_result() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/llama3");
-    for case in cases() {
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    for (name, case) in ["llama3", "qwen2-moe"]
+        .into_iter()
+        .flat_map(|name| cases().map(move |case| (name, case)))
+    {
+        let folder = testdata.join(name);
         // The token counts of penalties allocate for each new token.
         for (sampling, each_max) in [
             (SamplingParams::greedy(), 1),
@@ -204,7 +208,7 @@ fn a_warm_step_allocates_only_its_result() {
                 }
             }
             let mapped = MAPPED.load(Ordering::Relaxed);
-            assert_eq!(mapped, mapped_before, "pages in steps of {case:?}");
+            assert_eq!(mapped, mapped_before, "pages in steps of {name}, {case:?}");
             #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
             assert!(
                 mapped > 0,
@@ -212,7 +216,7 @@ fn a_warm_step_allocates_only_its_result() {
             );
             assert!(
                 allocations_count <= (each_max * COUNTED) as usize,
-                "{allocations_count} times in {COUNTED} steps of {case:?}, with {sampling:?}"
+                "{allocations_count} times in {COUNTED} steps of {name}, {case:?}, with {sampling:?}"
             );
         }
     }

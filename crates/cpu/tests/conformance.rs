@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const FOLDERS: [&str; 34] = [
+const FOLDERS: [&str; 35] = [
     "cohere",
     "cohere2",
     "exaone4",
@@ -23,6 +23,7 @@ const FOLDERS: [&str; 34] = [
     "gemma3-images",
     "glm4",
     "glm4-moe",
+    "gpt-oss",
     "granite",
     "granite4",
     "granite4-moe",

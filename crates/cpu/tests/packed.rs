@@ -66,3 +66,23 @@ fn a_modified_checkpoint_is_packed_anew() {
     assert_eq!(after.len(), 1, "those of before stayed: {after:?}");
     assert_ne!(after, first);
 }
+
+/// Experts in tensors of their own, and all of a layer in one tensor, whose experts must not be
+/// taken for each other.
+#[test]
+fn packed_experts_are_reused_as_other_matrices_are() {
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    for name in ["qwen2-moe", "granitemoe", "gpt-oss"] {
+        for quantize in [None, Some(Quantize::Int4)] {
+            let folder = tempfile::tempdir().unwrap();
+            let options = CpuOptions {
+                quantize,
+                ..CpuOptions::new(Precision::Bf16)
+            };
+            let first = load(&testdata.join(name), folder.path(), &options);
+            assert_eq!(first.len(), 1, "{name}");
+            let again = load(&testdata.join(name), folder.path(), &options);
+            assert_eq!(again, first, "{name} was packed again");
+        }
+    }
+}

@@ -23,11 +23,18 @@ fn testdata() -> PathBuf {
     Path::new(folder).join("../../testdata")
 }
 
+/// Whether a checkpoint has experts, which the loader refuses.
+fn has_experts(dir: &Path) -> bool {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let mut layers = checkpoint.spec().layers.iter();
+    layers.any(|layer| layer.experts().is_some())
+}
+
 fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(testdata())
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.join("goldens.json").exists())
+        .filter(|path| path.join("goldens.json").exists() && !has_experts(path))
         .collect();
     folders.sort();
     assert!(!folders.is_empty(), "testdata has goldens");

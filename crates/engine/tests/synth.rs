@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tokenizers::Tokenizer;
 
-const TINY: [&str; 7] = [
+const TINY: [&str; 9] = [
     "tiny-llama",
     "tiny-qwen3",
     "tiny-mistral",
@@ -19,6 +19,8 @@ const TINY: [&str; 7] = [
     "tiny-olmo2",
     "tiny-cohere2",
     "tiny-gemma2",
+    "tiny-qwen3-moe",
+    "tiny-gpt-oss",
 ];
 
 fn write(shape: &str, out: &Path, seed: u64) -> Result<(), SynthError> {

@@ -194,6 +194,7 @@ fn common_multiple(a: usize, b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{ChosenWeights, ExpertsSpec, Mlp, RouterScore, RouterSpec, SharedExpertSpec};
     use crate::{ConfigError, ConfigFields, read_model};
     use serde_json::json;
     use std::path::Path;
@@ -262,6 +263,40 @@ mod tests {
         let wide = model(14, 2, 64, 1536);
         assert_eq!(down(&wide, 192).count(), 8);
         assert!(down(&wide, 192).are_multiples_of(192));
+    }
+
+    #[test]
+    fn an_experts_down_projection_has_the_slices_of_a_dense_one() {
+        for width in [768, 1024, 1408, 112, 172] {
+            let dense = model(4, 4, 16, width);
+            let Mlp::Gated(mlp) = dense.layers[0].mlp else {
+                panic!("Llama's MLP is dense");
+            };
+            let mut mixed = dense.clone();
+            mixed.layers[0].mlp = Mlp::Experts(ExpertsSpec {
+                count: 8,
+                chosen: 2,
+                expert: mlp,
+                router: RouterSpec {
+                    score: RouterScore::Softmax,
+                    has_bias: false,
+                    has_choice_bias: false,
+                    groups: None,
+                    weights: ChosenWeights::Scores,
+                    scale: 1.0,
+                },
+                shared: Some(SharedExpertSpec {
+                    mlp,
+                    has_gate: false,
+                }),
+            });
+            for projection in [Projection::ExpertDown, Projection::SharedDown] {
+                let slices = mixed.inner_slices(0, projection, 1);
+                assert_eq!(slices, down(&dense, 1), "{width} {projection:?}");
+            }
+            let gate = mixed.inner_slices(0, Projection::ExpertGate, 1);
+            assert_eq!(gate, InnerSlices::whole(64));
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The table of classes in docs/models.md, made from the registry and the golden checkpoints.
 
 use crate::spellings;
-use cleave_models::{DescribedModel, RopePairs, families, wrappers};
+use cleave_models::{DescribedModel, RopePairs, TensorRole, families, wrappers};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,42 @@ fn classes() -> BTreeMap<&'static str, &'static str> {
     alone.chain(wrapped).collect()
 }
 
-/// The table: a class is tested on both backends where it has goldens, which tests of both compare.
+/// Columns of a class: devices that run its models, and those that run them quantised. Tests of
+/// each device compare the goldens.
+fn devices(goldens: &[(String, DescribedModel)]) -> (&'static str, &'static str) {
+    let count = |has: &dyn Fn(&DescribedModel) -> bool| {
+        let models = goldens.iter().map(|(_, model)| model);
+        models.filter(|model| has(model)).count()
+    };
+    let moves_rows = |model: &DescribedModel| {
+        let ropes = &model.spec.ropes;
+        ropes.iter().any(|rope| rope.pairs == RopePairs::Neighbours)
+    };
+    let has_experts = |model: &DescribedModel| {
+        let mut layers = model.spec.layers.iter();
+        layers.any(|layer| layer.experts().is_some())
+    };
+    // Experts that are one tensor of a layer have no quantised form that is read.
+    let has_whole_tensors = |model: &DescribedModel| {
+        let names = model.family.tensors.iter().copied().flatten();
+        let mut roles = names.map(|(_, role)| role);
+        has_experts(model) && roles.any(|role| matches!(role, TensorRole::Experts { .. }))
+    };
+    let devices = match count(&has_experts) {
+        0 => "CPU, GPU",
+        some if some < goldens.len() => "CPU; GPU without experts",
+        _ => "CPU",
+    };
+    let quantized = match count(&has_whole_tensors) {
+        _ if count(&moves_rows) > 0 => "refused",
+        0 => devices,
+        some if some < goldens.len() => "CPU, GPU without experts",
+        _ => "refused",
+    };
+    (devices, quantized)
+}
+
+/// The table of classes.
 fn table() -> String {
     let goldens = goldens();
     let mut text = "| class in config.json | models | goldens | f32, bf16, f16 | fp8, int8, int4 | real GPU |\n\
@@ -53,11 +88,7 @@ fn table() -> String {
         let own = goldens.get(class).map_or(&[][..], Vec::as_slice);
         assert!(!own.is_empty(), "{class} has no golden checkpoint");
         let folders: Vec<String> = own.iter().map(|(name, _)| format!("`{name}`")).collect();
-        let moves_rows = own.iter().any(|(_, model)| {
-            let ropes = &model.spec.ropes;
-            ropes.iter().any(|rope| rope.pairs == RopePairs::Neighbours)
-        });
-        let quantized = if moves_rows { "refused" } else { "CPU, GPU" };
+        let (devices, quantized) = devices(own);
         let real = if ON_A_REAL_GPU.contains(&class) {
             "H100"
         } else {
@@ -65,7 +96,7 @@ fn table() -> String {
         };
         let folders = folders.join(", ");
         text +=
-            &format!("| `{class}` | {models} | {folders} | CPU, GPU | {quantized} | {real} |\n");
+            &format!("| `{class}` | {models} | {folders} | {devices} | {quantized} | {real} |\n");
     }
     text
 }

@@ -8,6 +8,7 @@ mod encoded;
 mod quantization_config;
 mod quantize;
 mod shape;
+mod shapes;
 mod tokenizer;
 mod weights;
 
@@ -184,6 +185,10 @@ mod tests {
                 "llama-3.1-8b" => 8_030_261_248,
                 "qwen3-0.6b" => 596_049_920,
                 "olmo-2-1b" => 1_484_916_736,
+                "olmoe-1b-7b" => 6_919_161_856,
+                "gpt-oss-20b" => 20_914_757_184,
+                "qwen3-30b-a3b" => 30_532_122_624,
+                "mixtral-8x7b" => 46_702_792_704,
                 _ => parameters,
             };
             assert_eq!(parameters, published, "{}", summary.name);

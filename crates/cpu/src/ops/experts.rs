@@ -9,8 +9,8 @@
 use super::product::{LeftSizes, PackedLeft, RowsSource, packed_product, product_grid};
 use super::router::{RowChoice, choose};
 use super::sorted_rows::SortedRows;
-use super::{CpuOps, ensure_len};
-use crate::grid::ProductGrid;
+use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
+use crate::grid::{ProductGrid, run_range};
 use crate::pack::{CpuMatrix, CpuWeightLoader};
 use cleave_cpu_kernels::kernel::product::SCRATCH_WORDS;
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
@@ -80,6 +80,8 @@ struct ExpertPart {
 #[derive(Clone, Copy, Default)]
 struct RunSizes {
     left: LeftSizes,
+    /// Elements of all rows before they are packed.
+    elements: usize,
     gated: usize,
     pack_tasks: usize,
     product_tasks: usize,
@@ -155,6 +157,9 @@ impl CpuOps {
     ) -> Result<(), EngineError> {
         self.route(mixture, scratch)?;
         scratch.sorted.sort(mixture.experts_count(), mixture.uses);
+        // Later steps may touch more experts: the list gets its size at once.
+        scratch.parts.clear();
+        scratch.parts.reserve(mixture.experts_count());
         out.fill(0.0);
         let places_max = WAITING_ELEMENTS / mixture.hidden;
         let mut first = 0;
@@ -253,6 +258,7 @@ impl CpuOps {
             };
             let (down, _) = mixture.matrix(expert, ExpertProduct::Down);
             sizes.gated += part.places.len() * down.width;
+            sizes.elements += part.places.len() * matrix.width;
             sizes.left.words += part.left.words;
             sizes.left.groups += part.left.groups;
             sizes.pack_tasks += cut.count();
@@ -262,7 +268,7 @@ impl CpuOps {
         sizes
     }
 
-    /// Packs the rows of every part, a task for each tile.
+    /// Packs the rows of every part, tile by tile.
     fn pack_parts(
         &mut self,
         mixture: &Mixture<'_>,
@@ -287,16 +293,16 @@ impl CpuOps {
             gated,
             ..
         } = &*scratch;
-        self.threads.run(sizes.pack_tasks, &|turn| {
-            let index = parts.partition_point(|part| part.pack_at <= turn.task) - 1;
+        let pack_tile = |worker: usize, task: usize| {
+            let index = parts.partition_point(|part| part.pack_at <= task) - 1;
             let part = &parts[index];
             let (matrix, _) = mixture.matrix(part.expert, which);
             let (kernels, group_steps) = tables.of(matrix);
-            let tile = turn.task - part.pack_at;
+            let tile = task - part.pack_at;
             let rows = part.cut.start(tile)..part.cut.start(tile + 1);
             let x: &[f32] = match which {
                 ExpertProduct::GateUp => {
-                    let start = turn.worker * tile_elements;
+                    let start = worker * tile_elements;
                     // SAFETY: each worker has its own part.
                     let x = unsafe { gathered.part(start..start + rows.len() * matrix.width) };
                     let places = part.places.start + rows.start..part.places.start + rows.end;
@@ -322,6 +328,13 @@ impl CpuOps {
             };
             // SAFETY: each tile belongs to one task; the tables were checked.
             unsafe { (kernels.pack)(&left, tile..tile + 1) };
+        };
+        let of_tile = sizes.elements.div_ceil(sizes.pack_tasks.max(1)).max(1);
+        let each = PIECE_ELEMENTS.div_ceil(of_tile);
+        self.threads.run(sizes.pack_tasks.div_ceil(each), &|turn| {
+            for task in run_range(turn.task, each, sizes.pack_tasks) {
+                pack_tile(turn.worker, task);
+            }
         });
         Ok(())
     }

@@ -1,4 +1,6 @@
-//! Published models of the families that Llama began.
+//! Published models of the families that Llama began. The keys of Llama 3.1 and Qwen3 are those of
+//! the makers' files as ai-dynamo/aiconfigurator keeps them, in
+//! `aic-core/src/aiconfigurator_core/model_configs`.
 
 use super::{attention, published, rotated};
 use crate::rope::RopeScaling;
