@@ -187,6 +187,11 @@ impl PackedNumbers {
         .filter(|_| along_rows)
     }
 
+    /// Bytes from a row to the next, where words have numbers of one row.
+    pub(super) fn row_bytes(&self) -> usize {
+        4 * self.strides.0
+    }
+
     pub(super) fn span(&self) -> &FileSpan {
         &self.words
     }

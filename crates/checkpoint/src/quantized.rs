@@ -361,6 +361,17 @@ impl QuantizedTensor {
         self.spans().map(FileSpan::bytes)
     }
 
+    /// Bytes that the weight takes in its file.
+    fn stored_bytes(&self) -> usize {
+        match &self.codes {
+            QuantizedCodes::Packed(codes) if self.turns > 1 => {
+                let row_bytes = codes.row_bytes() + self.scales.row_bytes();
+                self.rows * row_bytes / self.turns
+            }
+            _ => self.part_bytes().map(<[u8]>::len).sum(),
+        }
+    }
+
     /// Releases the mapped pages, see [`StoredMatrix::release`].
     pub(super) fn release(&self) {
         self.spans().for_each(FileSpan::release);
@@ -467,10 +478,7 @@ impl StoredMatrix {
     pub fn stored_bytes(&self) -> usize {
         match self {
             Self::Dense(tensor) => tensor.bytes().len(),
-            Self::Quantized(tensor) => {
-                let bytes: usize = tensor.part_bytes().map(<[u8]>::len).sum();
-                bytes / tensor.turns
-            }
+            Self::Quantized(tensor) => tensor.stored_bytes(),
         }
     }
 }

@@ -42,6 +42,11 @@ pub(super) enum GlobalScale {
 }
 
 impl QuantizedScales {
+    /// Bytes from a row to the next, where every row has scales of its own.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.strides.0 * self.stored.bytes()
+    }
+
     /// The bytes of these rows; `None` unless every row has scales of its own, one row after the
     /// other.
     pub(super) fn rows(&self, rows: Range<usize>) -> Option<FileSpan> {

@@ -240,8 +240,8 @@ fn an_unsupported_quantisation_is_named() {
         ),
         (
             "int4-symmetric",
-            |q| q["format"] = json!("nvfp4-pack-quantized"),
-            &["nvfp4", "pack-quantized"],
+            |q| q["format"] = json!("mxfp6-pack-quantized"),
+            &["mxfp6", "pack-quantized"],
         ),
         (
             "int4-symmetric",
