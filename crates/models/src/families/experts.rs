@@ -138,9 +138,10 @@ pub(super) fn weights(
     default: bool,
     epsilon: f32,
 ) -> Result<ChosenWeights, ConfigError> {
-    Ok(match fields.flag("norm_topk_prob")?.unwrap_or(default) {
-        true => ChosenWeights::Normalized { epsilon },
-        false => ChosenWeights::Scores,
+    Ok(if fields.flag("norm_topk_prob")?.unwrap_or(default) {
+        ChosenWeights::Normalized { epsilon }
+    } else {
+        ChosenWeights::Scores
     })
 }
 
@@ -232,10 +233,8 @@ fn checked_layers(
     let Some(types) = fields.texts(TYPES)? else {
         return Ok(has_experts);
     };
-    let names = has_experts.iter().map(|sparse| match sparse {
-        true => "sparse",
-        false => "dense",
-    });
+    let name = |sparse: &bool| if *sparse { "sparse" } else { "dense" };
+    let names = has_experts.iter().map(name);
     if names.eq(types) {
         return Ok(has_experts);
     }
