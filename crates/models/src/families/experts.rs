@@ -138,9 +138,11 @@ pub(super) fn weights(
     default: bool,
     epsilon: f32,
 ) -> Result<ChosenWeights, ConfigError> {
-    Ok(match fields.flag("norm_topk_prob")?.unwrap_or(default) {
-        true => ChosenWeights::Normalized { epsilon },
-        false => ChosenWeights::Scores,
+    let is_normalized = fields.flag("norm_topk_prob")?.unwrap_or(default);
+    Ok(if is_normalized {
+        ChosenWeights::Normalized { epsilon }
+    } else {
+        ChosenWeights::Scores
     })
 }
 
