@@ -137,10 +137,12 @@ impl Checkpoint {
             let name = tensor.name.clone();
             names.insert((tensor.role, tensor.place), name.clone());
             if let Some((stack, of_experts)) = ExpertsTensor::of(tensor) {
-                match of_experts.is_bias() {
-                    false => experts.insert(stack, of_experts),
-                    true => expert_biases.insert(stack, of_experts),
+                let list = if of_experts.is_bias() {
+                    &mut expert_biases
+                } else {
+                    &mut experts
                 };
+                list.insert(stack, of_experts);
             }
             match quantized_weight(quantization.as_ref(), &folder, tensor)? {
                 Some(found) => drop(quantized.insert(name, Arc::new(found))),

@@ -309,9 +309,10 @@ fn inner_slices(
     place: TensorPlace,
 ) -> InnerSlices {
     let layer = place.layer().expect("projections belong to a layer");
-    let stack = match checkpoint.is_quantized(parts, place) {
-        true => checkpoint.stack(parts, place),
-        false => Vec::new(),
+    let stack = if checkpoint.is_quantized(parts, place) {
+        checkpoint.stack(parts, place)
+    } else {
+        Vec::new()
     };
     let groups = stack.iter().map(group_columns);
     let groups: Vec<usize> = if stack.is_empty() {

@@ -206,9 +206,10 @@ impl<'a, P: WeightLoader> CheckpointLoader<'a, P> {
         let StoredBias {
             values,
             stored_bytes: bias_bytes,
-        } = match has_bias {
-            true => checkpoint.bias(parts, place),
-            false => StoredBias::default(),
+        } = if has_bias {
+            checkpoint.bias(parts, place)
+        } else {
+            StoredBias::default()
         };
         let bias: Option<Vec<f32>> = has_bias.then(|| match &order {
             Some(order) => order.iter().map(|row| values[*row]).collect(),

@@ -138,7 +138,8 @@ pub(super) fn weights(
     default: bool,
     epsilon: f32,
 ) -> Result<ChosenWeights, ConfigError> {
-    Ok(if fields.flag("norm_topk_prob")?.unwrap_or(default) {
+    let is_normalized = fields.flag("norm_topk_prob")?.unwrap_or(default);
+    Ok(if is_normalized {
         ChosenWeights::Normalized { epsilon }
     } else {
         ChosenWeights::Scores
@@ -233,8 +234,10 @@ fn checked_layers(
     let Some(types) = fields.texts(TYPES)? else {
         return Ok(has_experts);
     };
-    let name = |sparse: &bool| if *sparse { "sparse" } else { "dense" };
-    let names = has_experts.iter().map(name);
+    let names = has_experts.iter().map(|sparse| match sparse {
+        true => "sparse",
+        false => "dense",
+    });
     if names.eq(types) {
         return Ok(has_experts);
     }
