@@ -406,12 +406,13 @@ impl CpuOps {
         self.each_row(mixture.rows, hidden * uses, &|row| {
             // SAFETY: each row is written by one task.
             let out = unsafe { out.part(row * hidden..(row + 1) * hidden) };
-            for at in row * uses..(row + 1) * uses {
+            let own = row * uses..(row + 1) * uses;
+            for (weight, at) in weights[own.clone()].iter().zip(own) {
                 let (expert, place) = sorted.at(at);
                 if piece.contains(&expert) {
                     let output = &outputs[(place - first_place) * hidden..][..hidden];
                     // SAFETY: `CpuKernels::of` checked the instructions.
-                    unsafe { add_scaled(out, output, weights[at]) };
+                    unsafe { add_scaled(out, output, *weight) };
                 }
             }
         });
