@@ -53,7 +53,8 @@ goldens.json:
                 chosen. margin_min: the smallest top-1 to top-2 distance of the path; prompts below 2e-3 are redrawn,
                 so a logit tolerance of 1e-3 cannot flip a token. router_margin_min, where there are experts: the
                 smallest distance between a chosen expert (or group) and one that is not, in logits, or in biased
-                scores where the choice has a bias; prompts below 2e-4 are redrawn. text, where present, encodes to prompt_tokens.
+                scores where the choice has a bias; prompts below 2e-4 are redrawn. text, where present, encodes to
+                prompt_tokens.
     tokenizer   encode: {text, ids, ids_with_special, decoded}   (ids: no special token is added; decoded: from ids,
                 special tokens kept); decode: {ids, text, text_without_special}
     chat        {messages, tools?, kwargs?, add_generation_prompt, rendered, ids} or {..., error}; kwargs are further

@@ -3,8 +3,9 @@
 
 Each folder has config.json, model.safetensors, and expected.safetensors: every projection in float32, computed from
 the numbers before they were packed. Packing follows the loops of the software that writes such checkpoints (AutoAWQ's
-WQLinear_GEMM.from_linear, AutoGPTQ's QuantLinear.pack, compressed-tensors' pack_to_int32 and pack_fp4_to_uint8), in numpy; conversions to
-fp8, fp4, powers of two and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how Cleave reads a layout shows.
+WQLinear_GEMM.from_linear, AutoGPTQ's QuantLinear.pack, compressed-tensors' pack_to_int32 and pack_fp4_to_uint8), in
+numpy; conversions to fp8, fp4, powers of two and bf16 are ml_dtypes'. Nothing of Cleave is used, so a mistake in how
+Cleave reads a layout shows.
 
     name             layout
     fp8-tensor       compressed-tensors, float 8, one scale a matrix, input scales beside

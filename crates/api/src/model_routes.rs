@@ -1,7 +1,7 @@
 //! The routes that list and describe the served models.
 //!
-//! Never: waits for a model. Invariant: a listed model has a tokenizer here, whether or not a worker
-//! serves it now.
+//! Never: waits for a model. Invariant: a listed model has a tokenizer here, whether or not a
+//! worker serves it now.
 
 use crate::app::{App, no_model_yet};
 use crate::caller::AuthenticatedCaller;

@@ -8,7 +8,7 @@ use crate::error::CheckpointError;
 use crate::folder::TensorFolder;
 use crate::generation::GenerationConfig;
 use crate::quantization::{EXPERT_ENDINGS, ProjectionModule, Quantization};
-use crate::quantized::{QuantizedTensor, StoredMatrix};
+use crate::quantized::{QuantizedTensor, QuantizedType, StoredMatrix};
 use crate::revision::{self, CheckpointStamp, Revision, SourceFile};
 use crate::stacks::ExpertsTensor;
 use crate::tensor::{StoredTensor, StoredType};
@@ -207,7 +207,12 @@ impl Checkpoint {
         name.rsplit_once('.').is_some_and(|(module, kind)| {
             let is_weight_part =
                 is_quantized(module) || module.ends_with(self.model.family.attention_module);
-            let is_method_part = is_weight_part && quantization.is_known(kind);
+            // A global scale belongs to four-bit floats alone.
+            let has_global = self
+                .quantized_tensor(&format!("{module}.weight"))
+                .is_some_and(|tensor| tensor.element() == QuantizedType::E2m1);
+            let is_of_weight = has_global || !quantization.is_global_scale(kind);
+            let is_method_part = is_weight_part && is_of_weight && quantization.is_known(kind);
             // Some writers give every quantised module a bias, filled with zeros where the model
             // has none.
             is_method_part || (is_quantized(module) && kind == "bias" && folder.is_zero(name))

@@ -19,7 +19,6 @@ pub(crate) struct ExpertsTensor {
     /// Axes of an expert's weights; `None` for biases.
     axes: Option<ExpertAxes>,
     rows: StackedRows,
-    /// Number of experts.
     count: usize,
 }
 
@@ -114,8 +113,8 @@ impl ExpertsTensor {
 
 impl Checkpoint {
     /// The weights of a stack of projections of a layer or of an expert, `(out, in)` each: one for
-    /// each projection, or a single one where the checkpoint has them in one tensor. Dense weights whose
-    /// order is another one in the file are copied.
+    /// each projection, or a single one where the checkpoint has them in one tensor. Dense weights
+    /// whose order is another one in the file are copied.
     ///
     /// # Panics
     /// If the model has no such tensors.

@@ -42,7 +42,6 @@ const SPEC: ExpertsSpec = ExpertsSpec {
     shared: None,
 };
 
-/// A layer's weights.
 struct Layer {
     router: CpuMatrix,
     experts: Vec<GatedMatrices<CpuMatrix>>,

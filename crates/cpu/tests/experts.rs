@@ -15,7 +15,8 @@ struct MixtureCase {
     name: &'static str,
     hidden: usize,
     spec: ExpertsSpec,
-    /// Whether experts `i` and `i + count / 2` have the same row in the router, so that ties decide.
+    /// Whether experts `i` and `i + count / 2` have the same row in the router, so that ties
+    /// decide.
     has_pairs: bool,
 }
 

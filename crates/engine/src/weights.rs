@@ -64,7 +64,7 @@ pub struct MatrixBytes {
     pub layers: u64,
     /// All experts of all layers but shared ones, each read if a token of the step chooses it.
     pub experts: u64,
-    /// The head.
+    /// The head, read in each step that draws.
     pub head: u64,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct AttentionWeights<P: WeightLoader> {
     /// `(q | k | v, hidden)`.
     pub(crate) qkv: P::Matrix,
     pub(crate) qk_norm: Option<QkNormWeights<P>>,
-    /// Sinks, `(query_heads)`.
+    /// One more score of each query head, `(query_heads)`.
     pub(crate) sinks: Option<P::Vector>,
     /// Projection after attention, `(hidden, query_width)`.
     pub(crate) output: P::Matrix,

@@ -199,7 +199,10 @@ fn an_unsupported_quantisation_is_named() {
         (
             "awq",
             |q| q["quant_method"] = json!("bitsandbytes"),
-            &["bitsandbytes", "compressed-tensors, fp8, awq and gptq"],
+            &[
+                "bitsandbytes",
+                "compressed-tensors, modelopt, mxfp4, fp8, awq and gptq",
+            ],
         ),
         (
             "awq",

@@ -149,11 +149,12 @@ fn tensor(
 /// Builds the tensor, `(rows, columns)`. The shapes of codes and scales were checked.
 fn coded(
     name: &str,
-    (rows, columns): (usize, usize),
+    shape: (usize, usize),
     codes: &FoundTensor<'_>,
     scale: &FoundTensor<'_>,
     global: GlobalScale,
 ) -> Result<QuantizedTensor, CheckpointError> {
+    let (rows, columns) = shape;
     let (stored, group) = (scale.scale_type()?, group_of(scale)?);
     // Two codes to a byte, the first in the lower bits, are eight to a little-endian word.
     let numbers = PackedNumbers::new(codes.span.clone(), ALONG_COLUMNS, (rows, columns))

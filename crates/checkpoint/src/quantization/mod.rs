@@ -17,12 +17,12 @@
 //! - compressed-tensors, float 4. Codes: `weight_packed` U8 `(out, in/2)`: the lower four bits of
 //!   byte `[o, i/2]` for even `i`. Scales: `weight_scale` U8 `(out, in/32)` (MXFP4), or F8_E4M3
 //!   `(out, in/16)` divided by `weight_global_scale` (NVFP4). No zero points.
-//! - mxfp4 (gpt-oss), for `W` of all experts of a layer. Codes: `…_blocks` U8 `(experts, out, in/32,
-//!   16)`, as float 4 above. Scales: `…_scales` U8 `(experts, out, in/32)`. No zero points.
+//! - mxfp4 (gpt-oss), for `W` of all experts of a layer. Codes: `…_blocks` U8 `(experts, out,
+//!   in/32, 16)`, as float 4 above. Scales: `…_scales` U8 `(experts, out, in/32)`. No zero points.
 //! - modelopt, float 8. Codes: `weight` F8_E4M3 `(out, in)`. Scales: `weight_scale`: one, `(out)`,
 //!   `(⌈out/128⌉, 1, ⌈in/128⌉, 1)`, or U8 `(out, in/32)`. No zero points.
-//! - modelopt, float 4. Codes: `weight`, as float 4 above. Scales: `weight_scale` U8 `(out, in/32)`,
-//!   or F8_E4M3 `(out, in/16)` multiplied with `weight_scale_2`. No zero points.
+//! - modelopt, float 4. Codes: `weight`, as float 4 above. Scales: `weight_scale` U8 `(out,
+//!   in/32)`, or F8_E4M3 `(out, in/16)` multiplied with `weight_scale_2`. No zero points.
 //! - compressed-tensors, int 8. Codes: `weight` I8 `(out, in)`. Scales: `weight_scale`: one, `(out,
 //!   1)` or `(out, in/group)`. No zero points.
 //! - compressed-tensors, int 4. Codes: `weight_packed` I32 `(out, ⌈in/8⌉)`: bits `4(i mod 8)` of
@@ -191,7 +191,8 @@ impl Quantization {
         modelopt::read_own_file(fields)
     }
 
-    /// Reads the weights of all experts of a layer, `(experts × out, in)`; `None` if they are dense.
+    /// Reads the weights of all experts of a layer, `(experts × out, in)`; `None` if they are
+    /// dense.
     pub(super) fn experts(
         &self,
         folder: &TensorFolder,
@@ -274,6 +275,15 @@ impl Quantization {
             Self::Gptq { .. } => &["qweight", "qzeros", "scales", "g_idx"],
         };
         weight.contains(&kind) || UNUSED.contains(&kind)
+    }
+
+    /// Whether a tensor of a module is a scale of all its groups.
+    pub(super) fn is_global_scale(&self, kind: &str) -> bool {
+        match self {
+            Self::Compressed(_) => kind == "weight_global_scale",
+            Self::ModelOpt => kind == "weight_scale_2",
+            Self::Fp8 { .. } | Self::Awq { .. } | Self::Gptq { .. } | Self::Mxfp4 => false,
+        }
     }
 
     /// Name for logs and descriptions.

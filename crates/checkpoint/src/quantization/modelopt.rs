@@ -37,7 +37,6 @@ const HARMLESS: [&str; 9] = [
     "producer",
 ];
 
-/// Reads config.json's `quantization_config`.
 pub(super) fn read(fields: &ConfigFields) -> Result<Quantization, ConfigError> {
     match fields.object("quantization")? {
         Some(nested) => {
@@ -48,7 +47,6 @@ pub(super) fn read(fields: &ConfigFields) -> Result<Quantization, ConfigError> {
     }
 }
 
-/// Reads `hf_quant_config.json`.
 pub(super) fn read_own_file(fields: &ConfigFields) -> Result<Quantization, ConfigError> {
     fields.ignore(&HARMLESS);
     match fields.object("quantization")? {

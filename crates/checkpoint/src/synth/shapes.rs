@@ -76,7 +76,8 @@ const REAL: ModelShape = ModelShape {
 };
 
 /// Every shape, small ones first.
-pub(super) const SHAPES: [ModelShape; 25] = [
+pub(super) const SHAPES: [ModelShape; 26] = [
+    TINY,
     ModelShape {
         name: "tiny-qwen3",
         about: "two layers, for tests: Qwen3 with q/k norms",

@@ -2,8 +2,11 @@
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
+mod nibbles;
+
 use super::bytes::{IntegerSimd, LeftBytes};
 use super::{LANES, Simd};
+use nibbles::{looked_up, lower_nibbles, upper_nibbles};
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
     _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
@@ -14,11 +17,10 @@ use std::arch::x86_64::{
     _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16,
     _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32,
     _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
-    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_ps, _mm256_shuffle_epi8, _mm256_shuffle_epi32, _mm256_shuffle_ps,
-    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srai_epi16, _mm256_srai_epi32, _mm256_srli_epi16,
-    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps,
-    _mm256_unpacklo_ps,
+    _mm256_round_ps, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_ps,
+    _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srai_epi16, _mm256_srai_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps,
+    _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 /// AVX2, FMA and F16C, and perhaps AVX-VNNI.
@@ -455,39 +457,6 @@ unsafe fn dot_codes(acc: __m256, codes: __m256, left: __m256) -> __m256 {
         let pairs = _mm256_maddubs_epi16(codes, left);
         let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         _mm256_castsi256_ps(_mm256_add_epi32(acc, sums))
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn lower_nibbles(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let bytes = _mm256_castps_si256(x);
-        _mm256_castsi256_ps(_mm256_and_si256(bytes, _mm256_set1_epi8(15)))
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn upper_nibbles(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let bytes = _mm256_srli_epi16::<4>(_mm256_castps_si256(x));
-        _mm256_castsi256_ps(_mm256_and_si256(bytes, _mm256_set1_epi8(15)))
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn looked_up(x: __m256, table: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let (x, table) = (_mm256_castps_si256(x), _mm256_castps_si256(table));
-        _mm256_castsi256_ps(_mm256_shuffle_epi8(table, x))
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) struct ExpertsScratch {
 struct Mixture<'a> {
     experts: &'a Experts<'a, CpuWeightLoader>,
     rows: usize,
-    /// Shape: `(rows, hidden)`.
+    /// Input rows, `(rows, hidden)`, one after the other.
     x: &'a [f32],
     hidden: usize,
     /// Experts of each row, the shared one included, which is the last.

@@ -49,7 +49,7 @@ pub enum RouterScore {
     Softmax,
     /// `1 / (1 + exp(−logit))` of each expert.
     Sigmoid,
-    /// The logits.
+    /// The logits themselves, of any sign.
     Identity,
 }
 
@@ -76,7 +76,7 @@ pub enum GroupScore {
 /// Weights of the chosen experts, from their scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ChosenWeights {
-    /// The scores.
+    /// The scores as they are; their sum is not 1.
     Scores,
     /// The scores, divided by their sum plus epsilon.
     Normalized {
@@ -90,7 +90,7 @@ pub enum ChosenWeights {
 /// An expert that every token uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedExpertSpec {
-    /// The expert.
+    /// Sizes and activation, which may differ from those of the other experts.
     pub mlp: GatedMlpSpec,
     /// Whether its output is multiplied by the sigmoid of a projection to one number (Qwen2-MoE).
     pub has_gate: bool,

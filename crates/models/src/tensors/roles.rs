@@ -28,7 +28,7 @@ pub enum TensorRole {
     /// Bias of a projection, `(out)`.
     Bias(Projection),
     /// Weights of a stack of projections of all experts of a layer, `(experts, out, in)` or
-    /// `(experts, in, out)`.
+    /// Rows are inputs: `(experts, in, out)`.
     Experts {
         /// Projections of each expert.
         parts: &'static [Projection],
@@ -64,7 +64,7 @@ pub enum TensorRole {
 /// Order of the axes of one expert's weights in a tensor of all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExpertAxes {
-    /// `(experts, out, in)`.
+    /// Rows are outputs: `(experts, out, in)`.
     OutIn,
     /// `(experts, in, out)`.
     InOut,
@@ -140,7 +140,7 @@ impl Projection {
 pub enum TensorPlace {
     /// The model, outside its layers.
     Model,
-    /// A layer.
+    /// A layer, outside its experts.
     Layer(usize),
     /// An expert of a layer.
     Expert {

@@ -23,7 +23,7 @@ pub struct GroupedByteForm;
 /// and in its upper half that of column `16 + b / 4`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupLayout {
-    /// Kind of codes.
+    /// Kind of codes, which decides how many bits they take.
     pub codes: GroupCodes,
     /// Steps per group, a quarter of its elements. Divides [`BLOCK_STEPS`](super::BLOCK_STEPS).
     pub steps: usize,

@@ -28,7 +28,7 @@ pub trait NibbleCodes: Copy + 'static {
 #[derive(Clone, Copy)]
 pub struct WholeNibbles;
 
-/// Floats, see [`GroupCodes::Float4`].
+/// Four-bit floats as whole numbers, see [`GroupCodes::Float4`].
 #[derive(Clone, Copy)]
 pub struct FloatNibbles;
 

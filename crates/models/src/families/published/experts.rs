@@ -141,7 +141,8 @@ fn mixtral_has_experts_in_every_layer() {
     published(140.6, &with(keys, &larger));
 }
 
-/// `crates/turbine-model/tests/fixtures/olmoe-1b-7b-0125-instruct/config.json` of piwi3910/Turbine.
+/// Source: `crates/turbine-model/tests/fixtures/olmoe-1b-7b-0125-instruct/config.json` of
+/// piwi3910/Turbine.
 #[test]
 fn olmoe_weights_its_experts_by_their_probability() {
     let keys = json!({
@@ -179,7 +180,7 @@ fn olmoe_weights_its_experts_by_their_probability() {
     assert!(error.contains("clip_qkv"), "{error}");
 }
 
-/// `tests/unittest/_torch/modeling/test_modeling_qwen_moe.py` of NVIDIA/TensorRT-LLM.
+/// Source: `tests/unittest/_torch/modeling/test_modeling_qwen_moe.py` of NVIDIA/TensorRT-LLM.
 #[test]
 fn qwen2_has_a_shared_expert_behind_a_gate() {
     let keys = json!({
@@ -345,7 +346,7 @@ fn minimax() -> Value {
 }
 
 #[test]
-fn minimax_rotates_as_much_as_it_says() {
+fn minimax_rotates_as_much_as_its_config_states() {
     let spec = published(228.7, &minimax());
     let (experts, layers_count) = experts(&spec);
     assert_eq!((experts.count, layers_count), (256, 62));
