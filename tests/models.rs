@@ -84,6 +84,7 @@ fn assert_reference_tokens(client: &HttpClient) {
             "temperature": 0,
             "ignore_eos": true,
             "repetition_penalty": 1,
+            "skip_special_tokens": false,
         });
         let (status, answer) = client.post(TEXT, &body);
         assert_eq!(status, 200, "{answer}");
