@@ -166,7 +166,7 @@ fn a_stream_fails_over_within_its_model() {
     let mut events = fleet.client.stream(TEXT, &body);
     let mut text = String::new();
     let mut killed = false;
-    while let Some(event) = events.next() {
+    for event in events {
         if event == "[DONE]" {
             break;
         }

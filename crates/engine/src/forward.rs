@@ -353,8 +353,8 @@ impl<O: Ops> ForwardPass<'_, O> {
     }
 
     /// Computes the gated product of the normed residual stream, or of the stream itself; of a
-    /// mixture of experts, the norm alone. The norm adds the mixer's `delta` if that is to be a part
-    /// of the MLP's input and is not yet.
+    /// mixture of experts, the norm alone. The norm adds the mixer's `delta` if that is to be a
+    /// part of the MLP's input and is not yet.
     fn gate(&mut self, index: usize, rows: usize) -> Result<(), EngineError> {
         let weights = self.weights;
         let layer = &weights.layers[index];

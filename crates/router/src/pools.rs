@@ -141,10 +141,10 @@ impl RouterPools {
                     worker,
                     description,
                 };
-                self.feed_model(now, model, joined);
+                self.feed_model(now, &model, joined);
             }
             input => match model {
-                Some(model) => self.feed_model(now, model, input),
+                Some(model) => self.feed_model(now, &model, input),
                 None => {
                     let pool = self.pool_of(&input);
                     self.feed(now, &pool, input);
@@ -315,9 +315,9 @@ impl RouterPools {
 
     // === facts ===
 
-    fn feed_model(&mut self, now: Time, model: Arc<str>, input: RouterInput) {
-        self.begin(now, &model);
-        self.feed(now, &model, input);
+    fn feed_model(&mut self, now: Time, model: &Arc<str>, input: RouterInput) {
+        self.begin(now, model);
+        self.feed(now, model, input);
     }
 
     fn feed_all(&mut self, now: Time, input: &RouterInput) {

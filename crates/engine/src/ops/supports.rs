@@ -34,8 +34,8 @@ macro_rules! any_gated {
 }
 
 /// Accepts decoders of attention and gated MLPs, or mixtures of them: heads of one shape in all
-/// layers, norms of inputs or outputs, LayerNorm of inputs alone, a factor of outputs only where every part has a
-/// norm of its input, and parallel parts only under one norm.
+/// layers, norms of inputs or outputs, LayerNorm of inputs alone, a factor of outputs only where
+/// every part has a norm of its input, and parallel parts only under one norm.
 ///
 /// # Errors
 /// The first part that differs.

@@ -66,7 +66,7 @@ pub enum TensorRole {
 pub enum ExpertAxes {
     /// Rows are outputs: `(experts, out, in)`.
     OutIn,
-    /// `(experts, in, out)`.
+    /// Rows of an expert are its inputs: `(experts, in, out)`.
     InOut,
 }
 
