@@ -163,7 +163,7 @@ fn a_stream_fails_over_within_its_model() {
     // Whichever decode worker has the stream is killed in the middle of it.
     let mut body = long.clone();
     body["stream"] = json!(true);
-    let mut events = fleet.client.stream(TEXT, &body);
+    let events = fleet.client.stream(TEXT, &body);
     let mut text = String::new();
     let mut killed = false;
     for event in events {
