@@ -173,18 +173,20 @@ template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 index, u32
     return reinterpret_cast<Words4*>(args.sums) + u64(index) * each * sums_stride<S>() + threadIdx.x;
 }
 
-// A warp's corner of the output.
+// A warp's corner of the output, the end of the rows that there are, and their bias.
 struct Corner {
     u32 column;
     u32 row;
+    u32 rows_end;
+    const float* bias;
 };
 
 // Multiplies a span's sums with the columns' scales; `first` is the warp's first column.
-template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& sums, u32 first) {
+template <class S> DEVICE void scale_columns(const MatmulArgs& args, const float* scales, Sums<S>& sums, u32 first) {
 #pragma unroll
     for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
         const u32 column = first + i * 8 + lane_index() / 4;
-        const float scale = column < args.columns ? args.column_scales[column] : 0.0f;
+        const float scale = column < args.columns ? scales[column] : 0.0f;
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             float& sum = sums.of[i / 2][j / 2][i % 2 * 2 + j % 2];
@@ -193,17 +195,17 @@ template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& su
     }
 }
 
-template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& totals, const Corner& corner, u32 rows) {
+template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& totals, const Corner& corner) {
     const u32 lane = lane_index();
 #pragma unroll
     for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
         const u32 column = corner.column + i * 8 + lane / 4;
         if (column >= args.columns) continue;
-        const float bias = args.bias == nullptr ? 0.0f : args.bias[column];
+        const float bias = corner.bias == nullptr ? 0.0f : corner.bias[column];
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             const u32 row = corner.row + j / 2 * 8 + lane % 4 * 2 + j % 2;
-            if (row >= rows) continue;
+            if (row >= corner.rows_end) continue;
             const float sum = add_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], bias);
             const u64 at = u64(row) * args.columns + column;
             if (args.is_out_f32 != 0) {
@@ -234,19 +236,20 @@ DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>&
     return true;
 }
 
-template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
+template <class S, class Rows> DEVICE void multiply(const MatmulArgs& args, const Rows& rows, u8* shared) {
     let_next_begin();
-    if constexpr (S::CUT == Cut::Tiles) wait_for_previous();
+    // Earlier launches sort rows by expert.
+    if constexpr (S::CUT == Cut::Tiles || Rows::HAS_EXPERTS) wait_for_previous();
     // The number of rows was copied before the step's first launch.
-    const Work work = work_of<S>(args);
+    const Work work = work_of<S>(args, rows);
     const u32 warp = threadIdx.x / 32;
     const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;
     // All warps go through the same barriers, and all but the one that counts arrivals do the work.
     const bool multiplies = S::CUT == Cut::Tiles || warp < S::THREADS / 32;
-    Feed<S> feed(args, work, shared, multiplies);
+    Feed<S, Rows> feed(args, rows, work, shared, multiplies);
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-        const Unit unit = unit_of<S>(args, work, index);
+        const Unit unit = unit_of<S>(args, work, index, rows);
         SpanSums<S> sums;
         SliceTree<Sums<S>> tree(sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>());
         for (Span span = unit.span;; span = next_span(args, span)) {
@@ -257,9 +260,11 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
                 // The stage that all warps have just left is free.
                 feed.fill();
                 if (multiplies) WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
-                slot = Feed<S>::after(slot);
+                slot = Feed<S, Rows>::after(slot);
             }
-            if constexpr (S::Weights::SCALING == Scaling::Columns) scale_columns<S>(args, sums.sums, unit.first_column + column);
+            if constexpr (S::Weights::SCALING == Scaling::Columns) {
+                scale_columns<S>(args, of_expert(args.column_scales, rows, unit.expert), sums.sums, unit.first_column + column);
+            }
             if constexpr (S::CUT == Cut::Tiles) tree.add(args, span, sums.all());
             if (span.end == unit.end) break;
         }
@@ -270,7 +275,8 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
                 continue;
             }
         }
-        if (multiplies) store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row}, work.rows);
+        const float* bias = of_expert(args.bias, rows, unit.expert);
+        if (multiplies) store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row, unit.rows_end, bias});
     }
     cp_async_wait<0>();
 }
@@ -280,5 +286,11 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
 #define MATMUL_ENTRY(name, shape, blocks) \
     extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
-        matmul::multiply<shape>(args, shared); \
+        matmul::multiply<shape>(args, AllRows{}, shared); \
+    }
+
+#define EXPERTS_ENTRY(name, shape, blocks) \
+    extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const ExpertMatmulArgs args) { \
+        DYNAMIC_SHARED(u8, shared); \
+        matmul::multiply<shape>(args.product, args.rows, shared); \
     }
