@@ -94,11 +94,13 @@ void measure(u32 batch, const Variant& variant) {
     const Buffer<u32> masks(masks_of(batch, variant.allowed_every > 0 ? variant.allowed_every : 1));
     const Buffer<DrawRule> rules_there(rules);
     const Buffer<u64> best(batch);
+    const Buffer<u64> segments(size_t(batch) * SEGMENTS_MAX);
     const Buffer<u32> tokens(batch);
     SampleArgs args{};
     args.rules = rules_there.get();
     args.masks = masks.get();
     args.best = best.get();
+    args.segments = segments.get();
     args.tokens = tokens.get();
     args.vocab = VOCABULARY;
     lab::Figure figure;
@@ -108,6 +110,7 @@ void measure(u32 batch, const Variant& variant) {
     figure.seconds = lab::seconds_of(20, [&](int turn) {
         args.logits = sets[size_t(turn) % sets.size()]->get();
         sample_prepare<<<dim3(batch, (VOCABULARY + 8191) / 8192), PREPARE_THREADS>>>(args);
+        sample_weigh<<<dim3(batch, (VOCABULARY + 2047) / 2048), PREPARE_THREADS>>>(args);
         sample_draw<<<batch, THREADS>>>(args);
     });
     const bool is_certain = variant.allowed_every == 0 && (variant.heat == 0.0f || variant.top_k == 1);
