@@ -64,6 +64,8 @@ constexpr u32 WARPS = THREADS / 32;
 constexpr u32 DIGIT_BITS = 8;
 constexpr u32 BINS = 1 << DIGIT_BITS;
 constexpr u32 SEGMENTS_MAX = 1024;
+// Tokens near a cut that a warp keeps beside each other.
+constexpr u32 LISTED_MAX = 256;
 // Tokens whose logits a thread loads at once, and such loads on the way: a row is read by one block, so the latency of
 // its loads is its time.
 constexpr u32 TOGETHER = 4;
@@ -178,10 +180,15 @@ struct Shared {
     u64 bins[WARPS][BINS];
     u64 segments[SEGMENTS_MAX];
     u64 warps[WARPS];
+    // Tokens that a cut looks at, a list for each warp: their logits' keys, and their ids.
+    u32 listed_keys[WARPS][LISTED_MAX];
+    u32 listed_tokens[WARPS][LISTED_MAX];
+    u32 listed[WARPS];
     u32 keys[THREADS];
     // An answer of one thread for all.
     u64 found[3];
 };
+static_assert(sizeof(Shared) == 75992, "the shared memory of a block, as in the list of kernels");
 
 DEVICE bool is_kept(const Row& row, u32 key, u32 token) {
     return key > row.bar_key || (key == row.bar_key && token <= row.bar_id);
@@ -305,6 +312,7 @@ DEVICE void add_to_bins(u64 (&bins)[BINS], u32 digit, u64 measure) {
 // The measures of a cut: each token counts as one, or by its weight.
 struct ByCount {
     u32 least_key;
+    DEVICE bool may_count(const Row&, float, u32 key) const { return key >= least_key; }
     DEVICE u64 measure(const Row&, float, u32 key) const { return key >= least_key ? 1 : 0; }
 };
 struct ByWeight {
@@ -318,15 +326,57 @@ struct ByWeight {
         const i32 power = i32(f32_to_bits(float(least)) >> 23) - 127;
         least_exponent = least > 0 ? add_rn(mul_rn(float(power - 1 - 44), 0.6931472f), -0.01f) : NEGATIVE_INFINITY;
     }
-    DEVICE u64 measure(const Row& row, float logit, u32) const {
-        if (exponent_of(row, logit) < least_exponent) return 0;
+    // Whether the measure may be more than zero, with a few instructions.
+    DEVICE bool may_count(const Row& row, float logit, u32) const { return exponent_of(row, logit) >= least_exponent; }
+    DEVICE u64 measure(const Row& row, float logit, u32 key) const {
+        if (!may_count(row, logit, key)) return 0;
         u64 unit = units(weight_of(row, logit));
         return unit >= least ? unit : 0;
     }
 };
 
+// Lists the kept tokens that a cut measures. False if a warp has more of them than its list holds.
+template <class By> DEVICE bool list_measured(const Row& row, const By& by, Shared& shared) {
+    const u32 warp = threadIdx.x / 32, lanes_before = (1u << lane_index()) - 1;
+    u32 count = 0;
+    visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row), [&](u32 token, float logit) {
+        const u32 key = key_of(logit);
+        const bool is_measured = token < row.vocab && is_kept(row, key, token) && by.may_count(row, logit, key);
+        const u32 measured = ballot(is_measured);
+        if (measured == 0) return;
+        const u32 at = count + count_ones(measured & lanes_before);
+        if (is_measured && at < LISTED_MAX) {
+            shared.listed_keys[warp][at] = key;
+            shared.listed_tokens[warp][at] = token;
+        }
+        count += count_ones(measured);
+    });
+    if (lane_index() == 0) shared.listed[warp] = count;
+    sync_block();
+    u32 most = 0;
+    for (u32 other = 0; other < WARPS; other++) most = shared.listed[other] > most ? shared.listed[other] : most;
+    return most <= LISTED_MAX;
+}
+
+// Calls `visit` with the tokens that a cut looks at, their logits and keys: the warp's list, or the whole row. All lanes
+// of a warp make the same calls; those without a token have one past the vocabulary.
+template <class Visit> DEVICE void visit_measured(const Row& row, bool is_listed, const Shared& shared, Visit visit) {
+    if (!is_listed) {
+        visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row),
+                     [&](u32 token, float logit) { visit(token, logit, key_of(logit)); });
+        return;
+    }
+    const u32 warp = threadIdx.x / 32, count = shared.listed[warp];
+    for (u32 first = 0; first < count; first += 32) {
+        const u32 at = first + lane_index();
+        const u32 key = at < count ? shared.listed_keys[warp][at] : 0;
+        visit(at < count ? shared.listed_tokens[warp][at] : row.vocab, logit_of(key), key);
+    }
+}
+
 // Moves the bar to where the measures of kept tokens, most likely first, reach `wanted`.
 template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& shared) {
+    const bool is_listed = list_measured(row, by, shared);
     u32 prefix = 0;
     for (u32 shift = 32; shift > 0;) {
         u32 digits = shift >= DIGIT_BITS ? DIGIT_BITS : shift;
@@ -336,9 +386,7 @@ template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& 
         u64(&bins)[BINS] = shared.bins[threadIdx.x / 32];
         for (u32 bin = lane_index(); bin < BINS; bin += 32) bins[bin] = 0;
         sync_warp();
-        // All lanes of a warp go the same number of rounds.
-        visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row), [&](u32 token, float logit) {
-            const u32 key = key_of(logit);
+        visit_measured(row, is_listed, shared, [&](u32 token, float logit, u32 key) {
             const bool is_here = token < row.vocab && (known == 32 || key >> known == prefix);
             const u64 measure = is_here && is_kept(row, key, token) ? by.measure(row, logit, key) : 0;
             add_to_bins(bins, (key >> shift) & ((1u << digits) - 1), measure);
@@ -577,7 +625,8 @@ DEVICE u64 kept_total(const Row& row, const u64* weighed, Shared& shared) {
 // Grid: (rows).
 extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
     start_kernel();
-    __shared__ Shared shared;
+    DYNAMIC_SHARED(u8, memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
     DrawRule rule = args.rules[blockIdx.x];
     if (rule.mask == DRAWN_LATER) {
         if (threadIdx.x == 0) args.tokens[rule.row] = NO_TOKEN;
