@@ -42,6 +42,7 @@
 // multiple: an f32 that multiplies the group's sum, without its lowest byte, so exact for scales that were f16 or
 // bf16. That byte is, for int4, the zero point, 0 to 15, which is subtracted from the elements.
 #pragma once
+#include "expert_rows.cuh"
 #include "prims.cuh"
 
 // The most slices of the inner dimension.
@@ -78,6 +79,13 @@ struct MatmulArgs {
     u32 unused;
 };
 
+// Arguments of products of several experts; see `experts_*` for the host's part.
+struct ExpertMatmulArgs {
+    // The first expert's. `out` has a row for each place, and `rows_count` is not read.
+    MatmulArgs product;
+    ExpertRows rows;
+};
+
 // Arguments of the plain kernels.
 struct MatmulPlainArgs {
     // (columns, width) and (rows, width) of T.
@@ -93,6 +101,12 @@ struct MatmulPlainArgs {
     u32 slices;
     // The end of each slice; the last is `width`, and the others are multiples of 16.
     u32 slice_ends[SLICES_MOST];
+};
+
+struct ExpertMatmulPlainArgs {
+    // As in ExpertMatmulArgs.
+    MatmulPlainArgs product;
+    ExpertRows rows;
 };
 
 namespace matmul {

@@ -173,18 +173,20 @@ template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 index, u32
     return reinterpret_cast<Words4*>(args.sums) + u64(index) * each * sums_stride<S>() + threadIdx.x;
 }
 
-// A warp's corner of the output.
+// A warp's corner of the output, the end of the rows that there are, and their bias.
 struct Corner {
     u32 column;
     u32 row;
+    u32 rows_end;
+    const float* bias;
 };
 
 // Multiplies a span's sums with the columns' scales; `first` is the warp's first column.
-template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& sums, u32 first) {
+template <class S> DEVICE void scale_columns(const MatmulArgs& args, const float* scales, Sums<S>& sums, u32 first) {
 #pragma unroll
     for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
         const u32 column = first + i * 8 + lane_index() / 4;
-        const float scale = column < args.columns ? args.column_scales[column] : 0.0f;
+        const float scale = column < args.columns ? scales[column] : 0.0f;
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             float& sum = sums.of[i / 2][j / 2][i % 2 * 2 + j % 2];
@@ -194,17 +196,17 @@ template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& su
 }
 
 template <class S, u32 COLUMN_TILES>
-DEVICE void store_out(const MatmulArgs& args, const Sums<S, COLUMN_TILES>& totals, const Corner& corner, u32 rows) {
+DEVICE void store_out(const MatmulArgs& args, const Sums<S, COLUMN_TILES>& totals, const Corner& corner) {
     const u32 lane = lane_index();
 #pragma unroll
     for (u32 i = 0; i < COLUMN_TILES * 2; i++) {
         const u32 column = corner.column + i * 8 + lane / 4;
         if (column >= args.columns) continue;
-        const float bias = args.bias == nullptr ? 0.0f : args.bias[column];
+        const float bias = corner.bias == nullptr ? 0.0f : corner.bias[column];
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             const u32 row = corner.row + j / 2 * 8 + lane % 4 * 2 + j % 2;
-            if (row >= rows) continue;
+            if (row >= corner.rows_end) continue;
             const float sum = add_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], bias);
             const u64 at = u64(row) * args.columns + column;
             if (args.is_out_f32 != 0) {
@@ -223,17 +225,17 @@ enum : u32 { STAGE_BARRIER = 1, LEFT_BARRIER = 2, COUNTED_BARRIER = 3 };
 // The sums of a span that this block left in memory, of a tile whose spans it adds up if it arrived last. A count takes
 // some microseconds under load, so one warp counts while the others multiply the next span, and they look at the result
 // behind that one's sums.
-template <class S> struct LeftSpan {
+template <class S, class Rows> struct LeftSpan {
     static constexpr u32 ALL_THREADS = S::BLOCK_THREADS;
     static constexpr u32 NONE = ~0u;
     // The unit of work.
     u32 index = NONE;
 
     // The work of the warp that counts: it never has copies on the way, for which its fence would wait.
-    static DEVICE void count_arrivals(const MatmulArgs& args, const Work& work, u32* counted) {
+    static DEVICE void count_arrivals(const MatmulArgs& args, const Rows& rows, const Work& work, u32* counted) {
         wait_for_previous();
         for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-            u32* const counter = args.arrivals + unit_of<S>(args, work, index).tile;
+            u32* const counter = args.arrivals + spans_of_unit<S>(args, work, index).tile;
             sync_part(LEFT_BARRIER, ALL_THREADS);
             if (lane_index() == 0) {
                 const u32 before = arrive(counter);
@@ -253,9 +255,9 @@ template <class S> struct LeftSpan {
     }
 
     // Adds up the tile's spans, and stores the tile; `column` and `row` are the warp's first in it.
-    DEVICE void add_up(const MatmulArgs& args, const Work& work, u32 column, u32 row) const {
-        const Unit unit = unit_of<S>(args, work, index);
-        const Corner corner = {unit.first_column + column, unit.first_row + row};
+    DEVICE void add_up(const MatmulArgs& args, const Rows& rows, const Work& work, u32 column, u32 row) const {
+        const Unit unit = unit_of<S>(args, work, index, rows);
+        const float* bias = of_expert(args.bias, rows, unit.expert);
         // A column tile at a time, or there would be too few registers.
         using Part = Sums<S, 1>;
 #pragma unroll 1
@@ -270,7 +272,7 @@ template <class S> struct LeftSpan {
                 spans.add(args, span, sums);
                 if (i + 1 < args.spans) span = next_span(args, span);
             }
-            store_out<S>(args, spans.last, {corner.column + part * 16, corner.row}, work.rows);
+            store_out<S>(args, spans.last, {unit.first_column + column + part * 16, unit.first_row + row, unit.rows_end, bias});
         }
     }
 
@@ -279,25 +281,26 @@ template <class S> struct LeftSpan {
     }
 };
 
-template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
+template <class S, class Rows> DEVICE void multiply(const MatmulArgs& args, const Rows& rows, u8* shared) {
     let_next_begin();
-    if constexpr (S::CUT == Cut::Tiles) wait_for_previous();
+    // Earlier launches sort rows by expert.
+    if constexpr (S::CUT == Cut::Tiles || Rows::HAS_EXPERTS) wait_for_previous();
     // The number of rows was copied before the step's first launch.
-    const Work work = work_of<S>(args);
+    const Work work = work_of<S>(args, rows);
     const u32 warp = threadIdx.x / 32;
     const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;
     __shared__ u32 counted;
     if constexpr (S::CUT == Cut::Spans) {
         if (warp == S::THREADS / 32) {
-            if (work.spans > 1) LeftSpan<S>::count_arrivals(args, work, &counted);
+            if (work.spans > 1) LeftSpan<S, Rows>::count_arrivals(args, rows, work, &counted);
             return;
         }
     }
-    Feed<S> feed(args, work, shared);
-    LeftSpan<S> left;
+    Feed<S, Rows> feed(args, rows, work, shared);
+    LeftSpan<S, Rows> left;
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-        const Unit unit = unit_of<S>(args, work, index);
+        const Unit unit = unit_of<S>(args, work, index, rows);
         SpanSums<S> sums;
         SliceTree<Sums<S>> tree(sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>());
         for (Span span = unit.span;; span = next_span(args, span)) {
@@ -312,27 +315,30 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
                 // The stage that all warps have just left is free.
                 feed.fill();
                 WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
-                slot = Feed<S>::after(slot);
+                slot = Feed<S, Rows>::after(slot);
             }
-            if constexpr (S::Weights::SCALING == Scaling::Columns) scale_columns<S>(args, sums.sums, unit.first_column + column);
+            if constexpr (S::Weights::SCALING == Scaling::Columns) {
+                scale_columns<S>(args, of_expert(args.column_scales, rows, unit.expert), sums.sums, unit.first_column + column);
+            }
             if constexpr (S::CUT == Cut::Tiles) tree.add(args, span, sums.all());
             if (span.end == unit.end) break;
         }
         if constexpr (S::CUT == Cut::Spans) {
             if (work.spans > 1) {
-                LeftSpan<S>::leave(args, sums.all(), unit);
+                LeftSpan<S, Rows>::leave(args, sums.all(), unit);
                 // The next count overwrites this one's result.
                 const bool is_last = left.is_last(&counted);
-                arrive_part(LEFT_BARRIER, LeftSpan<S>::ALL_THREADS);
-                if (is_last) left.add_up(args, work, column, row);
+                arrive_part(LEFT_BARRIER, LeftSpan<S, Rows>::ALL_THREADS);
+                if (is_last) left.add_up(args, rows, work, column, row);
                 left.index = index;
                 continue;
             }
             tree.last = sums.all();
         }
-        store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row}, work.rows);
+        const float* bias = of_expert(args.bias, rows, unit.expert);
+        store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row, unit.rows_end, bias});
     }
-    if (left.is_last(&counted)) left.add_up(args, work, column, row);
+    if (left.is_last(&counted)) left.add_up(args, rows, work, column, row);
     cp_async_wait<0>();
 }
 
@@ -341,5 +347,11 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
 #define MATMUL_ENTRY(name, shape, blocks) \
     extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
-        matmul::multiply<shape>(args, shared); \
+        matmul::multiply<shape>(args, AllRows{}, shared); \
+    }
+
+#define EXPERTS_ENTRY(name, shape, blocks) \
+    extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const ExpertMatmulArgs args) { \
+        DYNAMIC_SHARED(u8, shared); \
+        matmul::multiply<shape>(args.product, args.rows, shared); \
     }

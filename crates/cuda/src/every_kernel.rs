@@ -5,6 +5,7 @@
 //! Invariant: a kernel without a recipe fails the test, so that none is left out.
 #![allow(clippy::unwrap_used)] // Tests.
 
+mod experts;
 mod norms;
 mod sample;
 
@@ -97,7 +98,7 @@ impl KernelBench {
     }
 
     /// Returns numbers between −1 and 1 whose upper halves are the same numbers in bf16.
-    fn numbers(&self, count: usize) -> Vec<f32> {
+    pub(crate) fn numbers(&self, count: usize) -> Vec<f32> {
         let mut seed = self.seed.borrow_mut();
         let mut next = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -107,7 +108,7 @@ impl KernelBench {
     }
 
     /// Allocates numbers in the format that the kernel's name contains.
-    fn stored(&self, name: &str, count: usize) -> DeviceAddress {
+    pub(crate) fn stored(&self, name: &str, count: usize) -> DeviceAddress {
         let numbers = self.numbers(count);
         if name.contains("_f32") {
             self.of(&numbers)
@@ -116,11 +117,11 @@ impl KernelBench {
         }
     }
 
-    fn floats(&self, count: usize) -> DeviceAddress {
+    pub(crate) fn floats(&self, count: usize) -> DeviceAddress {
         self.of(&self.numbers(count))
     }
 
-    fn bytes(&self, count: usize) -> DeviceAddress {
+    pub(crate) fn bytes(&self, count: usize) -> DeviceAddress {
         // No byte stands for a NaN in a one-byte format.
         let bytes: Vec<u8> = self
             .numbers(count)
@@ -141,13 +142,13 @@ impl KernelBench {
     }
 }
 
-fn half_floats(numbers: &[f32]) -> Vec<u16> {
+pub(crate) fn half_floats(numbers: &[f32]) -> Vec<u16> {
     let bits = numbers.iter().map(|x| half::bf16::from_f32(*x).to_bits());
     bits.collect()
 }
 
 /// Returns the size of an element by the kernel's name.
-fn element_bytes(name: &str) -> usize {
+pub(crate) fn element_bytes(name: &str) -> usize {
     if name.contains("_f32") { 4 } else { 2 }
 }
 
@@ -168,6 +169,7 @@ fn run_recipe(bench: &KernelBench, name: &str) {
         _ if name.starts_with("blocks_") => blocks(bench, name),
         _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
         _ if name.starts_with("attend_") => attend(bench, name),
+        _ if name.starts_with("experts_") => experts::run(bench, name),
         _ if name.starts_with("matmul_plain_") => matmul_plain(bench, name),
         _ if name.starts_with("matmul_") => matmul(bench, name),
         _ => panic!("{name} has no recipe here: write one"),
@@ -215,12 +217,14 @@ fn rotate(bench: &KernelBench, name: &str) {
 }
 
 fn gate(bench: &KernelBench, name: &str) {
-    for (width, activation) in [(130, 0), (264, 1)] {
+    for (width, activation) in [(130, 0), (264, 1), (264, 2)] {
         let args = GateArgs {
             gate_up: bench.stored(name, 2 * 2 * width),
             out: bench.zeros(2 * width * element_bytes(name)),
             width: width as u32,
             activation,
+            limit: 0.5,
+            padding: 0,
         };
         bench.launch(name, [2, 2, 1], args);
     }
@@ -286,6 +290,7 @@ fn attend_plain(bench: &KernelBench, name: &str) {
         tables: bench.of(&tables),
         segments: bench.of(&segments(&batch)),
         segments_count: bench.of(&[batch.segments.len() as u32]),
+        sinks: bench.floats(4),
         block_elements: 2 * 2 * head as u64,
         key_elements: 0,
         value_elements: 2 * head as u64,
@@ -340,6 +345,7 @@ fn attend(bench: &KernelBench, name: &str) {
         items_count: bench.of(&[items.len() as u32]),
         states: bench.zeros(plan.states_count * (dim + STATE_HEADER) * 4),
         arrivals: bench.zeros(plan.arrivals_count * 4),
+        sinks: bench.floats(4),
         block_bytes: 2 * head as u64,
         key_bytes: 0,
         value_bytes: head as u64,

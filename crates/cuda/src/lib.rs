@@ -24,6 +24,7 @@ mod dynamic;
 mod error;
 #[cfg(test)]
 mod every_kernel;
+mod experts;
 mod idle;
 mod images;
 mod matmul;

@@ -9,13 +9,14 @@
 
 use crate::driver::{CudaDevice, DeviceMemory};
 use crate::error::CudaError;
+use crate::experts::{ExpertMatrices, supports_experts};
 use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
 use crate::upload::{UploadSource, Uploader};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported, WeightLoader,
-    refuse_experts, supports_decoder,
+    GatedMatrices, InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported,
+    WeightLoader, supports_decoder,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -55,6 +56,39 @@ impl CudaMatrix {
     /// Returns whether the matrix is still quantised on the device.
     pub fn is_quantized(&self) -> bool {
         self.quantized.is_some()
+    }
+
+    /// Returns whether another matrix has the same shape and format, and each of its parts lies
+    /// `distance` bytes behind this one's.
+    pub(crate) fn is_repeated_by(&self, other: &Self, distance: u64) -> bool {
+        let Self {
+            weight,
+            bias,
+            columns,
+            width,
+            slices,
+            quantized,
+        } = self;
+        let is_behind = |first: &WeightPart, second: &WeightPart| {
+            second.address() == first.address().wrapping_add(distance)
+        };
+        let has_bias = match (bias, &other.bias) {
+            (None, None) => true,
+            (Some(first), Some(second)) => is_behind(first, second),
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        let has_format = match (quantized, &other.quantized) {
+            (None, None) => true,
+            (Some(first), Some(second)) => {
+                (first.format, first.group) == (second.format, second.group)
+                    && is_behind(&first.scales, &second.scales)
+            }
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        is_behind(weight, &other.weight)
+            && (columns, width, slices) == (&other.columns, &other.width, &other.slices)
+            && has_bias
+            && has_format
     }
 }
 
@@ -327,7 +361,7 @@ impl WeightLoader for CudaWeightLoader {
 
     fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
         supports_decoder(spec)?;
-        refuse_experts(spec)
+        supports_experts(spec)
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
@@ -378,6 +412,30 @@ impl WeightLoader for CudaWeightLoader {
             slices: slices.clone(),
             quantized,
         })
+    }
+
+    fn exact_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<CudaMatrix, EngineError> {
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        let values: Vec<f32> = stack.iter().flat_map(StoredMatrix::to_f32).collect();
+        Ok(CudaMatrix {
+            weight: self.floats(&values)?,
+            bias: bias.map(|bias| self.floats(bias)).transpose()?,
+            columns: stack.iter().map(StoredMatrix::rows).sum(),
+            width,
+            slices: InnerSlices::whole(width),
+            quantized: None,
+        })
+    }
+
+    fn check_experts(&self, experts: &[GatedMatrices<CudaMatrix>]) -> Result<(), EngineError> {
+        let of_all = |matrices: Vec<&CudaMatrix>| ExpertMatrices::of(matrices.into_iter()).map(|_| ());
+        of_all(experts.iter().map(|of| &of.gate_up).collect())
+            .and_then(|()| of_all(experts.iter().map(|of| &of.down).collect()))
+            .map_err(EngineError::Device)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CudaTable, EngineError> {

@@ -89,7 +89,7 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// Returns the CPU backend in f32; its keys and values are f32 too, unless `kv` is fp8.
-fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
+pub(crate) fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
     let kv = match kv {
         KvType::F32 | KvType::Bf16 => KvType::F32,
         KvType::Fp8E4m3 | KvType::Int8PerTokenHead => kv,
@@ -143,7 +143,7 @@ fn assert_same(label: &str, precision: Precision, got: &[f32], want: &[f32]) {
 }
 
 #[track_caller]
-fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
+pub(crate) fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{label}");
     let scale = want.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
@@ -161,6 +161,15 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         let mut rows = self.ops.rows(count, width, holds).unwrap();
         self.ops.set_rows(&mut rows, values);
         rows
+    }
+
+    /// Begins a pass of this many rows.
+    pub(crate) fn begin_rows(&mut self, rows: usize) {
+        let batch = Batch {
+            tokens: vec![0; rows],
+            ..Batch::default()
+        };
+        self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
     }
 
     fn tensor(name: &str, rows: usize, columns: usize, seed: u64) -> StoredTensor {
@@ -336,7 +345,9 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             segments,
             window,
             soft_cap,
+            has_sinks: _,
         } = case;
+        let sinks = case.sinks().map(|sinks| self.pack.vector(&sinks).unwrap());
         let width = heads.qkv_width();
         let tables = case.tables();
         let shape = KvPoolShape::uniform(
@@ -413,7 +424,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
-                    sinks: None,
+                    sinks: sinks.as_ref(),
                     out: &mut out,
                 };
                 self.ops.attend(&batch, &attention, io).unwrap();
@@ -469,9 +480,16 @@ struct DeviceAttentionCase {
     segments: Vec<(usize, usize)>,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    has_sinks: bool,
 }
 
 impl DeviceAttentionCase {
+    /// A score of each query head, of all sizes, if the case has sinks.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        let sinks = (0..self.heads.query_heads).map(|head| [1.5, -4.0, 0.25, 40.0][head % 4]);
+        self.has_sinks.then(|| sinks.collect())
+    }
+
     /// Returns the block tables of all sequences, with shuffled blocks.
     fn tables(&self) -> Vec<Vec<BlockIndex>> {
         let needed =
@@ -812,9 +830,14 @@ fn attention_matches_the_cpu() {
         segments: segments.to_vec(),
         window,
         soft_cap: None,
+        has_sinks: false,
     };
     let capped = |case: DeviceAttentionCase, cap| DeviceAttentionCase {
         soft_cap: Some(cap),
+        ..case
+    };
+    let with_sinks = |case| DeviceAttentionCase {
+        has_sinks: true,
         ..case
     };
     let cases = [
@@ -842,6 +865,10 @@ fn attention_matches_the_cpu() {
         ),
         capped(case(heads(2, 1, 256), 16, &[(20, 1), (0, 40)], None), 0.2),
         capped(case(heads(3, 3, 24), 16, &[(18, 2), (0, 1)], None), 0.5),
+        // Sinks, in kernels for few rows and for many, with spans of several blocks, and plain.
+        with_sinks(case(heads(8, 2, 64), 16, &[(1100, 1), (20, 30)], None)),
+        with_sinks(case(heads(4, 2, 64), 16, &[(70, 1), (3, 40)], Some(20))),
+        with_sinks(case(heads(6, 3, 24), 16, &[(18, 2), (0, 1)], None)),
     ];
     let formats = [
         (Precision::F32, KvType::F32),
@@ -888,6 +915,7 @@ fn heads_of_256_run_with_99_kib_of_shared_memory() {
         segments: segments.to_vec(),
         window,
         soft_cap: None,
+        has_sinks: false,
     };
     let cases = [
         case(&[(20, 1), (0, 18)], None),

@@ -34,7 +34,7 @@ pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
 pub use pass::{BufferRole, LoadPlan, PassMode, PassPurpose};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
-pub use supports::{refuse_experts, supports_decoder};
+pub use supports::supports_decoder;
 
 use crate::EngineError;
 use crate::blocks::{BlockSpan, DeviceBlocks};
@@ -170,6 +170,15 @@ pub trait WeightLoader: Send + Sync {
     ) -> Result<Self::Matrix, EngineError> {
         let _ = (stack, bias);
         Err(has_no_experts())
+    }
+
+    /// Checks that the experts of a layer can be computed together, when all of them are packed.
+    ///
+    /// # Errors
+    /// `Device` with the expert that cannot be computed beside the first.
+    fn check_experts(&self, experts: &[GatedMatrices<Self::Matrix>]) -> Result<(), EngineError> {
+        let _ = experts;
+        Ok(())
     }
 
     /// Loads embedding rows. May keep the tensor and read its rows from the mapped file.

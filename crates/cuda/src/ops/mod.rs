@@ -8,6 +8,7 @@
 
 mod arithmetic;
 mod draw;
+mod experts;
 mod host;
 mod kernels;
 mod norms;
@@ -19,6 +20,7 @@ use crate::blocks::{CudaBlocks, PoolRegions};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
+use crate::experts::CudaExperts;
 use crate::idle::DeviceIdleTimer;
 use crate::images::{KernelImages, SOURCES_HASH};
 use crate::matmul::{CudaMatmul, MatmulProduct, MatmulTarget};
@@ -30,7 +32,7 @@ use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Head, HeadShape,
+    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, Experts, GatedIo, Head, HeadShape,
     KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
     QkNorms, ResidualIo,
 };
@@ -54,6 +56,7 @@ pub struct CudaOps {
     kernels: OpsKernels,
     attention: RefCell<Option<CudaAttention>>,
     matmul: CudaMatmul,
+    experts: CudaExperts,
     sampling: CudaSampling,
     stream: CudaStream,
     idle: DeviceIdleTimer,
@@ -92,6 +95,7 @@ impl CudaOps {
             kernels,
             attention: RefCell::new(None),
             matmul: CudaMatmul::new(&images, &stream, options)?,
+            experts: CudaExperts::new(&images, &stream, options.precision)?,
             sampling: CudaSampling::new(&images, &stream)?,
             images,
             idle: DeviceIdleTimer::new(&stream)?,
@@ -107,6 +111,47 @@ impl CudaOps {
 
     pub fn hardware(&self) -> &Arc<CudaDevice> {
         self.stream.device()
+    }
+
+    fn queue_product(
+        &mut self,
+        product: &MatmulProduct<'_>,
+        target: MatmulTarget,
+    ) -> Result<(), EngineError> {
+        let (stream, messages) = (&self.stream, &mut self.messages);
+        Ok(self.matmul.run(product, target, stream, messages)?)
+    }
+
+    /// Queues `out = act(gate) · up` of rows `gate | up`.
+    fn launch_gate(
+        &self,
+        activation: Activation,
+        width: usize,
+        rows: usize,
+        [gate_up, out]: [DeviceAddress; 2],
+    ) -> Result<(), EngineError> {
+        let (activation, limit) = match activation {
+            Activation::Silu => (0, 0.0),
+            Activation::GeluTanh => (1, 0.0),
+            Activation::ClampedSwiGlu { limit } => (2, limit),
+        };
+        let args = GateArgs {
+            gate_up,
+            out,
+            width: width as u32,
+            activation,
+            limit,
+            padding: 0,
+        };
+        let each = if width.is_multiple_of(8) {
+            GATE_ELEMENTS.0
+        } else {
+            GATE_ELEMENTS.1
+        };
+        let grid = [rows as u32, width.div_ceil(each) as u32, 1];
+        // SAFETY: as in `launch_norm`.
+        unsafe { self.kernels.gate.launch(&self.stream, grid, args) }?;
+        Ok(())
     }
 }
 
@@ -307,11 +352,9 @@ impl Ops for CudaOps {
             matrix,
             rows,
             bucket,
-            x,
+            x: x.place(),
         };
-        Ok(self
-            .matmul
-            .run(&product, target, &self.stream, &mut self.messages)?)
+        self.queue_product(&product, target)
     }
 
     fn qk_norm(
@@ -379,7 +422,6 @@ impl Ops for CudaOps {
             sinks,
             out,
         } = io;
-        assert!(sinks.is_none(), "`supports` refuses sinks on this device");
         let heads = pool.shape.layer(attention.layer).heads;
         assert_eq!(
             (qkv.width, qkv.stored),
@@ -394,7 +436,12 @@ impl Ops for CudaOps {
         out.check_rows(rows);
         let attending = self.attention.get_mut().as_mut();
         let attending = attending.expect("there is a pool");
-        let io = AttentionBuffers { qkv, pool, out };
+        let io = AttentionBuffers {
+            qkv,
+            pool,
+            sinks,
+            out,
+        };
         Ok(attending.run(
             batch,
             rows,
@@ -427,27 +474,17 @@ impl Ops for CudaOps {
         let rows = self.launched(rows);
         gate_up.check_rows(rows);
         out.check_rows(rows);
-        let args = GateArgs {
-            gate_up: gate_up.address(),
-            out: out.address(),
-            width: width as u32,
-            activation: match activation {
-                Activation::Silu => 0,
-                Activation::GeluTanh => 1,
-                Activation::ClampedSwiGlu { .. } => {
-                    panic!("`supports` refuses clamped gates on this device")
-                }
-            },
-        };
-        let each = if width.is_multiple_of(8) {
-            GATE_ELEMENTS.0
-        } else {
-            GATE_ELEMENTS.1
-        };
-        let grid = [rows as u32, width.div_ceil(each) as u32, 1];
-        // SAFETY: as in `launch_norm`.
-        unsafe { self.kernels.gate.launch(&self.stream, grid, args) }?;
-        Ok(())
+        self.launch_gate(activation, width, rows, [gate_up.address(), out.address()])
+    }
+
+    fn experts(
+        &mut self,
+        experts: &Experts<'_, CudaWeightLoader>,
+        rows: usize,
+        x: &CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.mixture(experts, rows, x, out)
     }
 
     fn gather(
