@@ -12,9 +12,11 @@ namespace matmul {
 
 template <class Weights> struct Narrow {
     static constexpr u32 STAGES = 4 * Weights::PER_CHUNK / 16;
-    template <Cut CUT> using Rows8 = Shape<Weights, CUT, 128, 8, 4, 1, 128, STAGES>;
-    template <Cut CUT> using Rows16 = Shape<Weights, CUT, 128, 16, 4, 1, 128, STAGES == 8 ? 7 : STAGES>;
-    template <Cut CUT> using Rows32 = Shape<Weights, CUT, 128, 32, 4, 1, 128, Weights::PER_CHUNK == 16 ? 3 : 5>;
+    // Scales of groups of 16 take the room of a stage.
+    static constexpr u32 FEWER = Weights::GROUP_LEAST == 16 ? 1 : 0;
+    template <Cut CUT> using Rows8 = Shape<Weights, CUT, 128, 8, 4, 1, 128, STAGES - FEWER>;
+    template <Cut CUT> using Rows16 = Shape<Weights, CUT, 128, 16, 4, 1, 128, (STAGES == 8 ? 7 : STAGES) - FEWER>;
+    template <Cut CUT> using Rows32 = Shape<Weights, CUT, 128, 32, 4, 1, 128, (Weights::PER_CHUNK == 16 ? 3 : 5) - FEWER>;
     using Few8 = Rows8<Cut::Spans>;
     using Few16 = Rows16<Cut::Spans>;
     using Few32 = Rows32<Cut::Spans>;

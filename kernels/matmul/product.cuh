@@ -101,7 +101,8 @@ template <class S> struct SpanSums {
         for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
             const u32 tile = i / 4 / S::ROW_TILES, row_tile = i / 4 % S::ROW_TILES;
             float& group = groups.of[tile][row_tile][i % 4];
-            group = fma_rn(sums.of[tile][row_tile][i % 4], scales[tile].scale(i % 4 / 2), group);
+            const float scale = scales[tile].template scale<S::Weights::HAS_ZEROS>(i % 4 / 2);
+            group = fma_rn(sums.of[tile][row_tile][i % 4], scale, group);
         }
         sums.clear();
     }
@@ -117,51 +118,59 @@ template <class S> struct WarpStage {
     u32 depth;
     u32 group_shift;
 
+    // Steps of 16, and the narrowest groups, that are loaded together.
+    static constexpr u32 STEPS = S::Weights::STEPS;
+    static constexpr u32 GROUP_STEPS = S::Weights::GROUP_LEAST / 16;
+    static constexpr u32 GROUPS = STEPS / GROUP_STEPS;
+
     DEVICE void add_to(SpanSums<S>& span) const {
-        constexpr u32 STEPS = S::Weights::STEPS;
 #pragma unroll
         for (u32 part = 0; part < S::DEPTH / 16 / STEPS; part++) {
-            GroupScales scales[S::COLUMN_TILES][STEPS / 2];
+            GroupScales scales[S::COLUMN_TILES][GROUPS];
             u32 weights[S::COLUMN_TILES][STEPS][4];
 #pragma unroll
             for (u32 i = 0; i < S::COLUMN_TILES; i++) {
                 if constexpr (SpanSums<S>::HAS_GROUPS) {
 #pragma unroll
-                    for (u32 pair = 0; pair < STEPS / 2; pair++) scales[i][pair] = scales_of(part * (STEPS / 2) + pair, i);
+                    for (u32 group = 0; group < GROUPS; group++) scales[i][group] = scales_of(part * GROUPS + group, i);
                 }
                 S::Weights::template load<S::WEIGHT_CHUNKS>(weights[i], stage, column + i * 16, part, scales[i]);
             }
 #pragma unroll
             for (u32 pair = 0; pair < STEPS / 2; pair++) {
-                const u32 at = part * (STEPS / 2) + pair;
                 RowFragments<S> rows;
-                rows.load(stage + S::X_OFFSET, row, at);
+                rows.load(stage + S::X_OFFSET, row, part * (STEPS / 2) + pair);
 #pragma unroll
-                for (u32 i = 0; i < 2 * S::COLUMN_TILES * S::ROW_TILES; i++) {
-                    const u32 step = i / (S::COLUMN_TILES * S::ROW_TILES), tile = i / S::ROW_TILES % S::COLUMN_TILES;
-                    const u32 row_tile = i % S::ROW_TILES;
-                    mma_bf16(span.sums.of[tile][row_tile], weights[tile][pair * 2 + step], rows.of[step][row_tile]);
-                }
-                if constexpr (SpanSums<S>::HAS_GROUPS) {
-                    if ((depth + at * 32 + 32) >> group_shift != (depth + at * 32) >> group_shift) end_group(span, scales, pair);
+                for (u32 step = 0; step < 2; step++) {
+#pragma unroll
+                    for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+                        const u32 tile = i / S::ROW_TILES, row_tile = i % S::ROW_TILES;
+                        mma_bf16(span.sums.of[tile][row_tile], weights[tile][pair * 2 + step], rows.of[step][row_tile]);
+                    }
+                    if constexpr (SpanSums<S>::HAS_GROUPS) {
+                        if ((step + 1) % GROUP_STEPS == 0) end_groups(span, scales, part, (pair * 2 + step) / GROUP_STEPS);
+                    }
                 }
             }
         }
     }
 
-    // Of the 32 elements number `at` of the stage.
+    // Of the narrowest group number `at` of the stage.
     DEVICE GroupScales scales_of(u32 at, u32 tile) const {
-        const u32 group = ((depth + at * 32) >> group_shift) - (depth >> group_shift);
+        const u32 group = ((depth + at * S::Weights::GROUP_LEAST) >> group_shift) - (depth >> group_shift);
         const auto* words = reinterpret_cast<const u32*>(stage + S::SCALES_OFFSET) + group * S::COLUMNS;
         const u32 mine = column + tile * 16 + lane_index() / 4;
         return {{words[mine], words[mine + 8]}};
     }
 
-    static DEVICE void end_group(SpanSums<S>& span, const GroupScales (&scales)[S::COLUMN_TILES][S::Weights::STEPS / 2], u32 pair) {
-        GroupScales of_pair[S::COLUMN_TILES];
+    // Ends a group of the matrix if it ends with this narrowest group of the part.
+    DEVICE void end_groups(SpanSums<S>& span, const GroupScales (&scales)[S::COLUMN_TILES][GROUPS], u32 part, u32 index) const {
+        const u32 begin = depth + (part * GROUPS + index) * S::Weights::GROUP_LEAST;
+        if ((begin + S::Weights::GROUP_LEAST) >> group_shift == begin >> group_shift) return;
+        GroupScales ended[S::COLUMN_TILES];
 #pragma unroll
-        for (u32 i = 0; i < S::COLUMN_TILES; i++) of_pair[i] = scales[i][pair];
-        span.end_group(of_pair);
+        for (u32 i = 0; i < S::COLUMN_TILES; i++) ended[i] = scales[i][index];
+        span.end_group(ended);
     }
 };
 

@@ -416,7 +416,8 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         _ => 128,
     };
     let tiles = columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
-    let (groups, padded) = (width / 32, columns.next_multiple_of(4));
+    let group_shift = if format == "nvfp4" { 4 } else { 5 };
+    let (groups, padded) = (width >> group_shift, columns.next_multiple_of(4));
     let sums_count = match (is_few, ends.len()) {
         (true, _) => tiles * spans,
         (false, 1) => 0,
@@ -425,7 +426,7 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
     let args = MatmulArgs {
         weights: match format {
             "bf16" => bench.stored(name, columns * width),
-            "int4" => bench.bytes(columns * width / 2),
+            "int4" | "fp4" | "nvfp4" => bench.bytes(columns * width / 2),
             _ => bench.bytes(columns * width),
         },
         column_scales: match format {
@@ -433,8 +434,8 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
             _ => 0,
         },
         group_scales: match format {
-            "fp8_groups" | "int4" => bench.floats(groups * padded),
-            _ => 0,
+            "bf16" | "fp8" | "int8" => 0,
+            _ => bench.floats(groups * padded),
         },
         x: bench.of(&half_floats(&bench.numbers(rows * width))),
         bias: bench.floats(columns),
@@ -449,7 +450,7 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         width: width as u32,
         span_width: SPAN_WIDTH as u32,
         spans: spans as u32,
-        group_shift: 5,
+        group_shift,
         is_out_f32: 0,
         slices: ends.len() as u32,
         slice_ends: slice_ends(ends.iter().copied()),

@@ -148,9 +148,10 @@ struct WidenedMatrices {
 struct WeightArena {
     memory: Arc<DeviceMemory>,
     used: usize,
-    /// The tensors that were loaded already, by the place of their bytes on the host. They are kept
-    /// until the end of loading, so that no other tensor can reuse one's host memory.
-    loaded: BTreeMap<(usize, usize), (StoredTensor, WeightPart)>,
+    /// The tables that were loaded already, which a head may share, by the place of their bytes on
+    /// the host. They are kept until the end of loading, so that no other tensor can reuse one's
+    /// host memory.
+    tables: BTreeMap<(usize, usize), (StoredTensor, WeightPart)>,
 }
 
 impl CudaWeightLoader {
@@ -285,18 +286,14 @@ impl CudaWeightLoader {
         elements.sum::<usize>() * self.precision.element_bytes()
     }
 
-    /// Loads tensors one after the other. A single tensor that was loaded already is not copied
+    /// Loads tensors one after the other. A single tensor that is a table already is not copied
     /// again.
     fn stacked(&self, stack: &[StoredMatrix]) -> Result<WeightPart, EngineError> {
-        let source_range = |tensor: &StoredTensor| {
-            let bytes = tensor.bytes();
-            (bytes.as_ptr() as usize, bytes.len())
-        };
         if let [StoredMatrix::Dense(tensor)] = stack {
             let arena = self.arena.lock();
             let there = arena
                 .as_ref()
-                .and_then(|arena| arena.loaded.get(&source_range(tensor)));
+                .and_then(|arena| arena.tables.get(&source_range(tensor)));
             if let Some((_, part)) = there {
                 return Ok(part.clone());
             }
@@ -313,14 +310,14 @@ impl CudaWeightLoader {
             self.queue_upload(source, &part, offset)?;
             offset += self.dense_bytes(std::slice::from_ref(matrix));
         }
-        if let [StoredMatrix::Dense(tensor)] = stack {
-            let mut arena = self.arena.lock();
-            let arena = arena.as_mut().expect("room was taken from it");
-            let loaded = (tensor.clone(), part.clone());
-            arena.loaded.insert(source_range(tensor), loaded);
-        }
         Ok(part)
     }
+}
+
+/// The place of a tensor's bytes on the host: its address and its length.
+fn source_range(tensor: &StoredTensor) -> (usize, usize) {
+    let bytes = tensor.bytes();
+    (bytes.as_ptr() as usize, bytes.len())
 }
 
 impl WeightLoader for CudaWeightLoader {
@@ -354,7 +351,7 @@ impl WeightLoader for CudaWeightLoader {
         *arena = Some(WeightArena {
             memory: Arc::new(memory),
             used: 0,
-            loaded: BTreeMap::new(),
+            tables: BTreeMap::new(),
         });
         Ok(())
     }
@@ -377,7 +374,7 @@ impl WeightLoader for CudaWeightLoader {
         self.warn_widened();
         let mut arena = self.arena.lock();
         if let Some(arena) = arena.as_mut() {
-            arena.loaded.clear();
+            arena.tables.clear();
         }
         Ok(())
     }
@@ -432,15 +429,21 @@ impl WeightLoader for CudaWeightLoader {
     }
 
     fn check_experts(&self, experts: &[GatedMatrices<CudaMatrix>]) -> Result<(), EngineError> {
-        let of_all = |matrices: Vec<&CudaMatrix>| ExpertMatrices::of(matrices.into_iter()).map(|_| ());
+        let of_all =
+            |matrices: Vec<&CudaMatrix>| ExpertMatrices::of(matrices.into_iter()).map(|_| ());
         of_all(experts.iter().map(|of| &of.gate_up).collect())
             .and_then(|()| of_all(experts.iter().map(|of| &of.down).collect()))
             .map_err(EngineError::Device)
     }
 
     fn table(&self, stored: &StoredTensor) -> Result<CudaTable, EngineError> {
+        let rows = self.stacked(&[stored.clone().into()])?;
+        let mut arena = self.arena.lock();
+        let arena = arena.as_mut().expect("room was taken from it");
+        let loaded = (stored.clone(), rows.clone());
+        arena.tables.insert(source_range(stored), loaded);
         Ok(CudaTable {
-            rows: self.stacked(&[stored.clone().into()])?,
+            rows,
             vocab: stored.rows(),
             width: stored.columns(),
         })

@@ -173,14 +173,21 @@ impl MixtureCase {
             (QuantizedType::Int4 | QuantizedType::E2m1, _) => ((x + 1.0) * 7.9) as u8,
         };
         let codes: Vec<u8> = values.iter().map(code).collect();
-        let unit = if element == QuantizedType::Int8 { 1024.0 } else { 64.0 };
+        let unit = match element {
+            QuantizedType::Int8 => 1024.0,
+            QuantizedType::E4m3 => 256.0,
+            QuantizedType::Int4 | QuantizedType::E2m1 => 32.0,
+        };
         let scales: Vec<f32> = numbers(seed + 1, rows * columns.div_ceil(group))
             .iter()
             .map(|x| half::f16::from_f32((0.5 + x.abs()) / unit).to_f32())
             .collect();
         let zero_max = u8::from(element == QuantizedType::Int4) * 15;
         let zeros = numbers(seed + 2, scales.len());
-        let zeros: Vec<u8> = zeros.iter().map(|x| (x.abs() * 15.9) as u8 & zero_max).collect();
+        let zeros: Vec<u8> = zeros
+            .iter()
+            .map(|x| (x.abs() * 15.9) as u8 & zero_max)
+            .collect();
         let coded = ByteCodes {
             element,
             codes: &codes,
@@ -208,7 +215,9 @@ impl MixtureCase {
             InnerSlices::whole(width)
         };
         GatedMatrices {
-            gate_up: pack.gate_up(&gate_up, bias(1, 2 * width).as_deref()).unwrap(),
+            gate_up: pack
+                .gate_up(&gate_up, bias(1, 2 * width).as_deref())
+                .unwrap(),
             down: pack
                 .sliced_matrix(&down, bias(2, hidden).as_deref(), &slices)
                 .unwrap(),
@@ -225,7 +234,9 @@ impl MixtureCase {
         let router = StoredTensor::from_f32("router", columns, self.hidden, &values);
         let bias = self.spec.router.has_bias.then(|| numbers(32, columns));
         let choice_bias = (self.spec.router.has_choice_bias).then(|| numbers(33, self.spec.count));
-        let router = pack.exact_matrix(&[router.into()], bias.as_deref()).unwrap();
+        let router = pack
+            .exact_matrix(&[router.into()], bias.as_deref())
+            .unwrap();
         let choice_bias = choice_bias.map(|bias| pack.vector(&bias).unwrap());
         let experts: Vec<_> = (0..self.spec.count as u64)
             .map(|expert| self.matrices(pack, self.spec.expert, 100 + expert, false))
@@ -319,7 +330,12 @@ fn a_row_has_the_same_bits_beside_any_other_rows() {
 }
 
 fn same_bits(left: &[f32], right: &[f32]) -> bool {
-    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    let bits = |values: &[f32]| {
+        values
+            .iter()
+            .map(|value| value.to_bits())
+            .collect::<Vec<u32>>()
+    };
     bits(left) == bits(right)
 }
 
@@ -335,7 +351,9 @@ fn rows_that_are_no_numbers_stay_alone() {
         let want = case.run(&mut gpu, &loaded, &x);
         x[case.hidden] = f32::NAN;
         let found = case.run(&mut gpu, &loaded, &x);
-        let rows = found.chunks_exact(case.hidden).zip(want.chunks_exact(case.hidden));
+        let rows = found
+            .chunks_exact(case.hidden)
+            .zip(want.chunks_exact(case.hidden));
         for (row, (found, want)) in rows.enumerate() {
             let is_right = match row {
                 1 => found.iter().all(|value| value.is_nan()),
@@ -349,8 +367,16 @@ fn rows_that_are_no_numbers_stay_alone() {
 /// Each format, for few rows and for many: as the CPU in f32, and a row alone as beside others.
 #[test]
 fn quantised_experts_match_the_cpu_and_themselves() {
-    use QuantizedType::{E4m3, Int4, Int8};
-    for codes in [(E4m3, 1 << 20), (E4m3, 32), (Int8, 1 << 20), (Int4, 32)] {
+    use QuantizedType::{E2m1, E4m3, Int4, Int8};
+    let whole = 1 << 20;
+    for codes in [
+        (E4m3, whole),
+        (E4m3, 32),
+        (Int8, whole),
+        (Int4, 32),
+        (E2m1, 32),
+        (E2m1, 16),
+    ] {
         let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
             return;
         };
@@ -360,14 +386,22 @@ fn quantised_experts_match_the_cpu_and_themselves() {
             ..case("quantised", PLAIN)
         };
         let (on_gpu, on_cpu) = (case.load(&gpu.pack), case.load(&cpu.pack));
-        assert!(on_gpu.experts.iter().all(|of| of.gate_up.is_quantized() && of.down.is_quantized()));
+        assert!(
+            on_gpu
+                .experts
+                .iter()
+                .all(|of| of.gate_up.is_quantized() && of.down.is_quantized())
+        );
         let x = case.x(70);
         let all = case.run(&mut gpu, &on_gpu, &x);
         let want = case.run(&mut cpu, &on_cpu, &x);
         assert_near(&format!("{codes:?}"), 1e-2, &all, &want);
         for rows in [1, 13, 25, 37] {
             let some = case.run(&mut gpu, &on_gpu, &x[..rows * case.hidden]);
-            assert!(same_bits(&some, &all[..some.len()]), "{codes:?}, {rows} rows");
+            assert!(
+                same_bits(&some, &all[..some.len()]),
+                "{codes:?}, {rows} rows"
+            );
         }
     }
 }

@@ -668,7 +668,7 @@ impl QuantisedCase {
                 .collect();
             // No kernel takes int8 with zero points.
             let zero_max = match (self.element, self.has_kernel) {
-                (QuantizedType::Int8, true) => 0,
+                (QuantizedType::Int8, true) | (QuantizedType::E2m1, _) => 0,
                 _ => 15,
             };
             let zeros: Vec<u8> = bytes(seed + 2, rows * groups)
@@ -701,7 +701,7 @@ fn quantised(element: QuantizedType, group: usize, shape: (usize, usize, usize))
 /// of every size, and several spans.
 #[test]
 fn quantised_matrix_products_match_the_cpu() {
-    use QuantizedType::{E4m3, Int4, Int8};
+    use QuantizedType::{E2m1, E4m3, Int4, Int8};
     let widened = |of: QuantisedCase| QuantisedCase {
         has_kernel: false,
         ..of
@@ -720,12 +720,20 @@ fn quantised_matrix_products_match_the_cpu() {
         quantised(Int4, 64, (32, 1088, 67)),
         quantised(Int4, 128, (129, 640, 130)),
         quantised(Int4, 1 << 20, (2, 96, 8)),
+        quantised(E2m1, 32, (1, 32, 3)),
+        quantised(E2m1, 32, (17, 352, 129)),
+        quantised(E2m1, 64, (70, 640, 66)),
+        quantised(E2m1, 16, (1, 64, 5)),
+        quantised(E2m1, 16, (11, 352, 129)),
+        quantised(E2m1, 16, (32, 640, 67)),
+        quantised(E2m1, 16, (129, 288, 130)),
         // No kernel takes the next cases: widths and groups that are no multiples, and int8 in
         // groups or with zero points.
         widened(quantised(E4m3, 1 << 20, (2, 40, 9))),
         widened(quantised(Int4, 24, (2, 96, 9))),
         widened(quantised(Int4, 32, (5, 112, 9))),
         widened(quantised(Int8, 32, (5, 64, 9))),
+        widened(quantised(E2m1, 16, (3, 48, 9))),
         widened(quantised(Int8, 1 << 20, (5, 64, 9))),
     ];
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
@@ -760,12 +768,20 @@ fn quantised_matrix_products_match_the_cpu() {
 /// The number of rows decides the kernel, and a row gives the same bits from each of them.
 #[test]
 fn quantised_rows_are_bit_equal_beside_any_number_of_rows() {
-    use QuantizedType::{E4m3, Int4, Int8};
+    use QuantizedType::{E2m1, E4m3, Int4, Int8};
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
     };
     let (width, columns) = (640, 140);
-    for (element, group) in [(E4m3, 1 << 20), (E4m3, 128), (Int8, 1 << 20), (Int4, 64)] {
+    let whole = 1 << 20;
+    for (element, group) in [
+        (E4m3, whole),
+        (E4m3, 128),
+        (Int8, whole),
+        (Int4, 64),
+        (E2m1, 32),
+        (E2m1, 16),
+    ] {
         let case = quantised(element, group, (70, width, columns));
         let matrix = gpu.pack.matrix(&case.stack(), None).unwrap();
         gpu.pack.finish().unwrap();

@@ -172,10 +172,10 @@ pub trait WeightLoader: Send + Sync {
         Err(has_no_experts())
     }
 
-    /// Checks that the experts of a layer can be computed together, when all of them are packed.
+    /// Returns an error if the packed experts of a layer cannot be computed together.
     ///
     /// # Errors
-    /// `Device` with the expert that cannot be computed beside the first.
+    /// `Device` with the expert that differs from the first.
     fn check_experts(&self, experts: &[GatedMatrices<Self::Matrix>]) -> Result<(), EngineError> {
         let _ = experts;
         Ok(())
@@ -439,8 +439,7 @@ pub trait Ops: Send {
     /// [`RouterSpec`](cleave_models::RouterSpec) says, and adds the weighted outputs of its experts
     /// in ascending order of their indices, in f32, from zero; then the shared expert's, times the
     /// sigmoid of its gate if it has one. An expert's output is a gated product as of
-    /// [`Ops::gated`], followed by its down projection. Only if [`WeightLoader::supports`] accepts
-    /// experts.
+    /// [`Ops::gated`], then its down projection. Only if [`WeightLoader::supports`] accepts experts.
     fn experts(
         &mut self,
         experts: &Experts<'_, Self::Pack>,

@@ -189,14 +189,19 @@ fn tiled(bench: &KernelBench, name: &str) {
     let tile_rows: usize = tile_rows.parse().unwrap();
     let (columns, ends, experts): (usize, [usize; 2], usize) = (131, [64, 288], 4);
     let (width, spans) = (ends[1], 3);
-    let tile_columns = if format == "bf16" && tile_rows <= 32 { 64 } else { 128 };
+    let tile_columns = if format == "bf16" && tile_rows <= 32 {
+        64
+    } else {
+        128
+    };
     let tiles = columns.div_ceil(tile_columns) * 3;
     let weight_bytes = match format {
         "bf16" => columns * width * 2,
-        "int4" | "fp4" => columns * width / 2,
+        "int4" | "fp4" | "nvfp4" => columns * width / 2,
         _ => columns * width,
     };
-    let group_words = width / 32 * columns.next_multiple_of(4);
+    let group_shift = if format == "nvfp4" { 4 } else { 5 };
+    let group_words = (width >> group_shift) * columns.next_multiple_of(4);
     // As far apart as all of an expert's parts are long.
     let stride = (weight_bytes + group_words * 4 + columns * 4).next_multiple_of(256);
     for has_list in [true, false] {
@@ -220,13 +225,21 @@ fn tiled(bench: &KernelBench, name: &str) {
                 bias: floats,
                 out: bench.zeros(sorted.places * columns * 2),
                 rows_count: 0,
-                sums: bench.zeros(if is_few { tiles * spans } else { 3 * BLOCKS as usize } * tile_columns * tile_rows * 4),
+                sums: bench.zeros(
+                    if is_few {
+                        tiles * spans
+                    } else {
+                        3 * BLOCKS as usize
+                    } * tile_columns
+                        * tile_rows
+                        * 4,
+                ),
                 arrivals: if is_few { bench.zeros(tiles * 4) } else { 0 },
                 columns: columns as u32,
                 width: width as u32,
                 span_width: SPAN_WIDTH as u32,
                 spans: spans as u32,
-                group_shift: 5,
+                group_shift,
                 is_out_f32: 0,
                 slices: 2,
                 slice_ends: slice_ends(ends.into_iter()),

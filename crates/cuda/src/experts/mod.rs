@@ -11,6 +11,7 @@ mod sizes;
 
 pub(crate) use products::{ExpertMatrices, ExpertProduct, ExpertProducts, SortedPlaces};
 pub(crate) use sizes::PieceSizes;
+pub use sizes::experts_workspace_bytes;
 
 use crate::args::{CombineArgs, ExpertLogitsArgs, ExpertPieceArgs, ExpertSortArgs, RouteArgs};
 use crate::buffers::{GrowingMemory, MemoryContents, RowsPlace};
@@ -170,12 +171,14 @@ impl CudaExperts {
         self.reallocations_count + self.products.reallocations_count()
     }
 
-    /// Makes room for a mixture of rows that are launched.
+    /// Makes room for a mixture of `rows` rows that are launched, whose real number is at the
+    /// address `rows_count`.
     pub(crate) fn prepare<'a>(
         &mut self,
         experts: &'a Experts<'a, CudaWeightLoader>,
         x: RowsPlace,
-        (rows, rows_count): (usize, u64),
+        rows: usize,
+        rows_count: u64,
         stream: &CudaStream,
     ) -> Result<Mixture<'a>, CudaError> {
         let checked = "the experts were compared when they were loaded";
@@ -228,7 +231,8 @@ impl CudaExperts {
         let piece = mixture.piece(first, sizes);
         let is_tiled = sizes.rows >= TILED_LOGITS_ROWS;
         let (tile_rows_of_logits, tile_columns) = if is_tiled { LOGIT_TILE } else { (1, 1) };
-        let warps = sizes.rows.div_ceil(tile_rows_of_logits) * router.columns.div_ceil(tile_columns);
+        let warps =
+            sizes.rows.div_ceil(tile_rows_of_logits) * router.columns.div_ceil(tile_columns);
         let logits = ExpertLogitsArgs {
             x: mixture.x.address,
             weights: router.weight.address(),
@@ -346,9 +350,7 @@ fn router_args(spec: &ExpertsSpec, choice_bias: Option<&CudaVector>) -> RouteArg
         rule,
         groups: groups.map_or(0, |groups| groups.count as u32),
         groups_chosen: groups.map_or(0, |groups| groups.chosen as u32),
-        is_two_best: u32::from(
-            groups.is_some_and(|groups| groups.score == GroupScore::TwoBestSum),
-        ),
+        is_two_best: u32::from(groups.is_some_and(|groups| groups.score == GroupScore::TwoBestSum)),
         epsilon,
         scale: router.scale,
         padding: 0,

@@ -243,7 +243,11 @@ impl ExpertProducts {
         let (tile_columns, tile_rows) = tiled.tile;
         let tiles = matrix.columns.div_ceil(tile_columns) * row_tiles;
         let shares_spans = tiled.merges_spans && spans > 1;
-        let items = if tiled.merges_spans { tiles * spans } else { tiles };
+        let items = if tiled.merges_spans {
+            tiles * spans
+        } else {
+            tiles
+        };
         let blocks = items.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
         let sums_count = match (tiled.merges_spans, matrix.slices.count()) {
             (true, _) if shares_spans => items,

@@ -5,18 +5,20 @@
 //! Never: touches the device.
 //! Invariant: the layout depends on sizes alone, so that a recorded step finds what it left.
 
-use cleave_engine::ops::{ExpertsSpec, Precision};
+use cleave_engine::ops::{ExpertsSpec, ModelSpec, Precision};
 
 /// The alignment of each part of the workspace in bytes.
 const ALIGNMENT: usize = 256;
 /// Bytes of the experts' results that wait for their sum: pieces of more rows are computed one
 /// after the other.
-const PIECE_BYTES: usize = 256 << 20;
+const PIECE_BYTES: usize = 192 << 20;
 /// The most rows of a piece: one bit for each lane of a word, and a word for each thread of
 /// `experts_sort`.
 const PIECE_ROWS_MAX: usize = 32 * 256;
 /// Rows of a piece are a multiple of this, which a word of the masks has.
 pub(super) const MASK_ROWS: usize = 32;
+/// The places of the smallest tile.
+const TILE_ROWS_MIN: usize = 8;
 /// Bytes of an `ExpertTile` of the kernels.
 const TILE_BYTES: usize = 16;
 
@@ -164,6 +166,26 @@ impl WorkspaceLayout {
             bytes: used,
         }
     }
+}
+
+/// Returns an upper bound of the memory for the experts of a step of so many rows, 0 for a model
+/// without experts.
+pub fn experts_workspace_bytes(spec: &ModelSpec, rows: usize, precision: Precision) -> u64 {
+    let layers = spec.layers.iter().filter_map(|layer| layer.experts());
+    let bytes = layers.map(|experts| {
+        let has_gate = experts.shared.is_some_and(|shared| shared.has_gate);
+        let sizes = MixtureSizes {
+            rows,
+            hidden: spec.hidden_size,
+            spec: *experts,
+            precision,
+            router_columns: experts.count + usize::from(has_gate),
+        };
+        WorkspaceLayout::new(&sizes, TILE_ROWS_MIN).bytes
+    });
+    // Memory grows by doubling, and while it does there are two of it.
+    let most = bytes.max().map_or(0, usize::next_power_of_two);
+    (most + most / 2) as u64
 }
 
 #[cfg(test)]

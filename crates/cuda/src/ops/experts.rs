@@ -29,8 +29,8 @@ impl CudaOps {
         out.check_rows(launched);
         let (stream, messages) = (&self.stream, &mut self.messages);
         let rows_count = self.matmul.row_count_address(rows, stream, messages)?;
-        let both = (launched, rows_count);
-        let mixture = self.experts.prepare(experts, x.place(), both, stream)?;
+        let x = x.place();
+        let mixture = (self.experts).prepare(experts, x, launched, rows_count, stream)?;
         self.shared_expert(&mixture, rows)?;
         for (first, sizes) in mixture.pieces() {
             self.experts.route(&mixture, first, &sizes, &self.stream)?;
@@ -69,10 +69,11 @@ impl CudaOps {
             bucket,
             x: gated,
         };
-        let to = target(buffers.gate_up, stored);
-        self.queue_product(&gate_up, to)?;
-        let both = [buffers.gate_up, buffers.gated];
-        self.launch_gate(spec.mlp.activation, spec.mlp.width, bucket, both)?;
+        self.queue_product(&gate_up, target(buffers.gate_up, stored))?;
+        let GatedMlpSpec {
+            activation, width, ..
+        } = spec.mlp;
+        self.launch_gate(activation, width, bucket, buffers.gate_up, buffers.gated)?;
         self.queue_product(&down, target(buffers.outputs, Precision::F32))
     }
 
@@ -84,7 +85,9 @@ impl CudaOps {
     ) -> Result<(), EngineError> {
         let buffers = mixture.buffers();
         let rows = mixture.sorted();
-        let mlp: GatedMlpSpec = mixture.experts.spec.expert;
+        let GatedMlpSpec {
+            activation, width, ..
+        } = mixture.experts.spec.expert;
         let gate_up = ExpertProduct {
             matrices: mixture.gate_up,
             sizes,
@@ -106,8 +109,8 @@ impl CudaOps {
             },
         };
         self.experts.products.run(&gate_up, &self.stream)?;
-        let both = [buffers.gate_up, buffers.gated];
-        self.launch_gate(mlp.activation, mlp.width, sizes.places_max(), both)?;
+        let places = sizes.places_max();
+        self.launch_gate(activation, width, places, buffers.gate_up, buffers.gated)?;
         Ok(self.experts.products.run(&down, &self.stream)?)
     }
 }

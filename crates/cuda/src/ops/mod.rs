@@ -13,8 +13,9 @@ mod host;
 mod kernels;
 mod norms;
 mod pass;
+mod products;
 
-use crate::args::{DeviceAddress, EmbedArgs, GateArgs, GatherArgs, RotateArgs};
+use crate::args::{DeviceAddress, EmbedArgs, GatherArgs, RotateArgs};
 use crate::attention::{AttentionBuffers, CudaAttention};
 use crate::blocks::{CudaBlocks, PoolRegions};
 use crate::buffers::{CudaPool, CudaRows};
@@ -23,7 +24,7 @@ use crate::error::CudaError;
 use crate::experts::CudaExperts;
 use crate::idle::DeviceIdleTimer;
 use crate::images::{KernelImages, SOURCES_HASH};
-use crate::matmul::{CudaMatmul, MatmulProduct, MatmulTarget};
+use crate::matmul::CudaMatmul;
 use crate::options::CudaOptions;
 use crate::pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader, WeightPart};
 use crate::recording::{GraphUse, StepRecordings};
@@ -32,7 +33,7 @@ use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, Experts, GatedIo, Head, HeadShape,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, Experts, GatedIo, Head, HeadShape,
     KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
     QkNorms, ResidualIo,
 };
@@ -45,8 +46,6 @@ use std::time::Duration;
 
 /// Warps of a thread block in kernels with one head for each warp.
 const HEAD_WARPS: usize = 4;
-/// Elements of a row that one thread block of the gate computes: eight at a time, or one at a time.
-const GATE_ELEMENTS: (usize, usize) = (2048, 256);
 
 /// The operations of one engine on a GPU.
 #[derive(Debug)]
@@ -111,47 +110,6 @@ impl CudaOps {
 
     pub fn hardware(&self) -> &Arc<CudaDevice> {
         self.stream.device()
-    }
-
-    fn queue_product(
-        &mut self,
-        product: &MatmulProduct<'_>,
-        target: MatmulTarget,
-    ) -> Result<(), EngineError> {
-        let (stream, messages) = (&self.stream, &mut self.messages);
-        Ok(self.matmul.run(product, target, stream, messages)?)
-    }
-
-    /// Queues `out = act(gate) · up` of rows `gate | up`.
-    fn launch_gate(
-        &self,
-        activation: Activation,
-        width: usize,
-        rows: usize,
-        [gate_up, out]: [DeviceAddress; 2],
-    ) -> Result<(), EngineError> {
-        let (activation, limit) = match activation {
-            Activation::Silu => (0, 0.0),
-            Activation::GeluTanh => (1, 0.0),
-            Activation::ClampedSwiGlu { limit } => (2, limit),
-        };
-        let args = GateArgs {
-            gate_up,
-            out,
-            width: width as u32,
-            activation,
-            limit,
-            padding: 0,
-        };
-        let each = if width.is_multiple_of(8) {
-            GATE_ELEMENTS.0
-        } else {
-            GATE_ELEMENTS.1
-        };
-        let grid = [rows as u32, width.div_ceil(each) as u32, 1];
-        // SAFETY: as in `launch_norm`.
-        unsafe { self.kernels.gate.launch(&self.stream, grid, args) }?;
-        Ok(())
     }
 }
 
@@ -338,23 +296,7 @@ impl Ops for CudaOps {
         x: &CudaRows,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!(
-            (out.width, out.stored),
-            (matrix.columns, self.options.precision)
-        );
-        let bucket = self.launched(rows);
-        out.check_rows(bucket);
-        let target = MatmulTarget {
-            address: out.address(),
-            stored: out.stored,
-        };
-        let product = MatmulProduct {
-            matrix,
-            rows,
-            bucket,
-            x: x.place(),
-        };
-        self.queue_product(&product, target)
+        self.product(matrix, rows, x, out)
     }
 
     fn qk_norm(
@@ -459,22 +401,7 @@ impl Ops for CudaOps {
         x: &CudaRows,
         to: GatedIo<'_, CudaRows>,
     ) -> Result<(), EngineError> {
-        let GatedIo {
-            activation,
-            gate_up,
-            out,
-        } = to;
-        self.matmul(matrix, rows, x, gate_up)?;
-        let width = out.width;
-        assert_eq!(
-            (gate_up.width, gate_up.stored),
-            (2 * width, self.options.precision)
-        );
-        assert_eq!(out.stored, self.options.precision);
-        let rows = self.launched(rows);
-        gate_up.check_rows(rows);
-        out.check_rows(rows);
-        self.launch_gate(activation, width, rows, [gate_up.address(), out.address()])
+        self.gated_product(matrix, rows, x, to)
     }
 
     fn experts(
