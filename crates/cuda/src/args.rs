@@ -318,6 +318,7 @@ args! {
         edits: DeviceAddress,
         masks: DeviceAddress,
         best: DeviceAddress,
+        segments: DeviceAddress,
         tokens: DeviceAddress,
         vocab: u32,
         padding: u32,

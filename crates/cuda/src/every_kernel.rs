@@ -165,7 +165,7 @@ fn run_recipe(bench: &KernelBench, name: &str) {
         _ if name.starts_with("silu_gate_") => gate(bench, name),
         "gather_rows" => gather(bench),
         "cap_logits" => sample::cap(bench, name),
-        "sample_prepare" | "sample_draw" => sample::sample(bench, name),
+        "sample_prepare" | "sample_weigh" | "sample_draw" => sample::sample(bench, name),
         _ if name.starts_with("blocks_") => blocks(bench, name),
         _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
         _ if name.starts_with("attend_") => attend(bench, name),

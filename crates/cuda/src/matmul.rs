@@ -17,7 +17,7 @@ use crate::options::{CudaOptions, MatmulMode};
 use crate::pack::{CudaMatrix, QuantizedParts};
 use crate::quantized::QuantizedFormat;
 use crate::step_messages::{StepMessage, StepMessages};
-use crate::tiled::{TiledCode, TiledKernel};
+use crate::tiled::{MatrixInstruction, TiledCode, TiledKernel};
 use crate::wgmma;
 use cleave_engine::ops::{InnerSlices, Precision};
 
@@ -40,6 +40,8 @@ pub(crate) const ALIGNED_ELEMENTS: usize = 8;
 /// The number of rows from which an allowed cublasLt computes the product. With fewer rows the
 /// memory's bandwidth is the limit, which cublasLt cannot raise.
 const LIBRARY_ROWS: usize = 65;
+/// The most rows for kernels that merge spans, whose sums of all spans lie in memory.
+const FEW_ROWS_MAX: usize = 256;
 /// Columns, and also rows, of a tile in the plain kernels.
 pub(crate) const PLAIN_TILE: usize = 64;
 
@@ -79,13 +81,15 @@ pub(crate) struct CudaMatmul {
     reallocations_count: u64,
 }
 
-/// Kernels for dense weights: name, most rows, tile, and whether they merge spans.
-const TILED: [(&str, usize, (usize, usize), bool); 6] = [
+/// Kernels for dense weights: name, most rows, tile, and whether they merge spans. One that needs
+/// more shared memory than a thread block has is left out: the next ones compute the same.
+const TILED: [(&str, usize, (usize, usize), bool); 7] = [
     ("matmul_few8_bf16", 8, (FEW_COLUMNS, 8), true),
     ("matmul_few16_bf16", 16, (FEW_COLUMNS, 16), true),
     ("matmul_few32_bf16", 32, (FEW_COLUMNS, 32), true),
     ("matmul_few64_bf16", 64, (FEW_COLUMNS, 64), true),
-    ("matmul_many64_bf16", 512, (128, 64), false),
+    ("matmul_few128_bf16", FEW_ROWS_MAX, (FEW_COLUMNS, 128), true),
+    ("matmul_many64_bf16", usize::MAX, (128, 64), false),
     ("matmul_many128_bf16", usize::MAX, (128, 128), false),
 ];
 
@@ -120,12 +124,17 @@ impl CudaMatmul {
         } = *options;
         let (mut tiled, mut quantized) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
-            for (name, rows_max, tile, merges) in TILED {
+            let shared_bytes = stream.device().facts().shared_bytes_max;
+            let fitting = TILED
+                .into_iter()
+                .filter(|(name, ..)| images.fits(name, shared_bytes));
+            for (name, rows_max, tile, merges) in fitting {
                 tiled.push(TiledKernel {
                     code: TiledCode::alone(images.kernel(name)?, merges),
                     tile,
                     rows_max,
                     merges_spans: merges,
+                    instruction: MatrixInstruction::Mma,
                 });
             }
             for format in QuantizedFormat::ALL {
@@ -139,6 +148,7 @@ impl CudaMatmul {
                         tile,
                         rows_max,
                         merges_spans: merges,
+                        instruction: MatrixInstruction::Mma,
                     });
                 }
                 quantized.push((format, tiled));
@@ -149,7 +159,7 @@ impl CudaMatmul {
             let replacements = wgmma::load_wgmma_kernels(images, stream, last)?;
             if !replacements.is_empty() {
                 // They give the same bits, as `wgmma::load_wgmma_kernels` compared.
-                tiled.pop();
+                tiled.retain(|kernel| kernel.merges_spans);
                 tiled.extend(replacements);
                 has_wgmma = true;
             }
@@ -304,8 +314,7 @@ fn kernel_of(
     columns: usize,
     processors_count: usize,
 ) -> Option<&TiledKernel> {
-    let limit = family.iter().find(|tiled| rows <= tiled.rows_max)?.rows_max;
-    let meant = family.iter().filter(|tiled| tiled.rows_max == limit);
+    let meant = family.iter().filter(|tiled| rows <= tiled.rows_max);
     meant.min_by_key(|tiled| tiled.time(rows, columns, processors_count))
 }
 

@@ -13,7 +13,7 @@ use crate::every_kernel::{KernelBench, device};
 use crate::images::KernelImages;
 use crate::options::{MultiprocessorShare, SharePart, StreamPriority};
 use crate::plan::{AttentionItem, SegmentEntry};
-use crate::tiled::{TiledCode, TiledKernel};
+use crate::tiled::{MatrixInstruction, TiledCode, TiledKernel};
 use crate::wgmma;
 use cleave_checkpoint::e4m3;
 use std::sync::Arc;
@@ -207,6 +207,7 @@ fn wgmma_sums_are_compared_with_mma_sums() {
         tile: (128, 128),
         rows_max: usize::MAX,
         merges_spans: false,
+        instruction: MatrixInstruction::Mma,
     };
     let all = wgmma::compare_with_mma(&bench.images, &bench.stream, &many).unwrap();
     if all.is_empty() {
