@@ -235,7 +235,7 @@ args! {
         first: u32,
         most: u32,
     }
-    /// Arguments of `experts_logits_*`.
+    /// Arguments of `experts_logits_*` in `kernels/experts`.
     ExpertLogitsArgs {
         x: DeviceAddress,
         weights: DeviceAddress,
@@ -247,7 +247,7 @@ args! {
         is_tiled: u32,
         padding: u32,
     }
-    /// Arguments of `experts_route`.
+    /// Arguments of `experts_route` in `kernels/experts`.
     RouteArgs {
         logits: DeviceAddress,
         choice_bias: DeviceAddress,
@@ -269,7 +269,7 @@ args! {
         scale: f32,
         padding: u32,
     }
-    /// Arguments of `experts_sort`.
+    /// Arguments of `experts_sort` in `kernels/experts`.
     ExpertSortArgs {
         masks: DeviceAddress,
         experts: DeviceAddress,
@@ -284,7 +284,7 @@ args! {
         tile_rows: u32,
         padding: u32,
     }
-    /// Arguments of `experts_combine_*`.
+    /// Arguments of `experts_combine_*` in `kernels/experts`.
     CombineArgs {
         outputs: DeviceAddress,
         places: DeviceAddress,
