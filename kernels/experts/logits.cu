@@ -1,6 +1,6 @@
 // A router's logits, out[r] = W · x[r] + bias, in f32.
 //
-// Owns: the order of a logit's sum, which the width alone decides: a lane's elements in order, then the lanes by halves.
+// Owns: the order of a logit's sum, which the width alone decides: a lane's elements in order, then lanes by halves.
 // Never: rounds a weight or a row.
 //
 // Few rows are bound by the latency of their loads, so that every warp has one logit. Many would read the matrix again

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the checks that need a real GPU, in calls of ten minutes each, on a machine with a driver of CUDA 13.
-# usage: run.sh --call first|roofline|system|again|experts [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER]
-#               [--stand-in FOLDER]
+# usage: run.sh --call first|roofline|system|again|experts [--only STAGE,…] [--budget SECONDS] [--out FOLDER]
+#               [--scratch FOLDER] [--stand-in FOLDER]
 #
 #   first     correctness: smoke, tests, sanitizers, reference checkpoints, one timing of an engine
 #   roofline  ceilings of the machine, labs by importance, hardware counters

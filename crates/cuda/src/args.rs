@@ -232,7 +232,7 @@ args! {
         first: u32,
         most: u32,
     }
-    /// Arguments of `experts_logits_*`.
+    /// Arguments of `experts_logits_*` in `kernels/experts`.
     ExpertLogitsArgs {
         x: DeviceAddress,
         weights: DeviceAddress,
@@ -244,7 +244,7 @@ args! {
         is_tiled: u32,
         padding: u32,
     }
-    /// Arguments of `experts_route`.
+    /// Arguments of `experts_route` in `kernels/experts`.
     RouteArgs {
         logits: DeviceAddress,
         choice_bias: DeviceAddress,
@@ -266,7 +266,7 @@ args! {
         scale: f32,
         padding: u32,
     }
-    /// Arguments of `experts_sort`.
+    /// Arguments of `experts_sort` in `kernels/experts`.
     ExpertSortArgs {
         masks: DeviceAddress,
         experts: DeviceAddress,
@@ -281,7 +281,7 @@ args! {
         tile_rows: u32,
         padding: u32,
     }
-    /// Arguments of `experts_combine_*`.
+    /// Arguments of `experts_combine_*` in `kernels/experts`.
     CombineArgs {
         outputs: DeviceAddress,
         places: DeviceAddress,

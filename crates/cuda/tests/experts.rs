@@ -11,7 +11,7 @@ use cleave_engine::ops::{
 
 /// A mixture with random weights.
 #[derive(Clone, Copy)]
-struct MixtureCase {
+struct DeviceMixtureCase {
     name: &'static str,
     hidden: usize,
     spec: ExpertsSpec,
@@ -49,8 +49,8 @@ const PLAIN: ExpertsSpec = ExpertsSpec {
     shared: None,
 };
 
-const fn case(name: &'static str, spec: ExpertsSpec) -> MixtureCase {
-    MixtureCase {
+const fn case(name: &'static str, spec: ExpertsSpec) -> DeviceMixtureCase {
+    DeviceMixtureCase {
         name,
         hidden: 96,
         spec,
@@ -68,7 +68,7 @@ const fn groups(count: usize, chosen: usize, score: GroupScore) -> Option<Expert
 }
 
 /// Routers of every kind, with biases, shared experts and widths that no tensor-core kernel takes.
-fn cases() -> Vec<MixtureCase> {
+fn cases() -> Vec<DeviceMixtureCase> {
     let deepseek = RouterSpec {
         score: RouterScore::Sigmoid,
         has_choice_bias: true,
@@ -128,11 +128,11 @@ fn cases() -> Vec<MixtureCase> {
     };
     vec![
         case("olmoe", PLAIN),
-        MixtureCase {
+        DeviceMixtureCase {
             has_pairs: true,
             ..case("ties of experts", PLAIN)
         },
-        MixtureCase {
+        DeviceMixtureCase {
             has_pairs: true,
             ..case("ties of groups", ties)
         },
@@ -144,14 +144,14 @@ fn cases() -> Vec<MixtureCase> {
 }
 
 /// Weights of a case on a device.
-struct Loaded<P: WeightLoader> {
+struct LoadedMixture<P: WeightLoader> {
     router: P::Matrix,
     choice_bias: Option<P::Vector>,
     experts: Vec<GatedMatrices<P::Matrix>>,
     shared: Option<GatedMatrices<P::Matrix>>,
 }
 
-impl MixtureCase {
+impl DeviceMixtureCase {
     fn has_gate(&self) -> bool {
         self.spec.shared.is_some_and(|shared| shared.has_gate)
     }
@@ -224,7 +224,7 @@ impl MixtureCase {
         }
     }
 
-    fn load<P: WeightLoader>(&self, pack: &P) -> Loaded<P> {
+    fn load<P: WeightLoader>(&self, pack: &P) -> LoadedMixture<P> {
         let columns = self.spec.count + usize::from(self.has_gate());
         let mut values = numbers(31, columns * self.hidden);
         if self.has_pairs {
@@ -245,7 +245,7 @@ impl MixtureCase {
         let shared = self.spec.shared;
         let shared = shared.map(|shared| self.matrices(pack, shared.mlp, 99, true));
         pack.finish().unwrap();
-        Loaded {
+        LoadedMixture {
             router,
             choice_bias,
             experts,
@@ -257,7 +257,7 @@ impl MixtureCase {
     fn run<O: BufferAccess>(
         &self,
         on: &mut DeviceUnderTest<O>,
-        loaded: &Loaded<O::Pack>,
+        loaded: &LoadedMixture<O::Pack>,
         x: &[f32],
     ) -> Vec<f32> {
         let rows = x.len() / self.hidden;
@@ -314,7 +314,7 @@ fn a_row_has_the_same_bits_beside_any_other_rows() {
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
     };
-    let case = MixtureCase {
+    let case = DeviceMixtureCase {
         hidden: 288,
         ..case("all tiles", PLAIN)
     };
@@ -381,7 +381,7 @@ fn quantised_experts_match_the_cpu_and_themselves() {
             return;
         };
         let mut cpu = cpu(KvType::F32);
-        let case = MixtureCase {
+        let case = DeviceMixtureCase {
             codes: Some(codes),
             ..case("quantised", PLAIN)
         };
@@ -412,7 +412,7 @@ fn experts_of_different_formats_are_refused_when_loaded() {
     let Some(gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
     };
-    let quantised = MixtureCase {
+    let quantised = DeviceMixtureCase {
         codes: Some((QuantizedType::Int4, 32)),
         ..case("mixed", PLAIN)
     };

@@ -439,7 +439,7 @@ pub trait Ops: Send {
     /// [`RouterSpec`](cleave_models::RouterSpec) says, and adds the weighted outputs of its experts
     /// in ascending order of their indices, in f32, from zero; then the shared expert's, times the
     /// sigmoid of its gate if it has one. An expert's output is a gated product as of
-    /// [`Ops::gated`], then its down projection. Only if [`WeightLoader::supports`] accepts experts.
+    /// [`Ops::gated`], then its down projection. Only if [`WeightLoader::supports`] accepts them.
     fn experts(
         &mut self,
         experts: &Experts<'_, Self::Pack>,

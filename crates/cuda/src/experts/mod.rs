@@ -9,7 +9,7 @@
 mod products;
 mod sizes;
 
-pub(crate) use products::{ExpertMatrices, ExpertProduct, ExpertProducts, SortedPlaces};
+pub(crate) use products::{CudaExpertProduct, ExpertMatrices, ExpertProducts, SortedPlaces};
 pub(crate) use sizes::PieceSizes;
 pub use sizes::experts_workspace_bytes;
 
@@ -75,7 +75,7 @@ pub(crate) struct CudaExperts {
 
 /// A mixture with its rows and the place of its intermediate results.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mixture<'a> {
+pub(crate) struct CudaMixture<'a> {
     pub(crate) experts: &'a Experts<'a, CudaWeightLoader>,
     pub(crate) gate_up: ExpertMatrices<'a>,
     pub(crate) down: ExpertMatrices<'a>,
@@ -99,7 +99,7 @@ pub(crate) struct GatedBuffers {
     pub(crate) outputs: u64,
 }
 
-impl Mixture<'_> {
+impl CudaMixture<'_> {
     /// Returns the pieces of the step's rows, each with its first row.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, PieceSizes)> {
         self.sizes.pieces()
@@ -180,7 +180,7 @@ impl CudaExperts {
         rows: usize,
         rows_count: u64,
         stream: &CudaStream,
-    ) -> Result<Mixture<'a>, CudaError> {
+    ) -> Result<CudaMixture<'a>, CudaError> {
         let checked = "the experts were compared when they were loaded";
         let each = experts.experts.iter();
         let gate_up = ExpertMatrices::of(each.clone().map(|of| &of.gate_up)).expect(checked);
@@ -199,7 +199,7 @@ impl CudaExperts {
         let before = self.workspace.memory().at(0);
         let workspace = self.workspace.ensure_bytes(stream, layout.bytes)?.at(0);
         self.reallocations_count += u64::from(workspace != before);
-        Ok(Mixture {
+        Ok(CudaMixture {
             experts,
             gate_up,
             down,
@@ -216,12 +216,12 @@ impl CudaExperts {
     /// Queues the choice of the experts of a piece's rows, and sorts the rows by expert.
     pub(crate) fn route(
         &self,
-        mixture: &Mixture<'_>,
+        mixture: &CudaMixture<'_>,
         first: usize,
         sizes: &PieceSizes,
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
-        let Mixture {
+        let CudaMixture {
             experts,
             layout,
             tile_rows,
@@ -283,7 +283,7 @@ impl CudaExperts {
     /// Queues the sum of a piece's rows, into `out` of all rows.
     pub(crate) fn combine(
         &self,
-        mixture: &Mixture<'_>,
+        mixture: &CudaMixture<'_>,
         first: usize,
         sizes: &PieceSizes,
         out: u64,

@@ -78,7 +78,7 @@ impl<'a> ExpertMatrices<'a> {
 
 /// A product of the rows of a piece of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpertProduct<'a> {
+pub(crate) struct CudaExpertProduct<'a> {
     pub(crate) matrices: ExpertMatrices<'a>,
     pub(crate) sizes: PieceSizes,
     pub(crate) rows: SortedPlaces,
@@ -196,10 +196,10 @@ impl ExpertProducts {
     /// Queues `out[p] = x[row of p] · matrix of p's expert + bias` for each place `p`.
     pub(crate) fn run(
         &mut self,
-        product: &ExpertProduct<'_>,
+        product: &CudaExpertProduct<'_>,
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
-        let ExpertProduct {
+        let CudaExpertProduct {
             matrices,
             sizes,
             rows,

@@ -104,11 +104,11 @@ pub(super) struct WorkspaceLayout {
     pub(super) experts: usize,
     pub(super) weights: usize,
     pub(super) places: usize,
-    /// `(rows)`, f32.
+    /// Weights of the shared expert, `(rows)`, f32.
     pub(super) shared_weights: usize,
-    /// `(count, words)`.
+    /// A bit for each expert and row, `(count, words)`.
     pub(super) masks: usize,
-    /// `(places)`.
+    /// The row of each place, `(places)`.
     pub(super) rows_of: usize,
     pub(super) tiles: usize,
     pub(super) tiles_count: usize,

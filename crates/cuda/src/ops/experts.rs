@@ -6,7 +6,7 @@
 
 use super::CudaOps;
 use crate::buffers::{CudaRows, RowsPlace};
-use crate::experts::{ExpertProduct, Mixture, PieceSizes, SortedPlaces};
+use crate::experts::{CudaExpertProduct, CudaMixture, PieceSizes, SortedPlaces};
 use crate::matmul::{MatmulProduct, MatmulTarget};
 use crate::pack::CudaWeightLoader;
 use cleave_engine::EngineError;
@@ -43,7 +43,7 @@ impl CudaOps {
     }
 
     /// Queues the output of the expert that every row uses, if there is one.
-    fn shared_expert(&mut self, mixture: &Mixture<'_>, rows: usize) -> Result<(), EngineError> {
+    fn shared_expert(&mut self, mixture: &CudaMixture<'_>, rows: usize) -> Result<(), EngineError> {
         let shared = mixture.experts.shared.zip(mixture.experts.spec.shared);
         let Some((matrices, spec)) = shared else {
             return Ok(());
@@ -80,7 +80,7 @@ impl CudaOps {
     /// Queues the outputs of all experts for the rows of a piece.
     fn expert_products(
         &mut self,
-        mixture: &Mixture<'_>,
+        mixture: &CudaMixture<'_>,
         sizes: PieceSizes,
     ) -> Result<(), EngineError> {
         let buffers = mixture.buffers();
@@ -88,7 +88,7 @@ impl CudaOps {
         let GatedMlpSpec {
             activation, width, ..
         } = mixture.experts.spec.expert;
-        let gate_up = ExpertProduct {
+        let gate_up = CudaExpertProduct {
             matrices: mixture.gate_up,
             sizes,
             rows,
@@ -98,7 +98,7 @@ impl CudaOps {
                 stored: self.options.precision,
             },
         };
-        let down = ExpertProduct {
+        let down = CudaExpertProduct {
             matrices: mixture.down,
             sizes,
             rows: SortedPlaces { rows_of: 0, ..rows },
