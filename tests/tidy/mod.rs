@@ -5,6 +5,7 @@
 //! Never: fixes anything. Each failure names the file and the remedy.
 
 mod comments;
+mod doc_examples;
 mod kernels;
 mod language;
 mod markers;

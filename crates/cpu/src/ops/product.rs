@@ -167,8 +167,9 @@ impl KernelTables {
             MatrixForm::Int8(_) => (&self.bytes_kernels.int8, None),
             MatrixForm::Groups(units) => match units.codes {
                 GroupCodes::Eight => (&self.bytes_kernels.int8_groups, Some(units.steps)),
-                GroupCodes::Four => (&self.bytes_kernels.int4, Some(units.steps)),
-                GroupCodes::Float4 => (&self.bytes_kernels.fp4, Some(units.steps)),
+                GroupCodes::Four | GroupCodes::Float4 => {
+                    (&self.bytes_kernels.nibbles, Some(units.steps))
+                }
             },
         }
     }

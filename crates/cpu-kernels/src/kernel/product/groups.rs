@@ -107,10 +107,14 @@ impl GroupLayout {
     }
 }
 
+/// A format's kind of codes.
+pub(super) trait CodeKind {
+    /// Kind of the packed codes; a constant, unless the format has several kinds.
+    fn codes(product: &PackedProduct<'_>) -> GroupCodes;
+}
+
 /// Products of codes with bytes of rows.
-pub(super) trait CodeProduct<S: IntegerSimd> {
-    /// Kind of the packed codes.
-    const CODES: GroupCodes;
+pub(super) trait CodeProduct<S: IntegerSimd>: CodeKind {
     /// Words of the left side per step and row.
     const PHASES: usize;
 
@@ -121,8 +125,14 @@ pub(super) trait CodeProduct<S: IntegerSimd> {
     fn dot(s: S, acc: S::V, left: S::V, codes: S::V) -> S::V;
 }
 
+impl CodeKind for GroupedByteForm {
+    #[inline(always)]
+    fn codes(_: &PackedProduct<'_>) -> GroupCodes {
+        GroupCodes::Eight
+    }
+}
+
 impl<S: IntegerSimd> CodeProduct<S> for GroupedByteForm {
-    const CODES: GroupCodes = GroupCodes::Eight;
     const PHASES: usize = S::LEFT_OCTETS.phases();
 
     #[inline(always)]
@@ -174,11 +184,11 @@ impl<S: IntegerSimd> WeightForm<S> for GroupedByteForm {
     }
 }
 
-/// Layout of groups, with the kind of codes as a compile-time constant.
+/// Layout of groups, with the kind of codes as far as the format knows it at compile time.
 #[inline(always)]
-pub(super) fn units<S: IntegerSimd, K: CodeProduct<S>>(product: &PackedProduct<'_>) -> GroupLayout {
+pub(super) fn units<K: CodeKind>(product: &PackedProduct<'_>) -> GroupLayout {
     GroupLayout {
-        codes: K::CODES,
+        codes: K::codes(product),
         ..product.integer.units
     }
 }
@@ -201,7 +211,7 @@ pub(super) unsafe fn add<
     group_words: usize,
     totals: *mut f32,
 ) {
-    let units = units::<S, K>(product);
+    let units = units::<K>(product);
     for group in 0..sides.steps / units.steps {
         // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
         // layout of `GroupLayout`.
@@ -269,7 +279,7 @@ fn group_row_offset(product: &PackedProduct<'_>, sides: BlockSides, group: usize
 #[inline(always)]
 pub(super) unsafe fn start_group_sums<
     S: IntegerSimd,
-    K: CodeProduct<S>,
+    K: CodeKind,
     const R: usize,
     const C: usize,
 >(
@@ -279,8 +289,8 @@ pub(super) unsafe fn start_group_sums<
     group: usize,
     unit: *const u32,
 ) -> [[S::V; C]; R] {
-    let units = units::<S, K>(product);
-    let mut zeros = [s.splat_word(u32::from(K::CODES.implied_zero_point())); C];
+    let units = units::<K>(product);
+    let mut zeros = [s.splat_word(u32::from(units.codes.implied_zero_point())); C];
     if units.has_zeros {
         for c in 0..C {
             // SAFETY: the unit has a byte per column of the panel there.
@@ -290,7 +300,7 @@ pub(super) unsafe fn start_group_sums<
             };
         }
     }
-    if K::CODES == GroupCodes::Eight {
+    if units.codes == GroupCodes::Eight {
         for c in 0..C {
             zeros[c] = s.octet_zero(zeros[c]);
         }
@@ -313,7 +323,7 @@ pub(super) unsafe fn start_group_sums<
 #[inline(always)]
 pub(super) unsafe fn add_scaled_group<
     S: IntegerSimd,
-    K: CodeProduct<S>,
+    K: CodeKind,
     const R: usize,
     const C: usize,
 >(
@@ -325,7 +335,7 @@ pub(super) unsafe fn add_scaled_group<
     unit: *const u32,
     totals: *mut f32,
 ) {
-    let units = units::<S, K>(product);
+    let units = units::<K>(product);
     let mut scales = [s.splat(0.0); C];
     for c in 0..C {
         // SAFETY: the unit has a scale per column of the panel there.

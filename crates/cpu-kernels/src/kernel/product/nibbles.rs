@@ -7,7 +7,7 @@
 
 use super::bytes::ByteForm;
 use super::groups::{
-    self, CodeProduct, GroupCodes, add_scaled_group, group_sides, start_group_sums, units,
+    self, CodeKind, CodeProduct, GroupCodes, add_scaled_group, group_sides, start_group_sums, units,
 };
 use super::pairs::{self, RightSide};
 use super::{BLOCK_STEPS, BlockSides, PANEL, PackedProduct, TileSums, WeightForm};
@@ -57,9 +57,10 @@ impl NibbleCodes for FloatNibbles {
 #[derive(Clone, Copy)]
 pub struct NibbleForm<T>(PhantomData<T>);
 
-/// Format of the same codes with each block unpacked to bytes first, `[step of four][PANEL]`.
+/// Format of both kinds of codes with each block unpacked to bytes first, `[step of four][PANEL]`.
+/// The kind is known at run time: it matters once per block and once per group.
 #[derive(Clone, Copy)]
-pub struct UnpackedNibbleForm<T>(PhantomData<T>);
+pub struct UnpackedNibbleForm;
 
 impl<S: IntegerSimd, T: NibbleCodes> RightSide<S> for NibbleForm<T> {
     #[inline(always)]
@@ -91,15 +92,13 @@ impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for NibbleForm<T> {
         sides: BlockSides,
         TileSums { to, .. }: TileSums,
     ) {
-        let units = units::<S, UnpackedNibbleForm<T>>(product);
+        let units = units::<Self>(product);
         for group in 0..sides.steps / units.steps {
             // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
             // layout of `GroupLayout`.
             unsafe {
                 let unit = sides.packed.add(group * units.words());
-                let sums = start_group_sums::<S, UnpackedNibbleForm<T>, R, C>(
-                    s, product, sides, group, unit,
-                );
+                let sums = start_group_sums::<S, Self, R, C>(s, product, sides, group, unit);
                 let of_group = group_sides::<R>(sides, group, units, unit);
                 let (mut sums, done) = pairs::add::<S, Self, R, C>(s, of_group, sums);
                 for step in done..units.steps {
@@ -116,16 +115,30 @@ impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for NibbleForm<T> {
                         }
                     }
                 }
-                add_scaled_group::<S, UnpackedNibbleForm<T>, R, C>(
-                    s, product, sides, group, sums, unit, to,
-                );
+                add_scaled_group::<S, Self, R, C>(s, product, sides, group, sums, unit, to);
             }
         }
     }
 }
 
-impl<S: IntegerSimd, T: NibbleCodes> CodeProduct<S> for UnpackedNibbleForm<T> {
-    const CODES: GroupCodes = T::CODES;
+impl<T: NibbleCodes> CodeKind for NibbleForm<T> {
+    #[inline(always)]
+    fn codes(_: &PackedProduct<'_>) -> GroupCodes {
+        T::CODES
+    }
+}
+
+impl CodeKind for UnpackedNibbleForm {
+    #[inline(always)]
+    fn codes(product: &PackedProduct<'_>) -> GroupCodes {
+        match product.integer.units.codes {
+            GroupCodes::Float4 => GroupCodes::Float4,
+            GroupCodes::Four | GroupCodes::Eight => GroupCodes::Four,
+        }
+    }
+}
+
+impl<S: IntegerSimd> CodeProduct<S> for UnpackedNibbleForm {
     const PHASES: usize = 1;
 
     #[inline(always)]
@@ -139,7 +152,7 @@ impl<S: IntegerSimd, T: NibbleCodes> CodeProduct<S> for UnpackedNibbleForm<T> {
     }
 }
 
-impl<S: IntegerSimd, T: NibbleCodes> RightSide<S> for UnpackedNibbleForm<T> {
+impl<S: IntegerSimd> RightSide<S> for UnpackedNibbleForm {
     #[inline(always)]
     unsafe fn columns<const C: usize>(s: S, sides: BlockSides, step: usize) -> [S::V; C] {
         // SAFETY: as the caller promises; codes of four bits are bytes here.
@@ -147,7 +160,7 @@ impl<S: IntegerSimd, T: NibbleCodes> RightSide<S> for UnpackedNibbleForm<T> {
     }
 }
 
-impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for UnpackedNibbleForm<T> {
+impl<S: IntegerSimd> WeightForm<S> for UnpackedNibbleForm {
     const PHASES: usize = 1;
     /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
@@ -161,16 +174,10 @@ impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for UnpackedNibbleForm<T> {
 
     #[inline(always)]
     fn prepare(s: S, product: &PackedProduct<'_>, right: &[u32], spread: &mut [f32]) -> *const u32 {
-        let units = units::<S, Self>(product);
-        let (to, _) = spread[..BLOCK_STEPS * PANEL].as_chunks_mut::<LANES>();
-        let mut pairs = to.chunks_exact_mut(2);
-        for unit in right.chunks_exact(units.words()) {
-            let (codes, _) = unit[..units.scales_at()].as_chunks::<LANES>();
-            for (codes, to) in codes.iter().zip(pairs.by_ref()) {
-                // SAFETY: the chunk has sixteen words; only their bits matter.
-                let [low, high] = T::bytes(s, s.load(unsafe { &*codes.as_ptr().cast() }));
-                s.store(low, &mut to[0]);
-                s.store(high, &mut to[1]);
+        match Self::codes(product) {
+            GroupCodes::Float4 => unpack::<S, FloatNibbles>(s, product, right, spread),
+            GroupCodes::Four | GroupCodes::Eight => {
+                unpack::<S, WholeNibbles>(s, product, right, spread);
             }
         }
         spread.as_ptr().cast()
@@ -186,5 +193,27 @@ impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for UnpackedNibbleForm<T> {
         let group_words = product.integer.units.steps * PANEL;
         // SAFETY: as the caller promises; `prepare` left a block of bytes.
         unsafe { groups::add::<S, Self, R, C>(s, product, sides, group_words, to) }
+    }
+}
+
+/// Unpacks a block's codes to bytes.
+#[inline(always)]
+fn unpack<S: IntegerSimd, T: NibbleCodes>(
+    s: S,
+    product: &PackedProduct<'_>,
+    right: &[u32],
+    spread: &mut [f32],
+) {
+    let units = units::<NibbleForm<T>>(product);
+    let (to, _) = spread[..BLOCK_STEPS * PANEL].as_chunks_mut::<LANES>();
+    let mut pairs = to.chunks_exact_mut(2);
+    for unit in right.chunks_exact(units.words()) {
+        let (codes, _) = unit[..units.scales_at()].as_chunks::<LANES>();
+        for (codes, to) in codes.iter().zip(pairs.by_ref()) {
+            // SAFETY: the chunk has sixteen words; only their bits matter.
+            let [low, high] = T::bytes(s, s.load(unsafe { &*codes.as_ptr().cast() }));
+            s.store(low, &mut to[0]);
+            s.store(high, &mut to[1]);
+        }
     }
 }
