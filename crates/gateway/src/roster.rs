@@ -153,7 +153,8 @@ impl WorkerRoster {
             | Report::LegFailed { .. }
             | Report::Released { .. }
             | Report::Prefix { .. }
-            | Report::Relayed(_) => {}
+            | Report::Relayed(_)
+            | Report::Adapters(_) => {}
         }
     }
 

@@ -166,7 +166,7 @@ impl FingerprintClock {
         (&request.prompt, &request.generated).hash(hasher);
         (request.stop.max_tokens, request.stop.min_tokens).hash(hasher);
         (&request.stop.stop_tokens, request.priority).hash(hasher);
-        (request.cache_salt, &flight.drawn_by).hash(hasher);
+        (request.cache_scope(), &flight.drawn_by).hash(hasher);
         let sizes: Vec<u32> = flight.content.block_sizes().collect();
         sizes.hash(hasher);
         let failures = &flight.failures;

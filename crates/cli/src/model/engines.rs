@@ -197,6 +197,7 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     };
     let segment = Segment {
         slot,

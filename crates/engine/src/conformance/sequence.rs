@@ -66,6 +66,7 @@ impl DrivenSequence {
                 output: self.tokens[self.prompt_count..].to_vec(),
                 stop_tokens: Arc::clone(&self.stop_tokens),
                 min_tokens: self.min_tokens,
+                adapter: None,
             });
         }
         plan.segments.push(Segment {

@@ -9,7 +9,7 @@ use crate::placement::forecast::{PlacementPriority, RequestNeed};
 use crate::placement::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
 use crate::placement::prefix::PrefixHashes;
 use cleave_domain::{
-    Incarnation, Request, RequestSlo, RowPrice, SamplingParams, StateCapacity, StopRules,
+    CacheScope,     Incarnation, Request, RequestSlo, RowPrice, SamplingParams, StateCapacity, StopRules,
 };
 use cleave_kv::{block_hashes, snapshot_hash};
 
@@ -79,6 +79,7 @@ fn place_by_need(
         },
         priority: 0,
         cache_salt: 0,
+        adapter: None,
         pooling: None,
         slo: RequestSlo::default(),
     };
@@ -172,7 +173,7 @@ fn a_claim_in_the_load_is_counted_once() {
 
 #[test]
 fn a_cached_prefix_counts_up_to_its_last_snapshot() {
-    let blocks = block_hashes(0, &prompt(), 16);
+    let blocks = block_hashes(CacheScope::default(), &prompt(), 16);
     let snapshots: Vec<BlockHash> = blocks.iter().map(|hash| snapshot_hash(*hash)).collect();
     let cached = |fleet: &RouterFleet| {
         let choice = place(fleet, LegPlacement::Whole);

@@ -481,7 +481,8 @@ impl<'a> FlightSteps<'a> {
             | Refusal::TooLong { .. }
             | Refusal::OutOfVocabulary { .. }
             | Refusal::NoWorker
-            | Refusal::WrongWorker => {}
+            | Refusal::WrongWorker
+            | Refusal::NoAdapter => {}
         }
         if self
             .flights()
@@ -523,6 +524,7 @@ fn is_of_a_handoff(report: &Report) -> bool {
             | Report::Prefix { .. }
             | Report::Prices(_)
             | Report::Relayed(_)
+            | Report::Adapters(_)
             | Report::Draining
             | Report::Serves { .. }
     )
