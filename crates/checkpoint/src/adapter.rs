@@ -119,7 +119,10 @@ impl AdapterTarget {
             return self.refused.extend([refuse(REASON)]);
         };
         let spec = &checkpoint.spec().layers[layer];
-        let stack = spec.stacks().into_iter().find(|stack| stack.contains(&parts[0]));
+        let stack = spec
+            .stacks()
+            .into_iter()
+            .find(|stack| stack.contains(&parts[0]));
         let stack = stack.filter(|stack| is_adapted(stack));
         let Some(stack) = stack else {
             const REASON: &str = "an adapter of the shared expert is not supported";
@@ -289,13 +292,27 @@ fn module_of<'a>(
         CheckpointError::unsupported(file, format!("tensor `{name}`"), problem)
     };
     let module = name.strip_prefix(WRAPPER).ok_or_else(|| {
-        refuse(format!("does not begin with `{WRAPPER}`, as PEFT names the tensors of adapters"))
+        refuse(format!(
+            "does not begin with `{WRAPPER}`, as PEFT names the tensors of adapters"
+        ))
     })?;
     for (ending, problem) in [
-        (".lora_magnitude_vector", "belongs to DoRA, which is not supported"),
-        (".lora_B.bias", "is a bias of LoRA's second matrix, which is not supported"),
-        (".lora_embedding_A", "changes the embedding, which is not supported"),
-        (".lora_embedding_B", "changes the embedding, which is not supported"),
+        (
+            ".lora_magnitude_vector",
+            "belongs to DoRA, which is not supported",
+        ),
+        (
+            ".lora_B.bias",
+            "is a bias of LoRA's second matrix, which is not supported",
+        ),
+        (
+            ".lora_embedding_A",
+            "changes the embedding, which is not supported",
+        ),
+        (
+            ".lora_embedding_B",
+            "changes the embedding, which is not supported",
+        ),
     ] {
         if module.ends_with(ending) {
             return Err(refuse(problem.to_owned()));
@@ -327,7 +344,11 @@ fn part(
             "rank {rank}, and the limit is {rank_max}; raise --max-lora-rank to serve this adapter"
         );
         let place = format!("tensor `{}`", names[0]);
-        return Err(CheckpointError::unsupported(folder.file_of(&names[0]), place, problem));
+        return Err(CheckpointError::unsupported(
+            folder.file_of(&names[0]),
+            place,
+            problem,
+        ));
     }
     let tensor = |name: &str, shape: [usize; 2]| {
         let reason = || format!("{CONFIG} and the model call for it, shape {shape:?}");

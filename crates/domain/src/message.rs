@@ -2,8 +2,8 @@
 //! process, a gRPC stream between processes, and the simulated links.
 
 use crate::{
-    AdapterOffer, BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices, Request, Role,
-    SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
+    AdapterOffer, BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices, Request,
+    Role, SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! A validated request of a client: tokens and numbers, no text.
 
 use crate::{
-    AdapterId, CacheScope, Constraint, FinishReason, GRAMMAR_BYTES_MAX, POOLED_LOGITS_MAX, Pooling, RequestSlo, TokenId,
+    AdapterId, CacheScope, Constraint, FinishReason, GRAMMAR_BYTES_MAX, POOLED_LOGITS_MAX, Pooling,
+    RequestSlo, TokenId,
 };
 use serde::{Deserialize, Serialize};
 use std::error::Error;

@@ -19,11 +19,7 @@ const USUAL_TOKENS: usize = 32;
 
 /// The hash of one full block: `previous` is the hash of the block before it, `None` at the start
 /// of a sequence.
-pub fn block_hash(
-    scope: CacheScope,
-    previous: Option<BlockHash>,
-    tokens: &[TokenId],
-) -> BlockHash {
+pub fn block_hash(scope: CacheScope, previous: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
     let mut key = [0; 32];
     key[..24].copy_from_slice(KEY_PREFIX);
     key[24..].copy_from_slice(&scope.salt.to_le_bytes());
@@ -123,7 +119,10 @@ mod tests {
     #[test]
     fn the_hash_depends_on_salt_and_preceding_tokens() {
         let plain = block_hashes(PUBLIC, &[1, 2, 3, 4], 2);
-        assert_ne!(plain[1], block_hashes(CacheScope::of_salt(1), &[1, 2, 3, 4], 2)[1]);
+        assert_ne!(
+            plain[1],
+            block_hashes(CacheScope::of_salt(1), &[1, 2, 3, 4], 2)[1]
+        );
         assert_ne!(plain[1], block_hashes(PUBLIC, &[1, 9, 3, 4], 2)[1]);
         assert_ne!(plain[1], block_hash(PUBLIC, None, &[3, 4]));
         assert_eq!(plain, block_hashes(PUBLIC, &[1, 2, 3, 4, 5], 2));
@@ -137,7 +136,10 @@ mod tests {
             adapter: Some(AdapterId([digest; 16])),
             ..SALTED
         };
-        let (one, other) = (block_hashes(of(1), &tokens, 2), block_hashes(of(2), &tokens, 2));
+        let (one, other) = (
+            block_hashes(of(1), &tokens, 2),
+            block_hashes(of(2), &tokens, 2),
+        );
         let base = block_hashes(SALTED, &tokens, 2);
         for at in 0..2 {
             assert_ne!(one[at], other[at]);

@@ -30,19 +30,37 @@ const HARMLESS: &[&str] = &[
     "revision",
     "runtime_config",
     "task_type",
+    "velora_config",
 ];
 /// Keys of variants of LoRA that are not supported, unless they are absent, false or empty.
 const VARIANTS: &[(&str, &str)] = &[
     ("use_dora", "DoRA is not supported"),
     ("use_qalora", "QALoRA is not supported"),
     ("use_bdlora", "BD-LoRA is not supported"),
-    ("lora_bias", "a bias of LoRA's second matrix is not supported"),
+    (
+        "lora_bias",
+        "a bias of LoRA's second matrix is not supported",
+    ),
     ("fan_in_fan_out", "transposed weights are not supported"),
-    ("modules_to_save", "modules trained as a whole are not supported; merge the adapter"),
-    ("trainable_token_indices", "trained embeddings are not supported; merge the adapter"),
+    (
+        "modules_to_save",
+        "modules trained as a whole are not supported; merge the adapter",
+    ),
+    (
+        "trainable_token_indices",
+        "trained embeddings are not supported; merge the adapter",
+    ),
     ("layer_replication", "replicated layers are not supported"),
-    ("target_parameters", "adapters of single parameters, as of experts, are not supported"),
-    ("arrow_config", "Arrow's routing among adapters is not supported"),
+    (
+        "target_parameters",
+        "adapters of single parameters, as of experts, are not supported",
+    ),
+    ("kasa_config", "KaSA is not supported"),
+    ("monteclora_config", "MonteCLoRA is not supported"),
+    (
+        "arrow_config",
+        "Arrow's routing among adapters is not supported",
+    ),
     ("alora_invocation_tokens", "activated LoRA is not supported"),
 ];
 /// Initialisations that leave the base model as it is. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
@@ -171,13 +189,18 @@ impl AdapterConfig {
                 return Err(fields.unsupported("target_modules", problem).into());
             }
             // A module has a name in the files and one of its family: the adapter has one of them.
-            let present: BTreeSet<_> = modules.iter().map(|it| &target.modules[*it].place).collect();
+            let present: BTreeSet<_> = modules
+                .iter()
+                .map(|it| &target.modules[*it].place)
+                .collect();
             let absent = named.find(|module| !present.contains(&target.modules[*module].place));
             if let Some(module) = absent
                 && !self.leaves_out
             {
                 let name = format!("{}{module}.lora_A.weight", super::WRAPPER);
-                folder.require(&name, || format!("target_modules names {}", last_part(module)))?;
+                folder.require(&name, || {
+                    format!("target_modules names {}", last_part(module))
+                })?;
             }
         }
         Ok(())
@@ -255,7 +278,9 @@ fn patterns<T>(
 /// Whether patterns with different values are endings of a module's name.
 fn is_ambiguous<T: Copy + PartialEq>(patterns: &[(String, T)], module: &str) -> bool {
     let first = matching(patterns, module);
-    let mut all = patterns.iter().filter(|(pattern, _)| is_ending(pattern, module));
+    let mut all = patterns
+        .iter()
+        .filter(|(pattern, _)| is_ending(pattern, module));
     all.any(|(_, value)| Some(*value) != first)
 }
 

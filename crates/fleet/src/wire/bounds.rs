@@ -10,10 +10,10 @@ use super::{FleetWireError, nanos, within};
 use crate::connection::{LinkState, Registration, invalid_name_reason};
 use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
-    AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand, HandoffId,
-    MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
-    Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity, WorkerDescription,
-    WorkerLoad, WorkerRef,
+    AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand,
+    HandoffId, MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal,
+    Report, Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity,
+    WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;

@@ -8,14 +8,14 @@ use crate::connection::{LinkState, Registration};
 use crate::sample;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    AdapterId, AdapterOffer, AdapterPlace,     BlockHash, BlockIndex, BlockRef, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId,
-    Emission, Failure, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, Grammar,
-    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order,
-    PoolCounts, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal,
-    Report, Request, RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
-    SampledToken, SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric,
-    SloOutcomes, StateCapacity, StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad,
-    WorkerRef,
+    AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef, Constraint,
+    ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Failure, FinishReason, FleetDemand,
+    FleetTarget, FlightId, Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice,
+    MigrateOrder, OnDeadlineMiss, Order, PoolCounts, Pooling, PrefillBacklog, PrefillOrder,
+    PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow, RequestSlo,
+    ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, ScalingGossip,
+    ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity, StepProgress, StopRules,
+    TokenScores, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{ModelFiles, ModelTask, RerankTask};
@@ -366,7 +366,10 @@ fn reports_about_a_worker_keep_their_bytes() {
         place: AdapterPlace::OnDisk,
     };
     let adapters = Report::Adapters(vec![offer]);
-    assert_bytes(&adapters, "100101610707070707070707070707070707070707016201");
+    assert_bytes(
+        &adapters,
+        "100101610707070707070707070707070707070707016201",
+    );
 }
 
 #[test]

@@ -12,12 +12,13 @@ use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    AdapterId, AdapterOffer, AdapterPlace,     BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming,
-    DeviceId, Emission, Fingerprint, FinishReason, FlightId, Generation, Grammar, HandoffId,
-    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, Pooling,
-    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Report, Request, RequestSlo,
-    ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, StateCapacity,
-    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef, Capacity, Constraint,
+    ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Fingerprint, FinishReason, FlightId,
+    Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder,
+    OnDeadlineMiss, Order, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming, Prices,
+    PromptFacts, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SampledToken,
+    SamplingParams, StateCapacity, StepProgress, StopRules, TokenScores, WorkerDescription,
+    WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{EmbedTask, ModelFiles, ModelTask, RerankTask};

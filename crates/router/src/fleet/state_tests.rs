@@ -9,7 +9,8 @@ use crate::placement::forecast::{PlacementPriority, RequestNeed};
 use crate::placement::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
 use crate::placement::prefix::PrefixHashes;
 use cleave_domain::{
-    CacheScope,     Incarnation, Request, RequestSlo, RowPrice, SamplingParams, StateCapacity, StopRules,
+    CacheScope, Incarnation, Request, RequestSlo, RowPrice, SamplingParams, StateCapacity,
+    StopRules,
 };
 use cleave_kv::{block_hashes, snapshot_hash};
 
