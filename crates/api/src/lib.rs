@@ -47,8 +47,8 @@ pub use admin::{
 pub use app::{ApiOptions, App, OutputOptions, ParserChoice, PromptLog};
 pub use error::RETRY_AFTER;
 pub use frontend::{
-    FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,
-    StreamCounts, SubmissionContext,
+    FlightEvent, FlightStream, Frontend, ServedAdapter, ServingProgress, ServingReadiness,
+    StopSignal, StreamCounts, SubmissionContext,
 };
 pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};

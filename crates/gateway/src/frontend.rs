@@ -13,9 +13,9 @@ use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use cleave_api::{
     ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
-    Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServingProgress,
-    ServingReadiness, StopSignal, StreamCounts, SubmissionContext, TraceParent, WorkerCommand,
-    WorkerView,
+    Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServedAdapter,
+    ServingProgress, ServingReadiness, StopSignal, StreamCounts, SubmissionContext, TraceParent,
+    WorkerCommand, WorkerView,
 };
 use cleave_domain::{
     Ending, FlightId, Refusal, Request, RequestStageTimes, RouterId, ScalingMode, SloPolicy,
@@ -149,6 +149,14 @@ impl Frontend for RouterFrontend {
 
     fn sequence_tokens_max(&self, model: &str) -> Option<u32> {
         self.roster.sequence_tokens_max(model)
+    }
+
+    fn adapter(&self, name: &str) -> Option<ServedAdapter> {
+        self.roster.adapters().get(name)
+    }
+
+    fn adapters(&self) -> Vec<ServedAdapter> {
+        self.roster.adapters().all()
     }
 
     fn progress(&self) -> ServingProgress {

@@ -5,6 +5,7 @@
 //! Invariant: a view exists exactly as long as its worker is connected, and shows links to
 //! connected workers only.
 
+use crate::adapters::AdapterDirectory;
 use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
 use cleave_domain::{Capacity, Report, StepProgress, WorkerId, WorkerRef};
 use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
@@ -26,6 +27,7 @@ pub(crate) struct WorkerRoster {
     workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
     /// See [`WorkerRoster::sequence_tokens_max`]; by model, none before its first worker.
     sequence_tokens_max: Mutex<BTreeMap<String, u32>>,
+    adapters: AdapterDirectory,
 }
 
 #[derive(Debug)]
@@ -87,7 +89,13 @@ impl WorkerRoster {
             }
         }
         self.update_sequence_tokens_max(&workers);
+        self.adapters.leave(worker.worker);
         left
+    }
+
+    /// The LoRA adapters that workers serve.
+    pub(crate) fn adapters(&self) -> &AdapterDirectory {
+        &self.adapters
     }
 
     /// Tokens of the longest sequence, prompt and output together, that a connected worker of the
@@ -153,8 +161,11 @@ impl WorkerRoster {
             | Report::LegFailed { .. }
             | Report::Released { .. }
             | Report::Prefix { .. }
-            | Report::Relayed(_)
-            | Report::Adapters(_) => {}
+            | Report::Relayed(_) => {}
+            Report::Adapters(offers) => {
+                self.adapters
+                    .report(worker.worker, &entry.view.model, offers);
+            }
         }
     }
 

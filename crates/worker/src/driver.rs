@@ -8,6 +8,7 @@
 mod actions;
 mod links;
 
+use super::adapter_gate::{AdapterGate, AdapterLoad, Passage};
 use super::admin::WorkerAdmin;
 use super::constraint_gate::{ConstraintGate, RouterOrder};
 use super::directory::PeerDirectory;
@@ -16,13 +17,13 @@ use super::exports::ExportQueue;
 use super::stops::PendingStops;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, Capacity, Constraint, Emission, HandoffId, Order, ReserveOrder, Role, RouterId,
-    TapeRecord, WorkerLoad,
+    AdapterOffer, BlockHash, Capacity, Constraint, Emission, HandoffId, Order, Report,
+    ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
-use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits};
+use cleave_sched::{WorkerActions, WorkerBrain, WorkerInput, WorkerLimits};
 use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
@@ -41,6 +42,8 @@ enum WorkerWakeup {
     Engine(WorkerInput),
     /// This constraint is compiled, or known to be unusable.
     ConstraintKnown(Arc<Constraint>),
+    /// A load of an adapter has ended.
+    AdapterLoaded(AdapterLoad),
     Deadline,
 }
 
@@ -49,6 +52,7 @@ pub(crate) struct WorkerInbox {
     pub(crate) links: mpsc::Receiver<LinkEvent>,
     pub(crate) engine: mpsc::UnboundedReceiver<WorkerInput>,
     pub(crate) constraints: mpsc::UnboundedReceiver<Arc<Constraint>>,
+    pub(crate) adapters: mpsc::UnboundedReceiver<AdapterLoad>,
 }
 
 /// The things that outputs act on.
@@ -66,6 +70,7 @@ pub(crate) struct WorkerEffects {
     pub(crate) recorder: TapeRecorder,
     pub(crate) admin: Arc<WorkerAdmin>,
     pub(crate) constraint_gate: ConstraintGate,
+    pub(crate) adapter_gate: AdapterGate,
     pub(crate) drained: watch::Sender<bool>,
 }
 
@@ -99,6 +104,8 @@ pub(crate) struct WorkerDriver {
     payload_arriving: Option<ReceivedPayload>,
     /// The load that the operator and the metrics last saw.
     load_shown: Option<WorkerLoad>,
+    /// The adapters that routers know of.
+    adapters_shown: Vec<AdapterOffer>,
     /// Facts that arose while the brain's outputs were performed.
     pending: VecDeque<WorkerInput>,
     /// Tokens that the brain emitted for the present input; they are sent together.
@@ -129,6 +136,7 @@ impl WorkerDriver {
             stops: PendingStops::default(),
             payload_arriving: None,
             load_shown: None,
+            adapters_shown: Vec::new(),
             pending: if found.is_empty() {
                 VecDeque::new()
             } else {
@@ -140,6 +148,7 @@ impl WorkerDriver {
 
     /// Runs until it is stopped, or until no event can come any more.
     pub(crate) async fn run(mut self) {
+        self.announce_adapters();
         self.drain_brain();
         loop {
             match self.next_event().await {
@@ -149,7 +158,14 @@ impl WorkerDriver {
                 Some(WorkerWakeup::Engine(answer)) => self.handle(answer),
                 Some(WorkerWakeup::ConstraintKnown(known)) => {
                     let orders = self.effects.constraint_gate.take_known(&known);
-                    orders.into_iter().for_each(|order| self.take_order(order));
+                    let orders = orders.into_iter();
+                    orders.for_each(|order| self.pass_adapter_gate(order));
+                }
+                Some(WorkerWakeup::AdapterLoaded(load)) => {
+                    // Routers know of the adapter before they hear of its hand-offs.
+                    let passages = self.effects.adapter_gate.loaded(load);
+                    self.announce_adapters();
+                    passages.into_iter().for_each(|passage| self.go(passage));
                 }
                 Some(WorkerWakeup::Deadline) => self.handle(WorkerInput::Woke),
             }
@@ -159,7 +175,7 @@ impl WorkerDriver {
     async fn next_event(&mut self) -> Option<WorkerWakeup> {
         let deadline = self.brain.deadline();
         // The order is fixed, so that the same facts at the same moments give the same decisions.
-        // The engine, the links and the compiler of constraints report only what they were asked
+        // The engine, the links, the compiler of constraints and loads of adapters report only what they were asked
         // for, so that routers are not starved.
         tokio::select! {
             biased;
@@ -167,6 +183,7 @@ impl WorkerDriver {
             answer = self.inbox.engine.recv() => answer.map(WorkerWakeup::Engine),
             event = self.inbox.links.recv() => event.map(WorkerWakeup::Link),
             known = self.inbox.constraints.recv() => known.map(WorkerWakeup::ConstraintKnown),
+            load = self.inbox.adapters.recv() => load.map(WorkerWakeup::AdapterLoaded),
             event = self.inbox.inbox.recv() => event.map(WorkerWakeup::Outside),
         }
     }
@@ -224,6 +241,10 @@ impl WorkerDriver {
                 // The join comes first: a connection that has ended already is lost to the brain
                 // after it joined.
                 self.handle(WorkerInput::RouterJoined { router });
+                if !self.adapters_shown.is_empty() {
+                    let offers = Report::Adapters(self.adapters_shown.clone());
+                    self.send_to_router(router, FromWorker::Report(offers));
+                }
                 for link in self.effects.admin.links() {
                     self.send_to_router(router, FromWorker::Link(link));
                 }
@@ -312,13 +333,42 @@ impl WorkerDriver {
                     context,
                 };
                 if let Some(order) = self.effects.constraint_gate.pass(order) {
-                    self.take_order(order);
+                    self.pass_adapter_gate(order);
                 }
             }
         }
     }
 
-    /// Takes an order whose constraint is known, if it has one.
+    /// Takes an order whose constraint is known, once its adapter is loaded.
+    fn pass_adapter_gate(&mut self, order: RouterOrder) {
+        let passage = self.effects.adapter_gate.pass(order);
+        self.go(passage);
+        // A place may have been made.
+        self.announce_adapters();
+    }
+
+    fn go(&mut self, passage: Passage) {
+        match passage {
+            Passage::Open(order) => self.take_order(order),
+            Passage::Held => {}
+            Passage::Refused(router, report) => self.report(router, report),
+        }
+    }
+
+    /// Tells routers which adapters are served, and where each is, if that has changed.
+    fn announce_adapters(&mut self) {
+        let offers = self.effects.adapter_gate.offers();
+        if offers == self.adapters_shown {
+            return;
+        }
+        self.adapters_shown.clone_from(&offers);
+        for router in self.routers.keys().copied().collect::<Vec<_>>() {
+            let report = Report::Adapters(offers.clone());
+            self.send_to_router(router, FromWorker::Report(report));
+        }
+    }
+
+    /// Takes an order whose constraint is known and whose adapter is loaded, if it has any.
     fn take_order(&mut self, order: RouterOrder) {
         let RouterOrder {
             router,
@@ -393,6 +443,7 @@ impl WorkerDriver {
         self.handle(WorkerInput::RouterLost { router });
         self.effects.spans.router_lost(router);
         self.effects.constraint_gate.router_lost(router);
+        self.effects.adapter_gate.router_lost(router);
         self.update_grants(|grants| grants.remove_router(router));
         let gone = self.peers.remove_router(router);
         self.forget_peers(gone);

@@ -92,6 +92,7 @@ fn place_by_need(
             prefill_only: false,
         },
         content: &PrefixHashes::of(&request, fleet.block_sizes()),
+        adapter: None,
         excluded: &BTreeSet::new(),
         failures: 0,
         drawn_by: None,

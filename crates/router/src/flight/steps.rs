@@ -134,6 +134,10 @@ impl<'a> FlightSteps<'a> {
                     });
                 }
             }
+            Report::Adapters(offers) => {
+                self.legs().fleet.set_adapters(worker, &offers);
+                self.room_appeared(worker);
+            }
             Report::Draining => self.drains(worker),
             Report::Relayed(gossip) => {
                 let ends = &mut self.recovery.admission.ends;
