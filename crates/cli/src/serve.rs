@@ -3,8 +3,9 @@
 //! Owns: the startup output, signals, and the time limit of the drain. Never: decides anything
 //! about a request.
 
+use crate::adapters::with_adapters;
 use crate::args::{
-    HostArgs, HttpArgs, LoraModule, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
+    HostArgs, HttpArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
 };
 use crate::gpu;
 use crate::source::EngineSource;
@@ -21,8 +22,8 @@ use cleave_node::{
 use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
 use cleave_text::ModelTask;
-use cleave_worker::{Calibration, OpenAdapter, WorkerOptions};
-use std::collections::{BTreeMap, BTreeSet};
+use cleave_worker::{Calibration, WorkerOptions};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -246,42 +247,6 @@ fn source(host: &HostArgs) -> anyhow::Result<EngineSource> {
 fn check_tier(host: &HostArgs) -> anyhow::Result<()> {
     let checked = host.limits.tier.options().check();
     checked.context("--kv-offloading-dir")
-}
-
-/// Opens the adapters that the worker serves from the start.
-fn with_adapters(
-    options: WorkerOptions,
-    engine: &dyn Engine,
-    host: &HostArgs,
-    source: &EngineSource,
-) -> anyhow::Result<WorkerOptions> {
-    let open = |module: &LoraModule| {
-        let LoraModule { name, folder } = module;
-        let flag = || format!("--lora-modules {name}={}", folder.display());
-        if *name == source.served_name() {
-            bail!("{}: the model itself has this name", flag());
-        }
-        let device = &engine.describe().device;
-        let memory = engine.adapters();
-        let memory = memory.with_context(|| format!("{}: {device} applies none", flag()))?;
-        let facts = memory.open(folder).with_context(flag)?;
-        info!(adapter = %facts.adapter, rank = facts.rank_max, "adapter {name} is served");
-        Ok(OpenAdapter {
-            name: name.clone(),
-            folder: folder.clone(),
-            facts,
-        })
-    };
-    let modules = &host.adapters.lora_modules;
-    let names: BTreeSet<&str> = modules.iter().map(|module| module.name.as_str()).collect();
-    if names.len() < modules.len() {
-        bail!("--lora-modules: two adapters have the same name");
-    }
-    Ok(WorkerOptions {
-        adapters: modules.iter().map(open).collect::<anyhow::Result<_>>()?,
-        max_loras: host.adapters.max_loras,
-        ..options
-    })
 }
 
 /// Adds the measured step times of the engine to the options.

@@ -103,7 +103,7 @@ pub struct ModelEngine<O: Ops> {
     logits: Vec<f32>,
     /// Adapters that slots may have, if the device applies any.
     adapters: Option<EngineAdapters<O::Pack>>,
-    /// Those of the step, reused so that a step allocates nothing.
+    /// Adapters of the step, reused so that a step allocates nothing.
     step_adapters: StepAdapters<O::Pack>,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct AdapterDirectory {
 
 #[derive(Debug, Default)]
 struct DirectoryState {
-    /// What each worker serves, with the name of its model.
+    /// Adapters of each worker, with the name of its model.
     offers: BTreeMap<WorkerId, (String, Vec<AdapterOffer>)>,
     served: BTreeMap<String, ServedAdapter>,
 }

@@ -212,7 +212,7 @@ impl LayerSpec {
         size.is_some_and(|size| size.has_bias)
     }
 
-    /// Rows of a projection's weight, elements of its output; 0 if the layer has no such projection.
+    /// Rows of a projection's weight; 0 if the layer has no such projection.
     pub fn rows_of(&self, projection: Projection, hidden: usize) -> usize {
         self.projection(projection, hidden)
             .map_or(0, |size| size.rows)

@@ -27,11 +27,11 @@ pub(crate) struct AdapterGate {
     memory: Option<Arc<dyn AdapterMemory>>,
     /// Adapters that are loaded at once, at most.
     places: usize,
-    /// What each name stands for.
+    /// Contents that the names stand for.
     names: BTreeMap<String, NamedAdapter>,
     adapters: BTreeMap<AdapterId, AdapterEntry>,
     /// By hand-off, in the order of arrival. The first has the adapter that all wait for.
-    held: BTreeMap<HandoffId, HeldOrders>,
+    held: BTreeMap<HandoffId, WaitingOrders>,
     pinned: BTreeMap<HandoffId, AdapterId>,
     loads: mpsc::UnboundedSender<AdapterLoad>,
     /// Grows with each use.
@@ -64,7 +64,7 @@ enum LoadState {
 }
 
 #[derive(Debug)]
-struct HeldOrders {
+struct WaitingOrders {
     adapter: AdapterId,
     orders: Vec<RouterOrder>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct AdapterLoad {
 pub(crate) enum Passage {
     /// It need not wait.
     Open(RouterOrder),
-    /// It waits here.
+    /// It waits until its adapter is loaded.
     Held,
     /// It is refused, and leaves nothing behind.
     Refused(RouterId, Report),
@@ -198,7 +198,7 @@ impl AdapterGate {
             LoadState::OnDisk => self.load(adapter),
         }
         let orders = vec![order];
-        self.held.insert(handoff, HeldOrders { adapter, orders });
+        self.held.insert(handoff, WaitingOrders { adapter, orders });
         Passage::Held
     }
 

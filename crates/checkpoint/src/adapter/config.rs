@@ -141,7 +141,7 @@ impl AdapterConfig {
         fields: &ConfigFields,
         module: &str,
     ) -> Result<(), ConfigError> {
-        // Which of two patterns comes first is not a property of a JSON object.
+        // A JSON object has no order, so that no pattern comes first.
         for (name, is_ambiguous) in [
             ("rank_pattern", is_ambiguous(&self.rank_patterns, module)),
             ("alpha_pattern", is_ambiguous(&self.alpha_patterns, module)),

@@ -33,7 +33,7 @@ impl AdapterScratch {
 }
 
 impl CpuOps {
-    /// See [`cleave_engine::ops::Ops::adapt`].
+    /// Computes an adapter's product with some rows of `x`, into the same rows of `out`.
     pub(super) fn adapt_rows(
         &mut self,
         adapter: &LowRank<CpuMatrix>,

@@ -46,7 +46,7 @@ pub trait AdapterMemory: Send + Sync {
     fn close(&self, adapter: AdapterId);
 }
 
-/// What an open adapter is.
+/// Facts about an open adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdapterFacts {
     /// Identity of its content.
@@ -75,7 +75,7 @@ pub enum AdapterError {
     Changed {
         /// The adapter that was opened.
         adapter: AdapterId,
-        /// Its folder.
+        /// The folder that was written to.
         folder: String,
     },
     /// The device failed to take it. Remedy: fewer adapters at a time.

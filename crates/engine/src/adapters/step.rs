@@ -30,7 +30,7 @@ pub(crate) struct StepAdapters<P: WeightLoader> {
 struct AdapterGroup<P: WeightLoader> {
     adapter: AdapterId,
     weights: Arc<AdapterWeights<P>>,
-    /// Its rows, ascending.
+    /// Rows of the batch, ascending.
     rows: Vec<u32>,
 }
 
