@@ -74,6 +74,8 @@ struct AttendArgs {
     const u32* items_count;
     float* states;
     u32* arrivals;
+    // One more score of each query head, (query_heads), which no value has; or null.
+    const float* sinks;
     // From a block to the next (less than 4 GiB), and from a block's start to the layer's first head of K and of V;
     // in bytes.
     u64 block_bytes;
@@ -106,6 +108,8 @@ struct AttendPlainArgs {
     // In row order; together they cover every row.
     const AttendSegment* segments;
     const u32* segments_count;
+    // As in AttendArgs.
+    const float* sinks;
     // As in AttendArgs, but in elements.
     u64 block_elements;
     u64 key_elements;
@@ -166,6 +170,19 @@ DEVICE Factors merge(Total& total, Total span) {
 
 DEVICE float merged(float total, float span, Factors factors) {
     return fma_rn(span, factors.added, mul_rn(total, factors.kept));
+}
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Adds a head's sink, if there is one, to a row's sum of weights; returns the factor of the row's values.
+DEVICE float with_sink(Total& total, const float* sinks, u32 head) {
+    return sinks == nullptr ? 1.0f : merge(total, {mul_rn(sinks[head], LOG2_E), 1.0f}).kept;
+}
+
+// The factor of a row's values after its last span.
+DEVICE float final_factor(Total total, const float* sinks, u32 head, float value_scale) {
+    const float kept = with_sink(total, sinks, head);
+    return mul_rn(value_scale, kept) / total.sum;
 }
 
 }  // namespace attend

@@ -187,7 +187,7 @@ template <class S> struct Warp {
         for (u32 which = 0; which < 2; which++) {
             const u32 row = lane_row(share, which);
             if (row >= task.rows) continue;
-            const float scale = args.value_scale / totals[which].sum;
+            const float scale = final_factor(totals[which], args.sinks, task.query_head_of(row), args.value_scale);
             bf16* out = args.out + task.head_of(row, args.query_heads) * S::DIM + first_pair() * 16;
 #pragma unroll
             for (u32 i = 0; i < S::OWN_PAIRS * 2; i++) {
@@ -216,7 +216,7 @@ template <class S> DEVICE void merge_states(const AttendArgs& args, const Task<S
 #pragma unroll
             for (u32 word = 0; word < 4; word++) values[word] = merged(values[word], bits_to_f32(words.word[word]), factors);
         }
-        const float scale = args.value_scale / total.sum;
+        const float scale = final_factor(total, args.sinks, task.query_head_of(row), args.value_scale);
         auto* out = reinterpret_cast<u32*>(args.out + task.head_of(row, args.query_heads) * S::DIM + dim);
         out[0] = pack_bf16(mul_rn(values[0], scale), mul_rn(values[1], scale));
         out[1] = pack_bf16(mul_rn(values[2], scale), mul_rn(values[3], scale));

@@ -138,7 +138,7 @@ public:
     std::vector<bf16> plain() {
         const Buffer<u32> count(std::vector<u32>{u32(batch_.size())});
         const AttendPlainArgs args = {qkv_->get(), out_->get(), pool_->get(), tables_->get(), segments_->get(), count.get(),
-                                      block_elements(), 0, block_elements() / 2, heads_.query, heads_.kv, heads_.dim,
+                                      nullptr, block_elements(), 0, block_elements() / 2, heads_.query, heads_.kv, heads_.dim,
                                       BLOCK_TOKENS, 0xffffffffu, scale(), 0, 0};
         const int shared = attend::PLAIN_WARPS * (384 + 8 * heads_.dim);
         const lab::Kernel kernel = {reinterpret_cast<const void*>(attend_plain_bf16), int(32 * attend::PLAIN_WARPS), shared};

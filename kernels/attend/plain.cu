@@ -119,7 +119,8 @@ template <class T, class Stored> DEVICE void attend_row(const AttendPlainArgs& a
     }
 
     T* out = static_cast<T*>(args.out) + (u64(row) * args.query_heads + head) * args.head_dim;
-    for (u32 i = lane; i < args.head_dim; i += 32) store(out + i, bench.values[i] / total.sum);
+    const float kept = with_sink(total, args.sinks, head);
+    for (u32 i = lane; i < args.head_dim; i += 32) store(out + i, mul_rn(bench.values[i], kept) / total.sum);
     sync_warp();
 }
 

@@ -58,6 +58,7 @@ template <class S> struct Task {
     DEVICE u32 position_of(u32 row_of_tile) const { return segment.position + (row + row_of_tile) / group; }
     // Rows past the end see the same keys as the last one.
     DEVICE u32 clamped(u32 row_of_tile) const { return min(row_of_tile, rows - 1); }
+    DEVICE u32 query_head_of(u32 row_of_tile) const { return kv_head * group + (row + row_of_tile) % group; }
     // The index of this packed row's head in queries or outputs, whose rows are `heads` heads wide.
     DEVICE u64 head_of(u32 row_of_tile, u32 heads) const {
         const u32 packed = row + row_of_tile;

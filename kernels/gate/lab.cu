@@ -24,7 +24,7 @@ void rows(u32 count, u32 width, double ceiling) {
     const Buffer<bf16> gate_up(2 * elements * copies), out(elements * copies);
     lab::fill(gate_up.get(), gate_up.count(), 1, 2.0f);
     const auto launch = [&](int i) {
-        const GateArgs args = {gate_up.get() + 2 * elements * (i % copies), out.get() + elements * (i % copies), width, SILU};
+        const GateArgs args = {gate_up.get() + 2 * elements * (i % copies), out.get() + elements * (i % copies), width, SILU, 0, 0};
         silu_gate_bf16<<<dim3(count, (width + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS), THREADS>>>(args);
     };
     launch(0);

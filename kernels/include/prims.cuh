@@ -123,6 +123,10 @@ DEVICE void wait_for_previous() {}
 DEVICE u32 lane_index() { return threadIdx.x & 31; }
 DEVICE void sync_warp() { __syncwarp(); }
 #define sync_block() __syncthreads()
+// A named barrier of the block, 1 to 15, for `threads` of its threads, whole warps: waits for all of them, or only counts
+// as there.
+DEVICE void sync_part(u32 barrier, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+DEVICE void arrive_part(u32 barrier, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // The value of the lane `distance` below; lanes without such a lane keep their own value.

@@ -205,11 +205,11 @@ template <class S> struct ColumnStore {
     // Of the lane's two columns.
     float bias[2];
 
-    DEVICE ColumnStore(const MatmulArgs& all, const Corner& at, u32 count) : args(all), corner(at), rows(count) {
+    DEVICE ColumnStore(const MatmulArgs& all, const Corner& at) : args(all), corner(at), rows(at.rows_end) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             const u32 column = corner.column + i * 8 + lane_index() / 4;
-            bias[i] = args.bias == nullptr || column >= args.columns ? 0.0f : args.bias[column];
+            bias[i] = corner.bias == nullptr || column >= args.columns ? 0.0f : corner.bias[column];
         }
     }
 
@@ -287,14 +287,14 @@ template <class C> DEVICE void multiply_stages(const MatmulArgs& args, const Wor
             if (span.end == unit.end) break;
         }
         const u32 column = unit.first_column + place.column_block * S::COLUMNS + warp * 16;
-        const Corner corner = {column, unit.first_row + place.row_block * S::ROWS};
-        const ColumnStore<S> store(args, corner, work.rows);
+        const Corner corner = {column, unit.first_row + place.row_block * S::ROWS, work.rows, args.bias};
+        const ColumnStore<S> store(args, corner);
         if (args.is_out_f32 != 0) {
             store.store_f32(tree.last);
         } else if (args.columns % 4 == 0 && reinterpret_cast<u64>(args.out) % 8 == 0) {
             store.store_bf16(tree.last);
         } else {
-            store_out<S>(args, tree.last, corner, work.rows);
+            store_out<S>(args, tree.last, corner);
         }
     }
 }

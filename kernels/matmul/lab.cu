@@ -116,6 +116,7 @@ std::vector<Candidate> wide_candidates() {
             candidate<matmul::Few16>("few16_bf16", reinterpret_cast<const void*>(matmul_few16_bf16)),
             candidate<matmul::Few32>("few32_bf16", reinterpret_cast<const void*>(matmul_few32_bf16)),
             candidate<matmul::Few64>("few64_bf16", reinterpret_cast<const void*>(matmul_few64_bf16)),
+            candidate<matmul::Few128>("few128_bf16", reinterpret_cast<const void*>(matmul_few128_bf16)),
             candidate<matmul::Many64>("many64_bf16", reinterpret_cast<const void*>(matmul_many64_bf16)),
             candidate<matmul::Many128>("many128_bf16", reinterpret_cast<const void*>(matmul_many128_bf16))};
     if (lab::is_hopper()) {

@@ -37,11 +37,13 @@
 //   2c + 8, 2c + 9. `width` is a multiple of 16.
 // - int4, without sign: 16 bytes hold 32 elements, four words; of word c, bits 4i .. 4i + 3 are, for i = 0 .. 3,
 //   element 2c + 8i, and for i = 4 .. 7 element 2c + 1 + 8 (i - 4). `width` is a multiple of 32.
+// - fp4 (e2m1): as int4.
 // Scales: `column_scales`, (columns) f32, multiplies a column's sum of each span; or `group_scales`, (groups,
 // columns rounded up to 4) words, for groups of 32, 64 or 128 elements of the inner dimension, of which `width` is a
-// multiple: an f32 that multiplies the group's sum, without its lowest byte, so exact for scales that were f16 or
-// bf16. That byte is, for int4, the zero point, 0 to 15, which is subtracted from the elements.
+// multiple (for nvfp4, of 16): an f32 that multiplies the group's sum. For int4 without its lowest byte, so exact for
+// scales that were f16 or bf16: that byte is the zero point, 0 to 15, which is subtracted from the elements.
 #pragma once
+#include "expert_rows.cuh"
 #include "prims.cuh"
 
 // The most slices of the inner dimension.
@@ -68,7 +70,7 @@ struct MatmulArgs {
     // The spans of a slice: `span_width` each but the last. A multiple of SPAN_UNIT.
     u32 span_width;
     u32 spans;
-    // log2 of a group's elements: 5, 6 or 7, if there are `group_scales`.
+    // log2 of a group's elements: 4 to 7, if there are `group_scales`.
     u32 group_shift;
     // 1 if `out` is f32, 0 if bf16.
     u32 is_out_f32;
@@ -76,6 +78,13 @@ struct MatmulArgs {
     // The end of each slice; the last is `width`.
     u32 slice_ends[SLICES_MOST];
     u32 unused;
+};
+
+// Arguments of products of several experts; see `experts_*` for the host's part.
+struct ExpertMatmulArgs {
+    // The first expert's. `out` has a row for each place, and `rows_count` is not read.
+    MatmulArgs product;
+    ExpertRows rows;
 };
 
 // Arguments of the plain kernels.
@@ -93,6 +102,12 @@ struct MatmulPlainArgs {
     u32 slices;
     // The end of each slice; the last is `width`, and the others are multiples of 16.
     u32 slice_ends[SLICES_MOST];
+};
+
+struct ExpertMatmulPlainArgs {
+    // As in ExpertMatmulArgs.
+    MatmulPlainArgs product;
+    ExpertRows rows;
 };
 
 namespace matmul {

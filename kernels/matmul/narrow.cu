@@ -1,26 +1,11 @@
 // Matrix products with weights of eight or four bits.
 //
-// Owns: the entries for fp8 with a scale per column or per group, int8 with a scale per column, and int4 with a scale
-// and a zero point per group; for at most 8, 16 and 32 rows, and for tiles of 64 rows.
+// Owns: the entries for fp8 with a scale per column or per group, int8 with a scale per column, int4 with a scale
+// and a zero point per group, and fp4 with a scale per group, also of 16; for at most 8, 16 and 32 rows, and for tiles
+// of 64 rows.
 // Never: rounds a weight: kernels multiply the stored number less its zero point, which bf16 holds
 // exactly.
-//
-// Tiles are 128 columns wide, twice bf16's: rows are read again for every tile, and at half or a
-// quarter of the bytes of weights they would weigh too much. More stages are in flight, since each
-// has fewer bytes.
-#include "product.cuh"
-
-namespace matmul {
-
-template <class Weights> struct Narrow {
-    static constexpr u32 STAGES = 4 * Weights::PER_CHUNK / 16;
-    using Few8 = Shape<Weights, Cut::Spans, 128, 8, 4, 1, 128, STAGES>;
-    using Few16 = Shape<Weights, Cut::Spans, 128, 16, 4, 1, 128, STAGES == 8 ? 7 : STAGES>;
-    using Few32 = Shape<Weights, Cut::Spans, 128, 32, 4, 1, 128, Weights::PER_CHUNK == 16 ? 3 : 5>;
-    using Many64 = Shape<Weights, Cut::Tiles, 128, 64, 4, 2, 64, 4>;
-};
-
-}  // namespace matmul
+#include "narrow.cuh"
 
 #define NARROW_ENTRIES(format, weights) \
     MATMUL_ENTRY(matmul_few8_##format, matmul::Narrow<matmul::weights>::Few8, 2) \
@@ -32,3 +17,5 @@ NARROW_ENTRIES(fp8, Fp8Weights)
 NARROW_ENTRIES(fp8_groups, Fp8GroupWeights)
 NARROW_ENTRIES(int8, Int8Weights)
 NARROW_ENTRIES(int4, Int4Weights)
+NARROW_ENTRIES(fp4, Fp4Weights)
+NARROW_ENTRIES(nvfp4, Nvfp4Weights)

@@ -12,18 +12,18 @@
 namespace matmul {
 
 // This lane's elements of a warp's tiles: rows `lane % 4 × 2` and the next of columns `lane / 4` (first two) and
-// `lane / 4 + 8`.
-template <class S> struct Sums {
-    float of[S::COLUMN_TILES][S::ROW_TILES][4];
+// `lane / 4 + 8`. Of some of the warp's column tiles, or of all.
+template <class S, u32 COLUMN_TILES = S::COLUMN_TILES> struct Sums {
+    float of[COLUMN_TILES][S::ROW_TILES][4];
 
     DEVICE void clear() {
 #pragma unroll
-        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4] = 0;
+        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES * 4; i++) of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4] = 0;
     }
 
     DEVICE void add(const Sums& other) {
 #pragma unroll
-        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
+        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES * 4; i++) {
             float& sum = of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4];
             sum = add_rn(sum, other.of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4]);
         }
@@ -32,7 +32,7 @@ template <class S> struct Sums {
     // Memory of a block's sums is [column tile × row tile][thread]; `to` is this thread's place in the first.
     DEVICE void leave(Words4* to) const {
 #pragma unroll
-        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES; i++) {
             const float(&four)[4] = of[i / S::ROW_TILES][i % S::ROW_TILES];
             store_words(to + i * S::THREADS,
                         Words4{{f32_to_bits(four[0]), f32_to_bits(four[1]), f32_to_bits(four[2]), f32_to_bits(four[3])}});
@@ -41,7 +41,7 @@ template <class S> struct Sums {
 
     DEVICE void load(const Words4* from) {
 #pragma unroll
-        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES; i++) {
             const Words4 words = load_fresh_words(from + i * S::THREADS);
 #pragma unroll
             for (u32 word = 0; word < 4; word++) of[i / S::ROW_TILES][i % S::ROW_TILES][word] = bits_to_f32(words.word[word]);
@@ -101,7 +101,8 @@ template <class S> struct SpanSums {
         for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
             const u32 tile = i / 4 / S::ROW_TILES, row_tile = i / 4 % S::ROW_TILES;
             float& group = groups.of[tile][row_tile][i % 4];
-            group = fma_rn(sums.of[tile][row_tile][i % 4], scales[tile].scale(i % 4 / 2), group);
+            const float scale = scales[tile].template scale<S::Weights::HAS_ZEROS>(i % 4 / 2);
+            group = fma_rn(sums.of[tile][row_tile][i % 4], scale, group);
         }
         sums.clear();
     }
@@ -117,51 +118,59 @@ template <class S> struct WarpStage {
     u32 depth;
     u32 group_shift;
 
+    // Steps of 16, and the narrowest groups, that are loaded together.
+    static constexpr u32 STEPS = S::Weights::STEPS;
+    static constexpr u32 GROUP_STEPS = S::Weights::GROUP_LEAST / 16;
+    static constexpr u32 GROUPS = STEPS / GROUP_STEPS;
+
     DEVICE void add_to(SpanSums<S>& span) const {
-        constexpr u32 STEPS = S::Weights::STEPS;
 #pragma unroll
         for (u32 part = 0; part < S::DEPTH / 16 / STEPS; part++) {
-            GroupScales scales[S::COLUMN_TILES][STEPS / 2];
+            GroupScales scales[S::COLUMN_TILES][GROUPS];
             u32 weights[S::COLUMN_TILES][STEPS][4];
 #pragma unroll
             for (u32 i = 0; i < S::COLUMN_TILES; i++) {
                 if constexpr (SpanSums<S>::HAS_GROUPS) {
 #pragma unroll
-                    for (u32 pair = 0; pair < STEPS / 2; pair++) scales[i][pair] = scales_of(part * (STEPS / 2) + pair, i);
+                    for (u32 group = 0; group < GROUPS; group++) scales[i][group] = scales_of(part * GROUPS + group, i);
                 }
                 S::Weights::template load<S::WEIGHT_CHUNKS>(weights[i], stage, column + i * 16, part, scales[i]);
             }
 #pragma unroll
             for (u32 pair = 0; pair < STEPS / 2; pair++) {
-                const u32 at = part * (STEPS / 2) + pair;
                 RowFragments<S> rows;
-                rows.load(stage + S::X_OFFSET, row, at);
+                rows.load(stage + S::X_OFFSET, row, part * (STEPS / 2) + pair);
 #pragma unroll
-                for (u32 i = 0; i < 2 * S::COLUMN_TILES * S::ROW_TILES; i++) {
-                    const u32 step = i / (S::COLUMN_TILES * S::ROW_TILES), tile = i / S::ROW_TILES % S::COLUMN_TILES;
-                    const u32 row_tile = i % S::ROW_TILES;
-                    mma_bf16(span.sums.of[tile][row_tile], weights[tile][pair * 2 + step], rows.of[step][row_tile]);
-                }
-                if constexpr (SpanSums<S>::HAS_GROUPS) {
-                    if ((depth + at * 32 + 32) >> group_shift != (depth + at * 32) >> group_shift) end_group(span, scales, pair);
+                for (u32 step = 0; step < 2; step++) {
+#pragma unroll
+                    for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
+                        const u32 tile = i / S::ROW_TILES, row_tile = i % S::ROW_TILES;
+                        mma_bf16(span.sums.of[tile][row_tile], weights[tile][pair * 2 + step], rows.of[step][row_tile]);
+                    }
+                    if constexpr (SpanSums<S>::HAS_GROUPS) {
+                        if ((step + 1) % GROUP_STEPS == 0) end_groups(span, scales, part, (pair * 2 + step) / GROUP_STEPS);
+                    }
                 }
             }
         }
     }
 
-    // Of the 32 elements number `at` of the stage.
+    // Of the narrowest group number `at` of the stage.
     DEVICE GroupScales scales_of(u32 at, u32 tile) const {
-        const u32 group = ((depth + at * 32) >> group_shift) - (depth >> group_shift);
+        const u32 group = ((depth + at * S::Weights::GROUP_LEAST) >> group_shift) - (depth >> group_shift);
         const auto* words = reinterpret_cast<const u32*>(stage + S::SCALES_OFFSET) + group * S::COLUMNS;
         const u32 mine = column + tile * 16 + lane_index() / 4;
         return {{words[mine], words[mine + 8]}};
     }
 
-    static DEVICE void end_group(SpanSums<S>& span, const GroupScales (&scales)[S::COLUMN_TILES][S::Weights::STEPS / 2], u32 pair) {
-        GroupScales of_pair[S::COLUMN_TILES];
+    // Ends a group of the matrix if it ends with this narrowest group of the part.
+    DEVICE void end_groups(SpanSums<S>& span, const GroupScales (&scales)[S::COLUMN_TILES][GROUPS], u32 part, u32 index) const {
+        const u32 begin = depth + (part * GROUPS + index) * S::Weights::GROUP_LEAST;
+        if ((begin + S::Weights::GROUP_LEAST) >> group_shift == begin >> group_shift) return;
+        GroupScales ended[S::COLUMN_TILES];
 #pragma unroll
-        for (u32 i = 0; i < S::COLUMN_TILES; i++) of_pair[i] = scales[i][pair];
-        span.end_group(of_pair);
+        for (u32 i = 0; i < S::COLUMN_TILES; i++) ended[i] = scales[i][index];
+        span.end_group(ended);
     }
 };
 
@@ -173,18 +182,20 @@ template <class S> DEVICE Words4* sums_at(const MatmulArgs& args, u32 index, u32
     return reinterpret_cast<Words4*>(args.sums) + u64(index) * each * sums_stride<S>() + threadIdx.x;
 }
 
-// A warp's corner of the output.
+// A warp's corner of the output, the end of the rows that there are, and their bias.
 struct Corner {
     u32 column;
     u32 row;
+    u32 rows_end;
+    const float* bias;
 };
 
 // Multiplies a span's sums with the columns' scales; `first` is the warp's first column.
-template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& sums, u32 first) {
+template <class S> DEVICE void scale_columns(const MatmulArgs& args, const float* scales, Sums<S>& sums, u32 first) {
 #pragma unroll
     for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
         const u32 column = first + i * 8 + lane_index() / 4;
-        const float scale = column < args.columns ? args.column_scales[column] : 0.0f;
+        const float scale = column < args.columns ? scales[column] : 0.0f;
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             float& sum = sums.of[i / 2][j / 2][i % 2 * 2 + j % 2];
@@ -193,17 +204,18 @@ template <class S> DEVICE void scale_columns(const MatmulArgs& args, Sums<S>& su
     }
 }
 
-template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& totals, const Corner& corner, u32 rows) {
+template <class S, u32 COLUMN_TILES>
+DEVICE void store_out(const MatmulArgs& args, const Sums<S, COLUMN_TILES>& totals, const Corner& corner) {
     const u32 lane = lane_index();
 #pragma unroll
-    for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
+    for (u32 i = 0; i < COLUMN_TILES * 2; i++) {
         const u32 column = corner.column + i * 8 + lane / 4;
         if (column >= args.columns) continue;
-        const float bias = args.bias == nullptr ? 0.0f : args.bias[column];
+        const float bias = corner.bias == nullptr ? 0.0f : corner.bias[column];
 #pragma unroll
         for (u32 j = 0; j < S::ROW_TILES * 2; j++) {
             const u32 row = corner.row + j / 2 * 8 + lane % 4 * 2 + j % 2;
-            if (row >= rows) continue;
+            if (row >= corner.rows_end) continue;
             const float sum = add_rn(totals.of[i / 2][j / 2][i % 2 * 2 + j % 2], bias);
             const u64 at = u64(row) * args.columns + column;
             if (args.is_out_f32 != 0) {
@@ -215,63 +227,127 @@ template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& 
     }
 }
 
-// Adds up a tile's spans, of which this block computed one, if this block arrives last.
-template <class S>
-DEVICE bool gather_spans(const MatmulArgs& args, Sums<S>& totals, const Sums<S>& mine, const Unit& unit, bool multiplies) {
-    Words4* const all = sums_at<S>(args, unit.tile, args.spans);
-    if (multiplies) mine.leave(all + unit.index * sums_stride<S>());
-    if (!is_last_block(args.arrivals + unit.tile, args.spans, S::THREADS) || !multiplies) return false;
-    // Fewer sums wait at any time than spans were added, so they take the places of those.
-    SliceTree<Sums<S>> tree(all, sums_stride<S>());
-    Span span = span_from(args, 0, 0);
-    for (u32 index = 0; index < args.spans; index++) {
-        Sums<S> sums;
-        sums.load(all + index * sums_stride<S>());
-        tree.add(args, span, sums);
-        if (index + 1 < args.spans) span = next_span(args, span);
-    }
-    totals = tree.last;
-    return true;
-}
+// Named barriers of a block that shares the spans of a tile with others: before a stage among the warps that multiply;
+// behind a span's sums in memory; and behind the count of its arrival.
+enum : u32 { STAGE_BARRIER = 1, LEFT_BARRIER = 2, COUNTED_BARRIER = 3 };
 
-template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
+// The sums of a span that this block left in memory, of a tile whose spans it adds up if it arrived last. A count takes
+// some microseconds under load, so one warp counts while the others multiply the next span, and they look at the result
+// behind that one's sums.
+template <class S, class Rows> struct LeftSpan {
+    static constexpr u32 ALL_THREADS = S::BLOCK_THREADS;
+    static constexpr u32 NONE = ~0u;
+    // The unit of work.
+    u32 index = NONE;
+
+    // The work of the warp that counts: it never has copies on the way, for which its fence would wait.
+    static DEVICE void count_arrivals(const MatmulArgs& args, const Rows& rows, const Work& work, u32* counted) {
+        wait_for_previous();
+        for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
+            u32* const counter = args.arrivals + spans_of_unit<S>(args, work, index).tile;
+            sync_part(LEFT_BARRIER, ALL_THREADS);
+            if (lane_index() == 0) {
+                const u32 before = arrive(counter);
+                *counted = before + 1 == args.spans ? 1 : 0;
+                if (*counted != 0) *counter = 0;
+            }
+            sync_warp();
+            arrive_part(COUNTED_BARRIER, ALL_THREADS);
+        }
+    }
+
+    // Waits for the count of the arrival. True if this block was the last to arrive.
+    DEVICE bool is_last(const u32* counted) const {
+        if (index == NONE) return false;
+        sync_part(COUNTED_BARRIER, ALL_THREADS);
+        return *counted != 0;
+    }
+
+    // Adds up the tile's spans, and stores the tile; `column` and `row` are the warp's first in it.
+    DEVICE void add_up(const MatmulArgs& args, const Rows& rows, const Work& work, u32 column, u32 row) const {
+        const Unit unit = unit_of<S>(args, work, index, rows);
+        const float* bias = of_expert(args.bias, rows, unit.expert);
+        // A column tile at a time, or there would be too few registers.
+        using Part = Sums<S, 1>;
+#pragma unroll 1
+        for (u32 part = 0; part < S::COLUMN_TILES; part++) {
+            // Fewer sums wait at any time than spans were added, so they take the places of those.
+            Words4* const all = sums_at<S>(args, unit.tile, args.spans) + part * S::ROW_TILES * S::THREADS;
+            SliceTree<Part> spans(all, sums_stride<S>());
+            Span span = span_from(args, 0, 0);
+            for (u32 i = 0; i < args.spans; i++) {
+                Part sums;
+                sums.load(all + i * sums_stride<S>());
+                spans.add(args, span, sums);
+                if (i + 1 < args.spans) span = next_span(args, span);
+            }
+            store_out<S>(args, spans.last, {unit.first_column + column + part * 16, unit.first_row + row, unit.rows_end, bias});
+        }
+    }
+
+    DEVICE static void leave(const MatmulArgs& args, const Sums<S>& sums, const Unit& unit) {
+        sums.leave(sums_at<S>(args, unit.tile, args.spans) + unit.index * sums_stride<S>());
+    }
+};
+
+template <class S, class Rows> DEVICE void multiply(const MatmulArgs& args, const Rows& rows, u8* shared) {
     let_next_begin();
-    if constexpr (S::CUT == Cut::Tiles) wait_for_previous();
+    // Earlier launches sort rows by expert.
+    if constexpr (S::CUT == Cut::Tiles || Rows::HAS_EXPERTS) wait_for_previous();
     // The number of rows was copied before the step's first launch.
-    const Work work = work_of<S>(args);
+    const Work work = work_of<S>(args, rows);
     const u32 warp = threadIdx.x / 32;
     const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;
-    // All warps go through the same barriers, and all but the one that counts arrivals do the work.
-    const bool multiplies = S::CUT == Cut::Tiles || warp < S::THREADS / 32;
-    Feed<S> feed(args, work, shared, multiplies);
+    __shared__ u32 counted;
+    if constexpr (S::CUT == Cut::Spans) {
+        if (warp == S::THREADS / 32) {
+            if (work.spans > 1) LeftSpan<S, Rows>::count_arrivals(args, rows, work, &counted);
+            return;
+        }
+    }
+    Feed<S, Rows> feed(args, rows, work, shared);
+    LeftSpan<S, Rows> left;
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-        const Unit unit = unit_of<S>(args, work, index);
+        const Unit unit = unit_of<S>(args, work, index, rows);
         SpanSums<S> sums;
         SliceTree<Sums<S>> tree(sums_at<S>(args, blockIdx.x, WAITING_MOST), sums_stride<S>());
         for (Span span = unit.span;; span = next_span(args, span)) {
             sums.clear();
             for (u32 depth = span.begin; depth < span.end; depth += S::DEPTH) {
                 cp_async_wait<S::STAGES - 2>();
-                sync_block();
+                if constexpr (S::CUT == Cut::Spans) {
+                    sync_part(STAGE_BARRIER, S::THREADS);
+                } else {
+                    sync_block();
+                }
                 // The stage that all warps have just left is free.
                 feed.fill();
-                if (multiplies) WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
-                slot = Feed<S>::after(slot);
+                WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
+                slot = Feed<S, Rows>::after(slot);
             }
-            if constexpr (S::Weights::SCALING == Scaling::Columns) scale_columns<S>(args, sums.sums, unit.first_column + column);
+            if constexpr (S::Weights::SCALING == Scaling::Columns) {
+                scale_columns<S>(args, of_expert(args.column_scales, rows, unit.expert), sums.sums, unit.first_column + column);
+            }
             if constexpr (S::CUT == Cut::Tiles) tree.add(args, span, sums.all());
             if (span.end == unit.end) break;
         }
         if constexpr (S::CUT == Cut::Spans) {
-            if (work.spans == 1) {
-                tree.last = sums.all();
-            } else if (!gather_spans<S>(args, tree.last, sums.all(), unit, multiplies)) {
+            if (work.spans > 1) {
+                LeftSpan<S, Rows>::leave(args, sums.all(), unit);
+                // The next count overwrites this one's result.
+                const bool is_last = left.is_last(&counted);
+                arrive_part(LEFT_BARRIER, LeftSpan<S, Rows>::ALL_THREADS);
+                if (is_last) left.add_up(args, rows, work, column, row);
+                left.index = index;
                 continue;
             }
+            tree.last = sums.all();
         }
-        if (multiplies) store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row}, work.rows);
+        const float* bias = of_expert(args.bias, rows, unit.expert);
+        store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row, unit.rows_end, bias});
     }
+    if (left.is_last(&counted)) left.add_up(args, rows, work, column, row);
     cp_async_wait<0>();
 }
 
@@ -280,5 +356,11 @@ template <class S> DEVICE void multiply(const MatmulArgs& args, u8* shared) {
 #define MATMUL_ENTRY(name, shape, blocks) \
     extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
-        matmul::multiply<shape>(args, shared); \
+        matmul::multiply<shape>(args, AllRows{}, shared); \
+    }
+
+#define EXPERTS_ENTRY(name, shape, blocks) \
+    extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const ExpertMatmulArgs args) { \
+        DYNAMIC_SHARED(u8, shared); \
+        matmul::multiply<shape>(args.product, args.rows, shared); \
     }

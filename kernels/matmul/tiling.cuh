@@ -43,7 +43,7 @@ struct Shape {
     static constexpr u32 X_CHUNKS = DEPTH / 8;
     static constexpr u32 X_OFFSET = COLUMNS * WEIGHT_CHUNKS * 16;
     static constexpr u32 SCALES_OFFSET = X_OFFSET + ROWS * X_CHUNKS * 16;
-    static constexpr u32 GROUPS_MOST = Weights::SCALING == Scaling::Groups ? DEPTH / GROUP_LEAST : 0;
+    static constexpr u32 GROUPS_MOST = Weights::SCALING == Scaling::Groups ? DEPTH / Weights::GROUP_LEAST : 0;
     static constexpr u32 STAGE_BYTES = SCALES_OFFSET + GROUPS_MOST * COLUMNS * 4;
     static constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES;
     // Floats that the sums of one tile and span take in the workspace.

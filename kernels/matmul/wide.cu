@@ -27,7 +27,8 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
     const u32 warp = threadIdx.x / 32;
     // One stage less than there are places: the last stage but one is still being multiplied when
     // the next copy begins.
-    Feed<S, S::STAGES - 2> feed(args, work, shared);
+    const AllRows rows;
+    Feed<S, AllRows, S::STAGES - 2> feed(args, rows, work, shared);
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
         const Unit unit = unit_of<S>(args, work, index);
@@ -51,13 +52,13 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
                 wgmma_wait<1>();
                 // All warps have passed the barrier, so they have finished the last stage but one.
                 feed.fill();
-                slot = Feed<S>::after(slot);
+                slot = Feed<S, AllRows>::after(slot);
             }
             wgmma_take(sums.of[0]);
             tree.add(args, span, sums);
             if (span.end == unit.end) break;
         }
-        store_out<S>(args, tree.last, {unit.first_column + warp * 16, unit.first_row}, work.rows);
+        store_out<S>(args, tree.last, {unit.first_column + warp * 16, unit.first_row, work.rows, args.bias});
     }
     cp_async_wait<0>();
 }

@@ -43,7 +43,8 @@ constexpr Variant VARIANTS[] = {
     {"top-k 1", 1.0f, 0.0f, 1, 1.0, 0.0f},
 };
 
-// Logits with a bell-shaped distribution, about as wide as a model's.
+// Logits with a bell-shaped distribution, about as wide as a model's, in which one token in 2,000 stands out, as it does
+// where a model has an opinion.
 std::vector<float> logits_of(u32 batch) {
     std::vector<float> logits(size_t(batch) * VOCABULARY);
     u64 state = 1;
@@ -53,7 +54,7 @@ std::vector<float> logits_of(u32 batch) {
             state = state * 6364136223846793005ull + 1442695040888963407ull;
             sum += float(state >> 40) / (1 << 23) - 1.0f;
         }
-        logit = 4.0f * sum;
+        logit = 4.0f * sum + (state >> 33 & 2047 ? 0.0f : 12.0f);
     }
     return logits;
 }
@@ -94,13 +95,16 @@ void measure(u32 batch, const Variant& variant) {
     const Buffer<u32> masks(masks_of(batch, variant.allowed_every > 0 ? variant.allowed_every : 1));
     const Buffer<DrawRule> rules_there(rules);
     const Buffer<u64> best(batch);
+    const Buffer<u64> segments(size_t(batch) * SEGMENTS_MAX);
     const Buffer<u32> tokens(batch);
     SampleArgs args{};
     args.rules = rules_there.get();
     args.masks = masks.get();
     args.best = best.get();
+    args.segments = segments.get();
     args.tokens = tokens.get();
     args.vocab = VOCABULARY;
+    lab::check(cudaFuncSetAttribute(sample_draw, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared))), "shared memory");
     lab::Figure figure;
     figure.lab = "sample";
     figure.variant = variant.name;
@@ -108,7 +112,8 @@ void measure(u32 batch, const Variant& variant) {
     figure.seconds = lab::seconds_of(20, [&](int turn) {
         args.logits = sets[size_t(turn) % sets.size()]->get();
         sample_prepare<<<dim3(batch, (VOCABULARY + 8191) / 8192), PREPARE_THREADS>>>(args);
-        sample_draw<<<batch, THREADS>>>(args);
+        sample_weigh<<<dim3(batch, (VOCABULARY + 2047) / 2048), PREPARE_THREADS>>>(args);
+        sample_draw<<<batch, THREADS, sizeof(Shared)>>>(args);
     });
     const bool is_certain = variant.allowed_every == 0 && (variant.heat == 0.0f || variant.top_k == 1);
     figure.error = is_certain ? wrong_share(host, tokens.read()) : 0;

@@ -5,12 +5,15 @@
 // rounded operations, and weights are added as whole numbers of 2^-44, so that sums do not depend on how many
 // threads make them. Equal logits give equal tokens on every device.
 //
-// `sample_prepare` checks and edits the logits and finds the most likely token, many blocks a row.
-// `sample_draw` does the rest, one block a row; nothing is sorted. A cut by likelihood ends at a
-// bar: a logit, and among tokens of that logit the largest id that stays. It is found by radix
-// selection over the logits' bits, by count for top-k and by weight for top-p, among the few tokens
-// that can be near it; where many can (a top-k above 512, a flat row), warps add up in bins of
-// their own, so that none waits for another.
+// `sample_prepare` checks and edits the logits and finds the most likely token, and `sample_weigh` adds up the weights
+// of each segment of a row, both with many blocks a row. `sample_draw` does the rest, one block a row; nothing is
+// sorted. A cut by likelihood ends at a bar: a logit, and among tokens of that logit the largest id that stays. It is
+// found by radix selection over the logits' bits, by count for top-k and by weight for top-p, among the few tokens
+// that can be near it; where many can (a top-k above 512, a flat row), warps add up in bins of their own, so that none
+// waits for another.
+//
+// An exponential takes some 60 instructions, a row of 128k tokens on one multiprocessor 60 µs: whole rows are weighed
+// by many blocks, and one block weighs the tokens alone that can count.
 #include "prims.cuh"
 
 // The rules by which a row's token is drawn.
@@ -43,6 +46,7 @@ struct SampleArgs {
     const Edit* edits;
     const u32* masks;        // (vocab / 32, rounded up) words a mask: bit t % 32 of word t / 32 allows token t
     u64* best;               // (rows), zero before and after: see key_of_token
+    u64* segments;           // (rows, SEGMENTS_MAX), the sum of each segment's units, see Segments
     u32* tokens;             // (rows), the token drawn, or NO_TOKEN if logits were not finite
     u32 vocab;
     u32 reserved;
@@ -60,8 +64,12 @@ constexpr u32 WARPS = THREADS / 32;
 constexpr u32 DIGIT_BITS = 8;
 constexpr u32 BINS = 1 << DIGIT_BITS;
 constexpr u32 SEGMENTS_MAX = 1024;
-// Logits that a thread has on the way at once: a row is read by one block, so the latency of its loads is its time.
-constexpr u32 AHEAD = 8;
+// Tokens near a cut that a warp keeps beside each other.
+constexpr u32 LISTED_MAX = 256;
+// Tokens whose logits a thread loads at once, and such loads on the way: a row is read by one block, so the latency of
+// its loads is its time.
+constexpr u32 TOGETHER = 4;
+constexpr u32 AHEAD = 4;
 
 // Larger logits have larger keys; both zeros have one.
 DEVICE u32 key_of(float logit) {
@@ -172,37 +180,57 @@ struct Shared {
     u64 bins[WARPS][BINS];
     u64 segments[SEGMENTS_MAX];
     u64 warps[WARPS];
+    // Tokens that a cut looks at, a list for each warp: their logits' keys, and their ids.
+    u32 listed_keys[WARPS][LISTED_MAX];
+    u32 listed_tokens[WARPS][LISTED_MAX];
+    u32 listed[WARPS];
     u32 keys[THREADS];
     // An answer of one thread for all.
     u64 found[3];
 };
+static_assert(sizeof(Shared) == 75992, "the shared memory of a block, as in the list of kernels");
 
 DEVICE bool is_kept(const Row& row, u32 key, u32 token) {
     return key > row.bar_key || (key == row.bar_key && token <= row.bar_id);
 }
-DEVICE float weight_of(const Row& row, float logit) { return exp_exact(mul_rn(add_rn(logit, -row.most), row.heat)); }
+DEVICE float exponent_of(const Row& row, float logit) { return mul_rn(add_rn(logit, -row.most), row.heat); }
+DEVICE float weight_of(const Row& row, float logit) { return exp_exact(exponent_of(row, logit)); }
 
-// Calls `visit` with the logits of tokens `first`, `first + stride` and so on up to `end`, and past it, with negative
-// infinity, to a number of them that is the same for all threads with the same `rounds`.
+// The logits of TOGETHER tokens from `first` on, a multiple of it; negative infinity past the vocabulary.
+DEVICE void load_logits(float (&logits)[TOGETHER], const Row& row, u32 first) {
+    if (row.vocab % TOGETHER == 0 && first < row.vocab) {
+        const Words4 words = load_words(row.logits + first);
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) logits[i] = bits_to_f32(words.word[i]);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) logits[i] = first + i < row.vocab ? row.logits[first + i] : NEGATIVE_INFINITY;
+    }
+}
+
+// Calls `visit` with TOGETHER tokens and their logits from `first`, `first + stride` and so on: `rounds` times, past the
+// vocabulary with negative infinity, so that all threads with the same `rounds` make the same calls.
 template <class Visit> DEVICE void visit_rounds(const Row& row, u32 first, u32 stride, u32 rounds, Visit visit) {
     for (u32 round = 0; round < rounds; round += AHEAD) {
-        float logits[AHEAD];
+        float logits[AHEAD][TOGETHER];
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
-            const u32 token = first + (round + i) * stride;
-            logits[i] = round + i < rounds && token < row.vocab ? row.logits[token] : NEGATIVE_INFINITY;
+            if (round + i < rounds) load_logits(logits[i], row, first + (round + i) * stride);
         }
 #pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) {
-            if (round + i < rounds) visit(first + (round + i) * stride, logits[i]);
+        for (u32 i = 0; i < AHEAD * TOGETHER; i++) {
+            const u32 at = round + i / TOGETHER;
+            if (at < rounds) visit(first + at * stride + i % TOGETHER, logits[i / TOGETHER][i % TOGETHER]);
         }
     }
 }
 
+// The rounds in which a block visits a row.
+DEVICE u32 rounds_of(const Row& row) { return (row.vocab + THREADS * TOGETHER - 1) / (THREADS * TOGETHER); }
+
 // Calls `visit` with each of this thread's tokens and its logit.
 template <class Visit> DEVICE void visit_tokens(const Row& row, Visit visit) {
-    const u32 rounds = (row.vocab + THREADS - 1) / THREADS;
-    visit_rounds(row, threadIdx.x, THREADS, rounds, [&](u32 token, float logit) {
+    visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row), [&](u32 token, float logit) {
         if (token < row.vocab) visit(token, logit);
     });
 }
@@ -284,18 +312,71 @@ DEVICE void add_to_bins(u64 (&bins)[BINS], u32 digit, u64 measure) {
 // The measures of a cut: each token counts as one, or by its weight.
 struct ByCount {
     u32 least_key;
+    DEVICE bool may_count(const Row&, float, u32 key) const { return key >= least_key; }
     DEVICE u64 measure(const Row&, float, u32 key) const { return key >= least_key ? 1 : 0; }
 };
 struct ByWeight {
     u64 least;
-    DEVICE u64 measure(const Row& row, float logit, u32) const {
+    // Exponents below this surely have smaller weights.
+    float least_exponent;
+
+    DEVICE explicit ByWeight(u64 units_least) : least(units_least) {
+        // 2^(power - 44) is at most the least weight, which is that of an exponent of (power - 44) · ln 2 or more. The
+        // hundredth is far more than what the exponential is off by.
+        const i32 power = i32(f32_to_bits(float(least)) >> 23) - 127;
+        least_exponent = least > 0 ? add_rn(mul_rn(float(power - 1 - 44), 0.6931472f), -0.01f) : NEGATIVE_INFINITY;
+    }
+    // Whether the measure may be more than zero, with a few instructions.
+    DEVICE bool may_count(const Row& row, float logit, u32) const { return exponent_of(row, logit) >= least_exponent; }
+    DEVICE u64 measure(const Row& row, float logit, u32 key) const {
+        if (!may_count(row, logit, key)) return 0;
         u64 unit = units(weight_of(row, logit));
         return unit >= least ? unit : 0;
     }
 };
 
+// Lists the kept tokens that a cut measures. False if a warp has more of them than its list holds.
+template <class By> DEVICE bool list_measured(const Row& row, const By& by, Shared& shared) {
+    const u32 warp = threadIdx.x / 32, lanes_before = (1u << lane_index()) - 1;
+    u32 count = 0;
+    visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row), [&](u32 token, float logit) {
+        const u32 key = key_of(logit);
+        const bool is_measured = token < row.vocab && is_kept(row, key, token) && by.may_count(row, logit, key);
+        const u32 measured = ballot(is_measured);
+        if (measured == 0) return;
+        const u32 at = count + count_ones(measured & lanes_before);
+        if (is_measured && at < LISTED_MAX) {
+            shared.listed_keys[warp][at] = key;
+            shared.listed_tokens[warp][at] = token;
+        }
+        count += count_ones(measured);
+    });
+    if (lane_index() == 0) shared.listed[warp] = count;
+    sync_block();
+    u32 most = 0;
+    for (u32 other = 0; other < WARPS; other++) most = shared.listed[other] > most ? shared.listed[other] : most;
+    return most <= LISTED_MAX;
+}
+
+// Calls `visit` with the tokens that a cut looks at, their logits and keys: the warp's list, or the whole row. All lanes
+// of a warp make the same calls; those without a token have one past the vocabulary.
+template <class Visit> DEVICE void visit_measured(const Row& row, bool is_listed, const Shared& shared, Visit visit) {
+    if (!is_listed) {
+        visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row),
+                     [&](u32 token, float logit) { visit(token, logit, key_of(logit)); });
+        return;
+    }
+    const u32 warp = threadIdx.x / 32, count = shared.listed[warp];
+    for (u32 first = 0; first < count; first += 32) {
+        const u32 at = first + lane_index();
+        const u32 key = at < count ? shared.listed_keys[warp][at] : 0;
+        visit(at < count ? shared.listed_tokens[warp][at] : row.vocab, logit_of(key), key);
+    }
+}
+
 // Moves the bar to where the measures of kept tokens, most likely first, reach `wanted`.
 template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& shared) {
+    const bool is_listed = list_measured(row, by, shared);
     u32 prefix = 0;
     for (u32 shift = 32; shift > 0;) {
         u32 digits = shift >= DIGIT_BITS ? DIGIT_BITS : shift;
@@ -305,9 +386,7 @@ template <class By> DEVICE void cut(Row& row, const By& by, u64 wanted, Shared& 
         u64(&bins)[BINS] = shared.bins[threadIdx.x / 32];
         for (u32 bin = lane_index(); bin < BINS; bin += 32) bins[bin] = 0;
         sync_warp();
-        // All lanes of a warp go the same number of rounds.
-        visit_rounds(row, threadIdx.x, THREADS, (row.vocab + THREADS - 1) / THREADS, [&](u32 token, float logit) {
-            const u32 key = key_of(logit);
+        visit_measured(row, is_listed, shared, [&](u32 token, float logit, u32 key) {
             const bool is_here = token < row.vocab && (known == 32 || key >> known == prefix);
             const u64 measure = is_here && is_kept(row, key, token) ? by.measure(row, logit, key) : 0;
             add_to_bins(bins, (key >> shift) & ((1u << digits) - 1), measure);
@@ -414,36 +493,56 @@ DEVICE u64 kept_units(const Row& row, u32 token, float logit) {
     return weight >= row.min_p ? units(weight) : 0;
 }
 
-// The first token at which the running sum of kept weights passes `bits` / 2^53 of all of them.
-DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
-    u32 spans = (row.vocab + SEGMENTS_MAX * 32 - 1) / (SEGMENTS_MAX * 32);
-    u32 segment_tokens = spans * 32;
-    u32 segments = (row.vocab + segment_tokens - 1) / segment_tokens;
-    u64 mine = 0, sum = 0;
-    // A warp has neighbouring segments.
-    const u32 each = (segments + WARPS - 1) / WARPS, warp_first = min(threadIdx.x / 32 * each, segments);
-    const u32 warp_segments = min(each, segments - warp_first);
-    u32 segment = warp_first, left_of_segment = spans;
-    visit_rounds(row, warp_first * segment_tokens + lane_index(), 32, warp_segments * spans, [&](u32 token, float logit) {
-        if (token < row.vocab) sum += kept_units(row, token, logit);
-        if (--left_of_segment > 0) return;
+// A row's segments: runs of tokens whose weights are summed by one warp, TOGETHER for each lane at a time.
+struct Segments {
+    u32 rounds;
+    u32 tokens;
+    u32 count;
+
+    DEVICE explicit Segments(u32 vocab) {
+        constexpr u32 ROUND = 32 * TOGETHER;
+        rounds = (vocab + SEGMENTS_MAX * ROUND - 1) / (SEGMENTS_MAX * ROUND);
+        tokens = rounds * ROUND;
+        count = (vocab + tokens - 1) / tokens;
+    }
+};
+
+// Adds up `count` segments from `first` on: a warp's work, with `to` in the memory that all its lanes see.
+DEVICE void weigh_segments(const Row& row, const Segments& segments, u32 first, u32 count, u64* to) {
+    u64 sum = 0;
+    u32 segment = first, left = segments.rounds * TOGETHER;
+    const u32 token = first * segments.tokens + lane_index() * TOGETHER;
+    visit_rounds(row, token, 32 * TOGETHER, count * segments.rounds, [&](u32 at, float logit) {
+        if (at < row.vocab) sum += kept_units(row, at, logit);
+        if (--left > 0) return;
         sum = warp_sum(sum);
-        if (lane_index() == 0) {
-            shared.segments[segment] = sum;
-            mine += sum;
-        }
+        if (lane_index() == 0) to[segment] = sum;
         segment++;
-        left_of_segment = spans;
+        left = segments.rounds * TOGETHER;
         sum = 0;
     });
-    u64 goal = part(block_sum(mine, shared), bits);
+}
+
+// The first token at which the running sum of kept weights passes `bits` / 2^53 of all of them. `weighed` has the sums
+// of segments if no rule but the temperature has changed them.
+DEVICE u32 draw(const Row& row, u64 bits, const u64* weighed, Shared& shared) {
+    const Segments segments(row.vocab);
+    if (weighed == nullptr) {
+        // A warp has neighbouring segments.
+        const u32 each = (segments.count + WARPS - 1) / WARPS, first = min(threadIdx.x / 32 * each, segments.count);
+        sync_block();
+        weigh_segments(row, segments, first, min(each, segments.count - first), shared.segments);
+        sync_block();
+        weighed = shared.segments;
+    }
     // Each thread has two neighbouring segments; in one thread's the sum passes the goal.
     static_assert(SEGMENTS_MAX == 2 * THREADS, "segments of a thread");
     u64 pair[2];
     for (u32 i = 0; i < 2; i++) {
         u32 segment = threadIdx.x * 2 + i;
-        pair[i] = segment < segments ? shared.segments[segment] : 0;
+        pair[i] = segment < segments.count ? weighed[segment] : 0;
     }
+    const u64 goal = part(block_sum(pair[0] + pair[1], shared), bits);
     u64 before = sum_before(pair[0] + pair[1], shared);
     if (before <= goal && goal < before + pair[0] + pair[1]) {
         bool is_second = goal >= before + pair[0];
@@ -453,10 +552,10 @@ DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
     sync_block();
     // The first warp walks that segment; the others are done.
     if (threadIdx.x >= 32) return 0;
-    u32 first = u32(shared.found[0]) * segment_tokens;
+    u32 first = u32(shared.found[0]) * segments.tokens;
     u64 left = shared.found[1];
     u32 drawn = 0;
-    for (u32 i = 0; i < segment_tokens; i += 32) {
+    for (u32 i = 0; i < segments.tokens; i += 32) {
         u32 token = first + i + lane_index();
         u64 weight = token < row.vocab ? kept_units(row, token, row.logits[token]) : 0;
         u64 upto = weight;
@@ -474,43 +573,88 @@ DEVICE u32 draw(const Row& row, u64 bits, Shared& shared) {
     return drawn;
 }
 
+// The state of a row before any cut; `is_decided` if its token does not depend on weights.
+struct Start {
+    u64 best;
+    float most;
+    bool is_decided;
+
+    DEVICE Start(const SampleArgs& args, const DrawRule& rule) : best(args.best[rule.row]), most(logit_of(u32(best >> 32))) {
+        is_decided = best == NOT_FINITE || rule.heat == 0.0f || most == NEGATIVE_INFINITY;
+    }
+    DEVICE Row row(const SampleArgs& args, const DrawRule& rule) const {
+        return {args.logits + u64(rule.row) * args.vocab, args.vocab, most, rule.heat, rule.min_p, 0, ~0u};
+    }
+};
+
+DEVICE u64* segments_of(const SampleArgs& args, u32 row) { return args.segments + u64(row) * SEGMENTS_MAX; }
+// Whether a rule cuts the row before weights are added up.
+DEVICE bool cuts_first(const DrawRule& rule, u32 vocab) { return (rule.top_k > 0 && rule.top_k < vocab) || rule.top_n_sigma > 0.0f; }
+DEVICE bool cuts_by_weight(const DrawRule& rule) { return rule.top_p < u64(1) << 53; }
+
+// Grid: (rows, any number of blocks that share a row).
+extern "C" KERNEL(PREPARE_THREADS, 1) sample_weigh(GRID_CONSTANT const SampleArgs args) {
+    start_kernel();
+    const DrawRule rule = args.rules[blockIdx.x];
+    if (rule.mask == DRAWN_LATER || cuts_first(rule, args.vocab)) return;
+    const Start start(args, rule);
+    if (start.is_decided) return;
+    Row row = start.row(args, rule);
+    // The share of top-p is one of all tokens, whatever min-p takes away afterwards.
+    if (cuts_by_weight(rule)) row.min_p = 0;
+    const Segments segments(args.vocab);
+    constexpr u32 WARPS_OF_BLOCK = PREPARE_THREADS / 32;
+    const u32 warps = gridDim.y * WARPS_OF_BLOCK, each = (segments.count + warps - 1) / warps;
+    const u32 first = min((blockIdx.y * WARPS_OF_BLOCK + threadIdx.x / 32) * each, segments.count);
+    weigh_segments(row, segments, first, min(each, segments.count - first), segments_of(args, rule.row));
+}
+
+// The weight of all tokens that are kept.
+DEVICE u64 kept_total(const Row& row, const u64* weighed, Shared& shared) {
+    u64 mine = 0;
+    if (weighed != nullptr) {
+        for (u32 i = threadIdx.x; i < Segments(row.vocab).count; i += THREADS) mine += weighed[i];
+    } else {
+        visit_tokens(row, [&](u32 token, float logit) {
+            if (is_kept(row, key_of(logit), token)) mine += units(weight_of(row, logit));
+        });
+    }
+    return block_sum(mine, shared);
+}
+
 // Grid: (rows).
 extern "C" KERNEL(THREADS, 1) sample_draw(GRID_CONSTANT const SampleArgs args) {
     start_kernel();
-    __shared__ Shared shared;
+    DYNAMIC_SHARED(u8, memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
     DrawRule rule = args.rules[blockIdx.x];
     if (rule.mask == DRAWN_LATER) {
         if (threadIdx.x == 0) args.tokens[rule.row] = NO_TOKEN;
         return;
     }
-    u64 best = args.best[rule.row];
+    const Start start(args, rule);
     sync_block();
     if (threadIdx.x == 0) args.best[rule.row] = 0;
-    float most = logit_of(u32(best >> 32));
-    bool is_decided = best == NOT_FINITE || rule.heat == 0.0f || most == NEGATIVE_INFINITY;
-    if (is_decided) {
-        u32 token = most == NEGATIVE_INFINITY ? 0 : ~u32(best);
-        if (threadIdx.x == 0) args.tokens[rule.row] = best == NOT_FINITE ? NO_TOKEN : token;
+    if (start.is_decided) {
+        u32 token = start.most == NEGATIVE_INFINITY ? 0 : ~u32(start.best);
+        if (threadIdx.x == 0) args.tokens[rule.row] = start.best == NOT_FINITE ? NO_TOKEN : token;
         return;
     }
-    Row row{args.logits + u64(rule.row) * args.vocab, args.vocab, most, rule.heat, rule.min_p, 0, ~0u};
+    Row row = start.row(args, rule);
+    const u64* weighed = cuts_first(rule, args.vocab) ? nullptr : segments_of(args, rule.row);
     if (rule.top_k > 0 && rule.top_k < args.vocab) {
         ByCount by{key_reached_by(row, rule.top_k, shared)};
         cut(row, by, rule.top_k, shared);
     }
     // The cuts keep the most likely tokens, so the order of this one and the last does not matter.
     if (rule.top_n_sigma > 0.0f) keep_within(row, rule.top_n_sigma, shared);
-    if (rule.top_p < u64(1) << 53) {
-        u64 mine = 0;
-        visit_tokens(row, [&](u32 token, float logit) {
-            if (is_kept(row, key_of(logit), token)) mine += units(weight_of(row, logit));
-        });
-        u64 total = block_sum(mine, shared);
-        u64 wanted = larger(part(total, rule.top_p), 1);
+    if (cuts_by_weight(rule)) {
+        const u64 total = kept_total(row, weighed, shared);
+        const u64 wanted = larger(part(total, rule.top_p), 1);
         // Tokens lighter than this together weigh less than what the set leaves out.
-        ByWeight by{(total - wanted) / args.vocab};
-        cut(row, by, wanted, shared);
+        cut(row, ByWeight((total - wanted) / args.vocab), wanted, shared);
+        weighed = nullptr;
     }
-    u32 token = draw(row, rule.bits, shared);
+    u32 token = draw(row, rule.bits, weighed, shared);
     if (threadIdx.x == 0) args.tokens[rule.row] = token;
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import record
 
 # The kernels of a decode step and of a prompt come first: a run may be cut off.
-IMPORTANCE = ["operations", "flashinfer", "matmul", "attend", "sample", "blocks", "norm", "rotate", "gate", "gather", "embed"]
+IMPORTANCE = ["operations", "flashinfer", "matmul", "experts", "attend", "sample", "blocks", "norm", "rotate", "gate", "gather", "embed"]
 
 def run(program: Path, limit: float, size: str) -> bool:
     """Runs a lab; returns whether it ended and everything was right."""

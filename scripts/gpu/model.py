@@ -29,12 +29,16 @@ class Model:
     # The bits of an element of the layers' matrices, with its share of scales and zero points; the head is not
     # quantised.
     weight_bits: float = 16
+    # Experts of a layer, and those of each token; a dense model has one. `intermediate` is the width of each.
+    experts: int = 1
+    chosen: int = 1
 
     @staticmethod
     def of(folder: str | Path, name: str | None = None) -> "Model":
         """Returns the sizes in a folder's config.json."""
         config = json.loads((Path(folder) / "config.json").read_text())
         heads = config["num_attention_heads"]
+        experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1
         return Model(
             name=name or Path(folder).name,
             hidden=config["hidden_size"],
@@ -42,32 +46,45 @@ class Model:
             query_heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=config["intermediate_size"],
+            intermediate=config.get("moe_intermediate_size") or config["intermediate_size"],
             vocabulary=config["vocab_size"],
             is_tied=bool(config.get("tie_word_embeddings")),
+            experts=experts,
+            chosen=config["num_experts_per_tok"] if experts > 1 else 1,
         )
 
     @property
-    def layer_elements(self) -> int:
-        """The elements of one layer's matrices: q, k, v, o, gate, up, down."""
+    def attention_elements(self) -> int:
+        """The elements of one layer's matrices q, k, v and o, and of its router."""
         attention = self.hidden * self.head_dim * (2 * self.query_heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        return attention + (self.hidden * self.experts if self.experts > 1 else 0)
+
+    @property
+    def expert_elements(self) -> int:
+        """The elements of one expert's, or of the MLP's, matrices gate, up and down."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def layer_elements(self) -> int:
+        """The elements of one layer's matrices that a token meets."""
+        return self.attention_elements + self.chosen * self.expert_elements
 
     @property
     def head_elements(self) -> int:
         return self.hidden * self.vocabulary
 
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of weights that a step must read: every matrix once, with the head. The embedding table, of which
-        a step reads a row per sequence, is left out, and so are norms, a ten-thousandth."""
-        layers = self.layers * self.layer_elements * self.weight_bits / 8
-        return int(layers) + self.head_elements * self.element_bytes
+    def weight_bytes(self, rows: int | None) -> int:
+        """The bytes of weights that a step of so many rows must read, or of all: every matrix once, with the head, and
+        experts that rows chose, if every choice is as likely. The embedding table, of which a step reads a row per
+        sequence, is left out, and so are norms, a ten-thousandth."""
+        missed = 0.0 if rows is None else (1 - self.chosen / self.experts) ** rows
+        elements = self.attention_elements + self.experts * (1 - missed) * self.expert_elements
+        return int(self.layers * elements * self.weight_bits / 8) + self.head_elements * self.element_bytes
 
     @property
     def stored_bytes(self) -> int:
         """The bytes of a checkpoint, without norms."""
-        return self.weight_bytes + (0 if self.is_tied else self.head_elements * self.element_bytes)
+        return self.weight_bytes(None) + (0 if self.is_tied else self.head_elements * self.element_bytes)
 
     @property
     def kv_token_bytes(self) -> int:
@@ -77,9 +94,9 @@ class Model:
     def step_bytes(self, batch: int, context: int) -> int:
         """The bytes that a decode step must read: weights once, and each sequence's keys and values once:
 
-        weight_bytes + batch × context × kv_token_bytes
+        weight_bytes(batch) + batch × context × kv_token_bytes
         """
-        return self.weight_bytes + batch * context * self.kv_token_bytes
+        return self.weight_bytes(batch) + batch * context * self.kv_token_bytes
 
     def prompt_operations(self, tokens: int) -> int:
         """Operations of the matrix products of one prompt: two for each element of each layer's matrices and each

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs the checks that need a real GPU, in four calls of ten minutes each, on a machine with a driver of CUDA 13.
-# usage: run.sh --call first|roofline|system|again [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER]
+# Runs the checks that need a real GPU, in calls of ten minutes each, on a machine with a driver of CUDA 13.
+# usage: run.sh --call first|roofline|system|again|experts [--only STAGE,…] [--budget SECONDS] [--out FOLDER] [--scratch FOLDER]
 #               [--stand-in FOLDER]
 #
 #   first     correctness: smoke, tests, sanitizers, reference checkpoints, one timing of an engine
 #   roofline  ceilings of the machine, labs by importance, hardware counters
 #   system    the engine on 1B and 8B, legs by share, loading, peers by turns
 #   again     the important stages once more after a correction: smoke, sanitizers, operations, engine, legs
+#   experts   mixtures of experts: smoke, tests, reference checkpoints, their lab, an engine with 64 experts a layer
 #
 # Each call starts cold and needs nothing of another. It takes target/gpu-bundle, or its archive, which build.sh made on
 # another machine. Stages run in the order of their value, each within a time limit of its own and the rest of the
@@ -36,8 +37,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 case $call in
-  first | roofline | system | again) ;;
-  *) sed -n '2,21p' "$0" >&2; exit 2 ;;
+  first | roofline | system | again | experts) ;;
+  *) sed -n '2,22p' "$0" >&2; exit 2 ;;
 esac
 
 bundle=$root/target/gpu-bundle
@@ -124,6 +125,7 @@ declare -A stages=(
   [roofline]="facts ceilings matmul labs counters"
   [system]="facts ceilings matmul engine-1b int4-1b legs engine-8b fast-8b loop-8b batching-8b llama-cpp load"
   [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
+  [experts]="facts smoke ceilings matmul experts-tests experts-lab engine-experts goldens racecheck"
 )
 # Tests of properties that an emulator cannot show; the first of them runs every kernel once.
 smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_e4m3_code_is_read wgmma_sums_are_compared both_partitions_of_a_gpu a_child_process_writes_into"
@@ -133,11 +135,12 @@ watched="every_kernel_runs_on_small_sizes every_e4m3_code_is_read both_partition
 raced="every_kernel_runs_on_small_sizes every_e4m3_code_is_read both_partitions_of_a_gpu quantised_matrix_products reads_return_the_pools_bytes"
 
 # Random weights, written while other stages run. config.json comes last, so that a folder with one is whole.
-declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b)
-declare -A users=([1b]="first-engine engine-1b int4-1b legs llama-cpp load" [8b]="engine-8b fast-8b loop-8b batching-8b")
+declare -A shapes=([1b]=llama-3.2-1b [8b]=llama-3.1-8b [experts]=olmoe-1b-7b)
+declare -A users=([1b]="first-engine engine-1b int4-1b legs llama-cpp load" [8b]="engine-8b fast-8b loop-8b batching-8b" [experts]="engine-experts")
 kv_long=34GiB few=decode:1x1024,prefill:2048
 of_8b=prefill:2048,decode:1x1024,decode:32x1024,decode:32x8192,prefill:8192,prefill:32768,decode:8x1024,decode:1x8192,decode:8x8192,prefill:512,decode:128x1024,decode:96x8192
 fast_8b=prefill:2048,prefill:8192,prefill:32768
+of_experts=decode:1x1024,decode:32x1024,prefill:2048,decode:128x1024
 by_turns=decode:1x1024,prefill:2048,decode:32x1024,decode:32x8192,prefill:8192,decode:8x8192
 # Two systems at once: their weights and caches must fit into the card together.
 memory_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits -i 0 2>/dev/null || echo 0)
@@ -145,13 +148,16 @@ if [ "$memory_mib" -lt 120000 ]; then kv_long=12GiB by_turns=${by_turns//decode:
 legs=() size=() more=() goldens=() names=() test_limit=20
 if [ -n "$stand_in" ]; then
   # One core walks every block of every kernel.
-  shapes=([1b]=tiny-llama-64 [8b]=tiny-llama-64)
-  kv_long=4MiB few=decode:1x16,prefill:20 of_8b=$few fast_8b=prefill:20 by_turns=$few
+  shapes=([1b]=tiny-llama-64 [8b]=tiny-llama-64 [experts]=tiny-qwen3-moe)
+  kv_long=4MiB few=decode:1x16,prefill:20 of_8b=$few fast_8b=prefill:20 by_turns=$few of_experts=$few
   legs=(--kv-cache 4MiB --prompts 1 --prompt-tokens 40 --new-tokens 4 --clients 1 --calibrate 0 --shares 0.4,none)
   size=(--tiny) more=(-- --kv-cache 4MiB --max-num-seqs 4 --max-num-batched-tokens 64)
   # A second of kernels on a GPU takes minutes on the processor.
   names=(row_operations_match_the_cpu writes_change_exactly rows_are_bit_equal) test_limit=100
   goldens=(--prompts 0 --lengths 5,65 --tokens 3 --limit 60)
+fi
+if [ "$call" = experts ]; then
+  goldens+=(--model glm4-moe,gpt-oss,granite4-moe,granitemoe,granitemoeshared,minimax-m2,mixtral,olmoe,qwen2-moe,qwen3-moe)
 fi
 writer=''
 needed() {
@@ -163,7 +169,7 @@ needed() {
 }
 write_models() {
   local name
-  for name in 1b 8b; do
+  for name in 1b 8b experts; do
     if needed "$name" && [ ! -e "$scratch/$name/config.json" ]; then
       rm -rf "${scratch:?}/$name"
       "$cleave" synth --shape "${shapes[$name]}" --out "$scratch/$name" || return
@@ -199,7 +205,7 @@ engine() {
 }
 
 stage facts 30 python3 "$here/facts.py" --manifest "$bundle/manifest.json"
-if needed 1b || needed 8b; then
+if needed 1b || needed 8b || needed experts; then
   write_models >>"$log" 2>&1 &
   writer=$!
 fi
@@ -217,6 +223,13 @@ stage goldens 120 python3 "$here/goldens.py" --cleave "$cleave" --root "$root" -
 await_model 1b
 # shellcheck disable=SC2046
 stage first-engine 40 $(engine 1b "${shapes[1b]}" --rounds 1 --shapes "$few") "${more[@]}"
+
+# Stages of experts: operations, the lab of their kernels, and a model with 64 experts in each layer.
+stage experts-tests 90 "${tests[@]}" --jobs "$jobs" --limit "$test_limit" experts
+stage experts-lab+ 90 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/labs/experts"
+await_model experts
+# shellcheck disable=SC2046
+stage engine-experts 110 $(engine experts "${shapes[experts]}" --shapes "$of_experts") "${more[@]}"
 
 # Stages of ceilings: those of the machine, and the share of them that kernels reach.
 stage ceilings+ 60 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/ceilings"

@@ -115,6 +115,8 @@ args! {
         out: DeviceAddress,
         width: u32,
         activation: u32,
+        limit: f32,
+        padding: u32,
     }
     /// Arguments of the kernels in `kernels/gather`.
     GatherArgs {
@@ -135,6 +137,7 @@ args! {
         items_count: DeviceAddress,
         states: DeviceAddress,
         arrivals: DeviceAddress,
+        sinks: DeviceAddress,
         block_bytes: u64,
         key_bytes: u64,
         value_bytes: u64,
@@ -155,6 +158,7 @@ args! {
         tables: DeviceAddress,
         segments: DeviceAddress,
         segments_count: DeviceAddress,
+        sinks: DeviceAddress,
         block_elements: u64,
         key_elements: u64,
         value_elements: u64,
@@ -208,6 +212,90 @@ args! {
         slices: u32,
         slice_ends: [u32; SLICES_MAX],
     }
+    /// Mirrors `ExpertRows` of the kernels.
+    ExpertRowsArgs {
+        tiles: DeviceAddress,
+        tiles_count: DeviceAddress,
+        rows_of: DeviceAddress,
+        stride: u64,
+    }
+    /// Arguments of the tensor-core kernels for experts' products.
+    ExpertMatmulArgs {
+        product: MatmulArgs,
+        rows: ExpertRowsArgs,
+    }
+    /// Arguments of the plain kernels for experts' products.
+    ExpertMatmulPlainArgs {
+        product: MatmulPlainArgs,
+        rows: ExpertRowsArgs,
+    }
+    /// Mirrors `ExpertPiece` of the kernels.
+    ExpertPieceArgs {
+        rows_count: DeviceAddress,
+        first: u32,
+        most: u32,
+    }
+    /// Arguments of `experts_logits_*`.
+    ExpertLogitsArgs {
+        x: DeviceAddress,
+        weights: DeviceAddress,
+        bias: DeviceAddress,
+        logits: DeviceAddress,
+        piece: ExpertPieceArgs,
+        columns: u32,
+        width: u32,
+        is_tiled: u32,
+        padding: u32,
+    }
+    /// Arguments of `experts_route`.
+    RouteArgs {
+        logits: DeviceAddress,
+        choice_bias: DeviceAddress,
+        experts: DeviceAddress,
+        weights: DeviceAddress,
+        shared_weights: DeviceAddress,
+        masks: DeviceAddress,
+        piece: ExpertPieceArgs,
+        columns: u32,
+        count: u32,
+        chosen: u32,
+        words: u32,
+        score: u32,
+        rule: u32,
+        groups: u32,
+        groups_chosen: u32,
+        is_two_best: u32,
+        epsilon: f32,
+        scale: f32,
+        padding: u32,
+    }
+    /// Arguments of `experts_sort`.
+    ExpertSortArgs {
+        masks: DeviceAddress,
+        experts: DeviceAddress,
+        places: DeviceAddress,
+        rows_of: DeviceAddress,
+        tiles: DeviceAddress,
+        tiles_count: DeviceAddress,
+        first_row: u32,
+        count: u32,
+        chosen: u32,
+        words: u32,
+        tile_rows: u32,
+        padding: u32,
+    }
+    /// Arguments of `experts_combine_*`.
+    CombineArgs {
+        outputs: DeviceAddress,
+        places: DeviceAddress,
+        weights: DeviceAddress,
+        shared: DeviceAddress,
+        shared_weights: DeviceAddress,
+        out: DeviceAddress,
+        piece: ExpertPieceArgs,
+        chosen: u32,
+        width: u32,
+    }
     /// Arguments of all kernels of `kernels/blocks`.
     BlocksArgs {
         pool: DeviceAddress,
@@ -230,6 +318,7 @@ args! {
         edits: DeviceAddress,
         masks: DeviceAddress,
         best: DeviceAddress,
+        segments: DeviceAddress,
         tokens: DeviceAddress,
         vocab: u32,
         padding: u32,

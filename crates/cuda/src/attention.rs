@@ -11,6 +11,7 @@ use crate::buffers::{CudaPool, CudaRows, GrowingMemory, MemoryContents};
 use crate::driver::{CudaKernel, CudaStream};
 use crate::error::CudaError;
 use crate::images::KernelImages;
+use crate::pack::CudaVector;
 use crate::plan::{AttentionItem, AttentionPlanShape, CudaAttentionPlan, STATE_HEADER, segments};
 use crate::step_messages::{StepMessage, StepMessages};
 use cleave_engine::ops::{Attention, Batch, HeadShape, KvPoolShape, KvType};
@@ -87,7 +88,19 @@ struct GridLimits {
 pub(crate) struct AttentionBuffers<'a> {
     pub(crate) qkv: &'a CudaRows,
     pub(crate) pool: &'a CudaPool,
+    /// One more score of each query head, if the layer has them.
+    pub(crate) sinks: Option<&'a CudaVector>,
     pub(crate) out: &'a CudaRows,
+}
+
+impl AttentionBuffers<'_> {
+    /// Returns the address of the sinks of `query_heads` heads, or 0.
+    fn sinks_of(&self, query_heads: usize) -> u64 {
+        self.sinks.map_or(0, |sinks| {
+            assert_eq!(sinks.width, query_heads, "sinks of query heads");
+            sinks.values.address()
+        })
+    }
 }
 
 /// Returns the part of a kernel's name that stands for the pool's format.
@@ -388,6 +401,7 @@ fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTable
         items_count: 0,
         states: 0,
         arrivals: 0,
+        sinks: io.sinks_of(shape.heads.query_heads),
         block_bytes: bytes(shape.block_elements),
         key_bytes: bytes(shape.key_offset(0)),
         value_bytes: bytes(shape.value_offset(0)),
@@ -416,6 +430,7 @@ fn plain_args(
         tables: sent.tables,
         segments: sent.segments,
         segments_count: sent.segments_count,
+        sinks: io.sinks_of(shape.heads.query_heads),
         block_elements: shape.block_elements as u64,
         key_elements: shape.key_offset(0) as u64,
         value_elements: shape.value_offset(0) as u64,

@@ -15,7 +15,24 @@ pub struct CudaRows {
     pub(crate) stored: Precision,
 }
 
+/// Rows in memory, of a buffer or of a workspace, `(rows_max, width)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowsPlace {
+    pub(crate) address: u64,
+    pub(crate) width: usize,
+    pub(crate) rows_max: usize,
+}
+
 impl CudaRows {
+    /// Returns the rows' place.
+    pub(crate) fn place(&self) -> RowsPlace {
+        RowsPlace {
+            address: self.address(),
+            width: self.width,
+            rows_max: self.memory.bytes() / self.row_bytes().max(1),
+        }
+    }
+
     /// Returns the address of the first row.
     pub(crate) fn address(&self) -> u64 {
         self.memory.at(0)

@@ -153,7 +153,7 @@ impl CublasLt {
             (&raw const one).cast(),
             matrix.weight.address() as *const c_void,
             chosen.weights.0,
-            x.address() as *const c_void,
+            x.address as *const c_void,
             chosen.x.0,
             (&raw const zero).cast(),
             out,

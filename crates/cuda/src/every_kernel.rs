@@ -5,6 +5,7 @@
 //! Invariant: a kernel without a recipe fails the test, so that none is left out.
 #![allow(clippy::unwrap_used)] // Tests.
 
+mod experts;
 mod norms;
 mod sample;
 
@@ -97,7 +98,7 @@ impl KernelBench {
     }
 
     /// Returns numbers between −1 and 1 whose upper halves are the same numbers in bf16.
-    fn numbers(&self, count: usize) -> Vec<f32> {
+    pub(crate) fn numbers(&self, count: usize) -> Vec<f32> {
         let mut seed = self.seed.borrow_mut();
         let mut next = || {
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -107,7 +108,7 @@ impl KernelBench {
     }
 
     /// Allocates numbers in the format that the kernel's name contains.
-    fn stored(&self, name: &str, count: usize) -> DeviceAddress {
+    pub(crate) fn stored(&self, name: &str, count: usize) -> DeviceAddress {
         let numbers = self.numbers(count);
         if name.contains("_f32") {
             self.of(&numbers)
@@ -116,11 +117,11 @@ impl KernelBench {
         }
     }
 
-    fn floats(&self, count: usize) -> DeviceAddress {
+    pub(crate) fn floats(&self, count: usize) -> DeviceAddress {
         self.of(&self.numbers(count))
     }
 
-    fn bytes(&self, count: usize) -> DeviceAddress {
+    pub(crate) fn bytes(&self, count: usize) -> DeviceAddress {
         // No byte stands for a NaN in a one-byte format.
         let bytes: Vec<u8> = self
             .numbers(count)
@@ -141,13 +142,13 @@ impl KernelBench {
     }
 }
 
-fn half_floats(numbers: &[f32]) -> Vec<u16> {
+pub(crate) fn half_floats(numbers: &[f32]) -> Vec<u16> {
     let bits = numbers.iter().map(|x| half::bf16::from_f32(*x).to_bits());
     bits.collect()
 }
 
 /// Returns the size of an element by the kernel's name.
-fn element_bytes(name: &str) -> usize {
+pub(crate) fn element_bytes(name: &str) -> usize {
     if name.contains("_f32") { 4 } else { 2 }
 }
 
@@ -164,10 +165,11 @@ fn run_recipe(bench: &KernelBench, name: &str) {
         _ if name.starts_with("silu_gate_") => gate(bench, name),
         "gather_rows" => gather(bench),
         "cap_logits" => sample::cap(bench, name),
-        "sample_prepare" | "sample_draw" => sample::sample(bench, name),
+        "sample_prepare" | "sample_weigh" | "sample_draw" => sample::sample(bench, name),
         _ if name.starts_with("blocks_") => blocks(bench, name),
         _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
         _ if name.starts_with("attend_") => attend(bench, name),
+        _ if name.starts_with("experts_") => experts::run(bench, name),
         _ if name.starts_with("matmul_plain_") => matmul_plain(bench, name),
         _ if name.starts_with("matmul_") => matmul(bench, name),
         _ => panic!("{name} has no recipe here: write one"),
@@ -215,12 +217,14 @@ fn rotate(bench: &KernelBench, name: &str) {
 }
 
 fn gate(bench: &KernelBench, name: &str) {
-    for (width, activation) in [(130, 0), (264, 1)] {
+    for (width, activation) in [(130, 0), (264, 1), (264, 2)] {
         let args = GateArgs {
             gate_up: bench.stored(name, 2 * 2 * width),
             out: bench.zeros(2 * width * element_bytes(name)),
             width: width as u32,
             activation,
+            limit: 0.5,
+            padding: 0,
         };
         bench.launch(name, [2, 2, 1], args);
     }
@@ -286,6 +290,7 @@ fn attend_plain(bench: &KernelBench, name: &str) {
         tables: bench.of(&tables),
         segments: bench.of(&segments(&batch)),
         segments_count: bench.of(&[batch.segments.len() as u32]),
+        sinks: bench.floats(4),
         block_elements: 2 * 2 * head as u64,
         key_elements: 0,
         value_elements: 2 * head as u64,
@@ -340,6 +345,7 @@ fn attend(bench: &KernelBench, name: &str) {
         items_count: bench.of(&[items.len() as u32]),
         states: bench.zeros(plan.states_count * (dim + STATE_HEADER) * 4),
         arrivals: bench.zeros(plan.arrivals_count * 4),
+        sinks: bench.floats(4),
         block_bytes: 2 * head as u64,
         key_bytes: 0,
         value_bytes: head as u64,
@@ -410,7 +416,8 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         _ => 128,
     };
     let tiles = columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
-    let (groups, padded) = (width / 32, columns.next_multiple_of(4));
+    let group_shift = if format == "nvfp4" { 4 } else { 5 };
+    let (groups, padded) = (width >> group_shift, columns.next_multiple_of(4));
     let sums_count = match (is_few, ends.len()) {
         (true, _) => tiles * spans,
         (false, 1) => 0,
@@ -419,7 +426,7 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
     let args = MatmulArgs {
         weights: match format {
             "bf16" => bench.stored(name, columns * width),
-            "int4" => bench.bytes(columns * width / 2),
+            "int4" | "fp4" | "nvfp4" => bench.bytes(columns * width / 2),
             _ => bench.bytes(columns * width),
         },
         column_scales: match format {
@@ -427,8 +434,8 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
             _ => 0,
         },
         group_scales: match format {
-            "fp8_groups" | "int4" => bench.floats(groups * padded),
-            _ => 0,
+            "bf16" | "fp8" | "int8" => 0,
+            _ => bench.floats(groups * padded),
         },
         x: bench.of(&half_floats(&bench.numbers(rows * width))),
         bias: bench.floats(columns),
@@ -443,7 +450,7 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         width: width as u32,
         span_width: SPAN_WIDTH as u32,
         spans: spans as u32,
-        group_shift: 5,
+        group_shift,
         is_out_f32: 0,
         slices: ends.len() as u32,
         slice_ends: slice_ends(ends.iter().copied()),

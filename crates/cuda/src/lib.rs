@@ -24,6 +24,7 @@ mod dynamic;
 mod error;
 #[cfg(test)]
 mod every_kernel;
+mod experts;
 mod idle;
 mod images;
 mod matmul;
@@ -44,6 +45,7 @@ mod wgmma;
 pub use buffers::{CudaPool, CudaRows};
 pub use driver::{CudaDevice, DeviceFacts};
 pub use error::CudaError;
+pub use experts::experts_workspace_bytes;
 pub use ops::CudaOps;
 pub use options::{CudaOptions, MatmulMode, MultiprocessorShare, SharePart, StreamPriority};
 pub use pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader};

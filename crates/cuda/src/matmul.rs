@@ -8,7 +8,7 @@
 //! from every kernel, and a rank that has some of the slices cuts them as one that has all.
 
 use crate::args::{self, MatmulArgs, MatmulPlainArgs};
-use crate::buffers::{CudaRows, GrowingMemory, MemoryContents};
+use crate::buffers::{GrowingMemory, MemoryContents, RowsPlace};
 use crate::cublaslt::CublasLt;
 use crate::driver::{CudaKernel, CudaStream};
 use crate::error::CudaError;
@@ -17,14 +17,14 @@ use crate::options::{CudaOptions, MatmulMode};
 use crate::pack::{CudaMatrix, QuantizedParts};
 use crate::quantized::QuantizedFormat;
 use crate::step_messages::{StepMessage, StepMessages};
-use crate::tiled::{TiledCode, TiledKernel};
+use crate::tiled::{MatrixInstruction, TiledCode, TiledKernel};
 use crate::wgmma;
 use cleave_engine::ops::{InnerSlices, Precision};
 
 /// Spans begin at multiples of this many elements: `SPAN_UNIT` of the kernels.
 const SPAN_UNIT: usize = 128;
 /// Columns of a tile in the kernels for few rows: `FEW_COLUMNS` of the kernels.
-const FEW_COLUMNS: usize = 64;
+pub(crate) const FEW_COLUMNS: usize = 64;
 /// The number of thread blocks that the cut into spans fills, the same on every device so that bits
 /// do not depend on its size: `BLOCKS_FILLED` of the kernels.
 const BLOCKS_FILLED: usize = 264;
@@ -34,14 +34,16 @@ const SPANS_MAX: usize = 16;
 /// kernels.
 const SPANS_MIN: usize = 4;
 /// Sums of slices that wait at once in a thread block's workspace: `WAITING_MOST` of the kernels.
-const WAITING_MAX: usize = 3;
+pub(crate) const WAITING_MAX: usize = 3;
 /// The tensor-core kernels take rows whose width is a multiple of this many elements.
-const ALIGNED_ELEMENTS: usize = 8;
+pub(crate) const ALIGNED_ELEMENTS: usize = 8;
 /// The number of rows from which an allowed cublasLt computes the product. With fewer rows the
 /// memory's bandwidth is the limit, which cublasLt cannot raise.
 const LIBRARY_ROWS: usize = 65;
+/// The most rows for kernels that merge spans, whose sums of all spans lie in memory.
+const FEW_ROWS_MAX: usize = 256;
 /// Columns, and also rows, of a tile in the plain kernels.
-const PLAIN_TILE: usize = 64;
+pub(crate) const PLAIN_TILE: usize = 64;
 
 /// A product to compute.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ pub(crate) struct MatmulProduct<'a> {
     pub(crate) rows: usize,
     /// The number of rows that the launch covers: the same, or a recording's bucket.
     pub(crate) bucket: usize,
-    pub(crate) x: &'a CudaRows,
+    pub(crate) x: RowsPlace,
 }
 
 /// The destination of a product, `(rows, columns)`.
@@ -79,13 +81,15 @@ pub(crate) struct CudaMatmul {
     reallocations_count: u64,
 }
 
-/// Kernels for dense weights: name, most rows, tile, and whether they merge spans.
-const TILED: [(&str, usize, (usize, usize), bool); 6] = [
+/// Kernels for dense weights: name, most rows, tile, and whether they merge spans. One that needs
+/// more shared memory than a thread block has is left out: the next ones compute the same.
+const TILED: [(&str, usize, (usize, usize), bool); 7] = [
     ("matmul_few8_bf16", 8, (FEW_COLUMNS, 8), true),
     ("matmul_few16_bf16", 16, (FEW_COLUMNS, 16), true),
     ("matmul_few32_bf16", 32, (FEW_COLUMNS, 32), true),
     ("matmul_few64_bf16", 64, (FEW_COLUMNS, 64), true),
-    ("matmul_many64_bf16", 512, (128, 64), false),
+    ("matmul_few128_bf16", FEW_ROWS_MAX, (FEW_COLUMNS, 128), true),
+    ("matmul_many64_bf16", usize::MAX, (128, 64), false),
     ("matmul_many128_bf16", usize::MAX, (128, 128), false),
 ];
 
@@ -103,7 +107,7 @@ const TILED_QUANTIZED: [(&str, usize, (usize, usize), bool); 4] = [
     ),
 ];
 /// Columns of a tile in the kernels for quantised weights.
-const QUANTIZED_TILE_COLUMNS: usize = 128;
+pub(crate) const QUANTIZED_TILE_COLUMNS: usize = 128;
 
 impl CudaMatmul {
     pub(crate) fn new(
@@ -120,12 +124,17 @@ impl CudaMatmul {
         } = *options;
         let (mut tiled, mut quantized) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
-            for (name, rows_max, tile, merges) in TILED {
+            let shared_bytes = stream.device().facts().shared_bytes_max;
+            let fitting = TILED
+                .into_iter()
+                .filter(|(name, ..)| images.fits(name, shared_bytes));
+            for (name, rows_max, tile, merges) in fitting {
                 tiled.push(TiledKernel {
                     code: TiledCode::alone(images.kernel(name)?, merges),
                     tile,
                     rows_max,
                     merges_spans: merges,
+                    instruction: MatrixInstruction::Mma,
                 });
             }
             for format in QuantizedFormat::ALL {
@@ -139,6 +148,7 @@ impl CudaMatmul {
                         tile,
                         rows_max,
                         merges_spans: merges,
+                        instruction: MatrixInstruction::Mma,
                     });
                 }
                 quantized.push((format, tiled));
@@ -149,7 +159,7 @@ impl CudaMatmul {
             let replacements = wgmma::load_wgmma_kernels(images, stream, last)?;
             if !replacements.is_empty() {
                 // They give the same bits, as `wgmma::load_wgmma_kernels` compared.
-                tiled.pop();
+                tiled.retain(|kernel| kernel.merges_spans);
                 tiled.extend(replacements);
                 has_wgmma = true;
             }
@@ -210,7 +220,7 @@ impl CudaMatmul {
             x,
         } = *product;
         assert_eq!(x.width, matrix.width, "left side of a product");
-        x.check_rows(rows);
+        assert!(rows <= x.rows_max, "{rows} rows of a smaller buffer");
         let library = self.library.as_mut().filter(|_| rows >= LIBRARY_ROWS);
         // cublasLt adds no bias in f32 and takes only some kinds of quantised weights.
         if let (Some(library), None, None) = (library, &matrix.bias, &matrix.quantized) {
@@ -225,16 +235,9 @@ impl CudaMatmul {
         // The plain kernels take everything that no tensor-core kernel takes.
         let Some(tiled) = kernel_of(family, rows, matrix.columns, self.processors_count) else {
             let args = MatmulPlainArgs {
-                weights: matrix.weight.address(),
-                x: x.address(),
-                bias: matrix.bias.as_ref().map_or(0, |bias| bias.address()),
-                out: target.address,
+                x: x.address,
                 rows_count,
-                columns: matrix.columns as u32,
-                width: matrix.width as u32,
-                is_out_f32: u32::from(target.stored == Precision::F32),
-                slices: matrix.slices.count() as u32,
-                slice_ends: args::slice_ends(matrix.slices.ends()),
+                ..plain_args(matrix, target)
             };
             let tiles = matrix.columns.div_ceil(PLAIN_TILE) * rows.div_ceil(PLAIN_TILE);
             let grid = [
@@ -274,26 +277,12 @@ impl CudaMatmul {
             arrivals = self.arrivals.ensure_bytes(stream, bytes)?.at(0);
             self.reallocations_count += u64::from(arrivals != counters);
         }
-        let (column_scales, group_scales, group_shift) = scales_of(matrix.quantized.as_ref());
         let args = MatmulArgs {
-            weights: matrix.weight.address(),
-            column_scales,
-            group_scales,
-            x: x.address(),
-            bias: matrix.bias.as_ref().map_or(0, |bias| bias.address()),
-            out: target.address,
+            x: x.address,
             rows_count,
             sums,
             arrivals,
-            columns: matrix.columns as u32,
-            width: matrix.width as u32,
-            span_width: span_width as u32,
-            spans: spans as u32,
-            group_shift,
-            is_out_f32: u32::from(target.stored == Precision::F32),
-            slices: matrix.slices.count() as u32,
-            slice_ends: args::slice_ends(matrix.slices.ends()),
-            padding: 0,
+            ..tiled_args(matrix, target, span_width)
         };
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all
         // spans.
@@ -302,7 +291,7 @@ impl CudaMatmul {
 
     /// Returns the address of a number of rows on the device, and sends the number if this pass has
     /// not.
-    fn row_count_address(
+    pub(crate) fn row_count_address(
         &mut self,
         rows: usize,
         stream: &CudaStream,
@@ -325,8 +314,7 @@ fn kernel_of(
     columns: usize,
     processors_count: usize,
 ) -> Option<&TiledKernel> {
-    let limit = family.iter().find(|tiled| rows <= tiled.rows_max)?.rows_max;
-    let meant = family.iter().filter(|tiled| tiled.rows_max == limit);
+    let meant = family.iter().filter(|tiled| rows <= tiled.rows_max);
     meant.min_by_key(|tiled| tiled.time(rows, columns, processors_count))
 }
 
@@ -339,6 +327,51 @@ fn kernels_of_format(
     &found
         .expect("quantised weights are packed for bf16 alone")
         .1
+}
+
+/// Returns the arguments of a product in tensor-core kernels, but for its rows and its workspace.
+pub(crate) fn tiled_args(
+    matrix: &CudaMatrix,
+    target: MatmulTarget,
+    span_width: usize,
+) -> MatmulArgs {
+    let (column_scales, group_scales, group_shift) = scales_of(matrix.quantized.as_ref());
+    MatmulArgs {
+        weights: matrix.weight.address(),
+        column_scales,
+        group_scales,
+        x: 0,
+        bias: matrix.bias.as_ref().map_or(0, |bias| bias.address()),
+        out: target.address,
+        rows_count: 0,
+        sums: 0,
+        arrivals: 0,
+        columns: matrix.columns as u32,
+        width: matrix.width as u32,
+        span_width: span_width as u32,
+        spans: spans_count(&matrix.slices, span_width) as u32,
+        group_shift,
+        is_out_f32: u32::from(target.stored == Precision::F32),
+        slices: matrix.slices.count() as u32,
+        slice_ends: args::slice_ends(matrix.slices.ends()),
+        padding: 0,
+    }
+}
+
+/// Returns the arguments of a product in plain kernels, but for its rows.
+pub(crate) fn plain_args(matrix: &CudaMatrix, target: MatmulTarget) -> MatmulPlainArgs {
+    MatmulPlainArgs {
+        weights: matrix.weight.address(),
+        x: 0,
+        bias: matrix.bias.as_ref().map_or(0, |bias| bias.address()),
+        out: target.address,
+        rows_count: 0,
+        columns: matrix.columns as u32,
+        width: matrix.width as u32,
+        is_out_f32: u32::from(target.stored == Precision::F32),
+        slices: matrix.slices.count() as u32,
+        slice_ends: args::slice_ends(matrix.slices.ends()),
+    }
 }
 
 /// Returns the addresses of the columns' and of the groups' scales, and the base-2 logarithm of the
@@ -355,7 +388,7 @@ fn scales_of(quantized: Option<&QuantizedParts>) -> (u64, u64, u32) {
 
 /// Returns the width of a span, the same for every matrix that has some of a product's slices. It
 /// must equal `span_width_of` of the kernels, whose comment gives the reasons.
-fn span_width(columns: usize, slices: &InnerSlices) -> usize {
+pub(crate) fn span_width(columns: usize, slices: &InnerSlices) -> usize {
     let ends = slices.ends_of_all();
     let starts = std::iter::once(&0).chain(ends);
     let widths = starts.zip(ends).map(|(start, end)| end - start);
@@ -379,7 +412,7 @@ fn span_width(columns: usize, slices: &InnerSlices) -> usize {
 }
 
 /// Returns the number of spans of all slices that a matrix has.
-fn spans_count(slices: &InnerSlices, span_width: usize) -> usize {
+pub(crate) fn spans_count(slices: &InnerSlices, span_width: usize) -> usize {
     let mut start = 0;
     let counts = slices.ends().map(|end| {
         let width = end - start;

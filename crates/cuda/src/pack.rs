@@ -9,13 +9,14 @@
 
 use crate::driver::{CudaDevice, DeviceMemory};
 use crate::error::CudaError;
+use crate::experts::{ExpertMatrices, supports_experts};
 use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
 use crate::upload::{UploadSource, Uploader};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported, WeightLoader,
-    refuse_experts, supports_decoder,
+    GatedMatrices, InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported,
+    WeightLoader, supports_decoder,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -55,6 +56,39 @@ impl CudaMatrix {
     /// Returns whether the matrix is still quantised on the device.
     pub fn is_quantized(&self) -> bool {
         self.quantized.is_some()
+    }
+
+    /// Returns whether another matrix has the same shape and format, and each of its parts lies
+    /// `distance` bytes behind this one's.
+    pub(crate) fn is_repeated_by(&self, other: &Self, distance: u64) -> bool {
+        let Self {
+            weight,
+            bias,
+            columns,
+            width,
+            slices,
+            quantized,
+        } = self;
+        let is_behind = |first: &WeightPart, second: &WeightPart| {
+            second.address() == first.address().wrapping_add(distance)
+        };
+        let has_bias = match (bias, &other.bias) {
+            (None, None) => true,
+            (Some(first), Some(second)) => is_behind(first, second),
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        let has_format = match (quantized, &other.quantized) {
+            (None, None) => true,
+            (Some(first), Some(second)) => {
+                (first.format, first.group) == (second.format, second.group)
+                    && is_behind(&first.scales, &second.scales)
+            }
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        is_behind(weight, &other.weight)
+            && (columns, width, slices) == (&other.columns, &other.width, &other.slices)
+            && has_bias
+            && has_format
     }
 }
 
@@ -114,9 +148,10 @@ struct WidenedMatrices {
 struct WeightArena {
     memory: Arc<DeviceMemory>,
     used: usize,
-    /// The tensors that were loaded already, by the place of their bytes on the host. They are kept
-    /// until the end of loading, so that no other tensor can reuse one's host memory.
-    loaded: BTreeMap<(usize, usize), (StoredTensor, WeightPart)>,
+    /// The tables that were loaded already, which a head may share, by the place of their bytes on
+    /// the host. They are kept until the end of loading, so that no other tensor can reuse one's
+    /// host memory.
+    tables: BTreeMap<(usize, usize), (StoredTensor, WeightPart)>,
 }
 
 impl CudaWeightLoader {
@@ -251,18 +286,14 @@ impl CudaWeightLoader {
         elements.sum::<usize>() * self.precision.element_bytes()
     }
 
-    /// Loads tensors one after the other. A single tensor that was loaded already is not copied
+    /// Loads tensors one after the other. A single tensor that is a table already is not copied
     /// again.
     fn stacked(&self, stack: &[StoredMatrix]) -> Result<WeightPart, EngineError> {
-        let source_range = |tensor: &StoredTensor| {
-            let bytes = tensor.bytes();
-            (bytes.as_ptr() as usize, bytes.len())
-        };
         if let [StoredMatrix::Dense(tensor)] = stack {
             let arena = self.arena.lock();
             let there = arena
                 .as_ref()
-                .and_then(|arena| arena.loaded.get(&source_range(tensor)));
+                .and_then(|arena| arena.tables.get(&source_range(tensor)));
             if let Some((_, part)) = there {
                 return Ok(part.clone());
             }
@@ -279,14 +310,14 @@ impl CudaWeightLoader {
             self.queue_upload(source, &part, offset)?;
             offset += self.dense_bytes(std::slice::from_ref(matrix));
         }
-        if let [StoredMatrix::Dense(tensor)] = stack {
-            let mut arena = self.arena.lock();
-            let arena = arena.as_mut().expect("room was taken from it");
-            let loaded = (tensor.clone(), part.clone());
-            arena.loaded.insert(source_range(tensor), loaded);
-        }
         Ok(part)
     }
+}
+
+/// The place of a tensor's bytes on the host: its address and its length.
+fn source_range(tensor: &StoredTensor) -> (usize, usize) {
+    let bytes = tensor.bytes();
+    (bytes.as_ptr() as usize, bytes.len())
 }
 
 impl WeightLoader for CudaWeightLoader {
@@ -320,14 +351,14 @@ impl WeightLoader for CudaWeightLoader {
         *arena = Some(WeightArena {
             memory: Arc::new(memory),
             used: 0,
-            loaded: BTreeMap::new(),
+            tables: BTreeMap::new(),
         });
         Ok(())
     }
 
     fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
         supports_decoder(spec)?;
-        refuse_experts(spec)
+        supports_experts(spec)
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
@@ -343,7 +374,7 @@ impl WeightLoader for CudaWeightLoader {
         self.warn_widened();
         let mut arena = self.arena.lock();
         if let Some(arena) = arena.as_mut() {
-            arena.loaded.clear();
+            arena.tables.clear();
         }
         Ok(())
     }
@@ -380,9 +411,39 @@ impl WeightLoader for CudaWeightLoader {
         })
     }
 
+    fn exact_matrix(
+        &self,
+        stack: &[StoredMatrix],
+        bias: Option<&[f32]>,
+    ) -> Result<CudaMatrix, EngineError> {
+        let width = stack.first().map_or(0, StoredMatrix::columns);
+        let values: Vec<f32> = stack.iter().flat_map(StoredMatrix::to_f32).collect();
+        Ok(CudaMatrix {
+            weight: self.floats(&values)?,
+            bias: bias.map(|bias| self.floats(bias)).transpose()?,
+            columns: stack.iter().map(StoredMatrix::rows).sum(),
+            width,
+            slices: InnerSlices::whole(width),
+            quantized: None,
+        })
+    }
+
+    fn check_experts(&self, experts: &[GatedMatrices<CudaMatrix>]) -> Result<(), EngineError> {
+        let of_all =
+            |matrices: Vec<&CudaMatrix>| ExpertMatrices::of(matrices.into_iter()).map(|_| ());
+        of_all(experts.iter().map(|of| &of.gate_up).collect())
+            .and_then(|()| of_all(experts.iter().map(|of| &of.down).collect()))
+            .map_err(EngineError::Device)
+    }
+
     fn table(&self, stored: &StoredTensor) -> Result<CudaTable, EngineError> {
+        let rows = self.stacked(&[stored.clone().into()])?;
+        let mut arena = self.arena.lock();
+        let arena = arena.as_mut().expect("room was taken from it");
+        let loaded = (stored.clone(), rows.clone());
+        arena.tables.insert(source_range(stored), loaded);
         Ok(CudaTable {
-            rows: self.stacked(&[stored.clone().into()])?,
+            rows,
             vocab: stored.rows(),
             width: stored.columns(),
         })

@@ -2,7 +2,7 @@
 //!
 //! Owns: the check whether a stack of them fits a kernel, and the layout of codes and scales
 //! (`WeightLayout` of `kernels/matmul/matmul.cuh`).
-//! Never: rounds a code. Only the scales of groups are rounded, to 16 bits of fraction.
+//! Never: rounds a code. Only the scales of int4 groups are rounded, to 16 bits of fraction.
 //! Invariant: a column's elements stay in order, so the kernel alone decides the order of sums.
 
 use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
@@ -12,6 +12,8 @@ use std::sync::Arc;
 /// The group sizes that kernels take, in columns, the widest first because it reads the fewest
 /// scales.
 const GROUPS: [usize; 3] = [128, 64, 32];
+/// The group size of NVFP4, in columns.
+const NARROW_GROUP: usize = 16;
 /// Elements of one 16-byte load of eight-bit codes.
 const BYTE_CODES_PER_LOAD: usize = 16;
 /// Elements of one 16-byte load of four-bit codes.
@@ -28,10 +30,21 @@ pub(crate) enum QuantizedFormat {
     Int8,
     /// Four bits with a scale and a zero point for each group.
     Int4,
+    /// e2m1 with a scale for each group.
+    Fp4,
+    /// e2m1 with a scale for each group of 16 elements.
+    Nvfp4,
 }
 
 impl QuantizedFormat {
-    pub(crate) const ALL: [Self; 4] = [Self::Fp8, Self::Fp8Groups, Self::Int8, Self::Int4];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Fp8,
+        Self::Fp8Groups,
+        Self::Int8,
+        Self::Int4,
+        Self::Fp4,
+        Self::Nvfp4,
+    ];
 
     /// Returns the ending of the kernels' names.
     pub(crate) const fn name(self) -> &'static str {
@@ -40,6 +53,24 @@ impl QuantizedFormat {
             Self::Fp8Groups => "fp8_groups",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
+            Self::Fp4 => "fp4",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+
+    /// Returns the elements of one 16-byte load.
+    const fn codes_per_load(self) -> usize {
+        match self {
+            Self::Fp8 | Self::Fp8Groups | Self::Int8 => BYTE_CODES_PER_LOAD,
+            Self::Int4 | Self::Fp4 | Self::Nvfp4 => NIBBLE_CODES_PER_LOAD,
+        }
+    }
+
+    /// Returns a group's scale, and its zero point in a format that has them, as kernels take it.
+    fn group_word(self, scale: f32, zero: u8) -> u32 {
+        match self {
+            Self::Int4 => ((scale.to_bits() + 0x80) & !0xff) | u32::from(zero),
+            Self::Fp8 | Self::Fp8Groups | Self::Int8 | Self::Fp4 | Self::Nvfp4 => scale.to_bits(),
         }
     }
 }
@@ -96,7 +127,14 @@ impl QuantizedStack {
             (QuantizedType::Int8, true) => QuantizedFormat::Int8,
             (QuantizedType::Int4, _) => QuantizedFormat::Int4,
             (QuantizedType::Int8, false) => return Err("no kernel has int8 in groups".to_owned()),
-            (QuantizedType::E2m1, _) => return Err("no kernel has fp4".to_owned()),
+            (QuantizedType::E2m1, _) => {
+                let are_wide = kernel_group(&groups, width, slices).is_ok();
+                if are_wide {
+                    QuantizedFormat::Fp4
+                } else {
+                    QuantizedFormat::Nvfp4
+                }
+            }
         };
         let group = match format {
             QuantizedFormat::Fp8 | QuantizedFormat::Int8
@@ -109,9 +147,10 @@ impl QuantizedStack {
                     "{width} columns are no multiple of {BYTE_CODES_PER_LOAD}"
                 ));
             }
-            QuantizedFormat::Fp8Groups | QuantizedFormat::Int4 => {
+            QuantizedFormat::Fp8Groups | QuantizedFormat::Int4 | QuantizedFormat::Fp4 => {
                 Some(kernel_group(&groups, width, slices)?)
             }
+            QuantizedFormat::Nvfp4 => Some(narrow_group(&groups, width, slices)?),
         };
         Ok(Self {
             format,
@@ -123,10 +162,7 @@ impl QuantizedStack {
 
     /// Returns the size of a row of codes in bytes.
     pub(crate) fn row_bytes(&self) -> usize {
-        match self.format {
-            QuantizedFormat::Fp8 | QuantizedFormat::Fp8Groups | QuantizedFormat::Int8 => self.width,
-            QuantizedFormat::Int4 => self.width / 2,
-        }
+        self.width * 16 / self.format.codes_per_load()
     }
 
     /// Returns the size of all codes in bytes.
@@ -159,8 +195,8 @@ impl QuantizedStack {
                         let each = tensor.group_columns().unwrap_or(group);
                         for index in 0..self.width / group {
                             let of = index * group / each;
-                            words[index * stride + column] =
-                                group_word(tensor.scale(row, of), tensor.zero(row, of));
+                            let (scale, zero) = (tensor.scale(row, of), tensor.zero(row, of));
+                            words[index * stride + column] = self.format.group_word(scale, zero);
                         }
                     }
                 }
@@ -172,23 +208,17 @@ impl QuantizedStack {
 
     /// Writes one row's codes in the kernels' order.
     pub(crate) fn pack_row(&self, tensor: &QuantizedTensor, row: usize, out: &mut [u8]) {
-        let each = match self.format {
-            QuantizedFormat::Fp8 | QuantizedFormat::Fp8Groups | QuantizedFormat::Int8 => {
-                BYTE_CODES_PER_LOAD
-            }
-            QuantizedFormat::Int4 => NIBBLE_CODES_PER_LOAD,
-        };
+        let each = self.format.codes_per_load();
         let mut codes = [0; NIBBLE_CODES_PER_LOAD];
         for (index, to) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let codes = &mut codes[..each];
             tensor.read_codes(row, index * each, codes);
             for (c, four) in to.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                *four = match self.format {
-                    QuantizedFormat::Fp8 | QuantizedFormat::Fp8Groups | QuantizedFormat::Int8 => {
-                        // Thread `c` of four finds the elements of its mma fragment in one word.
-                        [2 * c, 2 * c + 1, 2 * c + 8, 2 * c + 9].map(|at| codes[at])
-                    }
-                    QuantizedFormat::Int4 => nibbles_word(codes, c).to_le_bytes(),
+                *four = if each == BYTE_CODES_PER_LOAD {
+                    // Thread `c` of four finds the elements of its mma fragment in one word.
+                    [2 * c, 2 * c + 1, 2 * c + 8, 2 * c + 9].map(|at| codes[at])
+                } else {
+                    nibbles_word(codes, c).to_le_bytes()
                 };
             }
         }
@@ -215,9 +245,16 @@ fn kernel_group(groups: &[usize], width: usize, slices: &InnerSlices) -> Result<
     })
 }
 
-/// Packs a scale with its zero point in the lowest byte; the scale is rounded to the other three.
-fn group_word(scale: f32, zero: u8) -> u32 {
-    ((scale.to_bits() + 0x80) & !0xff) | u32::from(zero)
+/// Returns the group of NVFP4 if it divides every group of the tensors, and a load divides every
+/// slice.
+fn narrow_group(groups: &[usize], width: usize, slices: &InnerSlices) -> Result<usize, String> {
+    let are_groups = groups.iter().all(|each| each.is_multiple_of(NARROW_GROUP));
+    if are_groups && slices.are_multiples_of(NIBBLE_CODES_PER_LOAD) {
+        return Ok(NARROW_GROUP);
+    }
+    Err(format!(
+        "{width} columns in groups of {groups:?} cannot be cut into groups of 16 and loads of {NIBBLE_CODES_PER_LOAD}"
+    ))
 }
 
 /// A tensor to be packed in this layout.

@@ -21,6 +21,11 @@ use cleave_engine::ops::{DrawRule, LogitChange, LogitEdit, MaskedDraw, Precision
 /// Tokens of the vocabulary that one thread block of the first kernel takes, few enough that even
 /// one row gives work to many blocks.
 const PREPARE_TOKENS: usize = 8192;
+/// Tokens of the vocabulary that one thread block of the second kernel weighs: an exponential takes
+/// longer than the load of a logit.
+const WEIGH_TOKENS: usize = 2048;
+/// `SEGMENTS_MAX` of the kernels.
+const SEGMENTS_MAX: usize = 1024;
 /// Logits that one thread block caps.
 const CAP_LOGITS: usize = 2048;
 /// The initial size of each buffer with an element for every row: room for more rows than most
@@ -37,11 +42,14 @@ const DRAWN_LATER: u32 = u32::MAX - 1;
 pub(crate) struct CudaSampling {
     cap: CudaKernel<CapArgs>,
     prepare: CudaKernel<SampleArgs>,
+    weigh: CudaKernel<SampleArgs>,
     draw: CudaKernel<SampleArgs>,
     /// Logits, `(rows, vocab)`, f32.
     logits: GrowingMemory,
     /// Best candidates, `(rows)`, u64, zero between draws.
     best: GrowingMemory,
+    /// Sums of the weights of segments of rows, `(rows, SEGMENTS_MAX)`, u64.
+    segments: GrowingMemory,
     /// Tokens of the last draw, `(rows)`, u32.
     tokens: GrowingMemory,
     /// Used in turns; their number limits the draws that are queued and not fetched.
@@ -84,9 +92,11 @@ impl CudaSampling {
         Ok(Self {
             cap: images.kernel("cap_logits")?,
             prepare: images.kernel("sample_prepare")?,
+            weigh: images.kernel("sample_weigh")?,
             draw: images.kernel("sample_draw")?,
             logits: GrowingMemory::new(stream, 0, "logits", MemoryContents::Undefined)?,
             best: GrowingMemory::new(stream, 0, "counters of draws", MemoryContents::Zeros)?,
+            segments: GrowingMemory::new(stream, 0, "sums of weights", MemoryContents::Undefined)?,
             tokens: GrowingMemory::new(
                 stream,
                 ROWS_BYTES,
@@ -146,13 +156,15 @@ impl CudaSampling {
             })
             .collect();
         let bytes = bucket * size_of::<u32>();
-        let before = (self.tokens.memory().at(0), self.best.memory().at(0));
+        let before = [&self.tokens, &self.best, &self.segments].map(|of| of.memory().at(0));
         let tokens = self.tokens.ensure_bytes(stream, bytes)?.at(0);
         let best = self
             .best
             .ensure_bytes(stream, bucket * size_of::<u64>())?
             .at(0);
-        self.reallocations_count += u64::from(before != (tokens, best));
+        let sums_bytes = bucket * SEGMENTS_MAX * size_of::<u64>();
+        let segments = self.segments.ensure_bytes(stream, sums_bytes)?.at(0);
+        self.reallocations_count += u64::from(before != [tokens, best, segments]);
         self.sent = SentRules {
             rules: messages.send(stream, StepMessage::Rules, &rules)?,
             edits: messages.send(stream, StepMessage::Edits, &edits)?,
@@ -228,16 +240,17 @@ impl CudaSampling {
             edits: sent.edits,
             masks: sent.masks,
             best: self.best.memory().at(0),
+            segments: self.segments.memory().at(0),
             tokens: self.tokens.memory().at(0),
             vocab: self.vocab as u32,
             padding: 0,
         };
-        let shares = self.vocab.div_ceil(PREPARE_TOKENS);
+        let grid = |tokens: usize| [count as u32, self.vocab.div_ceil(tokens) as u32, 1];
         // SAFETY: the stream has queued the logits of all rows that the rules name; counters and
         // tokens have room for them, and each mask has a word per 32 tokens.
         unsafe {
-            let grid = [count as u32, shares as u32, 1];
-            self.prepare.launch(stream, grid, args)?;
+            self.prepare.launch(stream, grid(PREPARE_TOKENS), args)?;
+            self.weigh.launch(stream, grid(WEIGH_TOKENS), args)?;
             self.draw.launch(stream, [count as u32, 1, 1], args)
         }
     }

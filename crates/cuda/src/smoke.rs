@@ -13,7 +13,7 @@ use crate::every_kernel::{KernelBench, device};
 use crate::images::KernelImages;
 use crate::options::{MultiprocessorShare, SharePart, StreamPriority};
 use crate::plan::{AttentionItem, SegmentEntry};
-use crate::tiled::{TiledCode, TiledKernel};
+use crate::tiled::{MatrixInstruction, TiledCode, TiledKernel};
 use crate::wgmma;
 use cleave_checkpoint::e4m3;
 use std::sync::Arc;
@@ -92,6 +92,7 @@ fn codes_through_plain_attention(bench: &KernelBench) {
         tables: key.tables,
         segments: key.segments,
         segments_count: bench.of(&[1u32]),
+        sinks: 0,
         block_elements: (2 * BLOCK_TOKENS * CODES) as u64,
         key_elements: 0,
         value_elements: (BLOCK_TOKENS * CODES) as u64,
@@ -130,6 +131,7 @@ fn codes_through_tensor_attention(bench: &KernelBench) {
         items_count: bench.of(&[1u32]),
         states: 0,
         arrivals: 0,
+        sinks: 0,
         block_bytes: (2 * BLOCK_TOKENS * CODES) as u64,
         key_bytes: 0,
         value_bytes: (BLOCK_TOKENS * CODES) as u64,
@@ -205,6 +207,7 @@ fn wgmma_sums_are_compared_with_mma_sums() {
         tile: (128, 128),
         rows_max: usize::MAX,
         merges_spans: false,
+        instruction: MatrixInstruction::Mma,
     };
     let all = wgmma::compare_with_mma(&bench.images, &bench.stream, &many).unwrap();
     if all.is_empty() {

@@ -26,6 +26,26 @@ pub(crate) struct TiledKernel {
     pub(crate) rows_max: usize,
     /// Whether several thread blocks share the spans of one tile and then merge the sums.
     pub(crate) merges_spans: bool,
+    pub(crate) instruction: MatrixInstruction,
+}
+
+/// The instruction of the tensor cores that a kernel multiplies with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixInstruction {
+    Mma,
+    /// Hopper's, whose operands lie in shared memory.
+    Wgmma,
+}
+
+impl MatrixInstruction {
+    /// Returns the time of a product in no unit: the kernels with `mma` reach about half of the
+    /// speed of those with `wgmma` on the same chip.
+    fn time(self) -> usize {
+        match self {
+            Self::Mma => 2,
+            Self::Wgmma => 1,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -73,11 +93,16 @@ impl TiledKernel {
     }
 
     /// Returns the time of a product in no unit, to compare kernels that differ in their tiles:
-    /// the tiles that the busiest multiprocessor computes, times their rows.
+    /// that of the tiles that the busiest multiprocessor computes. Spans of tiles are spread evenly
+    /// over all multiprocessors.
     pub(crate) fn time(&self, rows: usize, columns: usize, processors_count: usize) -> usize {
         let tiles = self.tiles(rows, columns);
-        let blocks = self.blocks(tiles, processors_count).max(1);
-        tiles.div_ceil(blocks) * (self.tile.1 + TILE_OVERHEAD_ROWS)
+        let tile = (self.tile.1 + TILE_OVERHEAD_ROWS) * self.tile.0 * self.instruction.time();
+        if self.merges_spans {
+            (tiles * tile).div_ceil(processors_count)
+        } else {
+            tiles.div_ceil(processors_count) * tile
+        }
     }
 
     /// Queues a product of at most `rows` rows.

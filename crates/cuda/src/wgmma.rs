@@ -11,7 +11,7 @@ use crate::args::{MatmulArgs, slice_ends};
 use crate::driver::{CudaEvent, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
 use crate::images::KernelImages;
-use crate::tiled::{TiledCode, TiledKernel};
+use crate::tiled::{MatrixInstruction, TiledCode, TiledKernel};
 
 /// The only major compute capability whose chips have wgmma.
 const HOPPER: u32 = 9;
@@ -130,6 +130,7 @@ pub(crate) fn compare_with_mma(
             tile,
             rows_max: usize::MAX,
             merges_spans: false,
+            instruction: MatrixInstruction::Wgmma,
         };
         let by_wgmma = match probe.product(stream, &kernel) {
             // A driver without tensor maps cannot launch clusters that copy by them.

@@ -23,18 +23,11 @@ fn testdata() -> PathBuf {
     Path::new(folder).join("../../testdata")
 }
 
-/// Whether a checkpoint has experts, which the loader refuses.
-fn has_experts(dir: &Path) -> bool {
-    let checkpoint = Checkpoint::open(dir).unwrap();
-    let mut layers = checkpoint.spec().layers.iter();
-    layers.any(|layer| layer.experts().is_some())
-}
-
 fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(testdata())
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.join("goldens.json").exists() && !has_experts(path))
+        .filter(|path| path.join("goldens.json").exists())
         .collect();
     folders.sort();
     assert!(!folders.is_empty(), "testdata has goldens");
@@ -245,6 +238,13 @@ fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String
 fn tensor_core_heads_of_64_match_the_cpu_on_every_path() {
     let test = "engine::tensor_core_heads_of_64_match_the_cpu_on_every_path";
     answers_of_tensor_cores(test, "tiny-llama-64");
+}
+
+/// Experts in bf16, recorded in decode steps.
+#[test]
+fn tensor_core_experts_match_the_cpu_on_every_path() {
+    let test = "engine::tensor_core_experts_match_the_cpu_on_every_path";
+    answers_of_tensor_cores(test, "tiny-qwen3-moe");
 }
 
 #[test]

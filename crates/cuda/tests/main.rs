@@ -6,6 +6,7 @@
 
 mod blocks;
 mod engine;
+mod experts;
 mod harness;
 mod operations;
 mod slices;

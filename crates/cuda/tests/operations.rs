@@ -89,7 +89,7 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// Returns the CPU backend in f32; its keys and values are f32 too, unless `kv` is fp8.
-fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
+pub(crate) fn cpu(kv: KvType) -> DeviceUnderTest<CpuOps> {
     let kv = match kv {
         KvType::F32 | KvType::Bf16 => KvType::F32,
         KvType::Fp8E4m3 | KvType::Int8PerTokenHead => kv,
@@ -143,7 +143,7 @@ fn assert_same(label: &str, precision: Precision, got: &[f32], want: &[f32]) {
 }
 
 #[track_caller]
-fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
+pub(crate) fn assert_near(label: &str, tolerance: f32, got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len(), "{label}");
     let scale = want.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
@@ -161,6 +161,15 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
         let mut rows = self.ops.rows(count, width, holds).unwrap();
         self.ops.set_rows(&mut rows, values);
         rows
+    }
+
+    /// Begins a pass of this many rows.
+    pub(crate) fn begin_rows(&mut self, rows: usize) {
+        let batch = Batch {
+            tokens: vec![0; rows],
+            ..Batch::default()
+        };
+        self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
     }
 
     fn tensor(name: &str, rows: usize, columns: usize, seed: u64) -> StoredTensor {
@@ -336,7 +345,9 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             segments,
             window,
             soft_cap,
+            has_sinks: _,
         } = case;
+        let sinks = case.sinks().map(|sinks| self.pack.vector(&sinks).unwrap());
         let width = heads.qkv_width();
         let tables = case.tables();
         let shape = KvPoolShape::uniform(
@@ -413,7 +424,7 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
-                    sinks: None,
+                    sinks: sinks.as_ref(),
                     out: &mut out,
                 };
                 self.ops.attend(&batch, &attention, io).unwrap();
@@ -469,9 +480,16 @@ struct DeviceAttentionCase {
     segments: Vec<(usize, usize)>,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    has_sinks: bool,
 }
 
 impl DeviceAttentionCase {
+    /// A score of each query head, of all sizes, if the case has sinks.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        let sinks = (0..self.heads.query_heads).map(|head| [1.5, -4.0, 0.25, 40.0][head % 4]);
+        self.has_sinks.then(|| sinks.collect())
+    }
+
     /// Returns the block tables of all sequences, with shuffled blocks.
     fn tables(&self) -> Vec<Vec<BlockIndex>> {
         let needed =
@@ -650,7 +668,7 @@ impl QuantisedCase {
                 .collect();
             // No kernel takes int8 with zero points.
             let zero_max = match (self.element, self.has_kernel) {
-                (QuantizedType::Int8, true) => 0,
+                (QuantizedType::Int8, true) | (QuantizedType::E2m1, _) => 0,
                 _ => 15,
             };
             let zeros: Vec<u8> = bytes(seed + 2, rows * groups)
@@ -683,7 +701,7 @@ fn quantised(element: QuantizedType, group: usize, shape: (usize, usize, usize))
 /// of every size, and several spans.
 #[test]
 fn quantised_matrix_products_match_the_cpu() {
-    use QuantizedType::{E4m3, Int4, Int8};
+    use QuantizedType::{E2m1, E4m3, Int4, Int8};
     let widened = |of: QuantisedCase| QuantisedCase {
         has_kernel: false,
         ..of
@@ -702,12 +720,20 @@ fn quantised_matrix_products_match_the_cpu() {
         quantised(Int4, 64, (32, 1088, 67)),
         quantised(Int4, 128, (129, 640, 130)),
         quantised(Int4, 1 << 20, (2, 96, 8)),
+        quantised(E2m1, 32, (1, 32, 3)),
+        quantised(E2m1, 32, (17, 352, 129)),
+        quantised(E2m1, 64, (70, 640, 66)),
+        quantised(E2m1, 16, (1, 64, 5)),
+        quantised(E2m1, 16, (11, 352, 129)),
+        quantised(E2m1, 16, (32, 640, 67)),
+        quantised(E2m1, 16, (129, 288, 130)),
         // No kernel takes the next cases: widths and groups that are no multiples, and int8 in
         // groups or with zero points.
         widened(quantised(E4m3, 1 << 20, (2, 40, 9))),
         widened(quantised(Int4, 24, (2, 96, 9))),
         widened(quantised(Int4, 32, (5, 112, 9))),
         widened(quantised(Int8, 32, (5, 64, 9))),
+        widened(quantised(E2m1, 16, (3, 48, 9))),
         widened(quantised(Int8, 1 << 20, (5, 64, 9))),
     ];
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
@@ -742,12 +768,20 @@ fn quantised_matrix_products_match_the_cpu() {
 /// The number of rows decides the kernel, and a row gives the same bits from each of them.
 #[test]
 fn quantised_rows_are_bit_equal_beside_any_number_of_rows() {
-    use QuantizedType::{E4m3, Int4, Int8};
+    use QuantizedType::{E2m1, E4m3, Int4, Int8};
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
         return;
     };
     let (width, columns) = (640, 140);
-    for (element, group) in [(E4m3, 1 << 20), (E4m3, 128), (Int8, 1 << 20), (Int4, 64)] {
+    let whole = 1 << 20;
+    for (element, group) in [
+        (E4m3, whole),
+        (E4m3, 128),
+        (Int8, whole),
+        (Int4, 64),
+        (E2m1, 32),
+        (E2m1, 16),
+    ] {
         let case = quantised(element, group, (70, width, columns));
         let matrix = gpu.pack.matrix(&case.stack(), None).unwrap();
         gpu.pack.finish().unwrap();
@@ -812,9 +846,14 @@ fn attention_matches_the_cpu() {
         segments: segments.to_vec(),
         window,
         soft_cap: None,
+        has_sinks: false,
     };
     let capped = |case: DeviceAttentionCase, cap| DeviceAttentionCase {
         soft_cap: Some(cap),
+        ..case
+    };
+    let with_sinks = |case| DeviceAttentionCase {
+        has_sinks: true,
         ..case
     };
     let cases = [
@@ -842,6 +881,10 @@ fn attention_matches_the_cpu() {
         ),
         capped(case(heads(2, 1, 256), 16, &[(20, 1), (0, 40)], None), 0.2),
         capped(case(heads(3, 3, 24), 16, &[(18, 2), (0, 1)], None), 0.5),
+        // Sinks, in kernels for few rows and for many, with spans of several blocks, and plain.
+        with_sinks(case(heads(8, 2, 64), 16, &[(1100, 1), (20, 30)], None)),
+        with_sinks(case(heads(4, 2, 64), 16, &[(70, 1), (3, 40)], Some(20))),
+        with_sinks(case(heads(6, 3, 24), 16, &[(18, 2), (0, 1)], None)),
     ];
     let formats = [
         (Precision::F32, KvType::F32),
@@ -888,6 +931,7 @@ fn heads_of_256_run_with_99_kib_of_shared_memory() {
         segments: segments.to_vec(),
         window,
         soft_cap: None,
+        has_sinks: false,
     };
     let cases = [
         case(&[(20, 1), (0, 18)], None),

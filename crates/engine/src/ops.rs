@@ -34,7 +34,7 @@ pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
 pub use pass::{AdapterSum, BufferRole, LoadPlan, PassMode, PassPurpose};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
-pub use supports::{refuse_experts, supports_decoder};
+pub use supports::supports_decoder;
 
 use crate::EngineError;
 use crate::adapters::LowRank;
@@ -171,6 +171,15 @@ pub trait WeightLoader: Send + Sync {
     ) -> Result<Self::Matrix, EngineError> {
         let _ = (stack, bias);
         Err(has_no_experts())
+    }
+
+    /// Returns an error if the packed experts of a layer cannot be computed together.
+    ///
+    /// # Errors
+    /// `Device` with the expert that differs from the first.
+    fn check_experts(&self, experts: &[GatedMatrices<Self::Matrix>]) -> Result<(), EngineError> {
+        let _ = experts;
+        Ok(())
     }
 
     /// Loads embedding rows. May keep the tensor and read its rows from the mapped file.
@@ -431,8 +440,7 @@ pub trait Ops: Send {
     /// [`RouterSpec`](cleave_models::RouterSpec) says, and adds the weighted outputs of its experts
     /// in ascending order of their indices, in f32, from zero; then the shared expert's, times the
     /// sigmoid of its gate if it has one. An expert's output is a gated product as of
-    /// [`Ops::gated`], followed by its down projection. Only if [`WeightLoader::supports`] accepts
-    /// experts.
+    /// [`Ops::gated`], then its down projection. Only if [`WeightLoader::supports`] accepts experts.
     fn experts(
         &mut self,
         experts: &Experts<'_, Self::Pack>,

@@ -272,6 +272,8 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
         let stacks = spec.stacks().into_iter();
         let each = |parts| spec.places(layer, parts).map(move |place| (parts, place));
         for (parts, place) in stacks.flat_map(each) {
+            // One tensor may have the stacks, or the biases, of all experts of a layer.
+            plan.tensors_count += 2;
             if !checkpoint.is_quantized(parts, place) {
                 continue;
             }
@@ -283,7 +285,6 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
             plan.matrix_elements -= dense.sum::<usize>() as u64;
             let slices = inner_slices(checkpoint, parts, place);
             plan.quantized.push((stack, slices));
-            plan.tensors_count += 1;
         }
     }
     plan

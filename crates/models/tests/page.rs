@@ -64,18 +64,13 @@ fn devices(goldens: &[(String, DescribedModel)]) -> (&'static str, &'static str)
         let mut roles = names.map(|(_, role)| role);
         has_experts(model) && roles.any(|role| matches!(role, TensorRole::Experts { .. }))
     };
-    let devices = match count(&has_experts) {
-        0 => "CPU, GPU",
-        some if some < goldens.len() => "CPU; GPU without experts",
-        _ => "CPU",
-    };
     let quantized = match count(&has_whole_tensors) {
         _ if count(&moves_rows) > 0 => "refused",
-        0 => devices,
+        0 => "CPU, GPU",
         some if some < goldens.len() => "CPU, GPU without experts",
         _ => "refused",
     };
-    (devices, quantized)
+    ("CPU, GPU", quantized)
 }
 
 /// The table of classes.

@@ -5,7 +5,7 @@ use crate::args::EngineArgs;
 use crate::gpu::{self, GpuShare};
 use anyhow::{Context, bail};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, WorkerThreads};
-use cleave_cuda::{CudaOps, CudaOptions};
+use cleave_cuda::{CudaOps, CudaOptions, experts_workspace_bytes};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
@@ -182,7 +182,9 @@ impl LoadedModel {
         let widths = 8 * spec.hidden_size + 4 * widest.qkv + 4 * widest.gated;
         let rows = u64::from(args.step_tokens_max()) * widths as u64 * 4;
         let logits = u64::from(args.slots_count().clamp(16, 128)) * spec.vocab_size as u64 * 4;
-        rows + 2 * logits + BESIDE
+        let step_rows = args.step_tokens_max() as usize;
+        let experts = experts_workspace_bytes(spec, step_rows, self.precision);
+        rows + 2 * logits + experts + BESIDE
     }
 }
 

@@ -50,12 +50,16 @@ pub(super) fn sample(bench: &KernelBench, name: &str) {
         edits: bench.of(&[edit(3, 0), edit(3, 2), edit(VOCAB as u32 - 1, 1)]),
         masks: bench.of(&[0x1111_1111u32; VOCAB.div_ceil(32)]),
         best: bench.zeros(rules.len() * 8),
+        segments: bench.zeros(rules.len() * 1024 * 8),
         tokens: bench.zeros(rules.len() * 4),
         vocab: VOCAB as u32,
         padding: 0,
     };
     let rows = rules.len() as u32;
     bench.launch("sample_prepare", [rows, 2, 1], args);
+    if name != "sample_prepare" {
+        bench.launch("sample_weigh", [rows, 2, 1], args);
+    }
     if name == "sample_draw" {
         bench.launch(name, [rows, 1, 1], args);
     }

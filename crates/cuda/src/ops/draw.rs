@@ -27,7 +27,7 @@ impl CudaOps {
             matrix: head.matrix,
             rows,
             bucket: rows,
-            x,
+            x: x.place(),
         };
         let target = self
             .sampling
@@ -80,7 +80,7 @@ impl CudaOps {
                 matrix: head.matrix,
                 rows,
                 bucket,
-                x,
+                x: x.place(),
             };
             let queued = self
                 .matmul

@@ -8,20 +8,23 @@
 
 mod arithmetic;
 mod draw;
+mod experts;
 mod host;
 mod kernels;
 mod norms;
 mod pass;
+mod products;
 
-use crate::args::{DeviceAddress, EmbedArgs, GateArgs, GatherArgs, RotateArgs};
+use crate::args::{DeviceAddress, EmbedArgs, GatherArgs, RotateArgs};
 use crate::attention::{AttentionBuffers, CudaAttention};
 use crate::blocks::{CudaBlocks, PoolRegions};
 use crate::buffers::{CudaPool, CudaRows};
 use crate::driver::{CudaDevice, CudaStream, DeviceMemory, PinnedMemory};
 use crate::error::CudaError;
+use crate::experts::CudaExperts;
 use crate::idle::DeviceIdleTimer;
 use crate::images::{KernelImages, SOURCES_HASH};
-use crate::matmul::{CudaMatmul, MatmulProduct, MatmulTarget};
+use crate::matmul::CudaMatmul;
 use crate::options::CudaOptions;
 use crate::pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader, WeightPart};
 use crate::recording::{GraphUse, StepRecordings};
@@ -30,7 +33,7 @@ use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Head, HeadShape,
+    Attention, AttentionIo, Batch, BufferRole, DrawRule, Experts, GatedIo, Head, HeadShape,
     KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
     QkNorms, ResidualIo,
 };
@@ -43,8 +46,6 @@ use std::time::Duration;
 
 /// Warps of a thread block in kernels with one head for each warp.
 const HEAD_WARPS: usize = 4;
-/// Elements of a row that one thread block of the gate computes: eight at a time, or one at a time.
-const GATE_ELEMENTS: (usize, usize) = (2048, 256);
 
 /// The operations of one engine on a GPU.
 #[derive(Debug)]
@@ -54,6 +55,7 @@ pub struct CudaOps {
     kernels: OpsKernels,
     attention: RefCell<Option<CudaAttention>>,
     matmul: CudaMatmul,
+    experts: CudaExperts,
     sampling: CudaSampling,
     stream: CudaStream,
     idle: DeviceIdleTimer,
@@ -92,6 +94,7 @@ impl CudaOps {
             kernels,
             attention: RefCell::new(None),
             matmul: CudaMatmul::new(&images, &stream, options)?,
+            experts: CudaExperts::new(&images, &stream, options.precision)?,
             sampling: CudaSampling::new(&images, &stream)?,
             images,
             idle: DeviceIdleTimer::new(&stream)?,
@@ -293,25 +296,7 @@ impl Ops for CudaOps {
         x: &CudaRows,
         out: &mut CudaRows,
     ) -> Result<(), EngineError> {
-        assert_eq!(
-            (out.width, out.stored),
-            (matrix.columns, self.options.precision)
-        );
-        let bucket = self.launched(rows);
-        out.check_rows(bucket);
-        let target = MatmulTarget {
-            address: out.address(),
-            stored: out.stored,
-        };
-        let product = MatmulProduct {
-            matrix,
-            rows,
-            bucket,
-            x,
-        };
-        Ok(self
-            .matmul
-            .run(&product, target, &self.stream, &mut self.messages)?)
+        self.product(matrix, rows, x, out)
     }
 
     fn qk_norm(
@@ -379,7 +364,6 @@ impl Ops for CudaOps {
             sinks,
             out,
         } = io;
-        assert!(sinks.is_none(), "`supports` refuses sinks on this device");
         let heads = pool.shape.layer(attention.layer).heads;
         assert_eq!(
             (qkv.width, qkv.stored),
@@ -394,7 +378,12 @@ impl Ops for CudaOps {
         out.check_rows(rows);
         let attending = self.attention.get_mut().as_mut();
         let attending = attending.expect("there is a pool");
-        let io = AttentionBuffers { qkv, pool, out };
+        let io = AttentionBuffers {
+            qkv,
+            pool,
+            sinks,
+            out,
+        };
         Ok(attending.run(
             batch,
             rows,
@@ -412,42 +401,17 @@ impl Ops for CudaOps {
         x: &CudaRows,
         to: GatedIo<'_, CudaRows>,
     ) -> Result<(), EngineError> {
-        let GatedIo {
-            activation,
-            gate_up,
-            out,
-        } = to;
-        self.matmul(matrix, rows, x, gate_up)?;
-        let width = out.width;
-        assert_eq!(
-            (gate_up.width, gate_up.stored),
-            (2 * width, self.options.precision)
-        );
-        assert_eq!(out.stored, self.options.precision);
-        let rows = self.launched(rows);
-        gate_up.check_rows(rows);
-        out.check_rows(rows);
-        let args = GateArgs {
-            gate_up: gate_up.address(),
-            out: out.address(),
-            width: width as u32,
-            activation: match activation {
-                Activation::Silu => 0,
-                Activation::GeluTanh => 1,
-                Activation::ClampedSwiGlu { .. } => {
-                    panic!("`supports` refuses clamped gates on this device")
-                }
-            },
-        };
-        let each = if width.is_multiple_of(8) {
-            GATE_ELEMENTS.0
-        } else {
-            GATE_ELEMENTS.1
-        };
-        let grid = [rows as u32, width.div_ceil(each) as u32, 1];
-        // SAFETY: as in `launch_norm`.
-        unsafe { self.kernels.gate.launch(&self.stream, grid, args) }?;
-        Ok(())
+        self.gated_product(matrix, rows, x, to)
+    }
+
+    fn experts(
+        &mut self,
+        experts: &Experts<'_, CudaWeightLoader>,
+        rows: usize,
+        x: &CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.mixture(experts, rows, x, out)
     }
 
     fn gather(

@@ -100,6 +100,7 @@ impl CudaOps {
         let attending = self.attention.borrow();
         self.messages.reallocations_count()
             + self.matmul.reallocations_count()
+            + self.experts.reallocations_count()
             + self.sampling.reallocations_count()
             + attending
                 .as_ref()

@@ -198,32 +198,6 @@ fn accept_layer(layer: &LayerSpec) {
     }
 }
 
-/// Refuses models with experts, attention sinks or clamped gates, for a device without them.
-///
-/// # Errors
-/// The first such part.
-pub fn refuse_experts(spec: &ModelSpec) -> Result<(), Unsupported> {
-    let refuse = |part: &str| {
-        Err(Unsupported {
-            family: spec.family,
-            problem: format!("its layers have {part}, which `--device cpu` computes"),
-        })
-    };
-    for layer in &spec.layers {
-        match &layer.mlp {
-            Mlp::Experts(_) => return refuse("experts"),
-            Mlp::Gated(mlp) => match mlp.activation {
-                Activation::Silu | Activation::GeluTanh => {}
-                Activation::ClampedSwiGlu { .. } => return refuse("clamped gates"),
-            },
-        }
-    }
-    if spec.attention().any(|attention| attention.has_sinks) {
-        return refuse("attention sinks");
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -147,7 +147,8 @@ impl<'a, P: WeightLoader> CheckpointLoader<'a, P> {
         let stacks = [Projection::EXPERT_GATE_UP, Projection::EXPERT_DOWN];
         let experts = each
             .map(|place| self.gated_mlp(place, stacks))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        self.pack.check_experts(&experts)?;
         let stacks = [Projection::SHARED_GATE_UP, Projection::SHARED_DOWN];
         let shared = spec.shared.map(|_| self.gated_mlp(place, stacks));
         Ok(ExpertsWeights {
