@@ -86,7 +86,7 @@ fn modules(adapter: usize) -> Vec<String> {
     let names = names
         .into_iter()
         .chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]);
-    let layers = (0..3).filter(|layer| adapter % 3 != *layer || adapter % 2 == 0);
+    let layers = (0..3).filter(|layer| adapter % 3 != *layer || adapter.is_multiple_of(2));
     let all = names.flat_map(|name| layers.clone().map(move |layer| (layer, name)));
     all.map(|(layer, name)| format!("model.layers.{layer}.{name}"))
         .collect()

@@ -104,7 +104,7 @@ mod tests {
             &|request| request.stop.stop_tokens = [7].into(),
             &|request| request.slo.ttft = Some(Duration::from_secs(1)),
             &|request| request.cache_salt += 1,
-            &|request| request.adapter = Some(AdapterId([1; 16])),
+            &|request| request.adapter = Some(cleave_domain::AdapterId([1; 16])),
         ];
         for (index, change) in changes.into_iter().enumerate() {
             assert_ne!(plain, print(change), "change {index}");
