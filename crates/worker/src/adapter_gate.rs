@@ -10,6 +10,7 @@ use cleave_domain::{
     AdapterId, AdapterOffer, AdapterPlace, HandoffId, Order, Refusal, Report, RouterId,
 };
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
+use cleave_telemetry::AdapterUse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +37,10 @@ pub(crate) struct AdapterGate {
     loads: mpsc::UnboundedSender<AdapterLoad>,
     /// Grows with each use.
     uses_count: u64,
+    /// Grows with each change of what [`AdapterGate::in_use`] gives.
+    version: u64,
+    /// Loads that succeeded, loads that failed, and adapters that left for another one.
+    loads_counts: [u64; 3],
 }
 
 /// An adapter that a worker serves.
@@ -103,6 +108,8 @@ impl AdapterGate {
             pinned: BTreeMap::new(),
             loads,
             uses_count: 0,
+            version: 0,
+            loads_counts: [0; 3],
         };
         (gate, ends)
     }
@@ -112,6 +119,7 @@ impl AdapterGate {
     /// Serves an open adapter under a name, in place of an earlier one of the name. Hand-offs that
     /// have the earlier one keep it.
     pub(crate) fn serve(&mut self, name: &str, folder: &Path, facts: AdapterFacts) {
+        self.version += 1;
         let adapter = facts.adapter;
         let entry = self.adapters.entry(adapter).or_insert(AdapterEntry {
             state: LoadState::OnDisk,
@@ -145,6 +153,32 @@ impl AdapterGate {
             }
         });
         offers.collect()
+    }
+
+    /// Grows with each change of what [`AdapterGate::in_use`] gives.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The adapters as metrics show them.
+    pub(crate) fn in_use(&self) -> AdapterUse {
+        let is = |named: &NamedAdapter, state: LoadState| {
+            let entry = &self.adapters[&named.adapter];
+            entry.state == state && entry.pins_count > 0
+        };
+        let names = |state: LoadState| {
+            let used = self.names.iter().filter(|(_, named)| is(named, state));
+            used.map(|(name, _)| name.clone()).collect()
+        };
+        let states = self.adapters.values().map(|entry| entry.state);
+        AdapterUse {
+            max_loras: self.places,
+            served: self.names.len(),
+            loaded: states.filter(|state| *state == LoadState::Resident).count(),
+            running: names(LoadState::Resident),
+            waiting: names(LoadState::Loading),
+            loads: self.loads_counts,
+        }
     }
 
     fn unname(&mut self, adapter: AdapterId) {
@@ -203,6 +237,7 @@ impl AdapterGate {
     }
 
     fn pin(&mut self, handoff: HandoffId, adapter: AdapterId) {
+        self.version += 1;
         self.uses_count += 1;
         self.pinned.insert(handoff, adapter);
         if let Some(entry) = self.adapters.get_mut(&adapter) {
@@ -212,6 +247,7 @@ impl AdapterGate {
     }
 
     fn unpin(&mut self, adapter: AdapterId) {
+        self.version += 1;
         if let Some(entry) = self.adapters.get_mut(&adapter) {
             entry.pins_count -= 1;
         }
@@ -234,10 +270,12 @@ impl AdapterGate {
         };
         entry.state = LoadState::OnDisk;
         memory.unload(*adapter);
+        self.loads_counts[2] += 1;
         true
     }
 
     fn load(&mut self, adapter: AdapterId) {
+        self.version += 1;
         let (Some(memory), Some(entry)) = (&self.memory, self.adapters.get_mut(&adapter)) else {
             return;
         };
@@ -255,6 +293,7 @@ impl AdapterGate {
     /// Gives the orders that waited for a load; after a failure, their refusals.
     pub(crate) fn loaded(&mut self, load: AdapterLoad) -> Vec<Passage> {
         let AdapterLoad { adapter, outcome } = load;
+        self.version += 1;
         let Some(entry) = self.adapters.get_mut(&adapter) else {
             return Vec::new();
         };
@@ -262,6 +301,7 @@ impl AdapterGate {
             Ok(()) => LoadState::Resident,
             Err(_) => LoadState::OnDisk,
         };
+        self.loads_counts[usize::from(outcome.is_err())] += 1;
         match &outcome {
             Ok(()) => info!(%adapter, "adapter loaded"),
             Err(error) => warn!(%adapter, %error, "an adapter cannot be loaded"),

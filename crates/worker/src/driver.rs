@@ -106,6 +106,8 @@ pub(crate) struct WorkerDriver {
     load_shown: Option<WorkerLoad>,
     /// The adapters that routers know of.
     adapters_shown: Vec<AdapterOffer>,
+    /// Version of the adapters that the metrics last saw.
+    adapters_version_shown: u64,
     /// Facts that arose while the brain's outputs were performed.
     pending: VecDeque<WorkerInput>,
     /// Tokens that the brain emitted for the present input; they are sent together.
@@ -137,6 +139,7 @@ impl WorkerDriver {
             payload_arriving: None,
             load_shown: None,
             adapters_shown: Vec::new(),
+            adapters_version_shown: 0,
             pending: if found.is_empty() {
                 VecDeque::new()
             } else {
@@ -222,6 +225,11 @@ impl WorkerDriver {
     /// Shows the load that routers receive to the operator and the metrics, whether or not a router
     /// is connected.
     fn publish_load(&mut self) {
+        let version = self.effects.adapter_gate.version();
+        if std::mem::replace(&mut self.adapters_version_shown, version) != version {
+            let adapters = self.effects.adapter_gate.in_use();
+            self.effects.meters.adapters_changed(&adapters);
+        }
         let load = self.brain.load();
         if self.load_shown.replace(load) != Some(load) {
             self.effects.admin.load_changed(load);
