@@ -198,3 +198,53 @@ fn a_router_learns_adapters_from_its_workers() {
     // A name stays known while its workers are away, as the model's does.
     assert!(is_listed());
 }
+
+/// `/v1/load_lora_adapter` and unload: every worker has it when the answer comes.
+#[test]
+fn adapters_come_and_go_at_run_time() {
+    let model = checkpoint();
+    let adapters = root().join("testdata/adapters").display().to_string();
+    let flags = [
+        "--model",
+        &model,
+        "--served-model-name",
+        "base",
+        "--dtype",
+        "f32",
+        "--lora-root",
+        &adapters,
+    ];
+    let fleet = fleet_of_legs([1, 1], &flags, &[]);
+    let client = &fleet.client;
+    let change = |verb: &str, body: Value| client.post(&format!("/v1/{verb}_lora_adapter"), &body);
+    let (prompt, tokens) = goldens(&folder("llama3-all")).pop().unwrap();
+    let expected = detokenized(client, &tokens);
+    let ask = json!({"model": "tuned", "prompt": prompt, "max_tokens": 1});
+    assert_eq!(client.post("/v1/completions", &ask).0, 404);
+    for (path, reason) in [
+        ("../llama3", "not a folder below --lora-root"),
+        ("/etc", "not a folder below --lora-root"),
+        ("qwen2", "shape"),
+    ] {
+        let (status, answer) = change("load", json!({"lora_name": "tuned", "lora_path": path}));
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 400 && message.contains(reason), "{answer}");
+    }
+    let load = |path: &str| change("load", json!({"lora_name": "tuned", "lora_path": path})).0;
+    assert_eq!(load("llama3-all"), 200);
+    assert_eq!(completion(client, "tuned", &prompt, tokens.len()), expected);
+    // The same name with another content: nothing of the old one is found in a cache.
+    assert_eq!(load("llama3-qv"), 200);
+    let (other, tokens) = goldens(&folder("llama3-qv")).pop().unwrap();
+    let replaced = completion(client, "tuned", &other, tokens.len());
+    assert_eq!(replaced, detokenized(client, &tokens));
+    assert_ne!(completion(client, "tuned", &prompt, 16), expected);
+    assert_eq!(load("llama3-all"), 200);
+    assert_eq!(completion(client, "tuned", &prompt, 16), expected);
+    let named = json!({"lora_name": "tuned"});
+    assert_eq!(change("unload", named.clone()).0, 200);
+    assert_eq!(client.post("/v1/completions", &ask).0, 404);
+    assert_eq!(change("unload", named).0, 400, "it is gone");
+    let taken = json!({"lora_name": "base", "lora_path": "llama3-all"});
+    assert_eq!(change("load", taken).0, 400, "the model's name");
+}

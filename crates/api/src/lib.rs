@@ -4,6 +4,7 @@
 //! knows a router or a worker (it talks to a [`Frontend`]), or tokenizes (the crate `text` does).
 //! Invariant: bad input ends here with a 4xx that names the field, and leaves no state behind.
 
+mod adapter_routes;
 mod admin;
 mod answer_division;
 mod app;
@@ -40,6 +41,7 @@ mod timing;
 mod trace_parent;
 mod ui;
 
+pub use adapter_routes::AdapterChange;
 pub use admin::{
     CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,

@@ -39,9 +39,15 @@ pub(crate) fn with_adapters(
     if names.len() < modules.len() {
         bail!("--lora-modules: two adapters have the same name");
     }
+    if let Some(root) = &host.adapters.lora_root
+        && !root.is_dir()
+    {
+        bail!("--lora-root {}: not a folder", root.display());
+    }
     Ok(WorkerOptions {
         adapters: modules.iter().map(open).collect::<anyhow::Result<_>>()?,
         max_loras: host.adapters.max_loras,
+        lora_root: host.adapters.lora_root.clone(),
         ..options
     })
 }

@@ -31,6 +31,23 @@ pub struct AdapterOffer {
     pub place: AdapterPlace,
 }
 
+/// A command to a worker about the adapters that it serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AdapterCommand {
+    /// Serve the adapter in this folder under this name, in place of an earlier one of the name.
+    Load {
+        /// The model name that requests give.
+        name: String,
+        /// The folder, below the worker's root for adapters.
+        folder: String,
+    },
+    /// Serve the adapter of this name no longer; hand-offs that have it keep it.
+    Unload {
+        /// The model name that requests gave.
+        name: String,
+    },
+}
+
 /// The place of an adapter's weights on a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum AdapterPlace {

@@ -6,10 +6,11 @@
 //! it waits as one for their model does; it goes when a worker of the model comes without it.
 
 use cleave_api::ServedAdapter;
-use cleave_domain::{AdapterId, AdapterOffer, WorkerId};
+use cleave_domain::{AdapterId, AdapterOffer, WorkerId, WorkerRef};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::sync::oneshot;
 
 /// The adapters of all connected workers.
 #[derive(Debug, Default)]
@@ -95,6 +96,82 @@ impl DirectoryState {
                 root,
             };
             self.served.insert(name, served);
+        }
+    }
+}
+
+/// Changes of adapters that workers have not answered.
+#[derive(Debug, Default)]
+pub(crate) struct AdapterChanges {
+    begun_count: u64,
+    pending: BTreeMap<u64, PendingChange>,
+}
+
+#[derive(Debug)]
+struct PendingChange {
+    /// Workers that have not answered.
+    waiting: BTreeSet<WorkerRef>,
+    /// The reasons of workers that refused, each with the worker's name.
+    refusals: Vec<String>,
+    answer: oneshot::Sender<Result<(), String>>,
+}
+
+impl AdapterChanges {
+    /// Begins a change at these workers; gives its number.
+    pub(crate) fn begin(
+        &mut self,
+        workers: BTreeSet<WorkerRef>,
+        answer: oneshot::Sender<Result<(), String>>,
+    ) -> u64 {
+        self.begun_count += 1;
+        let change = PendingChange {
+            waiting: workers,
+            refusals: Vec::new(),
+            answer,
+        };
+        self.pending.insert(self.begun_count, change);
+        self.begun_count
+    }
+
+    /// A worker of this name answered.
+    pub(crate) fn answered(
+        &mut self,
+        worker: WorkerRef,
+        name: &str,
+        change: u64,
+        outcome: Result<(), String>,
+    ) {
+        if let Some(pending) = self.pending.get_mut(&change)
+            && pending.waiting.remove(&worker)
+        {
+            let refusal = outcome.err().map(|reason| format!("{name}: {reason}"));
+            pending.refusals.extend(refusal);
+        }
+        self.end_answered();
+    }
+
+    /// A worker is gone, and answers nothing any more.
+    pub(crate) fn worker_lost(&mut self, worker: WorkerRef) {
+        for pending in self.pending.values_mut() {
+            pending.waiting.remove(&worker);
+        }
+        self.end_answered();
+    }
+
+    /// Tells the results of changes that every worker has answered.
+    fn end_answered(&mut self) {
+        let is_over = |_: &u64, pending: &mut PendingChange| pending.waiting.is_empty();
+        for (_, pending) in self.pending.extract_if(.., is_over) {
+            let PendingChange {
+                refusals, answer, ..
+            } = pending;
+            let outcome = if refusals.is_empty() {
+                Ok(())
+            } else {
+                Err(refusals.join("; "))
+            };
+            // The operator may have left.
+            let _ = answer.send(outcome);
         }
     }
 }

@@ -13,7 +13,7 @@ use cleave_fleet::{LinkState, Registration, WorkerActivity};
 use cleave_router::RouterNote;
 use cleave_telemetry::{NoteContext, RouterObserver};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
@@ -21,6 +21,9 @@ use tracing::warn;
 /// Links of one worker to others that are not connected: after a router's restart workers join one
 /// by one, and report earlier measurements.
 const LINKS_AHEAD_MAX: usize = 1024;
+
+/// The longest name of an adapter, that of a model.
+const ADAPTER_NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRoster {
@@ -91,6 +94,40 @@ impl WorkerRoster {
         self.update_sequence_tokens_max(&workers);
         self.adapters.leave(worker.worker);
         left
+    }
+
+    /// Refuses a name that an adapter cannot have.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    pub(crate) fn check_adapter_name(&self, name: &str) -> Result<(), String> {
+        let is_model = |entry: &RosterEntry| entry.view.model == name;
+        if name.trim().is_empty() || name.len() > ADAPTER_NAME_BYTES_MAX {
+            return Err(format!(
+                "the name of an adapter has 1 to {ADAPTER_NAME_BYTES_MAX} bytes"
+            ));
+        }
+        if self.lock().values().any(is_model) {
+            return Err(format!("a model is served under the name {name}"));
+        }
+        Ok(())
+    }
+
+    /// The only model of the connected workers.
+    ///
+    /// # Errors
+    /// If there are none or several, in words.
+    pub(crate) fn only_model(&self) -> Result<String, String> {
+        let workers = self.lock();
+        let models: BTreeSet<&str> = workers.values().map(|entry| &*entry.view.model).collect();
+        match models.into_iter().collect::<Vec<_>>()[..] {
+            [only] => Ok(only.to_owned()),
+            [] => Err("no worker is connected".to_owned()),
+            ref several => Err(format!(
+                "several models are served; name one as base_model_name: {}",
+                several.join(", ")
+            )),
+        }
     }
 
     /// The LoRA adapters that workers serve.

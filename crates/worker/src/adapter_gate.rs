@@ -10,6 +10,7 @@ use cleave_domain::{
     AdapterId, AdapterOffer, AdapterPlace, HandoffId, Order, Refusal, Report, RouterId,
 };
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
+use cleave_telemetry::AdapterUse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,9 +34,15 @@ pub(crate) struct AdapterGate {
     /// By hand-off, in the order of arrival. The first has the adapter that all wait for.
     held: BTreeMap<HandoffId, WaitingOrders>,
     pinned: BTreeMap<HandoffId, AdapterId>,
-    loads: mpsc::UnboundedSender<AdapterLoad>,
+    events: mpsc::UnboundedSender<AdapterEvent>,
+    /// The folder below which routers may name adapters; `None` if they may name none.
+    root: Option<PathBuf>,
     /// Grows with each use.
     uses_count: u64,
+    /// Grows with each change of what [`AdapterGate::in_use`] gives.
+    version: u64,
+    /// Loads that succeeded, loads that failed, and adapters that left for another one.
+    loads_counts: [u64; 3],
 }
 
 /// An adapter that a worker serves.
@@ -69,11 +76,29 @@ struct WaitingOrders {
     orders: Vec<RouterOrder>,
 }
 
-/// The end of a load.
+/// The end of work on an adapter that was done beside the driver.
 #[derive(Debug)]
-pub(crate) struct AdapterLoad {
-    adapter: AdapterId,
-    outcome: Result<(), AdapterError>,
+pub(crate) enum AdapterEvent {
+    /// A load has ended.
+    Loaded {
+        adapter: AdapterId,
+        outcome: Result<(), AdapterError>,
+    },
+    /// A folder was opened, or refused with the reason.
+    Opened {
+        request: OpenRequest,
+        outcome: Result<(PathBuf, AdapterFacts), String>,
+    },
+}
+
+/// A router's request to serve the adapter in a folder.
+#[derive(Debug)]
+pub(crate) struct OpenRequest {
+    pub(crate) router: RouterId,
+    /// The number of the change, which the answer names.
+    pub(crate) change: u64,
+    pub(crate) name: String,
+    pub(crate) folder: String,
 }
 
 /// The way of an order at the gate.
@@ -88,12 +113,13 @@ pub(crate) enum Passage {
 }
 
 impl AdapterGate {
-    /// Gives the gate, and the ends of loads; each is to be given to [`AdapterGate::loaded`].
+    /// Gives the gate, and the ends of its work. Routers may name folders below `root`.
     pub(crate) fn new(
         memory: Option<Arc<dyn AdapterMemory>>,
         places: usize,
-    ) -> (Self, mpsc::UnboundedReceiver<AdapterLoad>) {
-        let (loads, ends) = mpsc::unbounded_channel();
+        root: Option<PathBuf>,
+    ) -> (Self, mpsc::UnboundedReceiver<AdapterEvent>) {
+        let (events, ends) = mpsc::unbounded_channel();
         let gate = Self {
             memory,
             places: places.max(1),
@@ -101,8 +127,11 @@ impl AdapterGate {
             adapters: BTreeMap::new(),
             held: BTreeMap::new(),
             pinned: BTreeMap::new(),
-            loads,
+            events,
+            root,
             uses_count: 0,
+            version: 0,
+            loads_counts: [0; 3],
         };
         (gate, ends)
     }
@@ -112,6 +141,7 @@ impl AdapterGate {
     /// Serves an open adapter under a name, in place of an earlier one of the name. Hand-offs that
     /// have the earlier one keep it.
     pub(crate) fn serve(&mut self, name: &str, folder: &Path, facts: AdapterFacts) {
+        self.version += 1;
         let adapter = facts.adapter;
         let entry = self.adapters.entry(adapter).or_insert(AdapterEntry {
             state: LoadState::OnDisk,
@@ -130,6 +160,32 @@ impl AdapterGate {
         }
     }
 
+    /// Opens a folder that a router named, beside the driver; [`AdapterEvent::Opened`] follows.
+    /// Must be called within a tokio runtime.
+    pub(crate) fn open(&self, request: OpenRequest) {
+        let (memory, root) = (self.memory.clone(), self.root.clone());
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let folder = request.folder.clone();
+            let opened =
+                spawn_blocking(move || open_below(memory.as_deref(), root.as_deref(), &folder));
+            let outcome = opened.await;
+            let outcome = outcome.unwrap_or_else(|_| Err("reading the adapter failed".to_owned()));
+            // The driver may have ended.
+            let _ = events.send(AdapterEvent::Opened { request, outcome });
+        });
+    }
+
+    /// Serves the adapter of this name no longer; whether there was one. Hand-offs that have it keep
+    /// it.
+    pub(crate) fn remove(&mut self, name: &str) -> bool {
+        self.version += 1;
+        let named = self.names.remove(name);
+        let adapter = named.map(|named| named.adapter);
+        adapter.into_iter().for_each(|adapter| self.unname(adapter));
+        adapter.is_some()
+    }
+
     /// All adapters with the places of their weights, by ascending name.
     pub(crate) fn offers(&self) -> Vec<AdapterOffer> {
         let offers = self.names.iter().map(|(name, named)| {
@@ -145,6 +201,32 @@ impl AdapterGate {
             }
         });
         offers.collect()
+    }
+
+    /// Grows with each change of what [`AdapterGate::in_use`] gives.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The adapters as metrics show them.
+    pub(crate) fn in_use(&self) -> AdapterUse {
+        let is = |named: &NamedAdapter, state: LoadState| {
+            let entry = &self.adapters[&named.adapter];
+            entry.state == state && entry.pins_count > 0
+        };
+        let names = |state: LoadState| {
+            let used = self.names.iter().filter(|(_, named)| is(named, state));
+            used.map(|(name, _)| name.clone()).collect()
+        };
+        let states = self.adapters.values().map(|entry| entry.state);
+        AdapterUse {
+            max_loras: self.places,
+            served: self.names.len(),
+            loaded: states.filter(|state| *state == LoadState::Resident).count(),
+            running: names(LoadState::Resident),
+            waiting: names(LoadState::Loading),
+            loads: self.loads_counts,
+        }
     }
 
     fn unname(&mut self, adapter: AdapterId) {
@@ -203,6 +285,7 @@ impl AdapterGate {
     }
 
     fn pin(&mut self, handoff: HandoffId, adapter: AdapterId) {
+        self.version += 1;
         self.uses_count += 1;
         self.pinned.insert(handoff, adapter);
         if let Some(entry) = self.adapters.get_mut(&adapter) {
@@ -212,6 +295,7 @@ impl AdapterGate {
     }
 
     fn unpin(&mut self, adapter: AdapterId) {
+        self.version += 1;
         if let Some(entry) = self.adapters.get_mut(&adapter) {
             entry.pins_count -= 1;
         }
@@ -234,27 +318,33 @@ impl AdapterGate {
         };
         entry.state = LoadState::OnDisk;
         memory.unload(*adapter);
+        self.loads_counts[2] += 1;
         true
     }
 
     fn load(&mut self, adapter: AdapterId) {
+        self.version += 1;
         let (Some(memory), Some(entry)) = (&self.memory, self.adapters.get_mut(&adapter)) else {
             return;
         };
         entry.state = LoadState::Loading;
-        let (memory, loads) = (Arc::clone(memory), self.loads.clone());
+        let (memory, events) = (Arc::clone(memory), self.events.clone());
         tokio::spawn(async move {
             let loaded = spawn_blocking(move || memory.load(adapter)).await;
             // A panic of a load is an error of the adapter alone.
             let outcome = loaded.unwrap_or(Err(AdapterError::Unknown(adapter)));
             // The driver may have ended.
-            let _ = loads.send(AdapterLoad { adapter, outcome });
+            let _ = events.send(AdapterEvent::Loaded { adapter, outcome });
         });
     }
 
     /// Gives the orders that waited for a load; after a failure, their refusals.
-    pub(crate) fn loaded(&mut self, load: AdapterLoad) -> Vec<Passage> {
-        let AdapterLoad { adapter, outcome } = load;
+    pub(crate) fn loaded(
+        &mut self,
+        adapter: AdapterId,
+        outcome: Result<(), AdapterError>,
+    ) -> Vec<Passage> {
+        self.version += 1;
         let Some(entry) = self.adapters.get_mut(&adapter) else {
             return Vec::new();
         };
@@ -262,6 +352,7 @@ impl AdapterGate {
             Ok(()) => LoadState::Resident,
             Err(_) => LoadState::OnDisk,
         };
+        self.loads_counts[usize::from(outcome.is_err())] += 1;
         match &outcome {
             Ok(()) => info!(%adapter, "adapter loaded"),
             Err(error) => warn!(%adapter, %error, "an adapter cannot be loaded"),
@@ -309,6 +400,25 @@ impl AdapterGate {
             self.release(handoff);
         }
     }
+}
+
+/// Opens a folder below `root`, whatever links are on the way.
+fn open_below(
+    memory: Option<&dyn AdapterMemory>,
+    root: Option<&Path>,
+    folder: &str,
+) -> Result<(PathBuf, AdapterFacts), String> {
+    let memory = memory.ok_or("its engine applies no adapters")?;
+    let root = root.ok_or("it was started without --lora-root, so that adapters are fixed")?;
+    let outside = || format!("{folder} is not a folder below --lora-root");
+    let real = |path: &Path| path.canonicalize().map_err(|_| outside());
+    let path = real(&root.join(folder))?;
+    // Nothing of a folder elsewhere is told, not even whether it exists.
+    if !path.starts_with(real(root)?) {
+        return Err(outside());
+    }
+    let facts = memory.open(&path).map_err(|error| error.to_string())?;
+    Ok((path, facts))
 }
 
 fn refused(handoff: HandoffId, refusal: Refusal) -> Report {

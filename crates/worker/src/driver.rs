@@ -8,7 +8,7 @@
 mod actions;
 mod links;
 
-use super::adapter_gate::{AdapterGate, AdapterLoad, Passage};
+use super::adapter_gate::{AdapterEvent, AdapterGate, OpenRequest, Passage};
 use super::admin::WorkerAdmin;
 use super::constraint_gate::{ConstraintGate, RouterOrder};
 use super::directory::PeerDirectory;
@@ -17,8 +17,8 @@ use super::exports::ExportQueue;
 use super::stops::PendingStops;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    AdapterOffer, BlockHash, Capacity, Constraint, Emission, HandoffId, Order, Report,
-    ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
+    AdapterCommand, AdapterOffer, BlockHash, Capacity, Constraint, Emission, HandoffId, Order,
+    Report, ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
@@ -42,8 +42,8 @@ enum WorkerWakeup {
     Engine(WorkerInput),
     /// This constraint is compiled, or known to be unusable.
     ConstraintKnown(Arc<Constraint>),
-    /// A load of an adapter has ended.
-    AdapterLoaded(AdapterLoad),
+    /// Work on an adapter has ended.
+    Adapter(AdapterEvent),
     Deadline,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct WorkerInbox {
     pub(crate) links: mpsc::Receiver<LinkEvent>,
     pub(crate) engine: mpsc::UnboundedReceiver<WorkerInput>,
     pub(crate) constraints: mpsc::UnboundedReceiver<Arc<Constraint>>,
-    pub(crate) adapters: mpsc::UnboundedReceiver<AdapterLoad>,
+    pub(crate) adapters: mpsc::UnboundedReceiver<AdapterEvent>,
 }
 
 /// The things that outputs act on.
@@ -106,6 +106,8 @@ pub(crate) struct WorkerDriver {
     load_shown: Option<WorkerLoad>,
     /// The adapters that routers know of.
     adapters_shown: Vec<AdapterOffer>,
+    /// Version of the adapters that the metrics last saw.
+    adapters_version_shown: u64,
     /// Facts that arose while the brain's outputs were performed.
     pending: VecDeque<WorkerInput>,
     /// Tokens that the brain emitted for the present input; they are sent together.
@@ -137,6 +139,7 @@ impl WorkerDriver {
             payload_arriving: None,
             load_shown: None,
             adapters_shown: Vec::new(),
+            adapters_version_shown: 0,
             pending: if found.is_empty() {
                 VecDeque::new()
             } else {
@@ -161,12 +164,7 @@ impl WorkerDriver {
                     let orders = orders.into_iter();
                     orders.for_each(|order| self.pass_adapter_gate(order));
                 }
-                Some(WorkerWakeup::AdapterLoaded(load)) => {
-                    // Routers know of the adapter before they hear of its hand-offs.
-                    let passages = self.effects.adapter_gate.loaded(load);
-                    self.announce_adapters();
-                    passages.into_iter().for_each(|passage| self.go(passage));
-                }
+                Some(WorkerWakeup::Adapter(event)) => self.handle_adapter_event(event),
                 Some(WorkerWakeup::Deadline) => self.handle(WorkerInput::Woke),
             }
         }
@@ -175,7 +173,7 @@ impl WorkerDriver {
     async fn next_event(&mut self) -> Option<WorkerWakeup> {
         let deadline = self.brain.deadline();
         // The order is fixed, so that the same facts at the same moments give the same decisions.
-        // The engine, the links, the compiler of constraints and loads of adapters report only what they were asked
+        // The engine, the links, the compiler of constraints and work on adapters report only what they were asked
         // for, so that routers are not starved.
         tokio::select! {
             biased;
@@ -183,7 +181,7 @@ impl WorkerDriver {
             answer = self.inbox.engine.recv() => answer.map(WorkerWakeup::Engine),
             event = self.inbox.links.recv() => event.map(WorkerWakeup::Link),
             known = self.inbox.constraints.recv() => known.map(WorkerWakeup::ConstraintKnown),
-            load = self.inbox.adapters.recv() => load.map(WorkerWakeup::AdapterLoaded),
+            event = self.inbox.adapters.recv() => event.map(WorkerWakeup::Adapter),
             event = self.inbox.inbox.recv() => event.map(WorkerWakeup::Outside),
         }
     }
@@ -222,6 +220,11 @@ impl WorkerDriver {
     /// Shows the load that routers receive to the operator and the metrics, whether or not a router
     /// is connected.
     fn publish_load(&mut self) {
+        let version = self.effects.adapter_gate.version();
+        if std::mem::replace(&mut self.adapters_version_shown, version) != version {
+            let adapters = self.effects.adapter_gate.in_use();
+            self.effects.meters.adapters_changed(&adapters);
+        }
         let load = self.brain.load();
         if self.load_shown.replace(load) != Some(load) {
             self.effects.admin.load_changed(load);
@@ -326,6 +329,7 @@ impl WorkerDriver {
             ToWorker::Grant { handoff, grant } => {
                 self.update_grants(|grants| grants.store(handoff, grant));
             }
+            ToWorker::Adapter { change, command } => self.change_adapter(router, change, command),
             ToWorker::Order { order, context } => {
                 let order = RouterOrder {
                     router,
@@ -345,6 +349,50 @@ impl WorkerDriver {
         self.go(passage);
         // A place may have been made.
         self.announce_adapters();
+    }
+
+    fn handle_adapter_event(&mut self, event: AdapterEvent) {
+        match event {
+            AdapterEvent::Loaded { adapter, outcome } => {
+                // Routers know of the adapter before they hear of its hand-offs.
+                let passages = self.effects.adapter_gate.loaded(adapter, outcome);
+                self.announce_adapters();
+                passages.into_iter().for_each(|passage| self.go(passage));
+            }
+            AdapterEvent::Opened { request, outcome } => {
+                let outcome = outcome.map(|(folder, facts)| {
+                    info!(adapter = %facts.adapter, name = request.name, "adapter is served");
+                    self.effects
+                        .adapter_gate
+                        .serve(&request.name, &folder, facts);
+                });
+                self.answer_adapter(request.router, request.change, outcome);
+            }
+        }
+        self.publish_load();
+    }
+
+    fn change_adapter(&mut self, router: RouterId, change: u64, command: AdapterCommand) {
+        match command {
+            AdapterCommand::Load { name, folder } => self.effects.adapter_gate.open(OpenRequest {
+                router,
+                change,
+                name,
+                folder,
+            }),
+            AdapterCommand::Unload { name } => {
+                // A worker that never had it serves it no longer, too.
+                let was_served = self.effects.adapter_gate.remove(&name);
+                info!(name, was_served, "adapter is served no longer");
+                self.answer_adapter(router, change, Ok(()));
+            }
+        }
+    }
+
+    /// Answers a change of adapters, after every router knows of it.
+    fn answer_adapter(&mut self, router: RouterId, change: u64, outcome: Result<(), String>) {
+        self.announce_adapters();
+        self.send_to_router(router, FromWorker::AdapterAnswer { change, outcome });
     }
 
     fn go(&mut self, passage: Passage) {

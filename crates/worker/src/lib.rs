@@ -33,7 +33,7 @@ pub use options::{OpenAdapter, WorkerOptions};
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
-use adapter_gate::{AdapterGate, AdapterLoad};
+use adapter_gate::{AdapterEvent, AdapterGate};
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{ConstraintSource, Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
@@ -122,7 +122,7 @@ impl WorkerBody {
         let constraints = Arc::new(WorkerConstraints::new(Arc::clone(&files), forced));
         engine.enforce(Arc::clone(&constraints) as Arc<dyn ConstraintSource>);
         let (constraint_gate, known_constraints) = ConstraintGate::new(constraints);
-        let (adapter_gate, adapter_loads) = adapter_gate(engine.as_ref(), &options);
+        let (adapter_gate, adapter_events) = adapter_gate(engine.as_ref(), &options);
         let monitor = Arc::new(HealthMonitor::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
@@ -209,7 +209,7 @@ impl WorkerBody {
             links: received_events,
             engine: engine_answers,
             constraints: known_constraints,
-            adapters: adapter_loads,
+            adapters: adapter_events,
         };
         let (host_blocks, disk_blocks) = below.unwrap_or_default();
         let limits = cleave_sched::WorkerLimits {
@@ -258,8 +258,9 @@ impl WorkerBody {
 fn adapter_gate(
     engine: &dyn Engine,
     options: &WorkerOptions,
-) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterLoad>) {
-    let (mut gate, loads) = AdapterGate::new(engine.adapters(), options.max_loras);
+) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
+    let root = options.lora_root.clone();
+    let (mut gate, events) = AdapterGate::new(engine.adapters(), options.max_loras, root);
     for OpenAdapter {
         name,
         folder,
@@ -268,7 +269,7 @@ fn adapter_gate(
     {
         gate.serve(name, folder, *facts);
     }
-    (gate, loads)
+    (gate, events)
 }
 
 /// Equal names are the same worker; each start is a new incarnation, ordered by the clock.

@@ -84,6 +84,8 @@ pub struct WorkerOptions {
     pub adapters: Vec<OpenAdapter>,
     /// LoRA adapters that are loaded at once, at most; others wait in their folders. Default 8.
     pub max_loras: usize,
+    /// The folder below which routers may name adapters to load. Default none: adapters are fixed.
+    pub lora_root: Option<PathBuf>,
 }
 
 /// A LoRA adapter that the engine has opened.
@@ -127,6 +129,7 @@ impl WorkerOptions {
             tape: None,
             adapters: Vec::new(),
             max_loras: 8,
+            lora_root: None,
         }
     }
 }

@@ -23,6 +23,10 @@ pub(crate) struct AdapterArgs {
     /// and the least recently used one makes room for them.
     #[arg(long, value_name = "N", default_value_t = loras_default(), value_parser = parse_loras_max)]
     pub(crate) max_loras: usize,
+    /// Folder below which adapters may be loaded at run time, by /v1/load_lora_adapter at a router;
+    /// none may if absent.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lora_root: Option<PathBuf>,
 }
 
 /// An adapter with its name.

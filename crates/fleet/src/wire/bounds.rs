@@ -10,9 +10,9 @@ use super::{FleetWireError, nanos, within};
 use crate::connection::{LinkState, Registration, invalid_name_reason};
 use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
-    AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand,
-    HandoffId, MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal,
-    Report, Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity,
+    AdapterCommand, AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
+    FleetDemand, HandoffId, MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts,
+    Refusal, Report, Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity,
     WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
@@ -69,7 +69,7 @@ macro_rules! unbounded {
     )*};
 }
 
-unbounded!(HandoffId, String, WorkerRef, [u8; 32]);
+unbounded!(HandoffId, String, WorkerRef, [u8; 32], u64, Result<(), String>);
 
 impl<A: Bounded, B: Bounded> Bounded for (A, B) {
     fn bound(&mut self) -> Result<(), FleetWireError> {
@@ -228,6 +228,23 @@ impl Bounded for RequestContext {
             trace.flags &= 1;
         }
         Ok(())
+    }
+}
+
+impl Bounded for AdapterCommand {
+    /// Refuses names and folders that no router sends.
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let (Self::Load { name, .. } | Self::Unload { name }) = &*self;
+        let names = 1..=ADAPTER_NAME_BYTES_MAX as u64;
+        within("adapter.name", name.len() as u64, names)?;
+        match self {
+            Self::Load { name: _, folder } => within(
+                "adapter.folder",
+                folder.len() as u64,
+                0..=ROOT_BYTES_MAX as u64,
+            ),
+            Self::Unload { name: _ } => Ok(()),
+        }
     }
 }
 

@@ -12,13 +12,13 @@ use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef, Capacity, Constraint,
-    ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Fingerprint, FinishReason, FlightId,
-    Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder,
-    OnDeadlineMiss, Order, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming, Prices,
-    PromptFacts, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder, SampledToken,
-    SamplingParams, StateCapacity, StepProgress, StopRules, TokenScores, WorkerDescription,
-    WorkerId, WorkerLoad, WorkerRef,
+    AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef,
+    Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Fingerprint,
+    FinishReason, FlightId, Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice,
+    MigrateOrder, OnDeadlineMiss, Order, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming,
+    Prices, PromptFacts, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder,
+    SampledToken, SamplingParams, StateCapacity, StepProgress, StopRules, TokenScores,
+    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{EmbedTask, ModelFiles, ModelTask, RerankTask};
@@ -514,6 +514,10 @@ pub(super) fn from_worker() -> impl Strategy<Value = FromWorker> {
         vec((handoff(), emission()), 0..3).prop_map(FromWorker::Emissions),
         grant().prop_map(|(handoff, grant)| FromWorker::Grant { handoff, grant }),
         link_state().prop_map(FromWorker::Link),
+        (any::<u64>(), option::of(".{0,20}")).prop_map(|(change, reason)| {
+            let outcome = reason.map_or(Ok(()), Err);
+            FromWorker::AdapterAnswer { change, outcome }
+        }),
     ]
 }
 
@@ -528,6 +532,13 @@ pub(super) fn to_worker() -> impl Strategy<Value = ToWorker> {
         worker().prop_map(|worker| ToWorker::PeerGone { worker }),
         address().prop_map(|data_address| ToWorker::NameTaken { data_address }),
         grant().prop_map(|(handoff, grant)| ToWorker::Grant { handoff, grant }),
+        (any::<u64>(), "[a-z]{1,8}", option::of(".{0,20}")).prop_map(|(change, name, folder)| {
+            let command = match folder {
+                Some(folder) => AdapterCommand::Load { name, folder },
+                None => AdapterCommand::Unload { name },
+            };
+            ToWorker::Adapter { change, command }
+        }),
     ]
 }
 

@@ -15,7 +15,7 @@ struct StubMemory {
 
 impl AdapterMemory for StubMemory {
     fn open(&self, _: &Path) -> Result<AdapterFacts, AdapterError> {
-        unreachable!("the gate opens no folder")
+        Ok(facts(4))
     }
 
     fn load(&self, adapter: AdapterId) -> Result<(), AdapterError> {
@@ -55,9 +55,9 @@ fn facts(number: u8) -> AdapterFacts {
 fn gate(
     places: usize,
     memory: &Arc<StubMemory>,
-) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterLoad>) {
+) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
     let shared = Arc::clone(memory) as Arc<dyn AdapterMemory>;
-    let (mut gate, loads) = AdapterGate::new(Some(shared), places);
+    let (mut gate, loads) = AdapterGate::new(Some(shared), places, None);
     for number in 1..=3 {
         let name = format!("a{number}");
         gate.serve(&name, Path::new("/adapters"), facts(number));
@@ -122,14 +122,25 @@ fn refusal(passage: Passage) -> Option<Refusal> {
     }
 }
 
+/// The orders that wait for the next load to end.
+async fn loaded(
+    gate: &mut AdapterGate,
+    loads: &mut mpsc::UnboundedReceiver<AdapterEvent>,
+) -> Vec<Passage> {
+    match loads.recv().await {
+        Some(AdapterEvent::Loaded { adapter, outcome }) => gate.loaded(adapter, outcome),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Lets an order pass whose adapter is in its folder.
 async fn load(
     gate: &mut AdapterGate,
-    loads: &mut mpsc::UnboundedReceiver<AdapterLoad>,
+    loads: &mut mpsc::UnboundedReceiver<AdapterEvent>,
     order: RouterOrder,
 ) {
     assert!(matches!(gate.pass(order), Passage::Held));
-    let passed = gate.loaded(loads.recv().await.unwrap());
+    let passed = loaded(gate, loads).await;
     assert!(passed.len() == 1 && is_open(&passed[0]), "{passed:?}");
 }
 
@@ -147,7 +158,7 @@ async fn an_order_waits_for_its_adapter_alone() {
         matches!(gate.pass(sent(cancel)), Passage::Held),
         "it stays behind its order"
     );
-    let passed = gate.loaded(loads.recv().await.unwrap());
+    let passed = loaded(&mut gate, &mut loads).await;
     assert_eq!(passed.iter().filter(|passage| is_open(passage)).count(), 3);
     assert!(is_open(&gate.pass(run(4, Some(1)))), "it is loaded now");
     assert!(loads.try_recv().is_err(), "it was loaded once");
@@ -196,7 +207,7 @@ async fn a_failed_load_refuses_its_requests_alone() {
         "unknown"
     );
     assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
-    let mut passed = gate.loaded(loads.recv().await.unwrap());
+    let mut passed = loaded(&mut gate, &mut loads).await;
     assert_eq!(refusal(passed.remove(0)), Some(Refusal::NoAdapter));
     assert!(gate.pinned.is_empty() && gate.held.is_empty());
     load(&mut gate, &mut loads, run(2, Some(2))).await;
@@ -223,4 +234,42 @@ async fn a_lost_router_gives_its_adapters_back() {
     load(&mut gate, &mut loads, run(1, Some(1))).await;
     gate.router_lost(handoff(1).flight.router());
     load(&mut gate, &mut loads, run(2, Some(2))).await;
+}
+
+#[test]
+fn folders_outside_the_root_are_refused() {
+    let memory = StubMemory::default();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    std::fs::create_dir_all(root.join("a")).unwrap();
+    std::fs::create_dir(dir.path().join("secret")).unwrap();
+    std::os::unix::fs::symlink(dir.path().join("secret"), root.join("link")).unwrap();
+    let open = |folder: &str| open_below(Some(&memory), Some(&root), folder);
+    assert_eq!(open("a").unwrap().1, facts(4));
+    let absolute = root.join("a").display().to_string();
+    assert!(open(&absolute).is_ok(), "an absolute path below the root");
+    let secret = dir.path().join("secret").display().to_string();
+    let absent = open("../absent").unwrap_err().replace("absent", "secret");
+    for outside in ["../secret", "a/../../secret", "link", &secret] {
+        let error = open(outside).unwrap_err();
+        assert!(error.contains("not a folder below --lora-root"), "{error}");
+    }
+    assert_eq!(open("../secret").unwrap_err(), absent, "it tells nothing");
+    assert!(
+        open_below(Some(&memory), None, "a")
+            .unwrap_err()
+            .contains("--lora-root")
+    );
+}
+
+#[tokio::test]
+async fn an_unloaded_adapter_stays_for_its_hand_offs() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(2, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    assert!(gate.remove("a1") && !gate.remove("a1"));
+    assert_eq!(gate.offers().len(), 2);
+    assert!(memory.loaded.lock().contains(&id(1)), "a stream has it");
+    gate.reported(&released(1));
+    assert_eq!(*memory.closed.lock(), [id(1)]);
 }
