@@ -160,8 +160,13 @@ impl AdapterChanges {
 
     /// Tells the results of changes that every worker has answered.
     fn end_answered(&mut self) {
-        let is_over = |_: &u64, pending: &mut PendingChange| pending.waiting.is_empty();
-        for (_, pending) in self.pending.extract_if(.., is_over) {
+        let over = self.pending.iter();
+        let over = over.filter(|(_, pending)| pending.waiting.is_empty());
+        let over: Vec<u64> = over.map(|(change, _)| *change).collect();
+        for change in over {
+            let Some(pending) = self.pending.remove(&change) else {
+                continue;
+            };
             let PendingChange {
                 refusals, answer, ..
             } = pending;

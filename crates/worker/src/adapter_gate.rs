@@ -342,18 +342,18 @@ impl AdapterGate {
     pub(crate) fn loaded(
         &mut self,
         adapter: AdapterId,
-        outcome: Result<(), AdapterError>,
+        outcome: &Result<(), AdapterError>,
     ) -> Vec<Passage> {
         self.version += 1;
         let Some(entry) = self.adapters.get_mut(&adapter) else {
             return Vec::new();
         };
-        entry.state = match &outcome {
+        entry.state = match outcome {
             Ok(()) => LoadState::Resident,
             Err(_) => LoadState::OnDisk,
         };
         self.loads_counts[usize::from(outcome.is_err())] += 1;
-        match &outcome {
+        match outcome {
             Ok(()) => info!(%adapter, "adapter loaded"),
             Err(error) => warn!(%adapter, %error, "an adapter cannot be loaded"),
         }

@@ -355,7 +355,7 @@ impl WorkerDriver {
         match event {
             AdapterEvent::Loaded { adapter, outcome } => {
                 // Routers know of the adapter before they hear of its hand-offs.
-                let passages = self.effects.adapter_gate.loaded(adapter, outcome);
+                let passages = self.effects.adapter_gate.loaded(adapter, &outcome);
                 self.announce_adapters();
                 passages.into_iter().for_each(|passage| self.go(passage));
             }

@@ -128,7 +128,7 @@ async fn loaded(
     loads: &mut mpsc::UnboundedReceiver<AdapterEvent>,
 ) -> Vec<Passage> {
     match loads.recv().await {
-        Some(AdapterEvent::Loaded { adapter, outcome }) => gate.loaded(adapter, outcome),
+        Some(AdapterEvent::Loaded { adapter, outcome }) => gate.loaded(adapter, &outcome),
         other => panic!("{other:?}"),
     }
 }
