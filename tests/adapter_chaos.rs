@@ -282,7 +282,7 @@ fn kill_and_start(
     kills
 }
 
-// Invariant: I11.
+// Invariant: I56.
 // Lesson: 7.
 #[test]
 fn adapters_are_never_mixed_under_load_and_kills() {

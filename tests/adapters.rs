@@ -166,6 +166,7 @@ fn an_adapter_that_cannot_be_served_stops_the_start() {
 }
 
 /// Equal prompts of two adapters have different KV, whoever ran first.
+// Invariant: I56.
 // Lesson: 7.
 #[test]
 fn equal_prompts_of_two_adapters_share_no_cache() {
@@ -199,6 +200,7 @@ fn a_router_learns_adapters_from_its_workers() {
     assert!(is_listed());
 }
 
+// Invariant: I56.
 /// `/v1/load_lora_adapter` and unload: every worker has it when the answer comes.
 #[test]
 fn adapters_come_and_go_at_run_time() {

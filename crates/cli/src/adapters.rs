@@ -27,7 +27,8 @@ pub(crate) fn with_adapters(
         let memory = engine.adapters();
         let memory = memory.with_context(|| format!("{}: {device} applies none", flag()))?;
         let facts = memory.open(folder).with_context(flag)?;
-        info!(adapter = %facts.adapter, rank = facts.rank_max, "adapter {name} is served");
+        let (rank, mib) = (facts.rank_max, facts.bytes >> 20);
+        info!(adapter = %facts.adapter, rank, mib, "adapter {name} is served");
         Ok(OpenAdapter {
             name: name.clone(),
             folder: folder.clone(),

@@ -136,6 +136,11 @@ impl AdapterGate {
         (gate, ends)
     }
 
+    /// Whether the engine applies adapters.
+    pub(crate) fn is_capable(&self) -> bool {
+        self.memory.is_some()
+    }
+
     // === names ===
 
     /// Serves an open adapter under a name, in place of an earlier one of the name. Hand-offs that

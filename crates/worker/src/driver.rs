@@ -244,7 +244,8 @@ impl WorkerDriver {
                 // The join comes first: a connection that has ended already is lost to the brain
                 // after it joined.
                 self.handle(WorkerInput::RouterJoined { router });
-                if !self.adapters_shown.is_empty() {
+                // Without any, too: an earlier start of the worker may have had some.
+                if self.effects.adapter_gate.is_capable() {
                     let offers = Report::Adapters(self.adapters_shown.clone());
                     self.send_to_router(router, FromWorker::Report(offers));
                 }

@@ -178,6 +178,7 @@ async fn the_least_recently_used_adapter_leaves() {
     assert_eq!(*memory.loaded.lock(), BTreeSet::from([id(1), id(3)]));
 }
 
+// Invariant: I56.
 #[tokio::test]
 async fn an_adapter_in_use_never_leaves() {
     let memory: Arc<StubMemory> = Arc::default();
