@@ -5,6 +5,8 @@
 //! since all tests share one process.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
+mod adapter_chaos;
+mod adapters;
 mod autoscale;
 mod bench;
 mod chaos;

@@ -6,6 +6,9 @@
 //!
 //! `gate` decides who may use these routes.
 
+use crate::adapter_routes::{
+    AdapterChange, CHANGE_DOC, LOAD_ORDER, UNLOAD_ORDER, load_adapter, unload_adapter,
+};
 use crate::body::{BodyMemory, parse_json};
 use crate::error::ApiError;
 use crate::field::{
@@ -22,6 +25,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use cleave_domain::{FleetTarget, Role, ScalingMode, WorkerLoad, WorkerRef};
 use cleave_text::json::{Document, JsonShape};
+use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -52,6 +56,14 @@ pub trait Operator: Send + Sync + 'static {
     /// no scaling part.
     fn scaling(&self) -> BTreeMap<String, ScalingView> {
         BTreeMap::new()
+    }
+
+    /// Changes the LoRA adapters that the workers of a model serve. The result comes once all of
+    /// them have answered, and is the reasons of those that refused. The default refuses.
+    fn change_adapter(&self, change: AdapterChange) -> BoxFuture<'static, Result<(), String>> {
+        drop(change);
+        let reason = "adapters are changed at a router".to_owned();
+        Box::pin(std::future::ready(Err(reason)))
     }
 
     /// The worker that a command without a name addresses; `None` where a name is required.
@@ -213,7 +225,7 @@ const COMMAND_DOC: RouteDoc = RouteDoc {
     ..RouteDoc::GET
 };
 
-/// The routes of operators, below `/admin`.
+/// The routes of operators: below `/admin`, and those of adapters.
 pub(crate) static ADMIN_ROUTES: &[ServedRoute<Arc<dyn Operator>>] = &[
     ServedRoute {
         path: "/admin/workers",
@@ -258,9 +270,29 @@ pub(crate) static ADMIN_ROUTES: &[ServedRoute<Arc<dyn Operator>>] = &[
             ..COMMAND_DOC
         },
     },
+    ServedRoute {
+        path: "/v1/load_lora_adapter",
+        handler: || post(load_adapter),
+        doc: RouteDoc {
+            operation: "load_adapter",
+            summary: "Serve a LoRA adapter from now on, in place of an earlier one of its name.",
+            request: Some(&LOAD_ORDER),
+            ..CHANGE_DOC
+        },
+    },
+    ServedRoute {
+        path: "/v1/unload_lora_adapter",
+        handler: || post(unload_adapter),
+        doc: RouteDoc {
+            operation: "unload_adapter",
+            summary: "Serve a LoRA adapter no longer; requests that have it end as usual.",
+            request: Some(&UNLOAD_ORDER),
+            ..CHANGE_DOC
+        },
+    },
 ];
 
-type OperatorState = State<Arc<dyn Operator>>;
+pub(crate) type OperatorState = State<Arc<dyn Operator>>;
 
 async fn workers(State(operator): OperatorState) -> axum::Json<Value> {
     let data: Vec<Value> = operator.workers().iter().map(worker_json).collect();
@@ -346,7 +378,7 @@ async fn role(
 }
 
 /// Reads a command, all of whose fields must be declared.
-async fn read_command(
+pub(crate) async fn read_command(
     headers: &HeaderMap,
     body: Body,
     spec: &'static ObjectSpec,

@@ -268,7 +268,7 @@ impl App {
     /// Reports whether a request for this model would find a worker. A model that is served for
     /// vectors needs no worker that decodes.
     pub(crate) fn readiness_for(&self, model: &ModelText) -> ServingReadiness {
-        match self.frontend().readiness(model.name()) {
+        match self.frontend().readiness(model.base_name()) {
             ServingReadiness::PromptsOnly(reason) => match model.task() {
                 ModelTask::Embed(_) | ModelTask::Rerank(_) => ServingReadiness::Ready,
                 ModelTask::Generate => ServingReadiness::NotReady(reason),
@@ -312,7 +312,7 @@ impl App {
             return Ok(None);
         }
         let wait_max = self.options().queue_wait_max;
-        let served = self.models().get(model.name()).cloned();
+        let served = self.models().get(model.base_name()).cloned();
         let Some(served) = served else {
             return Ok(None);
         };
@@ -350,8 +350,8 @@ impl App {
     pub(crate) async fn sequence_tokens_max(&self, model: &ModelText) -> Option<u32> {
         let until = Instant::now() + CAPACITY_WAIT_MAX;
         loop {
-            let known = self.frontend().sequence_tokens_max(model.name());
-            let starts = self.frontend().worker_wait_max(model.name()).is_some();
+            let known = self.frontend().sequence_tokens_max(model.base_name());
+            let starts = self.frontend().worker_wait_max(model.base_name()).is_some();
             let is_awaited = starts && Instant::now() < until;
             if known.is_some() || !is_awaited {
                 return known;

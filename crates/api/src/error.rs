@@ -395,6 +395,10 @@ impl From<&Refusal> for ApiError {
             Refusal::WrongWorker => {
                 Self::unavailable("worker_restarted", "The worker restarted; try again.")
             }
+            Refusal::NoAdapter => Self::unavailable(
+                "no_adapter",
+                "No worker can load this adapter now; the workers' logs say why.",
+            ),
         }
     }
 }

@@ -92,8 +92,9 @@ impl AnswerFlights {
         let submitted = Instant::now();
         let (mut submissions, mut aborts) = (Vec::new(), Vec::new());
         let (request_id, trace) = meter.ids();
-        let model_name: Arc<str> = Arc::from(model.name());
-        for request in ask.requests(slos) {
+        let model_name: Arc<str> = Arc::from(model.base_name());
+        for mut request in ask.requests(slos) {
+            request.adapter = model.adapter();
             let stop_signal = StopSignal::default();
             let (handle, abort) = AbortHandle::new_pair();
             let caller = SubmissionContext {
@@ -123,7 +124,7 @@ impl AnswerFlights {
             .map(|prompt| AnswerChoice::new(ask, prompt, model))
             .collect();
         let prompt_tokens = ask.prompt_tokens();
-        meter.submitted(model.name(), prompt_tokens, choices.len());
+        meter.submitted(model.base_name(), prompt_tokens, choices.len());
         let timings = vec![SequenceTiming::default(); choices.len()];
         Self {
             events,

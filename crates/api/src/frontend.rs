@@ -4,7 +4,9 @@ use crate::admin::Operator;
 use crate::request_record::RequestSpan;
 use crate::trace_parent::TraceParent;
 use crate::ui::FleetSnapshot;
-use cleave_domain::{Emission, Ending, Request, RequestStageTimes, SloPolicy, TokenUsage};
+use cleave_domain::{
+    AdapterId, Emission, Ending, Request, RequestStageTimes, SloPolicy, TokenUsage,
+};
 use futures::stream::BoxStream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,6 +57,17 @@ pub trait Frontend: Operator {
         0
     }
 
+    /// The LoRA adapter that workers serve under this name, if there is one.
+    fn adapter(&self, name: &str) -> Option<ServedAdapter> {
+        let _ = name;
+        None
+    }
+
+    /// All LoRA adapters that workers serve, by name.
+    fn adapters(&self) -> Vec<ServedAdapter> {
+        Vec::new()
+    }
+
     /// Whether accepted work makes progress.
     fn progress(&self) -> ServingProgress {
         ServingProgress::Advancing
@@ -88,6 +101,19 @@ pub trait Frontend: Operator {
 
     /// Metrics of the serving side in OpenMetrics text format, without the closing `# EOF`.
     fn metrics(&self) -> String;
+}
+
+/// A LoRA adapter that clients name as their model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedAdapter {
+    /// The name that requests give.
+    pub name: String,
+    /// The content that the name stands for now.
+    pub adapter: AdapterId,
+    /// Name of the base model, whose workers serve it.
+    pub base: String,
+    /// The folder that it was read from.
+    pub root: String,
 }
 
 /// The request that a sequence belongs to.

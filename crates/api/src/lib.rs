@@ -4,6 +4,7 @@
 //! knows a router or a worker (it talks to a [`Frontend`]), or tokenizes (the crate `text` does).
 //! Invariant: bad input ends here with a 4xx that names the field, and leaves no state behind.
 
+mod adapter_routes;
 mod admin;
 mod answer_division;
 mod app;
@@ -40,6 +41,7 @@ mod timing;
 mod trace_parent;
 mod ui;
 
+pub use adapter_routes::AdapterChange;
 pub use admin::{
     CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
@@ -47,8 +49,8 @@ pub use admin::{
 pub use app::{ApiOptions, App, OutputOptions, ParserChoice, PromptLog};
 pub use error::RETRY_AFTER;
 pub use frontend::{
-    FlightEvent, FlightStream, Frontend, ServingProgress, ServingReadiness, StopSignal,
-    StreamCounts, SubmissionContext,
+    FlightEvent, FlightStream, Frontend, ServedAdapter, ServingProgress, ServingReadiness,
+    StopSignal, StreamCounts, SubmissionContext,
 };
 pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};

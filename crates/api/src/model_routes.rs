@@ -7,7 +7,7 @@ use crate::app::{App, no_model_yet};
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::field::clipped;
-use crate::frontend::Frontend;
+use crate::frontend::{Frontend, ServedAdapter};
 use crate::models::ServedModel;
 use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
 use axum::extract::rejection::PathRejection;
@@ -23,10 +23,18 @@ pub(crate) async fn models(
     AuthenticatedCaller::of(&app, &headers)?;
     let served = app.models();
     if is_of_anthropic(&headers) {
-        let models = served.iter().map(|it| model_info(it.model.name()));
-        return Ok(axum::Json(model_list(&models.collect::<Vec<_>>())));
+        let adapters = app.adapters();
+        let names = served.iter().map(|it| it.model.name());
+        let names = names.chain(adapters.iter().map(|it| it.name.as_str()));
+        return Ok(axum::Json(model_list(
+            &names.map(model_info).collect::<Vec<_>>(),
+        )));
     }
-    let data: Vec<Value> = served.iter().map(|it| model_json(&app, it)).collect();
+    let mut data: Vec<Value> = served.iter().map(|it| model_json(&app, it)).collect();
+    data.extend(app.adapters().iter().filter_map(|it| {
+        let base = served.get(&it.base)?;
+        Some(adapter_json(&app, base, it))
+    }));
     // Codex reads `models`, with descriptions that only its maker's server has.
     let list = json!({"object": "list", "data": data, "models": []});
     Ok(axum::Json(list))
@@ -42,6 +50,16 @@ pub(crate) async fn model(
         ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
     })?;
     let models = app.models();
+    if models.get(&id).is_none()
+        && let Some(adapter) = app.frontend().adapter(&id)
+        && let Some(base) = models.get(&adapter.base)
+    {
+        return Ok(axum::Json(if is_of_anthropic(&headers) {
+            model_info(&id)
+        } else {
+            adapter_json(&app, base, &adapter)
+        }));
+    }
     match models.get(&id) {
         Some(_) if is_of_anthropic(&headers) => Ok(axum::Json(model_info(&id))),
         Some(served) => Ok(axum::Json(model_json(&app, served))),
@@ -64,10 +82,19 @@ fn model_json(app: &App, served: &ServedModel) -> Value {
     })
 }
 
+/// A LoRA adapter: a model of its own, whose parent is the base model.
+fn adapter_json(app: &App, base: &ServedModel, adapter: &ServedAdapter) -> Value {
+    let mut value = model_json(app, base);
+    value["id"] = adapter.name.as_str().into();
+    value["root"] = adapter.root.as_str().into();
+    value["parent"] = adapter.base.as_str().into();
+    value
+}
+
 /// Longest sequence that can be served: the model's context, or less where every worker's KV cache
 /// holds less.
 pub(crate) fn max_model_len(frontend: &dyn Frontend, model: &ModelText) -> u32 {
     let context = model.context_tokens_max();
-    let held = frontend.sequence_tokens_max(model.name());
+    let held = frontend.sequence_tokens_max(model.base_name());
     held.unwrap_or(context).min(context)
 }

@@ -264,6 +264,14 @@ impl Checkpoint {
         &self.layout
     }
 
+    /// Every tensor of the model with the name that the family gives it; files may have another.
+    pub(crate) fn named_tensors(&self) -> impl Iterator<Item = (&ModelTensor, String)> {
+        let tied = self.tied_head.is_some();
+        let family = self.model.spec.tensors(self.model.family.tensors, tied);
+        let names = family.into_iter().map(|tensor| tensor.name);
+        self.layout.iter().zip(names)
+    }
+
     /// Element type of the embedding; nearly always also that of the other dense matrices.
     pub fn stored_type(&self) -> StoredType {
         self.embedding().stored()

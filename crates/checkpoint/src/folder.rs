@@ -34,7 +34,7 @@ impl TensorFolder {
     pub(super) fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let single = dir.join(SINGLE);
         if single.exists() {
-            return Self::collect(single.clone(), vec![Shard::open(&single)?]);
+            return Self::single(&single);
         }
         let index = dir.join(INDEX);
         let Some(fields) = crate::config_file::read(&index)? else {
@@ -54,6 +54,11 @@ impl TensorFolder {
         let folder = Self::collect(index, shards)?;
         folder.check_index(&weight_map)?;
         Ok(folder)
+    }
+
+    /// The tensors of one file.
+    pub(super) fn single(file: &Path) -> Result<Self, CheckpointError> {
+        Self::collect(file.to_owned(), vec![Shard::open(file)?])
     }
 
     fn collect(root: PathBuf, shards: Vec<Shard>) -> Result<Self, CheckpointError> {

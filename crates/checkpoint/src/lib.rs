@@ -1,8 +1,8 @@
 //! Checkpoints: a Hugging Face folder.
 //!
 //! Owns: config.json's and generation_config.json's bytes, the safetensors files, the formats of
-//! quantised weights, the identity of weights, and checkpoints with random weights. (The
-//! tokenizer's files are the API's.)
+//! quantised weights, the identity of weights, LoRA adapters, and checkpoints with random weights.
+//! (The tokenizer's files are the API's.)
 //! Never: copies weights: tensors are views of mapped files, but for experts' whose axes or rows
 //! have another order there. Never computes with a weight.
 //! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs exists in the
@@ -12,6 +12,7 @@
 
 #![warn(missing_docs)]
 
+mod adapter;
 mod checkpoint;
 mod config_file;
 pub mod e2m1;
@@ -32,6 +33,7 @@ mod stacks;
 pub mod synth;
 mod tensor;
 
+pub use adapter::{Adapter, AdapterPart, AdapterTarget};
 pub use checkpoint::{Checkpoint, CheckpointProgress, KvScales};
 pub use error::CheckpointError;
 pub use quantized::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix};

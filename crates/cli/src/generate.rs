@@ -103,6 +103,7 @@ fn request(args: &GenerateArgs, prompt: &[TokenId], text: &ModelText, output_max
         },
         priority: 0,
         cache_salt: 0,
+        adapter: None,
         pooling: None,
         slo: RequestSlo::default(),
     }

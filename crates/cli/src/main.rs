@@ -3,6 +3,7 @@
 //! Owns: arguments, configuration, the choice of the device, and the output. Never: decides
 //! anything about a request. Invariant: all input of the user is checked before a port is bound.
 
+mod adapters;
 mod args;
 mod autoscale;
 mod bench;

@@ -69,6 +69,10 @@ impl MockModel {
         self.files
     }
 
+    pub(crate) fn served_name(&self) -> &str {
+        &self.files.name
+    }
+
     pub(crate) fn title(&self) -> String {
         format!("{} (mock of {})", self.files.name, self.profile.name)
     }

@@ -16,7 +16,7 @@ use crate::processor::ProcessorChoice;
 use crate::task::model_task;
 use anyhow::{Context, bail};
 use cleave_checkpoint::e4m3;
-use cleave_checkpoint::{Checkpoint, CheckpointProgress, KvScales, StoredType};
+use cleave_checkpoint::{AdapterTarget, Checkpoint, CheckpointProgress, KvScales, StoredType};
 use cleave_cpu::{CoreBinding, CpuOptions, CpuWeightLoader, DotType, Isa, Quantize, WorkerThreads};
 use cleave_cuda::CudaWeightLoader;
 use cleave_engine::ops::{KvType, Precision, WeightLoader};
@@ -34,6 +34,10 @@ pub(crate) struct LoadedModel {
     backend: LoadedWeights,
     precision: Precision,
     kv: KvType,
+    /// The projections that adapters may change.
+    adapter_target: AdapterTarget,
+    /// Largest rank of an adapter that is accepted.
+    lora_rank_max: usize,
     /// Time that loading the weights took.
     pub(crate) weights_time: Duration,
 }
@@ -191,6 +195,8 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         }
     };
     Ok(LoadedModel {
+        adapter_target: AdapterTarget::of(&checkpoint),
+        lora_rank_max: engine.max_lora_rank as usize,
         files,
         backend,
         precision,

@@ -3,6 +3,7 @@
 //! Owns: the startup output, signals, and the time limit of the drain. Never: decides anything
 //! about a request.
 
+use crate::adapters::with_adapters;
 use crate::args::{
     HostArgs, HttpArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
 };
@@ -50,6 +51,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         .zip(engines)
         .map(|((name, role), mut engine)| {
             let options = worker_options(name, role, &args.host, &args.process);
+            let options = with_adapters(options, engine.as_ref(), &args.host, &source)?;
             let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
             Ok((options, engine))
         })
@@ -165,6 +167,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     if let Some(warning) = is_mps.and_then(|is_mps| gpu::single_leg_warning(role, share, is_mps)) {
         warn!("{warning}");
     }
+    let options = with_adapters(options, engine.as_ref(), &args.host, &source)?;
     let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
     log_startup(&source, std::iter::once((&options, engine.as_ref())));
     let node = WorkerNode {

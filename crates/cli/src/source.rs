@@ -47,6 +47,14 @@ impl EngineSource {
         }
     }
 
+    /// Returns the name under which the model is served.
+    pub(crate) fn served_name(&self) -> &str {
+        match self {
+            Self::Model(loaded) => &loaded.files.name,
+            Self::Mock(mock) => mock.served_name(),
+        }
+    }
+
     /// Returns a title for people.
     pub(crate) fn title(&self) -> String {
         match self {

@@ -113,6 +113,7 @@ fn plan(done: u32, constrained_count: u32, constraint: &Arc<Constraint>) -> Step
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     });
     let segments = (0..ROWS).map(|slot| Segment {
         slot: SlotIndex(slot),

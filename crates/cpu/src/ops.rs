@@ -5,14 +5,16 @@
 //! Invariant: the division changes no bit of a result. After the first pass of a given size no
 //! operation allocates.
 
+mod adapters;
 mod attention;
 mod experts;
 mod product;
 mod router;
 mod sorted_rows;
 
+use self::adapters::AdapterScratch;
 use self::experts::ExpertsScratch;
-use self::product::RowsSource;
+use self::product::{ProductGate, RowsSource};
 use crate::affinity;
 use crate::buffers::{CpuPool, CpuRows};
 use crate::grid::run_range;
@@ -23,16 +25,16 @@ use crate::threads::Threads;
 use crate::widened::WidenedKv;
 use cleave_cpu_kernels::isa::Isa;
 use cleave_cpu_kernels::kernel::attention::AttentionScratch;
-use cleave_cpu_kernels::kernel::product::SCRATCH_WORDS;
+use cleave_cpu_kernels::kernel::product::{RowAddends, SCRATCH_WORDS};
 use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, SoftCap};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, Experts, GatedIo, Head, HeadShape, KvPoolShape,
-    KvType, Norm, NormFormula, NormIo, Ops, PassMode, PassPurpose, PoolLayer, Precision, QkNorms,
-    ResidualIo,
+    AdapterSum, Attention, AttentionIo, Batch, BufferRole, Experts, GatedIo, Head, HeadShape,
+    KvPoolShape, KvType, Norm, NormFormula, NormIo, Ops, PassMode, PassPurpose, PoolLayer,
+    Precision, QkNorms, ResidualIo,
 };
-use cleave_engine::{BlockSpan, EngineError};
+use cleave_engine::{BlockSpan, EngineError, LowRank};
 
 /// One engine's share of the processor.
 pub struct CpuOps {
@@ -60,6 +62,8 @@ pub struct CpuOps {
     widened: WidenedKv,
     /// Memory of mixtures of experts, from the first one on.
     experts: Option<Box<ExpertsScratch>>,
+    /// Memory of adapters, from the first one on.
+    adapters: Option<Box<AdapterScratch>>,
 }
 
 /// Elements per task below which dividing an operation on rows does not pay.
@@ -101,6 +105,7 @@ impl CpuOps {
             scratch_heads: None,
             partials: PageMemory::zeroed(0).map_err(no_memory)?,
             experts: None,
+            adapters: None,
         })
     }
 
@@ -346,7 +351,7 @@ impl Ops for CpuOps {
         to: GatedIo<'_, CpuRows>,
     ) -> Result<(), EngineError> {
         let from = RowsSource::normed(norm, rows, from);
-        let gate = Some(to.activation);
+        let gate = Some(ProductGate::of(to.activation));
         self.product(matrix, gate, rows, from, to.out.head_mut(rows))
     }
 
@@ -427,8 +432,49 @@ impl Ops for CpuOps {
         to: GatedIo<'_, CpuRows>,
     ) -> Result<(), EngineError> {
         assert_eq!(x.width, matrix.width, "width of a product's left side");
-        let (from, gate) = (RowsSource::Rows(x.head(rows)), Some(to.activation));
-        self.product(matrix, gate, rows, from, to.out.head_mut(rows))
+        let (from, gate) = (
+            RowsSource::Rows(x.head(rows)),
+            ProductGate::of(to.activation),
+        );
+        self.product(matrix, Some(gate), rows, from, to.out.head_mut(rows))
+    }
+
+    fn adapts(&self) -> bool {
+        true
+    }
+
+    fn adapt(
+        &mut self,
+        adapter: &LowRank<CpuMatrix>,
+        rows: &[u32],
+        x: &CpuRows,
+        out: &mut CpuRows,
+        sum: AdapterSum,
+    ) -> Result<(), EngineError> {
+        self.adapt_rows(adapter, rows, x, out, sum)
+    }
+
+    fn adapted_gated(
+        &mut self,
+        matrix: &CpuMatrix,
+        rows: usize,
+        x: &CpuRows,
+        to: GatedIo<'_, CpuRows>,
+        is_adapted: &[bool],
+    ) -> Result<(), EngineError> {
+        assert_eq!(x.width, matrix.width, "width of a product's left side");
+        assert_eq!(is_adapted.len(), rows, "rows of a product");
+        assert_eq!(to.gate_up.width, 2 * matrix.columns, "width of gate and up");
+        let addends = RowAddends {
+            values: to.gate_up.head(rows),
+            is_adapted,
+        };
+        let gate = ProductGate {
+            addends: Some(addends),
+            ..ProductGate::of(to.activation)
+        };
+        let from = RowsSource::Rows(x.head(rows));
+        self.product(matrix, Some(gate), rows, from, to.out.head_mut(rows))
     }
 
     fn experts(

@@ -56,6 +56,7 @@ fn open(prompt: &[TokenId], sampling: SamplingParams) -> OpenSlot {
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     }
 }
 

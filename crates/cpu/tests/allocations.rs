@@ -133,6 +133,7 @@ fn plan(step: u32, each: u32, sampling: &Arc<SamplingParams>) -> StepPlan {
         output: Vec::with_capacity(1000),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     });
     let segments = (0..STREAMS).map(|slot| Segment {
         slot: SlotIndex(slot),

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
 mod accuracy;
+mod adapters;
 mod conformance;
 mod experts;
 mod halves;

@@ -159,6 +159,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
                 output: Vec::new(),
                 stop_tokens: Arc::from([]),
                 min_tokens: 0,
+                adapter: None,
             });
             let segment = Segment {
                 slot: SlotIndex(0),

@@ -131,6 +131,7 @@ fn plan(drawn_count: u32) -> StepPlan {
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     };
     let (position, len) = match drawn_count {
         0 => (0, PROMPT),

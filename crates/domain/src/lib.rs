@@ -8,6 +8,7 @@
 
 #![warn(missing_docs)]
 
+mod adapter;
 mod constraint;
 mod fleet;
 mod id;
@@ -25,6 +26,7 @@ mod tape;
 mod time;
 mod timing;
 
+pub use adapter::{AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, CacheScope};
 pub use constraint::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar};
 pub use fleet::{
     Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StateCapacity, StepProgress,

@@ -2,8 +2,8 @@
 //! process, a gRPC stream between processes, and the simulated links.
 
 use crate::{
-    BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices, Request, Role,
-    SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
+    AdapterOffer, BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices, Request,
+    Role, SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -263,6 +263,9 @@ pub enum Report {
         /// The number of leading blocks that come from the prefix cache.
         present: u32,
     },
+    /// The adapters that the worker serves, all of them, by ascending name; sent to a router that
+    /// joins, and after changes.
+    Adapters(Vec<AdapterOffer>),
 }
 
 /// The reason for which a request or order was refused.
@@ -304,6 +307,8 @@ pub enum Refusal {
     Draining,
     /// The order names another worker or incarnation, or a leg that this worker does not serve.
     WrongWorker,
+    /// The adapter of the request is not served here, or cannot be loaded.
+    NoAdapter,
 }
 
 /// The reason for which a leg failed, and possibly its flight.

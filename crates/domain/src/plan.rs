@@ -1,7 +1,7 @@
 //! The plan of one engine step, and its result. It names slots, block indices and token ids, and no
 //! requests.
 
-use crate::{BlockIndex, Pooling, SamplingParams, SlotIndex, StepId, TokenId};
+use crate::{AdapterId, BlockIndex, Pooling, SamplingParams, SlotIndex, StepId, TokenId};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -48,6 +48,9 @@ pub struct OpenSlot {
     pub stop_tokens: Arc<[TokenId]>,
     /// Output tokens before `stop_tokens` may be drawn.
     pub min_tokens: u32,
+    /// The adapter of all segments of the slot, which the engine has loaded.
+    #[serde(default)]
+    pub adapter: Option<AdapterId>,
 }
 
 /// A run of consecutive tokens of one sequence.

@@ -1,7 +1,8 @@
 //! A validated request of a client: tokens and numbers, no text.
 
 use crate::{
-    Constraint, FinishReason, GRAMMAR_BYTES_MAX, POOLED_LOGITS_MAX, Pooling, RequestSlo, TokenId,
+    AdapterId, CacheScope, Constraint, FinishReason, GRAMMAR_BYTES_MAX, POOLED_LOGITS_MAX, Pooling,
+    RequestSlo, TokenId,
 };
 use serde::{Deserialize, Serialize};
 use std::error::Error;
@@ -25,6 +26,9 @@ pub struct Request {
     pub priority: i32,
     /// Sequences share prefix blocks only with others of the same salt; 0 is the public salt.
     pub cache_salt: u64,
+    /// The LoRA adapter whose deltas are added to the model's weights; `None` for the model alone.
+    #[serde(default)]
+    pub adapter: Option<AdapterId>,
     /// The targets that apply to it.
     pub slo: RequestSlo,
     /// The vector that it asks for instead of tokens: one worker runs the prompt, and nothing is
@@ -34,6 +38,14 @@ pub struct Request {
 }
 
 impl Request {
+    /// The sequences with which it may share KV blocks.
+    pub fn cache_scope(&self) -> CacheScope {
+        CacheScope {
+            salt: self.cache_salt,
+            adapter: self.adapter,
+        }
+    }
+
     /// The reason for the end of the request, if it ends with this `output` and a context of
     /// `context_tokens_max` tokens. A request without output never ends. Schedulers and routers
     /// both call this, so that a stream that is resumed after its last token ends the same way.
@@ -298,6 +310,7 @@ mod tests {
             stop,
             priority: 0,
             cache_salt: 0,
+            adapter: None,
             slo: RequestSlo::default(),
             pooling: None,
         }

@@ -1,5 +1,6 @@
 //! The interface between a worker and a model, on any device.
 
+use crate::adapters::AdapterMemory;
 use crate::blocks::{BlockSpan, DeviceBlocks};
 use crate::constraint::{ConstraintError, ConstraintSource};
 use cleave_domain::{
@@ -47,6 +48,12 @@ pub trait Engine: Send {
     /// constraint.
     fn enforce(&mut self, constraints: Arc<dyn ConstraintSource>) {
         let _ = constraints;
+    }
+
+    /// The adapters that slots may have; `None` if the engine applies none, and refuses every slot
+    /// that has one.
+    fn adapters(&self) -> Option<Arc<dyn AdapterMemory>> {
+        None
     }
 
     /// Limit of a segment's drafts ([`cleave_domain::Segment::drafts`]); 0 if the engine cannot

@@ -7,13 +7,14 @@
 //! for every operation (see [`crate::ops`]) and rows go through operations only.
 
 use crate::EngineError;
+use crate::adapters::StepAdapters;
 use crate::ops;
 use crate::ops::{
     Attention, AttentionIo, Batch, BufferRole, DrawRule, GatedIo, Norm, NormIo, Ops, PoolLayer,
     QkNorms,
 };
 use crate::weights::{AttentionWeights, MixerWeights, MlpWeights, Weights};
-use cleave_models::{AttentionSpec, LayerSpec, Mixer, Mlp, NormSpec, PartOrder};
+use cleave_models::{AttentionSpec, LayerSpec, Mixer, Mlp, NormSpec, PartOrder, Projection};
 
 /// Activations of one pass, `(rows_max, width)` each.
 pub(crate) struct ActivationBuffers<O: Ops> {
@@ -42,6 +43,8 @@ pub(crate) struct ForwardPass<'a, O: Ops> {
     pub(crate) weights: &'a Weights<O::Pack>,
     pub(crate) pool: &'a mut O::Pool,
     pub(crate) buffers: &'a mut ActivationBuffers<O>,
+    /// Adapters of the pass, by their rows.
+    pub(crate) adapters: &'a mut StepAdapters<O::Pack>,
 }
 
 impl<O: Ops> ActivationBuffers<O> {
@@ -223,12 +226,13 @@ impl<O: Ops> ForwardPass<'_, O> {
         let buffers = &mut *self.buffers;
         let layer = &self.weights.layers[index];
         match &layer.mixer {
-            MixerWeights::Attention(attention) => self.ops.matmul(
-                &attention.output,
-                rows,
-                &buffers.attention_out,
-                &mut buffers.delta,
-            )?,
+            MixerWeights::Attention(attention) => {
+                let (x, out) = (&buffers.attention_out, &mut buffers.delta);
+                self.ops.matmul(&attention.output, rows, x, out)?;
+                if let Some(adapted) = self.adapters.of(index, Projection::OUTPUT) {
+                    adapted.add(self.ops, x, out)?;
+                }
+            }
         }
         let norms = &self.weights.spec.layers[index].norms;
         self.add_output(norm(&layer.norms.mixer_output, norms.mixer_output), rows)
@@ -267,18 +271,22 @@ impl<O: Ops> ForwardPass<'_, O> {
         let weights = &self.weights.layers[index].norms;
         let buffers = &mut *self.buffers;
         let rows = batch.rows_count();
-        let Some(norm) = norm(&weights.mixer_input, norms.mixer_input) else {
-            let ops = &mut *self.ops;
-            let x = ops.activations(rows, &buffers.residual, &mut buffers.normed)?;
-            return ops.matmul(&attention.qkv, rows, x, &mut buffers.qkv);
-        };
+        let norm = norm(&weights.mixer_input, norms.mixer_input);
+        let adapted = self.adapters.of(index, Projection::QKV);
+        let (ops, out) = (&mut *self.ops, &mut buffers.qkv);
         let from = NormIo {
             residual: &mut buffers.residual,
             delta: (!is_added).then_some(&buffers.delta),
             normed: &mut buffers.normed,
         };
-        self.ops
-            .norm_matmul(&norm, rows, from, &attention.qkv, &mut buffers.qkv)
+        let x = match (&norm, &adapted) {
+            (None, _) => ops.activations(rows, from.residual, from.normed)?,
+            // Adapters read the normed rows, too.
+            (Some(norm), Some(_)) => ops.normalize(norm, rows, from)?,
+            (Some(norm), None) => return ops.norm_matmul(norm, rows, from, &attention.qkv, out),
+        };
+        ops.matmul(&attention.qkv, rows, x, out)?;
+        adapted.map_or(Ok(()), |adapted| adapted.add(ops, x, out))
     }
 
     /// Normalises and rotates queries and keys, and stores keys and values in the pool.
@@ -345,6 +353,7 @@ impl<O: Ops> ForwardPass<'_, O> {
             &buffers.residual,
             &mut buffers.residual_selected,
         )?;
+        self.adapters.select(logit_rows);
         // Swapped instead of copied back: the next operation reads the gathered rows under the
         // usual names, and the old buffers serve as scratch of the next pass.
         std::mem::swap(&mut buffers.attention_out, &mut buffers.attended_selected);
@@ -382,11 +391,19 @@ impl<O: Ops> ForwardPass<'_, O> {
                     gate_up: &mut buffers.gate_up,
                     out: &mut buffers.gated,
                 };
-                let Some(norm) = norm else {
-                    let x = ops.activations(rows, from.residual, from.normed)?;
+                let adapted = self.adapters.of(index, Projection::GATE_UP);
+                let x = match (&norm, &adapted) {
+                    (None, _) => ops.activations(rows, from.residual, from.normed)?,
+                    (Some(norm), Some(_)) => ops.normalize(norm, rows, from)?,
+                    (Some(norm), None) => {
+                        return ops.norm_gated(norm, rows, from, &mlp.gate_up, gated);
+                    }
+                };
+                let Some(mut adapted) = adapted else {
                     return ops.gated(&mlp.gate_up, rows, x, gated);
                 };
-                ops.norm_gated(&norm, rows, from, &mlp.gate_up, gated)
+                let is_adapted = adapted.write(ops, x, gated.gate_up)?;
+                ops.adapted_gated(&mlp.gate_up, rows, x, gated, is_adapted)
             }
             // Router and experts read the normed rows, which stay until `mlp_output`.
             _ => match norm {
@@ -405,8 +422,11 @@ impl<O: Ops> ForwardPass<'_, O> {
         let buffers = &mut *self.buffers;
         match (mlp, &layer.mlp) {
             (Mlp::Gated(_), MlpWeights::Gated(mlp)) => {
-                self.ops
-                    .matmul(&mlp.down, rows, &buffers.gated, &mut buffers.delta)?;
+                let (x, out) = (&buffers.gated, &mut buffers.delta);
+                self.ops.matmul(&mlp.down, rows, x, out)?;
+                if let Some(adapted) = self.adapters.of(index, Projection::DOWN) {
+                    adapted.add(self.ops, x, out)?;
+                }
             }
             (Mlp::Experts(spec), MlpWeights::Experts(weights)) => {
                 let experts = weights.experts(spec);

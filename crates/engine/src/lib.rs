@@ -9,6 +9,7 @@
 
 #![warn(missing_docs)]
 
+mod adapters;
 mod blocks;
 pub mod conformance;
 mod constraint;
@@ -23,6 +24,7 @@ mod rotary;
 mod sampling;
 mod weights;
 
+pub use adapters::{AdapterError, AdapterFacts, AdapterMemory, AdapterTable, LowRank};
 pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
 pub use constraint::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher};
 pub use engine::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};

@@ -11,12 +11,15 @@ mod in_flight;
 mod pooled;
 mod states;
 
+use crate::adapters::{AdapterMemory, AdapterTable, StepAdapters};
 use crate::blocks::{BlockSpan, DeviceBlocks};
 use crate::constraint::{ConstraintSource, SlotConstraint};
 use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
-use crate::ops::{Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane};
+use crate::ops::{
+    Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane, WeightLoader,
+};
 use crate::plan::PlanCheck;
 use crate::sampling::SamplingSlot;
 use crate::weights::Weights;
@@ -33,6 +36,7 @@ use pooled::{PooledRows, pooled_rows};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+pub(crate) use host_draws::locked;
 pub(crate) use pooled::pooling_of;
 
 /// Capacity of an engine.
@@ -97,6 +101,16 @@ pub struct ModelEngine<O: Ops> {
     logit_rows_max: usize,
     /// Logits on the host, `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
+    /// Adapters that slots may have, if the device applies any.
+    adapters: Option<EngineAdapters<O::Pack>>,
+    /// Adapters of the step, reused so that a step allocates nothing.
+    step_adapters: StepAdapters<O::Pack>,
+}
+
+/// The adapters of an engine, as itself and as others see them.
+struct EngineAdapters<P: WeightLoader> {
+    table: Arc<AdapterTable<P>>,
+    memory: Arc<dyn AdapterMemory>,
 }
 
 impl<O: Ops> ModelEngine<O> {
@@ -194,9 +208,30 @@ impl<O: Ops> ModelEngine<O> {
             rules: Vec::new(),
             logit_rows_max,
             logits: vec![0.0; logit_rows_max.min(*LOGIT_ROWS.end()) * vocab_size],
+            adapters: None,
+            step_adapters: StepAdapters::default(),
             ops,
             weights,
             description,
+        })
+    }
+
+    /// Applies the adapters of this table, which is for the same weights.
+    ///
+    /// # Errors
+    /// `Plan` if the device applies no adapters.
+    pub fn with_adapters(self, table: Arc<AdapterTable<O::Pack>>) -> Result<Self, EngineError>
+    where
+        O::Pack: 'static,
+    {
+        if !self.ops.adapts() {
+            let device = self.ops.device();
+            return Err(EngineError::Plan(format!("{device} applies no adapters")));
+        }
+        let memory = Arc::clone(&table) as Arc<dyn AdapterMemory>;
+        Ok(Self {
+            adapters: Some(EngineAdapters { table, memory }),
+            ..self
         })
     }
 
@@ -205,9 +240,33 @@ impl<O: Ops> ModelEngine<O> {
         let matchers = plan.opens.iter().map(|open| self.matcher_of(open));
         // A refused plan opens no slot.
         let matchers = matchers.collect::<Result<Vec<_>, EngineError>>()?;
+        self.hold_adapters(plan)?;
         for (open, matcher) in plan.opens.iter().zip(matchers) {
             self.slots[open.slot.0 as usize] = Some(SamplingSlot::open(open, matcher));
             self.opens_counts[open.slot.0 as usize] += 1;
+        }
+        Ok(())
+    }
+
+    /// Finds the adapters of a plan's segments, and holds them for its step.
+    fn hold_adapters(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
+        self.step_adapters.clear();
+        for segment in &plan.segments {
+            let opened = plan.opens.iter().find(|open| open.slot == segment.slot);
+            let adapter = match opened {
+                Some(open) => open.adapter,
+                None => self.slot(segment.slot).adapter,
+            };
+            let Some(adapter) = adapter.filter(|adapter| !self.step_adapters.holds(*adapter))
+            else {
+                continue;
+            };
+            let table = self.adapters.as_ref().map(|adapters| &adapters.table);
+            let Some(weights) = table.and_then(|table| table.get(adapter)) else {
+                let problem = format!("its adapter {adapter} is not loaded");
+                return Err(EngineError::Slot(segment.slot, problem));
+            };
+            self.step_adapters.hold(adapter, weights);
         }
         Ok(())
     }
@@ -241,6 +300,7 @@ impl<O: Ops> ModelEngine<O> {
             pooled,
             pooled_rows: in_pools,
             slots,
+            step_adapters,
             ..
         } = self;
         let device_draws = self.ops.can_draw();
@@ -287,6 +347,7 @@ impl<O: Ops> ModelEngine<O> {
             batch.positions.extend(segment.position..end as u32);
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
+            step_adapters.push_rows(slot.adapter, first..first + len);
             batch.segments.push(BatchSegment {
                 rows: first..first + len,
                 position,
@@ -350,6 +411,7 @@ impl<O: Ops> ModelEngine<O> {
             weights: &self.weights,
             pool: &mut self.pool,
             buffers: &mut self.buffers,
+            adapters: &mut self.step_adapters,
         };
         let rows = self.batch.rows_count();
         // A decode step: every row is drawn by the device, and nothing else is asked for, so the
@@ -434,6 +496,11 @@ impl<O: Ops> Engine for ModelEngine<O> {
 
     fn enforce(&mut self, constraints: Arc<dyn ConstraintSource>) {
         self.constraints = Some(constraints);
+    }
+
+    fn adapters(&self) -> Option<Arc<dyn AdapterMemory>> {
+        let adapters = self.adapters.as_ref()?;
+        Some(Arc::clone(&adapters.memory))
     }
 
     fn drafts_max(&self) -> u32 {

@@ -32,11 +32,12 @@ pub use cleave_models::{
 pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
-pub use pass::{BufferRole, LoadPlan, PassMode, PassPurpose};
+pub use pass::{AdapterSum, BufferRole, LoadPlan, PassMode, PassPurpose};
 pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;
+use crate::adapters::LowRank;
 use crate::blocks::{BlockSpan, DeviceBlocks};
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
@@ -158,8 +159,8 @@ pub trait WeightLoader: Send + Sync {
     }
 
     /// As [`WeightLoader::matrix`], but in f32 whatever the precision, for products of f32 rows:
-    /// the router of [`Ops::experts`], whose rounding would choose other experts. Only if
-    /// [`WeightLoader::supports`] accepts experts.
+    /// the router of [`Ops::experts`], whose rounding would choose other experts, and adapters.
+    /// Only if [`WeightLoader::supports`] accepts experts, or [`Ops::adapts`].
     ///
     /// # Errors
     /// `Device` if memory is short.
@@ -451,6 +452,41 @@ pub trait Ops: Send {
         Err(has_no_experts())
     }
 
+    /// Whether the device applies adapters.
+    fn adapts(&self) -> bool {
+        false
+    }
+
+    /// The product of an adapter with some rows, `expand · (shrink · x[r])` for each `r` of `rows`,
+    /// which ascend: added to `out[r]` or written to it. `x` is `(rows, in)`, `out` `(rows, out)`.
+    /// Only if [`Ops::adapts`].
+    fn adapt(
+        &mut self,
+        adapter: &LowRank<MatrixOf<Self>>,
+        rows: &[u32],
+        x: &Self::Rows,
+        out: &mut Self::Rows,
+        sum: AdapterSum,
+    ) -> Result<(), EngineError> {
+        let _ = (adapter, rows, x, out, sum);
+        Err(has_no_adapters())
+    }
+
+    /// As [`Ops::gated`], where `to.gate_up` holds numbers in each row with `is_adapted`, `(rows)`,
+    /// that are added to the row's gate and up, biases included, before the activation. The result
+    /// of every other row is that of [`Ops::gated`] to the bit. Only if [`Ops::adapts`].
+    fn adapted_gated(
+        &mut self,
+        matrix: &MatrixOf<Self>,
+        rows: usize,
+        x: &Self::Rows,
+        to: GatedIo<'_, Self::Rows>,
+        is_adapted: &[bool],
+    ) -> Result<(), EngineError> {
+        let _ = (matrix, rows, x, to, is_adapted);
+        Err(has_no_adapters())
+    }
+
     /// `to[i] = from[indices[i]]`, same width.
     fn gather(
         &mut self,
@@ -593,6 +629,10 @@ pub trait Ops: Send {
 
 fn has_no_experts() -> EngineError {
     EngineError::Device("this device computes no experts".to_owned())
+}
+
+fn has_no_adapters() -> EngineError {
+    EngineError::Device("this device applies no adapters".to_owned())
 }
 
 fn cannot_draw() -> EngineError {

@@ -70,6 +70,7 @@ fn open(slot: u32) -> OpenSlot {
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     }
 }
 

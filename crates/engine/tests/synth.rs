@@ -44,6 +44,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     }];
     let (mut position, mut len) = (0, prompt.len() as u32);
     let mut tokens = Vec::new();

@@ -52,6 +52,13 @@ pub enum WorkerConnectionEvent {
         handoff: HandoffId,
         grant: WriteGrant,
     },
+    /// A worker answered a change of its adapters.
+    AdapterAnswered {
+        worker: WorkerRef,
+        serial: u64,
+        change: u64,
+        outcome: Result<(), String>,
+    },
     /// A worker measured a link to another one.
     LinkMeasured {
         worker: WorkerRef,
@@ -188,6 +195,16 @@ impl WorkerSession {
                     .send(passed)
                     .await
                     .map_err(|_| DriverStopped)
+            }
+            FromWorker::AdapterAnswer { change, outcome } => {
+                let answered = WorkerConnectionEvent::AdapterAnswered {
+                    worker: self.worker,
+                    serial: self.serial,
+                    change,
+                    outcome,
+                };
+                let sent = self.acceptor.inbox.send(answered).await;
+                sent.map_err(|_| DriverStopped)
             }
             FromWorker::Link(link) => {
                 let measured = WorkerConnectionEvent::LinkMeasured {

@@ -4,7 +4,8 @@
 //! more is cut; a driver never blocks on it.
 
 use cleave_domain::{
-    Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription, WorkerRef,
+    AdapterCommand, Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription,
+    WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -32,6 +33,12 @@ pub enum ToWorker {
     PeerGone { worker: WorkerRef },
     /// A worker of the same name that started later is connected; this connection ends.
     NameTaken { data_address: String },
+    /// A change of the adapters that the worker serves, which it answers.
+    Adapter {
+        /// The number of the change, which the answer names.
+        change: u64,
+        command: AdapterCommand,
+    },
     Order {
         order: Order,
         /// The id and the trace of the order's request.
@@ -59,6 +66,12 @@ pub enum FromWorker {
     },
     /// For operators; the router's brain does not see it.
     Link(LinkState),
+    /// Answers [`ToWorker::Adapter`], after the report of the adapters.
+    AdapterAnswer {
+        change: u64,
+        /// The reason why it was refused.
+        outcome: Result<(), String>,
+    },
 }
 
 /// A link to another worker, as it was measured at its start.

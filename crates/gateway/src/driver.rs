@@ -9,6 +9,7 @@ mod workers;
 
 use self::pool_actions::PoolActions;
 use self::workers::ConnectedWorker;
+use super::adapters::AdapterChanges;
 use super::dashboard::Dashboard;
 use super::event::RouterEvent;
 use super::flights::FlightTable;
@@ -75,6 +76,7 @@ pub(crate) struct RouterDriver {
     workers: BTreeMap<WorkerId, ConnectedWorker>,
     standby: NameStandby,
     grants: GrantRelay,
+    adapter_changes: AdapterChanges,
     /// Answers to the brain's questions; given to it before anything else.
     answers: VecDeque<PoolInput>,
     /// Facts that arose while the brain's outputs were performed.
@@ -98,6 +100,7 @@ impl RouterDriver {
             workers: BTreeMap::new(),
             standby: NameStandby::default(),
             grants: GrantRelay::default(),
+            adapter_changes: AdapterChanges::default(),
             answers: VecDeque::new(),
             pending: VecDeque::new(),
         }
@@ -194,6 +197,11 @@ impl RouterDriver {
                 self.handle(PoolInput::of_model(model, input));
             }
             RouterEvent::WaitingElsewhere { counts } => self.count_elsewhere(&counts),
+            RouterEvent::AdapterChanged {
+                model,
+                command,
+                answer,
+            } => self.change_adapter(&model, &command, answer),
             RouterEvent::PolicyChanged { policy } => {
                 self.effects.slo.policy_changed(&policy);
                 self.scaling_policy_changed(&policy);
@@ -245,6 +253,18 @@ impl RouterDriver {
                 if self.is_current(worker, serial) {
                     self.grants.add(worker, handoff, grant);
                     self.effects.meters.set_grants(self.grants.count());
+                }
+            }
+            WorkerConnectionEvent::AdapterAnswered {
+                worker,
+                serial,
+                change,
+                outcome,
+            } => {
+                if self.is_current(worker, serial) {
+                    let name = self.effects.roster.name(&worker);
+                    let changes = &mut self.adapter_changes;
+                    changes.answered(worker, &name, change, outcome);
                 }
             }
             WorkerConnectionEvent::LinkMeasured {

@@ -3,10 +3,11 @@
 //! Owns: the list, which is closed. Never: handles one.
 //! Invariant: what a worker or a connection sends is not here; it has a channel of its own.
 
-use cleave_domain::{FlightId, Request, SloPolicy, WorkerId};
+use cleave_domain::{AdapterCommand, FlightId, Request, SloPolicy, WorkerId};
 use cleave_router::{CancelReason, OperatorRequest};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// Events from clients, operators and the process that a router's driver receives.
 #[derive(Debug)]
@@ -28,6 +29,12 @@ pub(crate) enum RouterEvent {
     Commanded {
         worker: WorkerId,
         command: OperatorRequest,
+    },
+    /// An operator changes the adapters of a model's workers.
+    AdapterChanged {
+        model: Arc<str>,
+        command: AdapterCommand,
+        answer: oneshot::Sender<Result<(), String>>,
     },
     /// A new SLO policy holds from now on.
     PolicyChanged { policy: Arc<SloPolicy> },

@@ -355,6 +355,7 @@ mod tests {
             },
             priority: 0,
             cache_salt: 0,
+            adapter: None,
             pooling: None,
             slo: RequestSlo::default(),
         }

@@ -12,20 +12,21 @@ use super::flights::FlightTable;
 use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use cleave_api::{
-    ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend, HandoffTotals,
-    Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServingProgress,
-    ServingReadiness, StopSignal, StreamCounts, SubmissionContext, TraceParent, WorkerCommand,
-    WorkerView,
+    AdapterChange, ClassRow, CommandError, FleetSnapshot, FlightEvent, FlightStream, Frontend,
+    HandoffTotals, Operator, RETRY_AFTER, RequestSpan, ScalingDecision, ScalingView, ServedAdapter,
+    ServingProgress, ServingReadiness, StopSignal, StreamCounts, SubmissionContext, TraceParent,
+    WorkerCommand, WorkerView,
 };
 use cleave_domain::{
-    Ending, FlightId, Refusal, Request, RequestStageTimes, RouterId, ScalingMode, SloPolicy,
-    TokenUsage,
+    AdapterCommand, Ending, FlightId, Refusal, Request, RequestStageTimes, RouterId, ScalingMode,
+    SloPolicy, TokenUsage,
 };
 use cleave_fleet::views::CommandNovelty;
 use cleave_fleet::{HealthMonitor, ScalingStatus, ScalingStatusReader};
 use cleave_router::{CancelReason, OperatorRequest};
 use cleave_telemetry::{RequestContext, RouterOverhead, Telemetry};
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::{self, Stream};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 /// Opens flights and hands them to the router's driver.
 #[derive(Debug)]
@@ -149,6 +150,14 @@ impl Frontend for RouterFrontend {
 
     fn sequence_tokens_max(&self, model: &str) -> Option<u32> {
         self.roster.sequence_tokens_max(model)
+    }
+
+    fn adapter(&self, name: &str) -> Option<ServedAdapter> {
+        self.roster.adapters().get(name)
+    }
+
+    fn adapters(&self) -> Vec<ServedAdapter> {
+        self.roster.adapters().all()
     }
 
     fn progress(&self) -> ServingProgress {
@@ -299,6 +308,37 @@ impl Operator for RouterFrontend {
         views.collect()
     }
 
+    fn change_adapter(&self, change: AdapterChange) -> BoxFuture<'static, Result<(), String>> {
+        let AdapterChange { model, command } = change;
+        let model = match (&command, model) {
+            (AdapterCommand::Unload { name }, _) => {
+                let served = self.roster.adapters().get(name);
+                let none = || format!("no adapter of the name {name} is served");
+                served.map(|adapter| adapter.base).ok_or_else(none)
+            }
+            (AdapterCommand::Load { name, .. }, model) => {
+                let named = self.roster.check_adapter_name(name);
+                named.and_then(|()| model.map_or_else(|| self.roster.only_model(), Ok))
+            }
+        };
+        let (answer, outcome) = oneshot::channel();
+        let sent = model.and_then(|model| {
+            let model = Arc::from(model);
+            let changed = RouterEvent::AdapterChanged {
+                model,
+                command,
+                answer,
+            };
+            let stopped = |_| "the server is shutting down".to_owned();
+            self.driver.send(changed).map_err(stopped)
+        });
+        Box::pin(async move {
+            sent?;
+            let stopped = |_| "the server is shutting down".to_owned();
+            outcome.await.map_err(stopped)?
+        })
+    }
+
     fn command(&self, worker: &str, command: WorkerCommand) -> Result<WorkerView, CommandError> {
         let (view, novelty) = self.roster.command(worker, command)?;
         if novelty == CommandNovelty::Pending {
@@ -395,6 +435,7 @@ mod tests {
             },
             priority: 0,
             cache_salt: 0,
+            adapter: None,
             pooling: None,
             slo: RequestSlo::default(),
         }

@@ -4,6 +4,7 @@
 //! models that it speaks for, and the dashboard. Never decides, or knows a port. Invariant: every
 //! open stream ends, even after a panic of the driver.
 
+mod adapters;
 mod backlog;
 mod dashboard;
 mod driver;

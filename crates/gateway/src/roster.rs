@@ -5,6 +5,7 @@
 //! Invariant: a view exists exactly as long as its worker is connected, and shows links to
 //! connected workers only.
 
+use crate::adapters::AdapterDirectory;
 use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
 use cleave_domain::{Capacity, Report, StepProgress, WorkerId, WorkerRef};
 use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
@@ -12,7 +13,7 @@ use cleave_fleet::{LinkState, Registration, WorkerActivity};
 use cleave_router::RouterNote;
 use cleave_telemetry::{NoteContext, RouterObserver};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
@@ -21,11 +22,15 @@ use tracing::warn;
 /// by one, and report earlier measurements.
 const LINKS_AHEAD_MAX: usize = 1024;
 
+/// The longest name of an adapter, that of a model.
+const ADAPTER_NAME_BYTES_MAX: usize = 256;
+
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRoster {
     workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
     /// See [`WorkerRoster::sequence_tokens_max`]; by model, none before its first worker.
     sequence_tokens_max: Mutex<BTreeMap<String, u32>>,
+    adapters: AdapterDirectory,
 }
 
 #[derive(Debug)]
@@ -87,7 +92,47 @@ impl WorkerRoster {
             }
         }
         self.update_sequence_tokens_max(&workers);
+        self.adapters.leave(worker.worker);
         left
+    }
+
+    /// Refuses a name that an adapter cannot have.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    pub(crate) fn check_adapter_name(&self, name: &str) -> Result<(), String> {
+        let is_model = |entry: &RosterEntry| entry.view.model == name;
+        if name.trim().is_empty() || name.len() > ADAPTER_NAME_BYTES_MAX {
+            return Err(format!(
+                "the name of an adapter has 1 to {ADAPTER_NAME_BYTES_MAX} bytes"
+            ));
+        }
+        if self.lock().values().any(is_model) {
+            return Err(format!("a model is served under the name {name}"));
+        }
+        Ok(())
+    }
+
+    /// The only model of the connected workers.
+    ///
+    /// # Errors
+    /// If there are none or several, in words.
+    pub(crate) fn only_model(&self) -> Result<String, String> {
+        let workers = self.lock();
+        let models: BTreeSet<&str> = workers.values().map(|entry| &*entry.view.model).collect();
+        match models.into_iter().collect::<Vec<_>>()[..] {
+            [only] => Ok(only.to_owned()),
+            [] => Err("no worker is connected".to_owned()),
+            ref several => Err(format!(
+                "several models are served; name one as base_model_name: {}",
+                several.join(", ")
+            )),
+        }
+    }
+
+    /// The LoRA adapters that workers serve.
+    pub(crate) fn adapters(&self) -> &AdapterDirectory {
+        &self.adapters
     }
 
     /// Tokens of the longest sequence, prompt and output together, that a connected worker of the
@@ -154,6 +199,10 @@ impl WorkerRoster {
             | Report::Released { .. }
             | Report::Prefix { .. }
             | Report::Relayed(_) => {}
+            Report::Adapters(offers) => {
+                self.adapters
+                    .report(worker.worker, &entry.view.model, offers);
+            }
         }
     }
 

@@ -212,6 +212,12 @@ impl LayerSpec {
         size.is_some_and(|size| size.has_bias)
     }
 
+    /// Rows of a projection's weight; 0 if the layer has no such projection.
+    pub fn rows_of(&self, projection: Projection, hidden: usize) -> usize {
+        self.projection(projection, hidden)
+            .map_or(0, |size| size.rows)
+    }
+
     /// Inner dimension of a projection, elements summed per result; `None` if the layer has no
     /// such projection.
     pub(crate) fn inner_width(&self, projection: Projection, hidden: usize) -> Option<usize> {

@@ -4,8 +4,8 @@
 //! worker has half of every prompt cached, which is the most expensive case for the prefix index.
 
 use cleave_domain::{
-    Capacity, Fingerprint, FlightId, HandoffId, LinkPrice, Prices, Report, Request, RequestSlo,
-    Role, RowPrice, Time, WorkerDescription, WorkerLoad, WorkerRef,
+    CacheScope, Capacity, Fingerprint, FlightId, HandoffId, LinkPrice, Prices, Report, Request,
+    RequestSlo, Role, RowPrice, Time, WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_router::{
     CancelReason, RouterBrain, RouterInput, RouterLimits, RouterNote, RouterOutput,
@@ -72,7 +72,8 @@ impl PlacementBench {
             ..RouterLimits::default()
         });
         let prompt: Arc<[u32]> = (0..tokens).collect();
-        let stored = cleave_kv::block_hashes(0, &prompt[..prompt.len() / 2], 16);
+        let stored =
+            cleave_kv::block_hashes(CacheScope::default(), &prompt[..prompt.len() / 2], 16);
         for id in 1..=workers {
             let worker = build::worker(id);
             feed(

@@ -127,6 +127,7 @@ impl FingerprintClock {
             .saturating_add(sequences)
             .hash(hasher);
         (worker.draining, worker.progress, worker.unresponsive).hash(hasher);
+        worker.adapters.hash(hasher);
         self.ahead(Some(worker.closed_until)).hash(hasher);
         for (handoff, claim) in worker.ledger.handoffs() {
             // The number of an order matters only by the number of later ones.
@@ -166,7 +167,7 @@ impl FingerprintClock {
         (&request.prompt, &request.generated).hash(hasher);
         (request.stop.max_tokens, request.stop.min_tokens).hash(hasher);
         (&request.stop.stop_tokens, request.priority).hash(hasher);
-        (request.cache_salt, &flight.drawn_by).hash(hasher);
+        (request.cache_scope(), &flight.drawn_by).hash(hasher);
         let sizes: Vec<u32> = flight.content.block_sizes().collect();
         sizes.hash(hasher);
         let failures = &flight.failures;

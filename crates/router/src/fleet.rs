@@ -14,8 +14,8 @@ use crate::event::{MoveReason, RoleCounts};
 use crate::fleet::ledger::WorkerLedger;
 use crate::placement::devices::SharedDevices;
 use cleave_domain::{
-    BlockHash, Capacity, Fingerprint, FlightId, HandoffId, Prices, Report, Role, StepProgress,
-    Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    AdapterId, AdapterOffer, AdapterPlace, BlockHash, Capacity, Fingerprint, FlightId, HandoffId,
+    Prices, Report, Role, StepProgress, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::FleetPrefixIndex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +42,8 @@ pub(crate) struct FleetWorker {
     pub(crate) orders: u64,
     /// When its last load arrived.
     pub(crate) load_received_at: Time,
+    /// The LoRA adapters that it serves, and where each is.
+    pub(crate) adapters: BTreeMap<AdapterId, AdapterPlace>,
 }
 
 /// Contents assumed for a worker, at most, for each block of its pool. A worker does not announce
@@ -86,6 +88,17 @@ pub(crate) struct RouterFleet {
 impl FleetWorker {
     pub(crate) fn accepts(&self) -> bool {
         !self.draining && !self.stuck()
+    }
+
+    /// Whether it serves requests with this adapter; every worker serves the model alone.
+    pub(crate) fn serves(&self, adapter: Option<AdapterId>) -> bool {
+        adapter.is_none_or(|adapter| self.adapters.contains_key(&adapter))
+    }
+
+    /// Whether a request with this adapter would wait until it is loaded.
+    pub(crate) fn must_load(&self, adapter: Option<AdapterId>) -> bool {
+        let place = adapter.and_then(|adapter| self.adapters.get(&adapter));
+        place == Some(&AdapterPlace::OnDisk)
     }
 
     pub(crate) fn stuck(&self) -> bool {
@@ -180,6 +193,7 @@ impl RouterFleet {
             prices: Prices::default(),
             orders: 0,
             load_received_at: self.now,
+            adapters: BTreeMap::new(),
         };
         let before = self.workers.insert(me.worker, worker);
         assert!(before.is_none(), "{me} joined while connected");
@@ -235,6 +249,14 @@ impl RouterFleet {
                 self.version += u64::from(news);
             }
             _ => {}
+        }
+    }
+
+    /// Stores the adapters that a worker serves.
+    pub(crate) fn set_adapters(&mut self, worker_ref: WorkerRef, offers: &[AdapterOffer]) {
+        if let Some(worker) = self.get_mut(worker_ref) {
+            let offers = offers.iter().map(|offer| (offer.adapter, offer.place));
+            worker.adapters = offers.collect();
         }
     }
 

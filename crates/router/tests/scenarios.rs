@@ -490,7 +490,7 @@ fn hashes(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Vec<cleave_
     let request = &requests[&words[1][1..].parse().unwrap()];
     let output = (0..number(words, "tokens").unwrap_or(0)).map(output_token);
     let tokens: Vec<u32> = request.prompt.iter().copied().chain(output).collect();
-    let mut hashes = block_hashes(request.cache_salt, &tokens, BLOCK_TOKENS);
+    let mut hashes = block_hashes(request.cache_scope(), &tokens, BLOCK_TOKENS);
     hashes.truncate(number(words, "blocks").unwrap() as usize);
     hashes
 }

@@ -60,6 +60,7 @@ pub(crate) fn report(report: &Report) -> String {
         Report::MemoryPressure { handoff } => format!("crowded by {handoff}"),
         Report::Serves { role } => format!("serves {role}"),
         Report::Relayed(_) => "passed on".to_owned(),
+        Report::Adapters(offers) => format!("serves {} adapters", offers.len()),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
         }

@@ -422,6 +422,7 @@ fn draw_requests(
             },
             priority: rng.count(0, 2) as i32 - 1,
             cache_salt: u64::from(rng.chance(300)),
+            adapter: None,
             pooling: None,
             slo: RequestSlo::default(),
         };

@@ -4,15 +4,18 @@
 //! says whether the worker is stuck, and how busy it is. Invariant: when a worker changes its role,
 //! its gauges are shown under the new role alone.
 
+mod adapters;
 mod series;
 mod tier;
 mod utilisation;
 
+pub use adapters::AdapterUse;
 pub use series::WorkerSeries;
 pub use utilisation::DeviceCeilings;
 
 use crate::buckets::{FloatGauge, HistogramFamily};
 use crate::observer::WorkerObserver;
+use adapters::{ADAPTERS, LOADS, LoraLabels};
 use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
 use cleave_sched::{DraftOutcome, WorkerNote};
 use cleave_transfer::{LinkSpeed, Transport};
@@ -110,6 +113,10 @@ pub struct WorkerMeters {
     /// The device's limits, if they are known.
     ceilings: Option<DeviceCeilings>,
     used: DeviceUtilisation,
+    /// The last use of adapters, to be shown again under another role.
+    adapters: AdapterUse,
+    /// Labels of the line that names the adapters in use.
+    loras: Option<LoraLabels>,
 }
 
 impl WorkerMeters {
@@ -128,6 +135,8 @@ impl WorkerMeters {
             states_count: None,
             ceilings: None,
             used: DeviceUtilisation::default(),
+            adapters: AdapterUse::default(),
+            loras: None,
         };
         meters.create_at_zero();
         meters
@@ -170,6 +179,12 @@ impl WorkerMeters {
         for kind in BLOCKS {
             drop(series.blocks.get_or_create(&self.kind_labels(kind)));
         }
+        for kind in ADAPTERS {
+            drop(series.adapters.get_or_create(&self.kind_labels(kind)));
+        }
+        for kind in LOADS {
+            drop(series.adapter_loads.get_or_create(&self.kind_labels(kind)));
+        }
         for counter in [
             &series.frames_discarded,
             &series.writes_refused,
@@ -205,6 +220,9 @@ impl WorkerMeters {
         for kind in BLOCKS {
             series.blocks.remove(&self.kind_labels(kind));
         }
+        for kind in ADAPTERS {
+            series.adapters.remove(&self.kind_labels(kind));
+        }
         for kind in STATE_SLOTS {
             series.state_slots.remove(&self.kind_labels(kind));
         }
@@ -226,6 +244,8 @@ impl WorkerMeters {
             self.handle_note(&tiers);
         }
         self.load_changed(self.load);
+        let adapters = self.adapters.clone();
+        self.adapters_changed(&adapters);
     }
 
     pub fn link_measured(&self, peer: WorkerRef, speed: LinkSpeed) {

@@ -25,6 +25,7 @@ pub fn request(prompt: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> Re
         },
         priority: 0,
         cache_salt: 0,
+        adapter: None,
         pooling: None,
         slo: RequestSlo::default(),
     }

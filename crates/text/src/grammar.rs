@@ -17,7 +17,7 @@ impl ModelText {
     /// # Errors
     /// `NoEndToken`, or `Failed` if the vocabulary is unusable.
     pub fn grammars(&self) -> Result<&GrammarCompiler, GrammarError> {
-        let made = self.grammars.get_or_init(|| {
+        let made = self.grammars_or_made(|| {
             let tokens = 0..self.vocabulary_count();
             GrammarCompiler::new(Vocabulary {
                 tokens: tokens

@@ -8,28 +8,42 @@ use crate::model_task::{ModelTask, RerankTokens};
 use crate::output::OutputFormats;
 use crate::template::{ChatTemplates, RenderError, TemplateInput};
 use crate::tokenizer::{ModelTokenizer, PIECE_BYTES_MAX, load_tokenizer};
-use cleave_domain::{SamplingParams, TokenId};
+use cleave_domain::{AdapterId, SamplingParams, TokenId};
 use cleave_grammar::{GrammarCompiler, GrammarError};
 use serde_json::{Map, Value};
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 use std::sync::{Arc, OnceLock};
 
-/// A tokenizer with templates and defaults, ready to serve.
+/// A tokenizer with templates and defaults, ready to serve under a name.
 pub struct ModelText {
     name: String,
+    adapter: Option<TextAdapter>,
+    output_formats: OutputFormats,
+    parts: Arc<TextParts>,
+}
+
+/// A LoRA adapter that has the text side of its base model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TextAdapter {
+    id: AdapterId,
+    /// Name of the base model.
+    base: String,
+}
+
+/// Everything that adapters of a model share with it.
+struct TextParts {
     tokenizer: ModelTokenizer,
     templates: Option<ChatTemplates>,
     bos: Option<TokenId>,
     eos: Arc<[TokenId]>,
     context_tokens_max: u32,
     defaults: SamplingDefaults,
-    output_formats: OutputFormats,
     /// Elements of a hidden state, where config.json names them.
     hidden_size: Option<u32>,
     task: ModelTask,
     rerank_tokens: Option<RerankTokens>,
     /// Made for the first constrained request.
-    pub(crate) grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
 }
 
 /// Sampling defaults. As in vLLM, `generation_config.json` sets them, unless it says `do_sample:
@@ -137,53 +151,90 @@ impl ModelText {
                 file: "chat template",
                 reason,
             })?;
-        Ok(Self {
-            name,
+        let parts = TextParts {
             templates,
             bos,
             eos: eos.into(),
             context_tokens_max: context,
             defaults: SamplingDefaults::of(&generation)?,
             grammars: OnceLock::new(),
-            output_formats,
             tokenizer,
             hidden_size: hidden_size(&config)?,
             task,
             rerank_tokens,
+        };
+        Ok(Self {
+            name,
+            adapter: None,
+            output_formats,
+            parts: Arc::new(parts),
         })
     }
 
+    /// The text side of an adapter of this model, under the adapter's name.
+    #[must_use]
+    pub fn of_adapter(&self, name: &str, id: AdapterId) -> Self {
+        let base = self.base_name().to_owned();
+        Self {
+            name: name.to_owned(),
+            adapter: Some(TextAdapter { id, base }),
+            output_formats: self.output_formats,
+            parts: Arc::clone(&self.parts),
+        }
+    }
+
+    /// The name by which clients ask for it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// The name of the model whose workers serve it: of an adapter, its base model's.
+    pub fn base_name(&self) -> &str {
+        self.adapter
+            .as_ref()
+            .map_or(&self.name, |adapter| &adapter.base)
+    }
+
+    /// The adapter that requests for it have, if it is one.
+    pub fn adapter(&self) -> Option<AdapterId> {
+        self.adapter.as_ref().map(|adapter| adapter.id)
+    }
+
+    /// The compiler of grammars, made by `make` for the first of all requests.
+    pub(crate) fn grammars_or_made(
+        &self,
+        make: impl FnOnce() -> Result<GrammarCompiler, GrammarError>,
+    ) -> &Result<GrammarCompiler, GrammarError> {
+        self.parts.grammars.get_or_init(make)
+    }
+
     pub fn tokenizer(&self) -> &ModelTokenizer {
-        &self.tokenizer
+        &self.parts.tokenizer
     }
 
     /// Longest sequence, prompt and output together.
     pub fn context_tokens_max(&self) -> u32 {
-        self.context_tokens_max
+        self.parts.context_tokens_max
     }
 
     /// Tokens that end an answer.
     pub fn eos(&self) -> &Arc<[TokenId]> {
-        &self.eos
+        &self.parts.eos
     }
 
     /// Token that begins a text, if the model has one.
     pub fn bos(&self) -> Option<TokenId> {
-        self.bos
+        self.parts.bos
     }
 
     /// Number of token ids that the engine accepts; some of them may have no text.
     pub fn vocabulary_count(&self) -> u32 {
-        self.tokenizer.vocabulary_count()
+        self.parts.tokenizer.vocabulary_count()
     }
 
     /// Sampling parameters of a request that sets none.
     pub fn defaults(&self) -> SamplingDefaults {
-        self.defaults
+        self.parts.defaults
     }
 
     /// Formats of reasoning and calls in outputs, as the chat template writes them.
@@ -198,31 +249,31 @@ impl ModelText {
 
     /// The task that the model is served for.
     pub fn task(&self) -> &ModelTask {
-        &self.task
+        &self.parts.task
     }
 
     /// The tokens whose logits a reranker compares; `None` for any other model.
     pub fn rerank_tokens(&self) -> Option<RerankTokens> {
-        self.rerank_tokens
+        self.parts.rerank_tokens
     }
 
     /// Elements of a vector, where config.json names them.
     pub fn hidden_size(&self) -> Option<u32> {
-        self.hidden_size
+        self.parts.hidden_size
     }
 
     pub fn has_chat_template(&self) -> bool {
-        self.templates.is_some()
+        self.parts.templates.is_some()
     }
 
     /// Longest text, in bytes, that the `tokenizers` library gets at once: a piece, or where only
     /// the library knows the tokens, a text that is not yet known to exceed the context.
     pub fn library_bytes_max(&self) -> usize {
-        if self.tokenizer.is_byte_level() {
+        if self.parts.tokenizer.is_byte_level() {
             return PIECE_BYTES_MAX;
         }
-        let bytes_max = self.tokenizer.bytes_per_token_max();
-        bytes_max.saturating_mul(self.context_tokens_max as usize + 1)
+        let bytes_max = self.parts.tokenizer.bytes_per_token_max();
+        bytes_max.saturating_mul(self.parts.context_tokens_max as usize + 1)
     }
 
     /// Renders a conversation with the chat template.
@@ -230,7 +281,7 @@ impl ModelText {
     /// # Errors
     /// If the template refuses the conversation or reaches a limit, or the model has no template.
     pub fn render(&self, conversation: &TemplateInput) -> Result<String, RenderError> {
-        match &self.templates {
+        match &self.parts.templates {
             Some(templates) => templates.render(conversation),
             None => Err(RenderError::Refused(
                 "the model has no chat template".into(),

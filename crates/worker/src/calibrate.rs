@@ -175,6 +175,7 @@ impl<'a> StepTimer<'a> {
             output: Vec::new(),
             stop_tokens: Arc::from([]),
             min_tokens: 0,
+            adapter: None,
         }
     }
 }

@@ -8,6 +8,7 @@
 mod actions;
 mod links;
 
+use super::adapter_gate::{AdapterEvent, AdapterGate, OpenRequest, Passage};
 use super::admin::WorkerAdmin;
 use super::constraint_gate::{ConstraintGate, RouterOrder};
 use super::directory::PeerDirectory;
@@ -16,13 +17,13 @@ use super::exports::ExportQueue;
 use super::stops::PendingStops;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    BlockHash, Capacity, Constraint, Emission, HandoffId, Order, ReserveOrder, Role, RouterId,
-    TapeRecord, WorkerLoad,
+    AdapterCommand, AdapterOffer, BlockHash, Capacity, Constraint, Emission, HandoffId, Order,
+    Report, ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
     BrainClock, FromWorker, RouterConnection, ToWorker, WorkerEvent, deadline_reached,
 };
-use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits};
+use cleave_sched::{WorkerActions, WorkerBrain, WorkerInput, WorkerLimits};
 use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
@@ -41,6 +42,8 @@ enum WorkerWakeup {
     Engine(WorkerInput),
     /// This constraint is compiled, or known to be unusable.
     ConstraintKnown(Arc<Constraint>),
+    /// Work on an adapter has ended.
+    Adapter(AdapterEvent),
     Deadline,
 }
 
@@ -49,6 +52,7 @@ pub(crate) struct WorkerInbox {
     pub(crate) links: mpsc::Receiver<LinkEvent>,
     pub(crate) engine: mpsc::UnboundedReceiver<WorkerInput>,
     pub(crate) constraints: mpsc::UnboundedReceiver<Arc<Constraint>>,
+    pub(crate) adapters: mpsc::UnboundedReceiver<AdapterEvent>,
 }
 
 /// The things that outputs act on.
@@ -66,6 +70,7 @@ pub(crate) struct WorkerEffects {
     pub(crate) recorder: TapeRecorder,
     pub(crate) admin: Arc<WorkerAdmin>,
     pub(crate) constraint_gate: ConstraintGate,
+    pub(crate) adapter_gate: AdapterGate,
     pub(crate) drained: watch::Sender<bool>,
 }
 
@@ -99,6 +104,10 @@ pub(crate) struct WorkerDriver {
     payload_arriving: Option<ReceivedPayload>,
     /// The load that the operator and the metrics last saw.
     load_shown: Option<WorkerLoad>,
+    /// The adapters that routers know of.
+    adapters_shown: Vec<AdapterOffer>,
+    /// Version of the adapters that the metrics last saw.
+    adapters_version_shown: u64,
     /// Facts that arose while the brain's outputs were performed.
     pending: VecDeque<WorkerInput>,
     /// Tokens that the brain emitted for the present input; they are sent together.
@@ -129,6 +138,8 @@ impl WorkerDriver {
             stops: PendingStops::default(),
             payload_arriving: None,
             load_shown: None,
+            adapters_shown: Vec::new(),
+            adapters_version_shown: 0,
             pending: if found.is_empty() {
                 VecDeque::new()
             } else {
@@ -140,6 +151,7 @@ impl WorkerDriver {
 
     /// Runs until it is stopped, or until no event can come any more.
     pub(crate) async fn run(mut self) {
+        self.announce_adapters();
         self.drain_brain();
         loop {
             match self.next_event().await {
@@ -149,8 +161,10 @@ impl WorkerDriver {
                 Some(WorkerWakeup::Engine(answer)) => self.handle(answer),
                 Some(WorkerWakeup::ConstraintKnown(known)) => {
                     let orders = self.effects.constraint_gate.take_known(&known);
-                    orders.into_iter().for_each(|order| self.take_order(order));
+                    let orders = orders.into_iter();
+                    orders.for_each(|order| self.pass_adapter_gate(order));
                 }
+                Some(WorkerWakeup::Adapter(event)) => self.handle_adapter_event(event),
                 Some(WorkerWakeup::Deadline) => self.handle(WorkerInput::Woke),
             }
         }
@@ -159,7 +173,7 @@ impl WorkerDriver {
     async fn next_event(&mut self) -> Option<WorkerWakeup> {
         let deadline = self.brain.deadline();
         // The order is fixed, so that the same facts at the same moments give the same decisions.
-        // The engine, the links and the compiler of constraints report only what they were asked
+        // The engine, the links, the compiler of constraints and work on adapters report only what they were asked
         // for, so that routers are not starved.
         tokio::select! {
             biased;
@@ -167,6 +181,7 @@ impl WorkerDriver {
             answer = self.inbox.engine.recv() => answer.map(WorkerWakeup::Engine),
             event = self.inbox.links.recv() => event.map(WorkerWakeup::Link),
             known = self.inbox.constraints.recv() => known.map(WorkerWakeup::ConstraintKnown),
+            event = self.inbox.adapters.recv() => event.map(WorkerWakeup::Adapter),
             event = self.inbox.inbox.recv() => event.map(WorkerWakeup::Outside),
         }
     }
@@ -205,6 +220,11 @@ impl WorkerDriver {
     /// Shows the load that routers receive to the operator and the metrics, whether or not a router
     /// is connected.
     fn publish_load(&mut self) {
+        let version = self.effects.adapter_gate.version();
+        if std::mem::replace(&mut self.adapters_version_shown, version) != version {
+            let adapters = self.effects.adapter_gate.in_use();
+            self.effects.meters.adapters_changed(&adapters);
+        }
         let load = self.brain.load();
         if self.load_shown.replace(load) != Some(load) {
             self.effects.admin.load_changed(load);
@@ -224,6 +244,11 @@ impl WorkerDriver {
                 // The join comes first: a connection that has ended already is lost to the brain
                 // after it joined.
                 self.handle(WorkerInput::RouterJoined { router });
+                // Without any, too: an earlier start of the worker may have had some.
+                if self.effects.adapter_gate.is_capable() {
+                    let offers = Report::Adapters(self.adapters_shown.clone());
+                    self.send_to_router(router, FromWorker::Report(offers));
+                }
                 for link in self.effects.admin.links() {
                     self.send_to_router(router, FromWorker::Link(link));
                 }
@@ -305,6 +330,7 @@ impl WorkerDriver {
             ToWorker::Grant { handoff, grant } => {
                 self.update_grants(|grants| grants.store(handoff, grant));
             }
+            ToWorker::Adapter { change, command } => self.change_adapter(router, change, command),
             ToWorker::Order { order, context } => {
                 let order = RouterOrder {
                     router,
@@ -312,13 +338,86 @@ impl WorkerDriver {
                     context,
                 };
                 if let Some(order) = self.effects.constraint_gate.pass(order) {
-                    self.take_order(order);
+                    self.pass_adapter_gate(order);
                 }
             }
         }
     }
 
-    /// Takes an order whose constraint is known, if it has one.
+    /// Takes an order whose constraint is known, once its adapter is loaded.
+    fn pass_adapter_gate(&mut self, order: RouterOrder) {
+        let passage = self.effects.adapter_gate.pass(order);
+        self.go(passage);
+        // A place may have been made.
+        self.announce_adapters();
+    }
+
+    fn handle_adapter_event(&mut self, event: AdapterEvent) {
+        match event {
+            AdapterEvent::Loaded { adapter, outcome } => {
+                // Routers know of the adapter before they hear of its hand-offs.
+                let passages = self.effects.adapter_gate.loaded(adapter, &outcome);
+                self.announce_adapters();
+                passages.into_iter().for_each(|passage| self.go(passage));
+            }
+            AdapterEvent::Opened { request, outcome } => {
+                let outcome = outcome.map(|(folder, facts)| {
+                    info!(adapter = %facts.adapter, name = request.name, "adapter is served");
+                    self.effects
+                        .adapter_gate
+                        .serve(&request.name, &folder, facts);
+                });
+                self.answer_adapter(request.router, request.change, outcome);
+            }
+        }
+        self.publish_load();
+    }
+
+    fn change_adapter(&mut self, router: RouterId, change: u64, command: AdapterCommand) {
+        match command {
+            AdapterCommand::Load { name, folder } => self.effects.adapter_gate.open(OpenRequest {
+                router,
+                change,
+                name,
+                folder,
+            }),
+            AdapterCommand::Unload { name } => {
+                // A worker that never had it serves it no longer, too.
+                let was_served = self.effects.adapter_gate.remove(&name);
+                info!(name, was_served, "adapter is served no longer");
+                self.answer_adapter(router, change, Ok(()));
+            }
+        }
+    }
+
+    /// Answers a change of adapters, after every router knows of it.
+    fn answer_adapter(&mut self, router: RouterId, change: u64, outcome: Result<(), String>) {
+        self.announce_adapters();
+        self.send_to_router(router, FromWorker::AdapterAnswer { change, outcome });
+    }
+
+    fn go(&mut self, passage: Passage) {
+        match passage {
+            Passage::Open(order) => self.take_order(order),
+            Passage::Held => {}
+            Passage::Refused(router, report) => self.report(router, report),
+        }
+    }
+
+    /// Tells routers which adapters are served, and where each is, if that has changed.
+    fn announce_adapters(&mut self) {
+        let offers = self.effects.adapter_gate.offers();
+        if offers == self.adapters_shown {
+            return;
+        }
+        self.adapters_shown.clone_from(&offers);
+        for router in self.routers.keys().copied().collect::<Vec<_>>() {
+            let report = Report::Adapters(offers.clone());
+            self.send_to_router(router, FromWorker::Report(report));
+        }
+    }
+
+    /// Takes an order whose constraint is known and whose adapter is loaded, if it has any.
     fn take_order(&mut self, order: RouterOrder) {
         let RouterOrder {
             router,
@@ -393,6 +492,7 @@ impl WorkerDriver {
         self.handle(WorkerInput::RouterLost { router });
         self.effects.spans.router_lost(router);
         self.effects.constraint_gate.router_lost(router);
+        self.effects.adapter_gate.router_lost(router);
         self.update_grants(|grants| grants.remove_router(router));
         let gone = self.peers.remove_router(router);
         self.forget_peers(gone);

@@ -5,6 +5,7 @@
 //! carries a connection to a router.
 //! Invariant: the driver waits for no engine, link or router.
 
+mod adapter_gate;
 mod admin;
 mod calibrate;
 mod constraint_gate;
@@ -28,10 +29,11 @@ mod tier;
 
 pub use admin::WorkerAdmin;
 pub use calibrate::{CALIBRATION, Calibration, StepPart, StepTimer, calibrate};
-pub use options::WorkerOptions;
+pub use options::{OpenAdapter, WorkerOptions};
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
+use adapter_gate::{AdapterEvent, AdapterGate};
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{ConstraintSource, Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
@@ -120,6 +122,7 @@ impl WorkerBody {
         let constraints = Arc::new(WorkerConstraints::new(Arc::clone(&files), forced));
         engine.enforce(Arc::clone(&constraints) as Arc<dyn ConstraintSource>);
         let (constraint_gate, known_constraints) = ConstraintGate::new(constraints);
+        let (adapter_gate, adapter_events) = adapter_gate(engine.as_ref(), &options);
         let monitor = Arc::new(HealthMonitor::new(options.step_max));
         let (answers, engine_answers) = mpsc::unbounded_channel();
         let limits = engine_limits(&options, &description);
@@ -198,6 +201,7 @@ impl WorkerBody {
             },
             admin: Arc::clone(&admin),
             constraint_gate,
+            adapter_gate,
             drained: drained_sender,
         };
         let worker_inbox = WorkerInbox {
@@ -205,6 +209,7 @@ impl WorkerBody {
             links: received_events,
             engine: engine_answers,
             constraints: known_constraints,
+            adapters: adapter_events,
         };
         let (host_blocks, disk_blocks) = below.unwrap_or_default();
         let limits = cleave_sched::WorkerLimits {
@@ -247,6 +252,24 @@ impl WorkerBody {
             data.abort();
         }
     }
+}
+
+/// The gate of a worker that serves the adapters of its options.
+fn adapter_gate(
+    engine: &dyn Engine,
+    options: &WorkerOptions,
+) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
+    let root = options.lora_root.clone();
+    let (mut gate, events) = AdapterGate::new(engine.adapters(), options.max_loras, root);
+    for OpenAdapter {
+        name,
+        folder,
+        facts,
+    } in &options.adapters
+    {
+        gate.serve(name, folder, *facts);
+    }
+    (gate, events)
 }
 
 /// Equal names are the same worker; each start is a new incarnation, ordered by the clock.

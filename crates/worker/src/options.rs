@@ -6,6 +6,7 @@
 use crate::{StepTime, TierOptions};
 use cleave_api::AdminKey;
 use cleave_domain::{Prices, Role};
+use cleave_engine::AdapterFacts;
 use cleave_fleet::SILENCE_DEFAULT;
 use cleave_sched::LookupLimits;
 use cleave_telemetry::DeviceCeilings;
@@ -79,6 +80,23 @@ pub struct WorkerOptions {
     pub peer_tls: Option<PathBuf>,
     /// Where the brain's tape goes. Default nowhere.
     pub tape: Option<PathBuf>,
+    /// The LoRA adapters that it serves from the start. Default none.
+    pub adapters: Vec<OpenAdapter>,
+    /// LoRA adapters that are loaded at once, at most; others wait in their folders. Default 8.
+    pub max_loras: usize,
+    /// The folder below which routers may name adapters to load. Default none: adapters are fixed.
+    pub lora_root: Option<PathBuf>,
+}
+
+/// A LoRA adapter that the engine has opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenAdapter {
+    /// The model name that requests give.
+    pub name: String,
+    /// The folder that it was opened from.
+    pub folder: PathBuf,
+    /// What is in the folder.
+    pub facts: AdapterFacts,
 }
 
 impl WorkerOptions {
@@ -109,6 +127,9 @@ impl WorkerOptions {
             admin_key: None,
             peer_tls: None,
             tape: None,
+            adapters: Vec::new(),
+            max_loras: 8,
+            lora_root: None,
         }
     }
 }

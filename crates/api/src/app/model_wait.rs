@@ -4,10 +4,11 @@
 //! reads another field. Invariant: each request that waits is counted while it waits, so that an
 //! autoscaler starts a worker of its model.
 
-use super::App;
+use super::{App, READINESS_PERIOD};
 use crate::body::ReservedBody;
 use crate::error::ApiError;
 use crate::field::clipped;
+use crate::frontend::ServedAdapter;
 use crate::models::{ModelChoice, RequestedModel};
 use cleave_domain::Refusal;
 use cleave_text::ModelText;
@@ -46,6 +47,7 @@ impl App {
     fn has_one_model(&self) -> bool {
         let is_only = self.shared.models.borrow().iter().count() == 1;
         is_only
+            && self.adapters().is_empty()
             && Instant::now() >= self.shared.grace_ends
             && self.frontend().policy().models.is_empty()
     }
@@ -53,7 +55,24 @@ impl App {
     /// The model that the request is for, if it can be told now.
     pub(crate) fn choose_model(&self, requested: &RequestedModel) -> ModelChoice {
         let listed = self.listed_models();
-        self.shared.models.borrow().choose(requested, &listed)
+        let models = self.shared.models.borrow();
+        match (models.choose(requested, &listed), requested) {
+            (ModelChoice::Found(model), _) => ModelChoice::Found(model),
+            (choice, RequestedModel::Named(name)) => {
+                let adapter = self.frontend().adapter(name);
+                let of_base = adapter.and_then(|adapter| {
+                    let base = models.get(&adapter.base)?;
+                    Some(base.model.of_adapter(name, adapter.adapter))
+                });
+                of_base.map_or(choice, |model| ModelChoice::Found(Arc::new(model)))
+            }
+            (choice, _) => choice,
+        }
+    }
+
+    /// The LoRA adapters that workers serve now, by name.
+    pub(crate) fn adapters(&self) -> Vec<ServedAdapter> {
+        self.frontend().adapters()
     }
 
     /// The names of the models that the policy lists.
@@ -93,8 +112,10 @@ impl App {
                     }
                 },
             };
-            let changed = tokio::time::timeout_at(until, watched.changed()).await;
-            if !matches!(changed, Ok(Ok(()))) {
+            // A worker tells its adapters after its model, and nothing announces them here.
+            let next = until.min(Instant::now() + READINESS_PERIOD);
+            let changed = tokio::time::timeout_at(next, watched.changed()).await;
+            if !matches!(changed, Ok(Ok(()))) && Instant::now() >= until {
                 return Err(match choice {
                     ModelChoice::Unknown(name) => {
                         let listed = self.listed_models();

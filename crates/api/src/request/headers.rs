@@ -161,7 +161,7 @@ pub(crate) fn resolve_slos(
 ) -> Result<Vec<RequestSlo>, ApiError> {
     let resolve = |prompt: &super::TokenizedPrompt| {
         let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
-        let slo = policy.resolve(origin, model.name(), tokens);
+        let slo = policy.resolve(origin, model.base_name(), tokens);
         slo.map_err(|unknown| {
             ApiError::invalid(
                 SLO_CLASS.name,

@@ -275,6 +275,7 @@ impl GenerateRequest {
             stop: prompt.stop.clone(),
             priority: self.priority,
             cache_salt: self.cache_salt,
+            adapter: None,
             pooling: self.pooling.clone(),
             slo: slo.clone(),
         };

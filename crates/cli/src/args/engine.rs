@@ -103,6 +103,9 @@ pub(crate) struct EngineArgs {
     /// absent.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) kv_cache: Option<u64>,
+    /// Largest rank of a LoRA adapter that is accepted.
+    #[arg(long, value_name = "RANK", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) max_lora_rank: u32,
     /// Implementation of a GPU's large matrix products.
     #[arg(long, value_enum, default_value_t = GpuMatmul::Invariant)]
     pub(crate) gpu_matmul: GpuMatmul,

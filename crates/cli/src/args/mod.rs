@@ -3,6 +3,7 @@
 //! Owns: the flags; each group of commands has its file. Never: acts on a flag, reads a file, or
 //! holds a default that a library crate holds, too.
 
+mod adapters;
 mod autoscale;
 mod balancing;
 mod bench;
@@ -24,6 +25,7 @@ mod tier;
 mod top;
 mod transport;
 
+pub(crate) use adapters::{AdapterArgs, LoraModule};
 pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{PeerRouterArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};

@@ -5,7 +5,7 @@
 use super::tier::TierArgs;
 use super::transport::TransportArgs;
 use super::{
-    EngineArgs, HttpArgs, MockArgs, ModelArgs, PeerRouterArgs, PickerArgs, PromptArgs,
+    AdapterArgs, EngineArgs, HttpArgs, MockArgs, ModelArgs, PeerRouterArgs, PickerArgs, PromptArgs,
     SpeculationArgs, StreamArgs, TraceArgs,
 };
 use crate::values::{
@@ -205,6 +205,8 @@ pub(crate) struct HostArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) mock: MockArgs,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
     pub(crate) limits: WorkerLimitArgs,
 }

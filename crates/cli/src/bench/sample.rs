@@ -137,6 +137,7 @@ impl EngineBench {
             output: Vec::new(),
             stop_tokens: Arc::from([]),
             min_tokens: 0,
+            adapter: None,
         });
         self.engine.step(&StepPlan {
             step: StepId(1),

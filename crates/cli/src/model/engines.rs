@@ -4,12 +4,12 @@ use super::{LoadedModel, LoadedWeights};
 use crate::args::EngineArgs;
 use crate::gpu::{self, GpuShare};
 use anyhow::{Context, bail};
-use cleave_cpu::{CpuOps, CpuOptions, WorkerThreads};
+use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, WorkerThreads};
 use cleave_cuda::{CudaOps, CudaOptions, experts_workspace_bytes};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
-use cleave_engine::{Engine, EngineLimits, ModelEngine};
+use cleave_engine::{AdapterTable, Engine, EngineLimits, ModelEngine};
 use std::sync::Arc;
 
 /// KV cache of all workers together, in bytes, if free memory cannot be read.
@@ -62,7 +62,8 @@ impl LoadedModel {
             .zip(roles)
             .map(|(index, role)| {
                 let gpu = GpuShare::of(*role, decode_percent);
-                self.engine(limits, WorkerThreads { index, count }, gpu)
+                let threads = WorkerThreads { index, count };
+                self.engine(limits, threads, gpu)
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(first) = engines.first_mut() {
@@ -114,7 +115,15 @@ impl LoadedModel {
                     ..processor.options(self.precision, worker)?
                 };
                 let ops = CpuOps::new(&options)?;
-                Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
+                // One thread packs an adapter: the others compute steps meanwhile.
+                let pack = CpuWeightLoader::new(&CpuOptions {
+                    threads: 1,
+                    ..options
+                });
+                let target = self.adapter_target.clone();
+                let adapters = AdapterTable::new(pack, weights, target, self.lora_rank_max);
+                let engine = ModelEngine::new(ops, Arc::clone(weights), limits)?;
+                Box::new(engine.with_adapters(Arc::new(adapters))?)
             }
             LoadedWeights::Cuda {
                 weights,
@@ -199,6 +208,7 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         output: Vec::new(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     };
     let segment = Segment {
         slot,

@@ -202,6 +202,8 @@ pub struct PackedProduct<'a> {
     /// Activation of a panel's first vector if that is the gate of its second; such a panel gives
     /// [`LANES`] columns.
     pub gate: Option<Activation>,
+    /// Numbers added to some rows before the gate, after the bias; only with a gate.
+    pub addends: Option<RowAddends<'a>>,
     /// Bias of each column, `(panels × PANEL)`.
     pub bias: Option<&'a [f32]>,
     /// Scales and offsets of integer weights.
@@ -215,6 +217,15 @@ pub struct PackedProduct<'a> {
     pub rows: usize,
     /// Shape: `(rows, columns)`, row by row.
     pub out: SliceParts<'a, f32>,
+}
+
+/// Numbers added to gate and up of some rows.
+#[derive(Clone, Copy)]
+pub struct RowAddends<'a> {
+    /// Shape: `(rows, gate | up)`, in the order of the stored tensors.
+    pub values: &'a [f32],
+    /// Rows to which their numbers are added, `(rows)`; the others' are not read.
+    pub is_adapted: &'a [bool],
 }
 
 /// Scales and offsets of integer weights.

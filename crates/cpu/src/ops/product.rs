@@ -10,7 +10,9 @@ use crate::grid::{ProductGrid, run_range};
 use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
 use cleave_cpu_kernels::kernel::product::groups::GroupCodes;
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
-use cleave_cpu_kernels::kernel::product::{IntegerWeights, PackedProduct, SCRATCH_WORDS};
+use cleave_cpu_kernels::kernel::product::{
+    IntegerWeights, PackedProduct, RowAddends, SCRATCH_WORDS,
+};
 use cleave_cpu_kernels::kernel::tile::Tiles;
 use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, ProductKernels};
 use cleave_cpu_kernels::memory::SliceParts;
@@ -63,6 +65,24 @@ impl<'a> RowsSource<'a> {
     }
 }
 
+/// The gate of a product of gate and up.
+#[derive(Clone, Copy)]
+pub(super) struct ProductGate<'a> {
+    pub(super) activation: Activation,
+    /// Numbers added to gate and up of some rows, before the activation.
+    pub(super) addends: Option<RowAddends<'a>>,
+}
+
+impl ProductGate<'_> {
+    /// A gate to which nothing is added.
+    pub(super) const fn of(activation: Activation) -> Self {
+        Self {
+            activation,
+            addends: None,
+        }
+    }
+}
+
 /// Sizes of the packed left side of a product.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LeftSizes {
@@ -110,6 +130,7 @@ pub(super) fn packed_product<'a>(
         slices: &matrix.slices,
         columns: matrix.columns,
         gate,
+        addends: None,
         bias: matrix.bias.as_deref(),
         integer: match &matrix.form {
             MatrixForm::F32 | MatrixForm::Bf16 | MatrixForm::F16 => IntegerWeights::default(),
@@ -188,7 +209,7 @@ impl CpuOps {
     pub(super) fn product(
         &mut self,
         matrix: &CpuMatrix,
-        gate: Option<Activation>,
+        gate: Option<ProductGate<'_>>,
         rows: usize,
         from: RowsSource<'_>,
         out: &mut [f32],
@@ -258,7 +279,11 @@ impl CpuOps {
             sums: &self.left_sums[..groups],
             rows,
         };
-        let product = packed_product(matrix, gate, packed, SliceParts::new(out));
+        let activation = gate.map(|gate| gate.activation);
+        let product = PackedProduct {
+            addends: gate.and_then(|gate| gate.addends),
+            ..packed_product(matrix, activation, packed, SliceParts::new(out))
+        };
         let grid = product_grid(matrix, cut, self.threads.count());
         let scratch = SliceParts::new(&mut self.products_scratch);
         self.threads.run(grid.tasks_count(), &|turn| {

@@ -220,6 +220,7 @@ impl ConformanceRng {
             output: tokens(self, 20),
             stop_tokens: tokens(self, 3).into(),
             min_tokens: self.below(25) as u32,
+            adapter: None,
         }
     }
 }

@@ -24,6 +24,19 @@ pub(super) struct Golden {
     last_top: Vec<(u32, f32)>,
 }
 
+impl Golden {
+    /// Tokens that the reference drew.
+    pub(super) fn tokens_count(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Most likely tokens to ask for: a few more than the golden has, so that a tie at the end of
+    /// the list cannot leave an id out.
+    pub(super) fn top_count(&self) -> usize {
+        self.first_top.len() + 4
+    }
+}
+
 /// Compares an f32 engine with the folder's `goldens.json`: greedy tokens must be equal, and the
 /// top logits of the first and the last of them within 1e-3.
 ///
@@ -43,9 +56,7 @@ pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
     )?;
     for (index, golden) in list.iter().enumerate() {
         let sampling = Arc::new(SamplingParams {
-            // A few more than the golden has, so that a tie at the end of the list cannot leave an
-            // id out.
-            logprobs: Some(golden.first_top.len() as u32 + 4),
+            logprobs: Some(golden.top_count() as u32),
             ..SamplingParams::greedy()
         });
         let mut sequence = DrivenSequence::new(0, &golden.prompt, &sampling, 0..16);
@@ -56,7 +67,7 @@ pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn compare(golden: &Golden, drawn: &[SampledToken]) -> Result<(), String> {
+pub(super) fn compare(golden: &Golden, drawn: &[SampledToken]) -> Result<(), String> {
     compare_top("first", drawn.first(), &golden.first_top)?;
     let tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
     if tokens != golden.tokens {

@@ -1,10 +1,11 @@
 //! Conformance suites that every engine passes, on any device.
 //!
 //! Owns: comparisons with a reference's goldens and of two devices; path independence to the bit;
-//! overlapping steps against the same steps one at a time; drafts against none; vectors.
+//! overlapping steps against the same steps one at a time; drafts against none; vectors; adapters.
 //! Never: knows how an engine is built: the caller passes a [`BuildEngine`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
+mod adapters;
 mod agreement;
 mod drafts;
 mod draws;
@@ -18,6 +19,7 @@ mod schedule;
 mod sequence;
 mod vectors;
 
+pub use adapters::{adapter_goldens, mixed_adapters};
 pub use agreement::agreement;
 pub use drafts::drafts;
 pub use draws::{SetRows, draws_match_host};

@@ -298,6 +298,7 @@ fn open(slot: u32, sequence: &ScheduledSequence) -> OpenSlot {
         output: sequence.output.clone(),
         stop_tokens: Arc::clone(&sequence.stop_tokens),
         min_tokens: sequence.min_tokens,
+        adapter: None,
     }
 }
 

@@ -6,8 +6,8 @@
 
 use crate::{BlockSpan, Engine};
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment, SlotIndex, StepId,
-    StepPlan, StepResult,
+    AdapterId, BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment,
+    SlotIndex, StepId, StepPlan, StepResult,
 };
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ pub(super) struct DrivenSequence {
     /// Tokens banned until the output has `min_tokens`.
     pub(super) stop_tokens: Arc<[u32]>,
     pub(super) min_tokens: u32,
+    pub(super) adapter: Option<AdapterId>,
     pub(super) blocks: Vec<BlockIndex>,
     /// Number of tokens that have KV.
     pub(super) done: usize,
@@ -47,6 +48,7 @@ impl DrivenSequence {
             sampling: Arc::clone(sampling),
             stop_tokens: Arc::from([]),
             min_tokens: 0,
+            adapter: None,
             blocks: blocks.map(BlockIndex).collect(),
             done: 0,
             is_open: false,
@@ -66,6 +68,7 @@ impl DrivenSequence {
                 output: self.tokens[self.prompt_count..].to_vec(),
                 stop_tokens: Arc::clone(&self.stop_tokens),
                 min_tokens: self.min_tokens,
+                adapter: self.adapter,
             });
         }
         plan.segments.push(Segment {

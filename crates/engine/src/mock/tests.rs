@@ -45,6 +45,7 @@ fn open(slot: u32, output: &[TokenId]) -> OpenSlot {
         output: output.to_vec(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     }
 }
 

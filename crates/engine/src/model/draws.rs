@@ -146,6 +146,7 @@ impl<O: Ops> ModelEngine<O> {
                 weights: &self.weights,
                 pool: &mut self.pool,
                 buffers: &mut self.buffers,
+                adapters: &mut self.step_adapters,
             };
             pass.logits(first, logits)?;
             let rows = HostRows {

@@ -241,6 +241,6 @@ impl FailedDraws {
 }
 
 /// The value, also after a panic of another thread, which ends the step.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

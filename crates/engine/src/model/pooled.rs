@@ -85,6 +85,7 @@ impl<O: Ops> ModelEngine<O> {
             weights: &self.weights,
             pool: &mut self.pool,
             buffers: &mut self.buffers,
+            adapters: &mut self.step_adapters,
         };
         pass.logits(row, &mut self.logits[..vocab])?;
         let logit = |token: &TokenId| f64::from(self.logits[*token as usize]);

@@ -8,7 +8,7 @@ use super::draw::top_p_threshold;
 use super::philox::draw_bits;
 use crate::constraint::{ConstraintError, SlotConstraint, TokenMask};
 use crate::ops::{DrawRule, LogitChange, LogitEdit};
-use cleave_domain::{OpenSlot, SamplingParams, TokenId};
+use cleave_domain::{AdapterId, OpenSlot, SamplingParams, TokenId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ pub(crate) struct SamplingSlot {
     counts: Option<BTreeMap<TokenId, u32>>,
     /// State of the output in its constraint, if the sampling has one.
     pub(crate) constraint: Option<SlotConstraint>,
+    /// Adapter of the sequence, if it has one.
+    pub(crate) adapter: Option<AdapterId>,
     /// Last token of a step that the caller has not collected.
     pub(crate) pending_token: Option<PendingToken>,
 }
@@ -71,6 +73,7 @@ impl SamplingSlot {
             min_tokens: open.min_tokens as usize,
             counts,
             constraint,
+            adapter: open.adapter,
             pending_token: None,
         }
     }

@@ -17,6 +17,7 @@ fn open(sampling: SamplingParams, prompt: &[TokenId], output: &[TokenId]) -> Ope
         output: output.to_vec(),
         stop_tokens: Arc::from([]),
         min_tokens: 0,
+        adapter: None,
     }
 }
 

@@ -293,6 +293,10 @@ impl InboundMessage for proto::Upward {
                 let grant = WriteGrant(grant);
                 Ok(FromWorker::Grant { handoff, grant })
             }
+            Some(Kind::AdapterAnswer(answer)) => {
+                let (change, outcome) = decode("adapter_answer", &answer)?;
+                Ok(FromWorker::AdapterAnswer { change, outcome })
+            }
             Some(Kind::Link(link)) => Ok(FromWorker::Link(decode("link", &link)?)),
             Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),
             Some(Kind::Beat(_) | Kind::Batch(_)) => {

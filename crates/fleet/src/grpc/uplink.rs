@@ -390,6 +390,10 @@ impl InboundMessage for proto::Downward {
                 let grant = WriteGrant(grant);
                 Ok(ToWorker::Grant { handoff, grant })
             }
+            Some(Kind::Adapter(adapter)) => {
+                let (change, command) = decode("adapter", &adapter)?;
+                Ok(ToWorker::Adapter { change, command })
+            }
             Some(Kind::PeerGone(worker)) => Ok(ToWorker::PeerGone {
                 worker: decode("peer_gone", &worker)?,
             }),

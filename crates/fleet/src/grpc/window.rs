@@ -168,6 +168,9 @@ impl OutboundMessage for proto::Upward {
             FromWorker::Emissions(tokens) => Kind::Emissions(encode(&tokens)),
             FromWorker::Grant { handoff, grant } => Kind::Pass(encode(&(handoff, grant.0))),
             FromWorker::Link(link) => Kind::Link(encode(&link)),
+            FromWorker::AdapterAnswer { change, outcome } => {
+                Kind::AdapterAnswer(encode(&(change, outcome)))
+            }
         };
         Self { kind: Some(kind) }
     }
@@ -203,6 +206,7 @@ impl OutboundMessage for proto::Downward {
                 data_address,
             } => Kind::Peer(encode(&(worker, data_address))),
             ToWorker::Grant { handoff, grant } => Kind::Pass(encode(&(handoff, grant.0))),
+            ToWorker::Adapter { change, command } => Kind::Adapter(encode(&(change, command))),
             ToWorker::PeerGone { worker } => Kind::PeerGone(encode(&worker)),
             ToWorker::NameTaken { data_address } => Kind::NameTaken(encode(&data_address)),
         };

@@ -10,10 +10,10 @@ use super::{FleetWireError, nanos, within};
 use crate::connection::{LinkState, Registration, invalid_name_reason};
 use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
-    Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure, FleetDemand, HandoffId,
-    MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
-    Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity, WorkerDescription,
-    WorkerLoad, WorkerRef,
+    AdapterCommand, AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
+    FleetDemand, HandoffId, MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts,
+    Refusal, Report, Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity,
+    WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;
@@ -39,6 +39,11 @@ const CLASSES_MAX: u64 = 1024;
 const ROWS_MAX: usize = 1024;
 /// A router wraps the last failure once. Tapes are JSON, whose readers stop at 128 levels.
 pub(super) const FAILURES_NESTED_MAX: u64 = 16;
+/// Far more adapters than a worker serves.
+const ADAPTERS_MAX: usize = 4096;
+/// The longest name of an adapter, and the longest path of one.
+const ADAPTER_NAME_BYTES_MAX: usize = 256;
+const ROOT_BYTES_MAX: usize = 4096;
 /// Far more links than a worker has peers.
 const LINKS_MAX: usize = 1 << 16;
 
@@ -64,7 +69,7 @@ macro_rules! unbounded {
     )*};
 }
 
-unbounded!(HandoffId, String, WorkerRef, [u8; 32]);
+unbounded!(HandoffId, String, WorkerRef, [u8; 32], u64, Result<(), String>);
 
 impl<A: Bounded, B: Bounded> Bounded for (A, B) {
     fn bound(&mut self) -> Result<(), FleetWireError> {
@@ -151,7 +156,9 @@ bounded_fields! {
     PrefillOrder { request, waited, due; handoff, target }
     Deadline { left; unmet }
     // A scheduler checks sampling, lengths and tokens, and refuses the request alone.
-    Request { slo; prompt, generated, sampling, stop, priority, cache_salt, pooling }
+    Request {
+        slo; prompt, generated, sampling, stop, priority, cache_salt, adapter, pooling
+    }
     RequestSlo { ttft, tpot, e2e; class, tenant, priority }
     PrefillTiming { wait, run; }
     DecodeTiming { wait, first; }
@@ -194,6 +201,7 @@ bounded_variants! {
         Draining,
         Serves { ; role },
         Prefix { ; stored, evicted },
+        Adapters(offers),
     }
     Refusal {
         QueueFull { retry_after; },
@@ -204,6 +212,7 @@ bounded_variants! {
         NoWorker,
         Draining,
         WrongWorker,
+        NoAdapter,
     }
 }
 
@@ -217,6 +226,52 @@ impl Bounded for RequestContext {
         *trace = trace.filter(|trace| trace.trace != 0 && trace.span != 0);
         if let Some(trace) = trace {
             trace.flags &= 1;
+        }
+        Ok(())
+    }
+}
+
+impl Bounded for AdapterCommand {
+    /// Refuses names and folders that no router sends.
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let (Self::Load { name, .. } | Self::Unload { name }) = &*self;
+        let names = 1..=ADAPTER_NAME_BYTES_MAX as u64;
+        within("adapter.name", name.len() as u64, names)?;
+        match self {
+            Self::Load { name: _, folder } => within(
+                "adapter.folder",
+                folder.len() as u64,
+                0..=ROOT_BYTES_MAX as u64,
+            ),
+            Self::Unload { name: _ } => Ok(()),
+        }
+    }
+}
+
+impl Bounded for Vec<AdapterOffer> {
+    /// Refuses names that no request could give, and a list in another order.
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let problem = |problem| {
+            let field = "adapters";
+            Err(FleetWireError::List { field, problem })
+        };
+        if self.len() > ADAPTERS_MAX {
+            return problem("has more than 4096 entries");
+        }
+        if !self.is_sorted_by(|one, next| one.name < next.name) {
+            return problem("is not in ascending order");
+        }
+        let sizes = |offer: &AdapterOffer| {
+            let AdapterOffer {
+                name,
+                adapter: _,
+                root,
+                place: _,
+            } = offer;
+            (1..=ADAPTER_NAME_BYTES_MAX).contains(&name.len()) && root.len() <= ROOT_BYTES_MAX
+        };
+        if !self.iter().all(sizes) {
+            return problem("has a name or a folder of an impossible length");
         }
         Ok(())
     }

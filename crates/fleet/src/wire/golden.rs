@@ -8,14 +8,14 @@ use crate::connection::{LinkState, Registration};
 use crate::sample;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId,
-    Emission, Failure, FinishReason, FleetDemand, FleetTarget, FlightId, Generation, Grammar,
-    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order,
-    PoolCounts, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal,
-    Report, Request, RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
-    SampledToken, SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric,
-    SloOutcomes, StateCapacity, StepProgress, StopRules, TokenScores, WorkerId, WorkerLoad,
-    WorkerRef,
+    AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef, Constraint,
+    ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Failure, FinishReason, FleetDemand,
+    FleetTarget, FlightId, Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice,
+    MigrateOrder, OnDeadlineMiss, Order, PoolCounts, Pooling, PrefillBacklog, PrefillOrder,
+    PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow, RequestSlo,
+    ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, ScalingGossip,
+    ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity, StepProgress, StopRules,
+    TokenScores, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{ModelFiles, ModelTask, RerankTask};
@@ -109,6 +109,7 @@ fn request() -> Arc<Request> {
         },
         priority: -1,
         cache_salt: 14,
+        adapter: Some(AdapterId([0xad; 16])),
         pooling: Some(Pooling::Logits(Arc::new([15]))),
         slo: RequestSlo {
             class: "a".to_owned(),
@@ -262,6 +263,7 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         (late, "050201000200"),
         (Refusal::Draining, "06"),
         (Refusal::WrongWorker, "07"),
+        (Refusal::NoAdapter, "08"),
     ];
     for (refusal, expected) in refusals {
         let refused = Report::Refused { handoff, refusal };
@@ -357,6 +359,17 @@ fn reports_about_a_worker_keep_their_bytes() {
     };
     assert_bytes(&prefix, "0d010707070707070707070707070707070700");
     assert_bytes(&Report::Relayed(gossip()), &format!("0e{GOSSIP}"));
+    let offer = AdapterOffer {
+        name: "a".to_owned(),
+        adapter: AdapterId([7; 16]),
+        root: "b".to_owned(),
+        place: AdapterPlace::OnDisk,
+    };
+    let adapters = Report::Adapters(vec![offer]);
+    assert_bytes(
+        &adapters,
+        "100101610707070707070707070707070707070707016201",
+    );
 }
 
 #[test]

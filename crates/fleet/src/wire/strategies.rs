@@ -12,12 +12,13 @@ use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming,
-    DeviceId, Emission, Fingerprint, FinishReason, FlightId, Generation, Grammar, HandoffId,
-    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, Pooling,
-    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Report, Request, RequestSlo,
-    ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, StateCapacity,
-    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef,
+    Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Fingerprint,
+    FinishReason, FlightId, Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice,
+    MigrateOrder, OnDeadlineMiss, Order, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming,
+    Prices, PromptFacts, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder,
+    SampledToken, SamplingParams, StateCapacity, StepProgress, StopRules, TokenScores,
+    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{EmbedTask, ModelFiles, ModelTask, RerankTask};
@@ -148,9 +149,10 @@ fn request() -> BoxedStrategy<Arc<Request>> {
         Just(Pooling::FirstToken),
         vec(any::<u32>(), 0..3).prop_map(|tokens| Pooling::Logits(tokens.into())),
     ];
-    let wanted = (slo, option::of(pooling));
+    let adapter = option::of(any::<[u8; 16]>().prop_map(AdapterId));
+    let wanted = (slo, adapter, option::of(pooling));
     let request = (tokens, sampling(), stop, any::<i32>(), any::<u64>(), wanted).prop_map(
-        |((prompt, generated), sampling, stop, priority, cache_salt, (slo, pooling))| {
+        |((prompt, generated), sampling, stop, priority, cache_salt, (slo, adapter, pooling))| {
             Arc::new(Request {
                 prompt: prompt.into(),
                 generated: generated.into(),
@@ -158,6 +160,7 @@ fn request() -> BoxedStrategy<Arc<Request>> {
                 stop,
                 priority,
                 cache_salt,
+                adapter,
                 slo,
                 pooling,
             })
@@ -169,6 +172,20 @@ fn request() -> BoxedStrategy<Arc<Request>> {
 fn due() -> impl Strategy<Value = Option<Deadline>> {
     let unmet = prop_oneof![Just(OnDeadlineMiss::Refuse), Just(OnDeadlineMiss::Serve)];
     option::of((span(), unmet).prop_map(|(left, unmet)| Deadline { left, unmet }))
+}
+
+fn adapters() -> impl Strategy<Value = Vec<AdapterOffer>> {
+    let place = prop_oneof![Just(AdapterPlace::Resident), Just(AdapterPlace::OnDisk)];
+    let named = btree_map("[a-z]{1,8}", (any::<[u8; 16]>(), ".{0,20}", place), 0..4);
+    named.prop_map(|named| {
+        let offer = |(name, (digest, root, place))| AdapterOffer {
+            name,
+            adapter: AdapterId(digest),
+            root,
+            place,
+        };
+        named.into_iter().map(offer).collect()
+    })
 }
 
 pub(super) fn order() -> impl Strategy<Value = Order> {
@@ -352,6 +369,7 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
         role().prop_map(|role| Report::Serves { role }),
         Just(Report::Draining),
         gossip().prop_map(Report::Relayed),
+        adapters().prop_map(Report::Adapters),
         (hashes(), hashes()).prop_map(|(stored, evicted)| Report::Prefix { stored, evicted }),
     ]
 }
@@ -496,6 +514,10 @@ pub(super) fn from_worker() -> impl Strategy<Value = FromWorker> {
         vec((handoff(), emission()), 0..3).prop_map(FromWorker::Emissions),
         grant().prop_map(|(handoff, grant)| FromWorker::Grant { handoff, grant }),
         link_state().prop_map(FromWorker::Link),
+        (any::<u64>(), option::of(".{0,20}")).prop_map(|(change, reason)| {
+            let outcome = reason.map_or(Ok(()), Err);
+            FromWorker::AdapterAnswer { change, outcome }
+        }),
     ]
 }
 
@@ -510,6 +532,13 @@ pub(super) fn to_worker() -> impl Strategy<Value = ToWorker> {
         worker().prop_map(|worker| ToWorker::PeerGone { worker }),
         address().prop_map(|data_address| ToWorker::NameTaken { data_address }),
         grant().prop_map(|(handoff, grant)| ToWorker::Grant { handoff, grant }),
+        (any::<u64>(), "[a-z]{1,8}", option::of(".{0,20}")).prop_map(|(change, name, folder)| {
+            let command = match folder {
+                Some(folder) => AdapterCommand::Load { name, folder },
+                None => AdapterCommand::Unload { name },
+            };
+            ToWorker::Adapter { change, command }
+        }),
     ]
 }
 

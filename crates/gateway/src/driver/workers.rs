@@ -6,11 +6,12 @@ use super::RouterDriver;
 use crate::join_warnings::warn_of_mismatch;
 use crate::orders;
 use cleave_api::WorkerState;
-use cleave_domain::{Order, Report, WorkerId, WorkerRef};
+use cleave_domain::{AdapterCommand, Order, Report, WorkerId, WorkerRef};
 use cleave_fleet::{ToWorker, WorkerConnection};
 use cleave_router::RouterInput;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 #[derive(Debug)]
@@ -101,6 +102,7 @@ impl RouterDriver {
     fn forget_worker(&mut self, worker: WorkerRef) {
         self.workers.remove(&worker.worker);
         self.grants.issuer_lost(worker);
+        self.adapter_changes.worker_lost(worker);
         let Some((name, state)) = self.effects.roster.leave(worker) else {
             return;
         };
@@ -135,6 +137,33 @@ impl RouterDriver {
         if let Some(bytes) = self.effects.flights.handle_report(report, receiver) {
             self.effects.dashboard.handoff_landed(bytes);
             self.effects.meters.handoff_landed(bytes);
+        }
+    }
+
+    /// Sends a change of adapters to every worker of a model.
+    pub(super) fn change_adapter(
+        &mut self,
+        model: &str,
+        command: &AdapterCommand,
+        answer: oneshot::Sender<Result<(), String>>,
+    ) {
+        let registrations = self
+            .workers
+            .values()
+            .map(|worker| &worker.connection.registration);
+        let of_model = registrations.filter(|other| other.description.model == model);
+        let workers: BTreeSet<WorkerRef> = of_model.map(|other| other.worker).collect();
+        if workers.is_empty() {
+            let reason = format!("no worker of the model {model} is connected");
+            // The operator may have left.
+            let _ = answer.send(Err(reason));
+            return;
+        }
+        info!(model, ?command, "adapters are changed");
+        let change = self.adapter_changes.begin(workers.clone(), answer);
+        for worker in workers {
+            let command = command.clone();
+            self.enqueue_for_worker(worker, ToWorker::Adapter { change, command });
         }
     }
 

@@ -9,7 +9,8 @@ use crate::placement::forecast::{PlacementPriority, RequestNeed};
 use crate::placement::policy::{AttemptSize, LegChoice, NoPlacement, RoutingTerms};
 use crate::placement::prefix::PrefixHashes;
 use cleave_domain::{
-    Incarnation, Request, RequestSlo, RowPrice, SamplingParams, StateCapacity, StopRules,
+    AdapterId, AdapterOffer, AdapterPlace, CacheScope, Incarnation, Request, RequestSlo, RowPrice,
+    SamplingParams, StateCapacity, StopRules,
 };
 use cleave_kv::{block_hashes, snapshot_hash};
 
@@ -68,6 +69,15 @@ fn place_by_need(
     placement: LegPlacement,
     need: Option<&RequestNeed>,
 ) -> Result<LegChoice, NoPlacement> {
+    place_adapted(fleet, placement, need, None)
+}
+
+fn place_adapted(
+    fleet: &RouterFleet,
+    placement: LegPlacement,
+    need: Option<&RequestNeed>,
+    adapter: Option<AdapterId>,
+) -> Result<LegChoice, NoPlacement> {
     let request = Request {
         prompt: prompt().into(),
         generated: [].into(),
@@ -79,6 +89,7 @@ fn place_by_need(
         },
         priority: 0,
         cache_salt: 0,
+        adapter: None,
         pooling: None,
         slo: RequestSlo::default(),
     };
@@ -90,6 +101,7 @@ fn place_by_need(
             prefill_only: false,
         },
         content: &PrefixHashes::of(&request, fleet.block_sizes()),
+        adapter,
         excluded: &BTreeSet::new(),
         failures: 0,
         drawn_by: None,
@@ -150,6 +162,44 @@ fn each_leg_takes_a_state_slot_of_its_worker() {
     fleet.check();
 }
 
+fn offer(adapter: u8, place: AdapterPlace) -> AdapterOffer {
+    AdapterOffer {
+        name: adapter.to_string(),
+        adapter: AdapterId([adapter; 16]),
+        root: String::new(),
+        place,
+    }
+}
+
+#[test]
+fn only_workers_with_the_adapter_are_chosen() {
+    let mut fleet = fleet(
+        &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode],
+        None,
+    );
+    let place = |fleet: &RouterFleet| {
+        let adapter = Some(AdapterId([7; 16]));
+        let choice = place_adapted(fleet, LegPlacement::Split, None, adapter)?;
+        Ok([choice.prefill, choice.decode])
+    };
+    assert_eq!(place(&fleet), Err(NoPlacement::NoWorker));
+    fleet.set_adapters(worker_ref(2), &[offer(7, AdapterPlace::OnDisk)]);
+    assert_eq!(
+        place(&fleet),
+        Err(NoPlacement::NoWorker),
+        "one leg has none"
+    );
+    fleet.set_adapters(worker_ref(4), &[offer(7, AdapterPlace::OnDisk)]);
+    assert_eq!(place(&fleet), Ok([worker_ref(2), worker_ref(4)]));
+    // A worker that has it in memory comes before one that would load it.
+    for worker in [1, 3] {
+        fleet.set_adapters(worker_ref(worker), &[offer(7, AdapterPlace::Resident)]);
+    }
+    assert_eq!(place(&fleet), Ok([worker_ref(1), worker_ref(3)]));
+    fleet.set_adapters(worker_ref(1), &[offer(8, AdapterPlace::Resident)]);
+    assert_eq!(place(&fleet), Ok([worker_ref(2), worker_ref(3)]));
+}
+
 #[test]
 fn a_claim_in_the_load_is_counted_once() {
     let mut fleet = fleet(&[Role::Both], Some(2));
@@ -172,7 +222,7 @@ fn a_claim_in_the_load_is_counted_once() {
 
 #[test]
 fn a_cached_prefix_counts_up_to_its_last_snapshot() {
-    let blocks = block_hashes(0, &prompt(), 16);
+    let blocks = block_hashes(CacheScope::default(), &prompt(), 16);
     let snapshots: Vec<BlockHash> = blocks.iter().map(|hash| snapshot_hash(*hash)).collect();
     let cached = |fleet: &RouterFleet| {
         let choice = place(fleet, LegPlacement::Whole);

@@ -54,7 +54,10 @@ impl WorkerRefusals {
             self.late.insert(worker);
         }
         // One worker's draining, or a routing mistake, replaces no answer of another worker.
-        let is_answer = !matches!(refusal, Some(Refusal::Draining | Refusal::WrongWorker));
+        let is_answer = !matches!(
+            refusal,
+            Some(Refusal::Draining | Refusal::WrongWorker | Refusal::NoAdapter)
+        );
         if is_answer || self.last.is_none() {
             self.last = refusal.or(self.last.take());
         }
@@ -123,7 +126,8 @@ pub(crate) fn is_final(refusal: &Refusal) -> bool {
         | Refusal::NoWorker
         | Refusal::Late { .. }
         | Refusal::Draining
-        | Refusal::WrongWorker => false,
+        | Refusal::WrongWorker
+        | Refusal::NoAdapter => false,
     }
 }
 

@@ -134,6 +134,10 @@ impl<'a> FlightSteps<'a> {
                     });
                 }
             }
+            Report::Adapters(offers) => {
+                self.legs().fleet.set_adapters(worker, &offers);
+                self.room_appeared(worker);
+            }
             Report::Draining => self.drains(worker),
             Report::Relayed(gossip) => {
                 let ends = &mut self.recovery.admission.ends;
@@ -481,7 +485,8 @@ impl<'a> FlightSteps<'a> {
             | Refusal::TooLong { .. }
             | Refusal::OutOfVocabulary { .. }
             | Refusal::NoWorker
-            | Refusal::WrongWorker => {}
+            | Refusal::WrongWorker
+            | Refusal::NoAdapter => {}
         }
         if self
             .flights()
@@ -523,6 +528,7 @@ fn is_of_a_handoff(report: &Report) -> bool {
             | Report::Prefix { .. }
             | Report::Prices(_)
             | Report::Relayed(_)
+            | Report::Adapters(_)
             | Report::Draining
             | Report::Serves { .. }
     )

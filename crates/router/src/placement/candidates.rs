@@ -15,7 +15,7 @@ use crate::placement::policy::{
     self, AttemptSize, LegChoice, NoPlacement, RoutingTerms, WorkerSnapshot,
 };
 use crate::placement::prefix::PrefixHashes;
-use cleave_domain::{Fingerprint, Role, Time, WorkerId, WorkerRef};
+use cleave_domain::{AdapterId, Fingerprint, Role, Time, WorkerId, WorkerRef};
 use cleave_planner::Predict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,6 +26,8 @@ use worker_forecast::worker_forecast;
 pub(crate) struct PlacementQuery<'a> {
     pub(crate) ask: AttemptSize,
     pub(crate) content: &'a PrefixHashes,
+    /// Its LoRA adapter: only workers that serve it are considered.
+    pub(crate) adapter: Option<AdapterId>,
     pub(crate) excluded: &'a BTreeSet<WorkerId>,
     /// Failed attempts of it: with any, some of the excluded workers failed it; without, they only
     /// refused.
@@ -69,6 +71,7 @@ impl PlacementQuery<'_> {
         PlacementQuery {
             ask,
             content: self.content,
+            adapter: self.adapter,
             excluded,
             failures: self.failures,
             drawn_by: self.drawn_by,
@@ -172,6 +175,7 @@ impl RouterFleet {
         let query = PlacementQuery {
             ask: AttemptSize::SHORTEST,
             content: &PrefixHashes::default(),
+            adapter: None,
             excluded: &BTreeSet::new(),
             failures: 0,
             drawn_by: None,
@@ -302,7 +306,7 @@ impl RouterFleet {
     ) -> Vec<WorkerSnapshot> {
         let cached = self.cached(group, query);
         self.members(group)
-            .filter(|worker| counts(worker))
+            .filter(|worker| counts(worker) && worker.serves(query.adapter))
             .map(|worker| {
                 let cached = cached.get(&worker.me.worker).copied();
                 self.candidate(worker, query, cached.unwrap_or_default())
@@ -342,7 +346,9 @@ impl RouterFleet {
         let cached = template.map(|_| self.cached(group, query));
         let template = template.map(|worker| (&worker.prices, cached.unwrap_or_default()));
         template.into_iter().flat_map(move |(fallback, cached)| {
-            let counting = self.members(group).filter(|worker| counts(worker));
+            let counting = self
+                .members(group)
+                .filter(|worker| counts(worker) && worker.serves(query.adapter));
             counting.map(move |worker| {
                 let cached = cached.get(&worker.me.worker).copied().unwrap_or_default();
                 let prices = if worker.priced() {
@@ -401,7 +407,9 @@ impl RouterFleet {
 
     /// An optimistic snapshot: cached blocks only make room, so all are assumed cached.
     fn at_best(&self, worker_ref: WorkerRef, query: &PlacementQuery) -> Option<WorkerSnapshot> {
-        let fits = |w: &&FleetWorker| !w.draining && query.admits(&w.description.fingerprint);
+        let fits = |w: &&FleetWorker| {
+            !w.draining && query.admits(&w.description.fingerprint) && w.serves(query.adapter)
+        };
         let worker = self.get(worker_ref).filter(fits)?;
         let block_tokens = worker.description.capacity.block_tokens;
         let blocks = query.ask.prompt_tokens.div_ceil(block_tokens);
@@ -445,6 +453,7 @@ impl RouterFleet {
             queue_tokens: queue_tokens.max(totals.tokens),
             cached_blocks: cached.blocks,
             hit_blocks: cached.hit_blocks,
+            must_load: worker.must_load(query.adapter),
             chosen: worker.chosen,
         }
     }

@@ -14,6 +14,12 @@ const SEQUENCE_AS_TOKENS: u64 = 64;
 /// Cost of sending every block, relative to a full decode worker, in thousandths.
 const TRANSFER_WEIGHT: u64 = 125;
 
+/// An adapter that is to be loaded delays a prompt about as much as this many queued tokens.
+const LOAD_AS_TOKENS: u64 = 512;
+/// Cost of loading it, relative to a full decode worker, in thousandths: streams with the same
+/// adapter gather where it is loaded, as long as that worker is not much fuller than others.
+const LOAD_WEIGHT: u64 = 250;
+
 /// The size of an attempt, as placement needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptSize {
@@ -77,6 +83,8 @@ pub struct WorkerSnapshot {
     /// The leading ones of them after which it can continue a prompt: all of them, or those before
     /// its last snapshot of a state, where the model has states.
     pub hit_blocks: u32,
+    /// Whether the request's LoRA adapter is to be loaded first.
+    pub must_load: bool,
     /// When it was last chosen, as a count; breaks ties so that equals take turns.
     pub chosen: u64,
 }
@@ -385,7 +393,10 @@ impl WorkerSnapshot {
 
 fn prefill_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let tokens = ask.prompt_tokens - c.cached_tokens(ask);
-    c.queue_tokens.saturating_add(u64::from(tokens))
+    let load = if c.must_load { LOAD_AS_TOKENS } else { 0 };
+    c.queue_tokens
+        .saturating_add(u64::from(tokens))
+        .saturating_add(load)
 }
 
 fn decode_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
@@ -394,7 +405,8 @@ fn decode_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
     let prompt = u64::from(c.blocks(ask.prompt_tokens)).max(1);
     let sent = prompt.saturating_sub(u64::from(c.cached_blocks));
-    fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt
+    let load = if c.must_load { LOAD_WEIGHT } else { 0 };
+    fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt + load
 }
 
 fn whole_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {

@@ -27,7 +27,7 @@ impl PrefixHashes {
         for size in block_sizes {
             hashes
                 .entry(size)
-                .or_insert_with(|| block_hashes(request.cache_salt, &tokens, size));
+                .or_insert_with(|| block_hashes(request.cache_scope(), &tokens, size));
         }
         Self { hashes }
     }

@@ -93,6 +93,7 @@ impl FlightRecord {
         PlacementQuery {
             ask: AttemptSize::of(&self.request, limits.expected_output_tokens),
             content: &self.content,
+            adapter: self.request.adapter,
             excluded: self.refusals.excluded(),
             failures: self.failures.failures(),
             drawn_by: self.drawn_by.as_ref().filter(|_| self.has_output()),

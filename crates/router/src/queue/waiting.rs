@@ -154,7 +154,8 @@ fn unplaced(refused: Option<&Refusal>, full: Refusal) -> Refusal {
             Some(
                 other @ (Refusal::Late { .. }
                 | Refusal::TooLong { .. }
-                | Refusal::OutOfVocabulary { .. }),
+                | Refusal::OutOfVocabulary { .. }
+                | Refusal::NoAdapter),
             ),
             _,
         ) => other.clone(),
@@ -195,6 +196,7 @@ mod tests {
             (Refusal::NoWorker, Refusal::NoWorker),
             (Refusal::Draining, Refusal::NoWorker),
             (Refusal::WrongWorker, Refusal::NoWorker),
+            (Refusal::NoAdapter, Refusal::NoAdapter),
         ] {
             assert_eq!(
                 unplaced(Some(&refused), full.clone()),

@@ -156,7 +156,7 @@ impl Admission<'_> {
         self.memory.take_reserved(&mut sequence, blocks);
         let blocks = sequence.kv.table()[present as usize..].to_vec();
         let state = sequence.kv.state().map(|state| state.live);
-        let content = block_hash(sequence.request.cache_salt, None, &sequence.tokens);
+        let content = block_hash(sequence.request.cache_scope(), None, &sequence.tokens);
         sequence.peer_state_open = true;
         sequence.incoming = Some(HandoffReceiver::new(ExpectedHandoff {
             handoff,

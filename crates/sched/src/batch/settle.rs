@@ -237,7 +237,7 @@ impl StepResults<'_> {
         }
         // The receiver knows all tokens but the one just drawn.
         let received = &sequence.tokens[..sequence.tokens.len() - 1];
-        let received = block_hash(sequence.request.cache_salt, None, received);
+        let received = block_hash(sequence.request.cache_scope(), None, received);
         let bytes = sequence
             .outgoing
             .as_ref()

@@ -173,7 +173,7 @@ impl Handoffs<'_> {
         };
         outbound.paused_since = Some(now);
         let (received, drawn) = sequence.tokens.split_at(outbound.order.tokens as usize);
-        let content = block_hash(sequence.request.cache_salt, None, received);
+        let content = block_hash(sequence.request.cache_scope(), None, received);
         let output = drawn.to_vec();
         let router = sequence.router;
         self.sequences.pause(of);

@@ -107,7 +107,7 @@ impl WorkerSequence {
 
     /// Hashes every full block that was not hashed before.
     pub(super) fn extend_hashes(&mut self, block_tokens: u32) {
-        let salt = self.request.cache_salt;
-        extend_hashes(&mut self.kv.hashes, salt, &self.tokens, block_tokens);
+        let scope = self.request.cache_scope();
+        extend_hashes(&mut self.kv.hashes, scope, &self.tokens, block_tokens);
     }
 }

@@ -97,13 +97,14 @@ mod tests {
         };
         let plain = print(&|_| {});
         assert_eq!(plain, print(&|_| {}));
-        let changes: [&dyn Fn(&mut Request); 6] = [
+        let changes: [&dyn Fn(&mut Request); 7] = [
             &|request| request.sampling.min_p = 0.5,
             &|request| request.sampling.logit_bias = vec![(1, 2.0)],
             &|request| request.sampling.seed += 1,
             &|request| request.stop.stop_tokens = [7].into(),
             &|request| request.slo.ttft = Some(Duration::from_secs(1)),
             &|request| request.cache_salt += 1,
+            &|request| request.adapter = Some(cleave_domain::AdapterId([1; 16])),
         ];
         for (index, change) in changes.into_iter().enumerate() {
             assert_ne!(plain, print(change), "change {index}");

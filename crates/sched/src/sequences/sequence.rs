@@ -339,6 +339,7 @@ impl WorkerSequence {
             output: self.tokens[self.request.prompt.len()..].to_vec(),
             stop_tokens: Arc::clone(&self.request.stop.stop_tokens),
             min_tokens: self.request.stop.min_tokens,
+            adapter: self.request.adapter,
         }
     }
 

@@ -456,6 +456,7 @@ impl PairWorld {
             | Report::MemoryPressure { .. }
             | Report::Serves { .. }
             | Report::Relayed(_)
+            | Report::Adapters(_)
             | Report::Prefix { .. } => {}
         }
     }

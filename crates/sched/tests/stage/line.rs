@@ -351,6 +351,7 @@ fn report(report: &Report) -> String {
         Report::MemoryPressure { handoff } => format!("crowded {}", id(*handoff)),
         Report::Serves { role } => format!("serves {role}"),
         Report::Relayed(gossip) => format!("passed on {}", gossip.number),
+        Report::Adapters(offers) => format!("serves {} adapters", offers.len()),
         Report::Draining => "draining".into(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())

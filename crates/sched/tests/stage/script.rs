@@ -133,6 +133,7 @@ fn request(words: &CommandWords, flight: u32) -> Request {
             stop_tokens: stop.map(|stop| output[stop]).into_iter().collect(),
         },
         cache_salt: u64::from(words.number("salt", 0)),
+        adapter: None,
         pooling: pooling(words),
         priority: i32::try_from(words.keyed.get("priority").copied().unwrap_or(0)).expect("small"),
         ..build::request(prompt, 20)

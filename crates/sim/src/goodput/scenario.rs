@@ -147,6 +147,7 @@ impl RequestArrival {
             },
             priority: self.priority,
             cache_salt: 0,
+            adapter: None,
             pooling: None,
             slo: self.slo.clone(),
         }

@@ -192,7 +192,8 @@ impl WorkerSpans {
             | Report::Draining
             | Report::Serves { .. }
             | Report::Prefix { .. }
-            | Report::Relayed(_) => {}
+            | Report::Relayed(_)
+            | Report::Adapters(_) => {}
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Owns: each name with its help. Never counts. Invariant: every series is registered once.
 
+use super::adapters::LoraLabels;
 use super::{
     CacheConfigLabels, FloatGauge, PeerTransportLabels, WorkerKindLabels, WorkerLabels,
     WorkerModelLabels, WorkerPeerLabels,
@@ -87,6 +88,13 @@ series_table! {
         "Share of KV blocks held, 0 to 1";
     pub(super) vllm_cache: Family<CacheConfigLabels, Gauge>, "vllm:cache_config_info",
         "1, with the size of the KV cache: tokens of a block, and the number of blocks";
+    pub(super) vllm_loras: Family<LoraLabels, FloatGauge>, "vllm:lora_requests_info",
+        "Unix time of the last change of the LoRA adapters in use, whose names are in the labels: those \
+         that requests run with, those that they wait for, and how many may be loaded";
+    pub(super) adapters: Family<WorkerKindLabels, Gauge>, "cleave_adapters",
+        "LoRA adapters: served (under a name), loaded (in memory), in_use (by a hand-off)";
+    pub(super) adapter_loads: Family<WorkerKindLabels, Counter>, "cleave_adapter_loads",
+        "Loads of LoRA adapters: loaded, failed; evicted ones left memory for another one";
     pub(super) preemptions: Family<WorkerLabels, Counter>, "cleave_preemptions",
         "Running sequences that lost their blocks and were computed again";
     pub(super) recomputed_tokens: Family<WorkerLabels, Counter>, "cleave_recomputed_tokens",

@@ -27,6 +27,7 @@ fn run(flight: u64, constraint: Option<Arc<Constraint>>) -> RouterOrder {
         },
         priority: 0,
         cache_salt: 0,
+        adapter: None,
         pooling: None,
         slo: RequestSlo::default(),
     };

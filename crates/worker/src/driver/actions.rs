@@ -29,6 +29,7 @@ impl WorkerActions for WorkerDriver {
     fn report(&mut self, router: RouterId, report: Report) {
         self.effects.spans.report_sent(&report);
         self.effects.constraint_gate.reported(&report);
+        self.effects.adapter_gate.reported(&report);
         if let Report::Refused { handoff, .. } | Report::MigrationAborted { handoff, .. } = &report
         {
             self.update_grants(|grants| grants.remove(*handoff));

@@ -1,6 +1,6 @@
 //! From the sums of slices to a product's results.
 //!
-//! Owns: the tree of slices, and what comes after it: bias, gate, and the stores.
+//! Owns: the tree of slices, and what comes after it: bias, addends, gate, and the stores.
 //! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
 
 use super::{LEVEL_WORDS, PANEL, PackedProduct, WAITING_LEVELS, WeightForm};
@@ -102,7 +102,20 @@ unsafe fn write_results<S: Simd>(
     let start = row * product.columns + columns.start;
     // SAFETY: as the caller promises.
     let out = unsafe { product.out.part(start..start + columns.len().min(whole)) };
-    let [gate, up] = values;
+    let [gate, up] = match product.addends {
+        Some(addends) if addends.is_adapted[row] => {
+            let first = 2 * row * product.columns + columns.start;
+            let count = out.len().min(LANES);
+            let add = |value, first: usize| {
+                s.add(value, s.load_part(&addends.values[first..first + count]))
+            };
+            [
+                add(values[0], first),
+                add(values[1], first + product.columns),
+            ]
+        }
+        Some(_) | None => values,
+    };
     match product.gate {
         Some(Activation::Silu) => write_vector(s, silu(s, gate, up), out),
         Some(Activation::GeluTanh) => write_vector(s, gelu_tanh(s, gate, up), out),

@@ -19,6 +19,9 @@ const LEFT_FREE_PARTS: u32 = 2;
 /// slot and blocks without progress.
 const YIELDING_BACKLOG_MAX: Duration = Duration::from_millis(100);
 
+/// The time until an adapter is loaded that is not: tens of megabytes from a disk, and packed.
+const ADAPTER_LOAD: Duration = Duration::from_millis(50);
+
 /// Prompt work of a worker.
 struct PromptBacklog {
     /// Work at least as urgent as each urgency, in nanoseconds.
@@ -145,6 +148,11 @@ pub(super) fn worker_forecast<'a>(
     let place = PrefillBacklog::slack_index(need.slack(alone));
     let urgency = PrefillBacklog::priority_band(need.priority) * (URGENCIES / 3) + place;
     let ahead = PromptBacklog::of(worker, need.now);
+    let load = if snapshot.must_load {
+        ADAPTER_LOAD
+    } else {
+        Duration::ZERO
+    };
     let streaming = StreamLoad::of(worker, snapshot.sequences);
     // A yielding request sees only the part of the worker that requests with targets do not need.
     if need.priority_over_others == PlacementPriority::Yielding {
@@ -172,7 +180,7 @@ pub(super) fn worker_forecast<'a>(
         alone,
         work,
         urgency,
-        wait: ahead.wait(urgency),
+        wait: ahead.wait(urgency) + load,
         backlog: ahead.all(),
         streams: streaming.running,
         sequences: streaming.sequences_expected.saturating_sub(unpaced),

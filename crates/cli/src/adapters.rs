@@ -1,0 +1,54 @@
+//! The LoRA adapters that workers serve from the start.
+//!
+//! Owns: opening them. Never: loads one; a worker does, with its first request.
+
+use crate::args::{HostArgs, LoraModule};
+use crate::source::EngineSource;
+use anyhow::{Context, bail};
+use cleave_engine::Engine;
+use cleave_worker::{OpenAdapter, WorkerOptions};
+use std::collections::BTreeSet;
+use tracing::info;
+
+/// Opens the adapters that the worker serves from the start.
+pub(crate) fn with_adapters(
+    options: WorkerOptions,
+    engine: &dyn Engine,
+    host: &HostArgs,
+    source: &EngineSource,
+) -> anyhow::Result<WorkerOptions> {
+    let open = |module: &LoraModule| {
+        let LoraModule { name, folder } = module;
+        let flag = || format!("--lora-modules {name}={}", folder.display());
+        if *name == source.served_name() {
+            bail!("{}: the model itself has this name", flag());
+        }
+        let device = &engine.describe().device;
+        let memory = engine.adapters();
+        let memory = memory.with_context(|| format!("{}: {device} applies none", flag()))?;
+        let facts = memory.open(folder).with_context(flag)?;
+        let (rank, mib) = (facts.rank_max, facts.bytes >> 20);
+        info!(adapter = %facts.adapter, rank, mib, "adapter {name} is served");
+        Ok(OpenAdapter {
+            name: name.clone(),
+            folder: folder.clone(),
+            facts,
+        })
+    };
+    let modules = &host.adapters.lora_modules;
+    let names: BTreeSet<&str> = modules.iter().map(|module| module.name.as_str()).collect();
+    if names.len() < modules.len() {
+        bail!("--lora-modules: two adapters have the same name");
+    }
+    if let Some(root) = &host.adapters.lora_root
+        && !root.is_dir()
+    {
+        bail!("--lora-root {}: not a folder", root.display());
+    }
+    Ok(WorkerOptions {
+        adapters: modules.iter().map(open).collect::<anyhow::Result<_>>()?,
+        max_loras: host.adapters.max_loras,
+        lora_root: host.adapters.lora_root.clone(),
+        ..options
+    })
+}

@@ -1,0 +1,72 @@
+//! The flags of LoRA adapters.
+//!
+//! Owns: these flags. Never: opens an adapter.
+
+use crate::values::parse_model_name;
+use clap::Args;
+use cleave_domain::Role;
+use cleave_worker::WorkerOptions;
+use std::path::PathBuf;
+
+fn loras_default() -> usize {
+    WorkerOptions::new("w", Role::Both).max_loras
+}
+
+/// Flags of LoRA adapters.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Adapters")]
+pub(crate) struct AdapterArgs {
+    /// LoRA adapters to serve, each a folder as PEFT writes it; requests name one as their model.
+    #[arg(long, value_name = "NAME=DIR", num_args = 1.., value_parser = parse_lora_module)]
+    pub(crate) lora_modules: Vec<LoraModule>,
+    /// LoRA adapters that each worker has loaded at once, at most; others wait in their folders,
+    /// and the least recently used one makes room for them.
+    #[arg(long, value_name = "N", default_value_t = loras_default(), value_parser = parse_loras_max)]
+    pub(crate) max_loras: usize,
+    /// Folder below which adapters may be loaded at run time, by /v1/load_lora_adapter at a router;
+    /// none may if absent.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lora_root: Option<PathBuf>,
+}
+
+/// An adapter with its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoraModule {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+}
+
+fn parse_lora_module(text: &str) -> Result<LoraModule, String> {
+    let parts = text
+        .split_once('=')
+        .filter(|(_, folder)| !folder.is_empty());
+    let (name, folder) = parts.ok_or("not NAME=DIR, such as sql=/adapters/sql")?;
+    Ok(LoraModule {
+        name: parse_model_name(name)?,
+        folder: folder.into(),
+    })
+}
+
+fn parse_loras_max(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=4096) => Ok(count),
+        _ => Err("not a whole number from 1 to 4096".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lora_module_is_a_name_and_a_folder() {
+        let module = parse_lora_module("sql=/a=b").unwrap();
+        assert_eq!(
+            (module.name.as_str(), module.folder),
+            ("sql", "/a=b".into())
+        );
+        for wrong in ["sql", "sql=", "=/a", "/a"] {
+            assert!(parse_lora_module(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Adapters on the processor, compared with the reference's goldens and with each sequence alone.
+
+use crate::harness::{available, options};
+use cleave_checkpoint::{Adapter, AdapterTarget, Checkpoint};
+use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
+use cleave_engine::conformance::{adapter_goldens, mixed_adapters};
+use cleave_engine::ops::Precision;
+use cleave_engine::{AdapterError, AdapterTable, Engine, EngineLimits, ModelEngine, Weights};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Adapters, each with the checkpoint that it is for.
+const ADAPTERS: [(&str, &str); 10] = [
+    ("cohere", "cohere"),
+    ("gemma2", "gemma2"),
+    ("granite", "granite"),
+    ("llama3-all", "llama3"),
+    ("llama3-qv", "llama3"),
+    ("llama3-third", "llama3"),
+    ("olmo2", "olmo2"),
+    ("phi3", "phi3"),
+    ("qwen2", "qwen2"),
+    ("qwen3-moe", "qwen3-moe"),
+];
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata")
+        .join(name)
+}
+
+fn adapter(name: &str) -> PathBuf {
+    testdata("adapters").join(name)
+}
+
+fn engine(
+    dir: &Path,
+    limits: EngineLimits,
+    options: &CpuOptions,
+) -> Result<Box<dyn Engine>, String> {
+    let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
+    let pack = CpuWeightLoader::new(options);
+    let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
+    let weights = Arc::new(weights.map_err(|error| error.to_string())?);
+    let target = AdapterTarget::of(&checkpoint);
+    let table = Arc::new(AdapterTable::new(pack, &weights, target, 64));
+    let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
+    let engine = ModelEngine::new(ops, weights, limits).map_err(|error| error.to_string())?;
+    let engine = engine.with_adapters(table);
+    Ok(Box::new(engine.map_err(|error| error.to_string())?))
+}
+
+// Invariant: I17.
+#[test]
+fn adapters_match_the_reference_on_every_isa() {
+    for isa in available() {
+        for (name, base) in ADAPTERS {
+            let options = options(Precision::F32, isa, 2);
+            let build = |dir: &Path, limits| engine(dir, limits, &options);
+            adapter_goldens(&testdata(base), &adapter(name), &build)
+                .unwrap_or_else(|error| panic!("{isa}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn every_adapter_of_testdata_is_compared() {
+    let found = std::fs::read_dir(testdata("adapters")).unwrap();
+    let names = found.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    assert_eq!(names, ADAPTERS.map(|(name, _)| name));
+}
+
+/// An adapter of `llama3` whose configuration was changed, and the reason why it is refused.
+fn refusal(change: impl FnOnce(&mut Map<String, Value>)) -> String {
+    let dir = copy("llama3-all");
+    let file = dir.path().join("adapter_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    change(config.as_object_mut().unwrap());
+    std::fs::write(&file, config.to_string()).unwrap();
+    refused(dir.path())
+}
+
+/// The same with other tensors: `change` may rename each, or leave it out.
+fn refusal_of_tensors(change: impl Fn(&str) -> Option<String>) -> String {
+    let dir = copy("llama3-all");
+    let file = dir.path().join("adapter_model.safetensors");
+    let stored = std::fs::read(&file).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let tensors = stored.tensors().into_iter();
+    let changed = tensors.filter_map(|(name, tensor)| Some((change(&name)?, tensor)));
+    safetensors::serialize_to_file(changed.collect::<Vec<_>>(), None, &file).unwrap();
+    refused(dir.path())
+}
+
+fn copy(name: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(adapter(name).join(file), dir.path().join(file)).unwrap();
+    }
+    dir
+}
+
+fn target(base: &str) -> AdapterTarget {
+    AdapterTarget::of(&Checkpoint::open(&testdata(base)).unwrap())
+}
+
+fn refused(dir: &Path) -> String {
+    let error = Adapter::open(dir, &target("llama3"), 64).unwrap_err();
+    error.to_string()
+}
+
+#[test]
+fn configurations_that_would_be_misread_are_refused() {
+    type ChangeConfig = fn(&mut Map<String, Value>);
+    let changes: [(&str, ChangeConfig); 14] = [
+        ("field `peft_type`: is LOHA", |c| {
+            drop(c.insert("peft_type".into(), json!("LOHA")))
+        }),
+        ("field `use_dora`: DoRA", |c| {
+            drop(c.insert("use_dora".into(), json!(true)))
+        }),
+        ("field `bias`: is all", |c| {
+            drop(c.insert("bias".into(), json!("all")))
+        }),
+        ("field `modules_to_save`", |c| {
+            drop(c.insert("modules_to_save".into(), json!(["lm_head"])))
+        }),
+        ("field `trainable_token_indices`", |c| {
+            drop(c.insert("trainable_token_indices".into(), json!([1])))
+        }),
+        ("field `init_lora_weights`: is \"pissa\"", |c| {
+            drop(c.insert("init_lora_weights".into(), json!("pissa")))
+        }),
+        ("field `surprise`: 3 is not known", |c| {
+            drop(c.insert("surprise".into(), json!(3)))
+        }),
+        ("field `r`: is missing", |c| drop(c.remove("r"))),
+        ("field `lora_alpha`: is missing", |c| {
+            drop(c.remove("lora_alpha"))
+        }),
+        (
+            "names `lm_head`: an adapter of the embedding or the head",
+            |c| {
+                c["target_modules"]
+                    .as_array_mut()
+                    .unwrap()
+                    .push(json!("lm_head"));
+            },
+        ),
+        ("names `conv_proj`, which the model does not have", |c| {
+            c["target_modules"]
+                .as_array_mut()
+                .unwrap()
+                .push(json!("conv_proj"));
+        }),
+        (
+            "does not name `model.layers.0.mlp.down_proj`, which has tensors",
+            |c| {
+                c["target_modules"] = json!([
+                    "q_proj",
+                    "k_proj",
+                    "v_proj",
+                    "o_proj",
+                    "up_proj",
+                    "gate_proj"
+                ]);
+            },
+        ),
+        ("field `rank_pattern.^q.*`: is a regular expression", |c| {
+            c["rank_pattern"] = json!({"^q.*": 4});
+        }),
+        (
+            "shape [8, 64]; the rank of adapter_config.json and the model call for [7, 64]",
+            |c| {
+                c["r"] = json!(7);
+            },
+        ),
+    ];
+    for (expected, change) in changes {
+        let error = refusal(change);
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    let ambiguous = refusal(|c| c["rank_pattern"] = json!({"q_proj": 5, "self_attn.q_proj": 6}));
+    assert!(ambiguous.contains("has two values for"), "{ambiguous}");
+}
+
+#[test]
+fn tensors_that_would_be_ignored_are_refused() {
+    let rename = |from: &'static str, to: &'static str| {
+        refusal_of_tensors(move |name| Some(name.replace(from, to)))
+    };
+    for (error, expected) in [
+        (
+            rename("layers.2.", "layers.3."),
+            "the model has no such module",
+        ),
+        (
+            rename("base_model.model.", "model."),
+            "does not begin with `base_model.model.`",
+        ),
+        (
+            rename(
+                "layers.0.mlp.up_proj.lora_B.weight",
+                "layers.0.mlp.up_proj.lora_B.bias",
+            ),
+            "bias",
+        ),
+        (
+            rename("up_proj.lora_A.weight", "up_proj.lora_magnitude_vector"),
+            "DoRA",
+        ),
+        (
+            rename(
+                "layers.0.mlp.up_proj.lora_A.weight",
+                "layers.0.mlp.up_proj.weight",
+            ),
+            "no matrix",
+        ),
+    ] {
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    let half = refusal_of_tensors(|name| {
+        let is_gone = name.ends_with("layers.1.mlp.up_proj.lora_B.weight");
+        (!is_gone).then(|| name.to_owned())
+    });
+    assert!(
+        half.contains("layers.1.mlp.up_proj.lora_B.weight`: missing"),
+        "{half}"
+    );
+    let module =
+        refusal_of_tensors(|name| (!name.contains("layers.1.mlp.up")).then(|| name.to_owned()));
+    assert!(module.contains("target_modules names up_proj"), "{module}");
+    // Experts have projections of the same names as a dense MLP.
+    let experts = AdapterTarget::of(&Checkpoint::open(&testdata("qwen3-moe")).unwrap());
+    let dense = Adapter::open(&adapter("llama3-all"), &experts, 64).unwrap_err();
+    assert!(dense.to_string().contains("shape"), "{dense}");
+}
+
+#[test]
+fn the_digest_is_that_of_the_content() {
+    let open = |dir: &Path| Adapter::open(dir, &target("llama3"), 64).unwrap().id();
+    let original = open(&adapter("llama3-all"));
+    let same = copy("llama3-all");
+    assert_eq!(open(same.path()), original, "another folder");
+    let change = |name: &str, value: Value| {
+        let dir = copy("llama3-all");
+        let file = dir.path().join("adapter_config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        config[name] = value;
+        std::fs::write(&file, config.to_string()).unwrap();
+        open(dir.path())
+    };
+    assert_eq!(
+        change("lora_dropout", json!(0.5)),
+        original,
+        "training alone"
+    );
+    assert_ne!(change("lora_alpha", json!(7)), original);
+    assert_ne!(change("use_rslora", json!(false)), original);
+    let written = copy("llama3-all");
+    let file = written.path().join("adapter_model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert_ne!(open(written.path()), original, "one bit");
+}
+
+/// A file that is written to after it was opened is another adapter.
+#[test]
+fn an_adapter_that_changed_since_is_not_loaded() {
+    let options = options(Precision::F32, Isa::detect(), 1);
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        states_count: 0,
+        slots_count: 1,
+        step_tokens_max: 1,
+    };
+    let engine = engine(&testdata("llama3"), limits, &options).unwrap();
+    let memory = engine.adapters().unwrap();
+    let dir = copy("llama3-all");
+    let facts = memory.open(dir.path()).unwrap();
+    let file = dir.path().join("adapter_model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    // In place, as no careful writer does: the mapping changes with it.
+    std::fs::write(&file, bytes).unwrap();
+    let error = memory.load(facts.adapter).unwrap_err();
+    assert!(matches!(error, AdapterError::Changed { .. }), "{error}");
+    let again = memory.open(dir.path()).unwrap();
+    memory.load(again.adapter).unwrap();
+    memory.close(again.adapter);
+    let error = memory.load(again.adapter).unwrap_err();
+    assert!(matches!(error, AdapterError::Unknown(_)), "{error}");
+}
+
+/// Several adapters of one model in one step, beside sequences of the model alone.
+// Invariant: I11.
+#[test]
+fn sequences_of_several_adapters_are_path_independent() {
+    let names = ["llama3-all", "llama3-qv", "llama3-third"].map(adapter);
+    let names: Vec<&Path> = names.iter().map(PathBuf::as_path).collect();
+    let bases = [
+        (Precision::F32, Isa::detect(), None),
+        (Precision::F32, Isa::Plain, None),
+        (Precision::Bf16, Isa::detect(), None),
+        (Precision::Bf16, Isa::detect(), Some(Quantize::Int8)),
+        (Precision::Bf16, Isa::detect(), Some(Quantize::Int4)),
+    ];
+    for (precision, isa, quantize) in bases {
+        let options = CpuOptions {
+            quantize,
+            ..options(precision, isa, 2)
+        };
+        let build = |dir: &Path, limits| engine(dir, limits, &options);
+        mixed_adapters(&testdata("llama3"), &names, &build)
+            .unwrap_or_else(|error| panic!("{precision:?} {isa} {quantize:?}: {error}"));
+    }
+}

@@ -1,0 +1,82 @@
+//! LoRA adapters, as routers and workers name them.
+
+use crate::BlockHash;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The content of an adapter: a digest over its tensors, their shapes and their scales. Two folders
+/// with equal content are one adapter, and a name whose folder changes is another one.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct AdapterId(pub [u8; 16]);
+
+impl fmt::Display for AdapterId {
+    /// All sixteen bytes as hexadecimal digits: operators compare adapters by them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// An adapter that a worker serves under a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AdapterOffer {
+    /// The model name that requests give; unique among a worker's adapters.
+    pub name: String,
+    /// The content that this name stands for on this worker.
+    pub adapter: AdapterId,
+    /// The folder that it was read from, for display.
+    pub root: String,
+    /// The place where its weights are now.
+    pub place: AdapterPlace,
+}
+
+/// A command to a worker about the adapters that it serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AdapterCommand {
+    /// Serve the adapter in this folder under this name, in place of an earlier one of the name.
+    Load {
+        /// The model name that requests give.
+        name: String,
+        /// The folder, below the worker's root for adapters.
+        folder: String,
+    },
+    /// Serve the adapter of this name no longer; hand-offs that have it keep it.
+    Unload {
+        /// The model name that requests gave.
+        name: String,
+    },
+}
+
+/// The place of an adapter's weights on a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum AdapterPlace {
+    /// Loaded: a sequence can begin at once.
+    Resident,
+    /// In its folder: the first sequence waits until it is loaded.
+    OnDisk,
+}
+
+/// The sequences with which a sequence may share KV blocks: those of the same salt and the same
+/// adapter. KV depends on the adapter, so its content is a part of each block's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CacheScope {
+    /// The salt of the request, 0 for the public one.
+    pub salt: u64,
+    /// The adapter of the request; `None` for the base model.
+    pub adapter: Option<AdapterId>,
+}
+
+impl CacheScope {
+    /// The scope of the base model with this salt.
+    pub const fn of_salt(salt: u64) -> Self {
+        let adapter = None;
+        Self { salt, adapter }
+    }
+
+    /// The hash that stands before the first block of a sequence.
+    pub fn root(&self) -> BlockHash {
+        let root = self.adapter.map(|AdapterId(digest)| BlockHash(digest));
+        root.unwrap_or_default()
+    }
+}

@@ -1,0 +1,161 @@
+//! LoRA adapters of an engine.
+//!
+//! Owns: which adapters are open and which are loaded, and the rows of a step that each changes.
+//! Never: decides when an adapter is loaded or leaves; knows a name of one.
+//! Invariant: an adapter that a step uses stays loaded until the step has ended.
+
+mod step;
+mod weights;
+
+pub use weights::LowRank;
+
+pub(crate) use step::StepAdapters;
+pub(crate) use weights::AdapterWeights;
+
+use crate::EngineError;
+use crate::model::locked;
+use crate::ops::WeightLoader;
+use crate::weights::Weights;
+use cleave_checkpoint::{Adapter, AdapterTarget, CheckpointError};
+use cleave_domain::AdapterId;
+use cleave_models::ModelSpec;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// The adapters of one engine. Called from any thread; an engine runs steps meanwhile.
+pub trait AdapterMemory: Send + Sync {
+    /// Opens a folder and checks all that it has. Reads the whole adapter, so that it waits for a
+    /// disk.
+    ///
+    /// # Errors
+    /// `Refused` names the file, and the field or tensor.
+    fn open(&self, folder: &Path) -> Result<AdapterFacts, AdapterError>;
+
+    /// Loads an open adapter, unless it is loaded. Waits for a disk.
+    ///
+    /// # Errors
+    /// `Unknown` if it is not open, `Changed` if its files were written to, `Device` if memory is
+    /// short.
+    fn load(&self, adapter: AdapterId) -> Result<(), AdapterError>;
+
+    /// Frees the memory of an adapter. It stays open.
+    fn unload(&self, adapter: AdapterId);
+
+    /// Closes an adapter, and frees its memory.
+    fn close(&self, adapter: AdapterId);
+}
+
+/// Facts about an open adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterFacts {
+    /// Identity of its content.
+    pub adapter: AdapterId,
+    /// The largest rank of its matrices.
+    pub rank_max: usize,
+    /// Bytes of memory that it takes where it is loaded.
+    pub bytes: u64,
+}
+
+/// Errors of opening or loading an adapter, one variant for each remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// The folder is no adapter for this model. Remedy: another folder, or another adapter.
+    #[error(transparent)]
+    Refused(#[from] CheckpointError),
+    /// The adapter was closed, or never opened. Remedy: open it.
+    #[error("adapter {0} is not open")]
+    Unknown(AdapterId),
+    /// The adapter's files have another content than when they were opened. Remedy: load the folder
+    /// again, under the same name or another one.
+    #[error(
+        "{folder}: was written to since it was opened as adapter {adapter}; load it again to serve \
+         the new content"
+    )]
+    Changed {
+        /// The adapter that was opened.
+        adapter: AdapterId,
+        /// The folder that was written to.
+        folder: String,
+    },
+    /// The device failed to take it. Remedy: fewer adapters at a time.
+    #[error("loading an adapter: {0}")]
+    Device(#[from] EngineError),
+}
+
+/// The open and the loaded adapters of an engine whose weights come from `P`.
+pub struct AdapterTable<P: WeightLoader> {
+    pack: P,
+    spec: ModelSpec,
+    target: AdapterTarget,
+    rank_max: usize,
+    open: Mutex<BTreeMap<AdapterId, Arc<Adapter>>>,
+    loaded: Mutex<BTreeMap<AdapterId, Arc<AdapterWeights<P>>>>,
+}
+
+impl<P: WeightLoader> AdapterTable<P> {
+    /// A table without adapters, for engines with these weights. `pack` loads their matrices; the
+    /// names of tensors in it stand for one adapter only, so it has no cache by name.
+    pub fn new(pack: P, weights: &Weights<P>, target: AdapterTarget, rank_max: usize) -> Self {
+        Self {
+            pack,
+            spec: weights.spec().clone(),
+            target,
+            rank_max,
+            open: Mutex::default(),
+            loaded: Mutex::default(),
+        }
+    }
+
+    /// The weights of a loaded adapter.
+    pub(crate) fn get(&self, adapter: AdapterId) -> Option<Arc<AdapterWeights<P>>> {
+        locked(&self.loaded).get(&adapter).cloned()
+    }
+}
+
+impl<P: WeightLoader> AdapterMemory for AdapterTable<P> {
+    fn open(&self, folder: &Path) -> Result<AdapterFacts, AdapterError> {
+        let adapter = Adapter::open(folder, &self.target, self.rank_max)?;
+        let facts = AdapterFacts {
+            adapter: adapter.id(),
+            rank_max: adapter.rank_max(),
+            bytes: weights::bytes(&self.spec, &adapter),
+        };
+        // Two folders of one content are one adapter; the files of the later one are the fresher.
+        locked(&self.open).insert(adapter.id(), Arc::new(adapter));
+        Ok(facts)
+    }
+
+    fn load(&self, id: AdapterId) -> Result<(), AdapterError> {
+        if self.get(id).is_some() {
+            return Ok(());
+        }
+        let adapter = locked(&self.open).get(&id).cloned();
+        let adapter = adapter.ok_or(AdapterError::Unknown(id))?;
+        let weights = AdapterWeights::load(&self.pack, &self.spec, &adapter)?;
+        // A file that is written in place changes its mapping, too.
+        let now = adapter.id_now();
+        adapter.release();
+        if now != id {
+            let folder = adapter.dir().display().to_string();
+            return Err(AdapterError::Changed {
+                adapter: id,
+                folder,
+            });
+        }
+        locked(&self.loaded).insert(id, Arc::new(weights));
+        Ok(())
+    }
+
+    fn unload(&self, adapter: AdapterId) {
+        // Freed outside the lock, which steps take.
+        let freed = locked(&self.loaded).remove(&adapter);
+        drop(freed);
+    }
+
+    fn close(&self, adapter: AdapterId) {
+        self.unload(adapter);
+        let closed = locked(&self.open).remove(&adapter);
+        drop(closed);
+    }
+}

@@ -1,0 +1,276 @@
+//! Orders at the gate of adapters.
+
+use super::*;
+use cleave_domain::{FlightId, Request, RequestSlo, RunOrder, SamplingParams, StopRules};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+
+/// A memory that loads whatever was opened, but for adapters that are to fail.
+#[derive(Default)]
+struct StubMemory {
+    loaded: Mutex<BTreeSet<AdapterId>>,
+    closed: Mutex<Vec<AdapterId>>,
+    fails: BTreeSet<AdapterId>,
+}
+
+impl AdapterMemory for StubMemory {
+    fn open(&self, _: &Path) -> Result<AdapterFacts, AdapterError> {
+        Ok(facts(4))
+    }
+
+    fn load(&self, adapter: AdapterId) -> Result<(), AdapterError> {
+        if self.fails.contains(&adapter) {
+            return Err(AdapterError::Unknown(adapter));
+        }
+        self.loaded.lock().insert(adapter);
+        Ok(())
+    }
+
+    fn unload(&self, adapter: AdapterId) {
+        assert!(
+            self.loaded.lock().remove(&adapter),
+            "{adapter} is not loaded"
+        );
+    }
+
+    fn close(&self, adapter: AdapterId) {
+        self.loaded.lock().remove(&adapter);
+        self.closed.lock().push(adapter);
+    }
+}
+
+fn id(number: u8) -> AdapterId {
+    AdapterId([number; 16])
+}
+
+fn facts(number: u8) -> AdapterFacts {
+    AdapterFacts {
+        adapter: id(number),
+        rank_max: 8,
+        bytes: 1,
+    }
+}
+
+/// A gate of adapters 1 to 3, named `a1` to `a3`.
+fn gate(
+    places: usize,
+    memory: &Arc<StubMemory>,
+) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
+    let shared = Arc::clone(memory) as Arc<dyn AdapterMemory>;
+    let (mut gate, loads) = AdapterGate::new(Some(shared), places, None);
+    for number in 1..=3 {
+        let name = format!("a{number}");
+        gate.serve(&name, Path::new("/adapters"), facts(number));
+    }
+    (gate, loads)
+}
+
+fn handoff(flight: u64) -> HandoffId {
+    HandoffId {
+        flight: FlightId(flight),
+        attempt: 1,
+    }
+}
+
+fn run(flight: u64, adapter: Option<u8>) -> RouterOrder {
+    let request = Request {
+        prompt: [1].into(),
+        generated: [].into(),
+        sampling: SamplingParams::greedy(),
+        stop: StopRules {
+            max_tokens: 1,
+            min_tokens: 0,
+            stop_tokens: [].into(),
+        },
+        priority: 0,
+        cache_salt: 0,
+        adapter: adapter.map(id),
+        pooling: None,
+        slo: RequestSlo::default(),
+    };
+    sent(Order::Run(RunOrder {
+        handoff: handoff(flight),
+        request: Arc::new(request),
+        expected_output_tokens: 1,
+        waited: Duration::ZERO,
+        due: None,
+    }))
+}
+
+fn sent(order: Order) -> RouterOrder {
+    RouterOrder {
+        router: RouterId(0),
+        order,
+        context: None,
+    }
+}
+
+fn released(flight: u64) -> Report {
+    Report::Released {
+        handoff: handoff(flight),
+    }
+}
+
+fn is_open(passage: &Passage) -> bool {
+    matches!(passage, Passage::Open(_))
+}
+
+fn refusal(passage: Passage) -> Option<Refusal> {
+    match passage {
+        Passage::Refused(_, Report::Refused { refusal, .. }) => Some(refusal),
+        _ => None,
+    }
+}
+
+/// The orders that wait for the next load to end.
+async fn loaded(
+    gate: &mut AdapterGate,
+    loads: &mut mpsc::UnboundedReceiver<AdapterEvent>,
+) -> Vec<Passage> {
+    match loads.recv().await {
+        Some(AdapterEvent::Loaded { adapter, outcome }) => gate.loaded(adapter, &outcome),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Lets an order pass whose adapter is in its folder.
+async fn load(
+    gate: &mut AdapterGate,
+    loads: &mut mpsc::UnboundedReceiver<AdapterEvent>,
+    order: RouterOrder,
+) {
+    assert!(matches!(gate.pass(order), Passage::Held));
+    let passed = loaded(gate, loads).await;
+    assert!(passed.len() == 1 && is_open(&passed[0]), "{passed:?}");
+}
+
+#[tokio::test]
+async fn an_order_waits_for_its_adapter_alone() {
+    let memory = Arc::default();
+    let (mut gate, mut loads) = gate(2, &memory);
+    assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
+    assert!(matches!(gate.pass(run(2, Some(1))), Passage::Held));
+    assert!(is_open(&gate.pass(run(3, None))), "others pass");
+    let cancel = Order::Cancel {
+        handoff: handoff(1),
+    };
+    assert!(
+        matches!(gate.pass(sent(cancel)), Passage::Held),
+        "it stays behind its order"
+    );
+    let passed = loaded(&mut gate, &mut loads).await;
+    assert_eq!(passed.iter().filter(|passage| is_open(passage)).count(), 3);
+    assert!(is_open(&gate.pass(run(4, Some(1)))), "it is loaded now");
+    assert!(loads.try_recv().is_err(), "it was loaded once");
+    assert_eq!(gate.offers()[0].place, AdapterPlace::Resident);
+    assert_eq!(gate.offers()[1].place, AdapterPlace::OnDisk);
+}
+
+#[tokio::test]
+async fn the_least_recently_used_adapter_leaves() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(2, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    load(&mut gate, &mut loads, run(2, Some(2))).await;
+    assert!(is_open(&gate.pass(run(3, Some(1)))));
+    (1..=3).for_each(|flight| gate.reported(&released(flight)));
+    load(&mut gate, &mut loads, run(4, Some(3))).await;
+    assert_eq!(*memory.loaded.lock(), BTreeSet::from([id(1), id(3)]));
+}
+
+// Invariant: I56.
+#[tokio::test]
+async fn an_adapter_in_use_never_leaves() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(1, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    let refused = refusal(gate.pass(run(2, Some(2))));
+    assert!(
+        matches!(refused, Some(Refusal::QueueFull { .. })),
+        "{refused:?}"
+    );
+    assert!(memory.loaded.lock().contains(&id(1)));
+    gate.reported(&released(1));
+    load(&mut gate, &mut loads, run(2, Some(2))).await;
+    assert_eq!(*memory.loaded.lock(), BTreeSet::from([id(2)]));
+}
+
+#[tokio::test]
+async fn a_failed_load_refuses_its_requests_alone() {
+    let memory = Arc::new(StubMemory {
+        fails: BTreeSet::from([id(1)]),
+        ..StubMemory::default()
+    });
+    let (mut gate, mut loads) = gate(1, &memory);
+    assert_eq!(
+        refusal(gate.pass(run(9, Some(9)))),
+        Some(Refusal::NoAdapter),
+        "unknown"
+    );
+    assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
+    let mut passed = loaded(&mut gate, &mut loads).await;
+    assert_eq!(refusal(passed.remove(0)), Some(Refusal::NoAdapter));
+    assert!(gate.pinned.is_empty() && gate.held.is_empty());
+    load(&mut gate, &mut loads, run(2, Some(2))).await;
+}
+
+#[tokio::test]
+async fn a_replaced_adapter_stays_for_its_hand_offs() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(2, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    gate.serve("a1", Path::new("/new"), facts(7));
+    assert_eq!(gate.offers()[0].adapter, id(7));
+    assert!(memory.loaded.lock().contains(&id(1)), "a stream has it");
+    gate.reported(&released(1));
+    assert_eq!(*memory.closed.lock(), [id(1)]);
+    let gone = refusal(gate.pass(run(2, Some(1))));
+    assert_eq!(gone, Some(Refusal::NoAdapter), "the old content is gone");
+}
+
+#[tokio::test]
+async fn a_lost_router_gives_its_adapters_back() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(1, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    gate.router_lost(handoff(1).flight.router());
+    load(&mut gate, &mut loads, run(2, Some(2))).await;
+}
+
+#[test]
+fn folders_outside_the_root_are_refused() {
+    let memory = StubMemory::default();
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    std::fs::create_dir_all(root.join("a")).unwrap();
+    std::fs::create_dir(dir.path().join("secret")).unwrap();
+    std::os::unix::fs::symlink(dir.path().join("secret"), root.join("link")).unwrap();
+    let open = |folder: &str| open_below(Some(&memory), Some(&root), folder);
+    assert_eq!(open("a").unwrap().1, facts(4));
+    let absolute = root.join("a").display().to_string();
+    assert!(open(&absolute).is_ok(), "an absolute path below the root");
+    let secret = dir.path().join("secret").display().to_string();
+    let absent = open("../absent").unwrap_err().replace("absent", "secret");
+    for outside in ["../secret", "a/../../secret", "link", &secret] {
+        let error = open(outside).unwrap_err();
+        assert!(error.contains("not a folder below --lora-root"), "{error}");
+    }
+    assert_eq!(open("../secret").unwrap_err(), absent, "it tells nothing");
+    assert!(
+        open_below(Some(&memory), None, "a")
+            .unwrap_err()
+            .contains("--lora-root")
+    );
+}
+
+#[tokio::test]
+async fn an_unloaded_adapter_stays_for_its_hand_offs() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(2, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    assert!(gate.remove("a1") && !gate.remove("a1"));
+    assert_eq!(gate.offers().len(), 2);
+    assert!(memory.loaded.lock().contains(&id(1)), "a stream has it");
+    gate.reported(&released(1));
+    assert_eq!(*memory.closed.lock(), [id(1)]);
+}
