@@ -362,8 +362,7 @@ pub(crate) fn span_width(columns: usize, slices: &InnerSlices) -> usize {
     for spans in least..=most {
         let length = units.div_ceil(spans);
         let cost = (tiles * units.div_ceil(length)).div_ceil(BLOCKS_FILLED) * length;
-        // More spans cost the merge of their sums, so they must save a twenty-fifth of the time at
-        // least.
+        // More spans must save a twenty-fifth of the time at least.
         if best.is_none_or(|(_, least_cost)| cost * 25 <= least_cost * 24) {
             best = Some((length, cost));
         }
