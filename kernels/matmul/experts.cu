@@ -7,9 +7,8 @@
 // - `tiles` is what `experts_sort` made for tiles of as many rows; `out` has a row for each place.
 // - `rows_of` names the row of each place for the first product of an expert, and is null for the second, whose rows
 //   are places.
-// - The product is a MatmulArgs of the first expert's matrix, whose sums have the order of a dense product. Workspace
-//   as there, for as many tiles as there may be; `span_width` is that of a matrix with the columns of all experts that
-//   one row uses.
+// - The product is a MatmulArgs of the first expert's matrix, whose sums have the order of a dense product, and a
+//   workspace as there. `span_width` is that of a matrix with the columns of all experts that one row uses.
 #include "product.cuh"
 
 namespace matmul {

@@ -43,8 +43,8 @@ constexpr Variant VARIANTS[] = {
     {"top-k 1", 1.0f, 0.0f, 1, 1.0, 0.0f},
 };
 
-// Logits with a bell-shaped distribution, about as wide as a model's, in which one token in 2,000 stands out, as it does
-// where a model has an opinion.
+// Logits with a bell-shaped distribution, about as wide as a model's, in which one token in 2,000 stands out, as it
+// does where a model has an opinion.
 std::vector<float> logits_of(u32 batch) {
     std::vector<float> logits(size_t(batch) * VOCABULARY);
     u64 state = 1;

@@ -208,8 +208,8 @@ DEVICE void load_logits(float (&logits)[TOGETHER], const Row& row, u32 first) {
     }
 }
 
-// Calls `visit` with TOGETHER tokens and their logits from `first`, `first + stride` and so on: `rounds` times, past the
-// vocabulary with negative infinity, so that all threads with the same `rounds` make the same calls.
+// Calls `visit` with TOGETHER tokens and their logits from `first`, `first + stride` and so on: `rounds` times, past
+// the vocabulary with negative infinity, so that all threads with the same `rounds` make the same calls.
 template <class Visit> DEVICE void visit_rounds(const Row& row, u32 first, u32 stride, u32 rounds, Visit visit) {
     for (u32 round = 0; round < rounds; round += AHEAD) {
         float logits[AHEAD][TOGETHER];
@@ -358,8 +358,8 @@ template <class By> DEVICE bool list_measured(const Row& row, const By& by, Shar
     return most <= LISTED_MAX;
 }
 
-// Calls `visit` with the tokens that a cut looks at, their logits and keys: the warp's list, or the whole row. All lanes
-// of a warp make the same calls; those without a token have one past the vocabulary.
+// Calls `visit` with the tokens that a cut looks at, their logits and keys: the warp's list, or the whole row. All
+// lanes of a warp make the same calls; those without a token have one past the vocabulary.
 template <class Visit> DEVICE void visit_measured(const Row& row, bool is_listed, const Shared& shared, Visit visit) {
     if (!is_listed) {
         visit_rounds(row, threadIdx.x * TOGETHER, THREADS * TOGETHER, rounds_of(row),

@@ -307,8 +307,7 @@ fn mixtures_of_experts_match_the_cpu() {
     }
 }
 
-/// The numbers of rows choose tiles of 8 rows, whose spans blocks share or not, of 16, 32, 64 and
-/// 128; 37 has a bit of a second word.
+/// The numbers of rows choose tiles of 8, 16, 32, 64 and 128; 37 has a bit of a second word.
 #[test]
 fn a_row_has_the_same_bits_beside_any_other_rows() {
     let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
