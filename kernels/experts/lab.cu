@@ -148,7 +148,7 @@ public:
         return args;
     }
     MatmulPlainArgs plain_args(const bf16* x, float* out) const {
-        const MatmulArgs tiled = args(x, out, nullptr, nullptr);
+        const MatmulArgs tiled = args(x, out, nullptr);
         MatmulPlainArgs plain = {tiled.weights, x, nullptr, out, nullptr, columns_, width_, 1, slices_, {}};
         std::memcpy(plain.slice_ends, tiled.slice_ends, sizeof plain.slice_ends);
         return plain;
