@@ -84,7 +84,6 @@ public:
         route();
         sort();
         lab::check(cudaDeviceSynchronize(), "routing");
-        tiles_found_ = tiles_count_.read()[0];
         const std::vector<u32> chosen = experts_.read();
         touched_ = u32(std::set<u32>(chosen.begin(), chosen.end()).size());
     }
@@ -108,11 +107,10 @@ public:
     const float* weights() const { return weights_.get(); }
     const float* shared_weights() const { return shared_weights_.get(); }
     u32 touched() const { return touched_; }
-    u32 tiles() const { return tiles_found_; }
 
 private:
     Size size_;
-    u32 rows_, tile_rows_, words_, tiles_found_, touched_;
+    u32 rows_, tile_rows_, words_, touched_;
     Buffer<float> logits_;
     Buffer<u32> rows_count_, experts_, places_, rows_of_, masks_, tiles_count_;
     Buffer<float> weights_, shared_weights_;
