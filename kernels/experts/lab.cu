@@ -51,16 +51,14 @@ struct Candidate {
     lab::Kernel kernel;
     u32 columns;
     u32 rows;
-    bool shares_spans;
 };
 
 template <class S> Candidate candidate(const char* name, const void* entry) {
-    return {name, {entry, int(S::BLOCK_THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::CUT == matmul::Cut::Spans};
+    return {name, {entry, int(S::THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS};
 }
 
 std::vector<Candidate> candidates() {
-    return {candidate<matmul::ExpertsFew8>("few8", reinterpret_cast<const void*>(experts_few8_bf16)),
-            candidate<matmul::ExpertsMany8>("many8", reinterpret_cast<const void*>(experts_many8_bf16)),
+    return {candidate<matmul::ExpertsMany8>("many8", reinterpret_cast<const void*>(experts_many8_bf16)),
             candidate<matmul::ExpertsMany16>("many16", reinterpret_cast<const void*>(experts_many16_bf16)),
             candidate<matmul::ExpertsMany32>("many32", reinterpret_cast<const void*>(experts_many32_bf16)),
             candidate<matmul::ExpertsMany64>("many64", reinterpret_cast<const void*>(experts_many64_bf16)),
@@ -135,20 +133,18 @@ public:
     u32 width() const { return width_; }
     bool is_down() const { return is_down_; }
 
-    MatmulArgs args(const bf16* x, float* out, float* sums, u32* arrivals) const {
+    MatmulArgs args(const bf16* x, float* out, float* sums) const {
         MatmulArgs args = {};
         args.weights = weights_.get();
         args.x = x;
         args.out = out;
         args.sums = sums;
-        args.arrivals = arrivals;
         args.columns = columns_;
         args.width = width_;
         args.is_out_f32 = 1;
         args.slices = slices_;
         for (u32 slice = 0; slice < slices_; slice++) args.slice_ends[slice] = width_ / slices_ * (slice + 1);
         args.span_width = matmul::span_width_of(columns_ * chosen_, args.slice_ends, slices_);
-        args.spans = slices_ * matmul::divided_up(args.slice_ends[0], args.span_width);
         return args;
     }
     MatmulPlainArgs plain_args(const bf16* x, float* out) const {
@@ -169,27 +165,18 @@ struct Bench {
     Buffer<bf16> x;
     Buffer<float> out;
     Buffer<float> sums;
-    Buffer<u32> arrivals;
 
     Bench(const Size& size, u32 rows)
         : x(size_t(rows) * size.chosen * std::max(size.hidden, size.width)), out(size_t(rows) * size.chosen * std::max(size.hidden, 2 * size.width)),
-          sums(size_t(96) << 20), arrivals(1 << 20) {
+          sums(size_t(96) << 20) {
         lab::fill(x.get(), x.count(), 5, 1.0f);
     }
     void launch(const Candidate& with, const Product& product, const Routing& routing, int blocks) const {
-        const ExpertMatmulArgs args = {product.args(x.get(), out.get(), sums.get(), arrivals.get()),
+        const ExpertMatmulArgs args = {product.args(x.get(), out.get(), sums.get()),
                                        routing.expert_rows(!product.is_down(), product.expert_bytes())};
         with.kernel.launch(args, blocks);
     }
 };
-
-// A product that a candidate takes: sums that meet in memory must fit.
-bool is_meant(const Candidate& with, const Product& product, const Routing& routing, const Bench& bench) {
-    if (!with.shares_spans) return true;
-    const MatmulArgs args = product.args(nullptr, nullptr, nullptr, nullptr);
-    const u64 tiles = u64(routing.tiles()) * matmul::divided_up(product.columns(), with.columns);
-    return tiles <= bench.arrivals.count() && tiles * args.spans * with.columns * with.rows <= bench.sums.count();
-}
 
 // Whether every kernel gives the same bits, and the plain kernel's within rounding.
 bool check_all(const std::vector<Candidate>& all) {
@@ -202,7 +189,6 @@ bool check_all(const std::vector<Candidate>& all) {
                 std::vector<float> first;
                 for (const Candidate& with : all) {
                     const Routing routing(size, rows, with.rows, rows);
-                    if (!is_meant(with, product, routing, bench)) continue;
                     bench.launch(with, product, routing, with.kernel.blocks());
                     lab::check(cudaDeviceSynchronize(), with.name.c_str());
                     const std::vector<float> found = bench.out.read();
@@ -257,7 +243,6 @@ void time_size(const std::vector<Candidate>& all, const Size& size, u32 rows, co
                 routings.push_back(std::make_unique<Routing>(size, rows, with.rows, 100 + turn));
                 touched += double(routings.back()->touched()) / turns;
             }
-            if (!is_meant(with, product, *routings[0], bench)) continue;
             const int blocks = with.kernel.blocks();
             lab::Figure figure = figure_of((is_down ? "down " : "gate up ") + with.name, size, rows);
             figure.seconds = lab::seconds_of(int(2 * turns), [&](int i) { bench.launch(with, product, *routings[i % turns], blocks); });

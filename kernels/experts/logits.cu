@@ -4,7 +4,7 @@
 // Never: rounds a weight or a row.
 //
 // Few rows are bound by the latency of their loads, so that every warp has one logit. Many would read the matrix again
-// and again: there a warp has four rows and eight columns, which are read once for 32 logits.
+// and again: there a warp has eight rows and four columns, which are read once for 32 logits.
 #include "piece.cuh"
 #include "stored.cuh"
 
@@ -22,7 +22,7 @@ struct ExpertLogitsArgs {
 };
 
 constexpr u32 WARPS = 4;
-constexpr u32 TILE_ROWS = 4, TILE_COLUMNS = 8;
+constexpr u32 TILE_ROWS = 8, TILE_COLUMNS = 4;
 
 // The logits of ROWS rows and COLUMNS columns, N elements of each at a time.
 template <class T, u32 ROWS, u32 COLUMNS, u32 N> DEVICE void multiply_logits(const ExpertLogitsArgs& args, u32 first_row, u32 first_column) {

@@ -4,7 +4,7 @@
 #pragma once
 #include "prims.cuh"
 
-// Rows `first ..` of the step, at most `most` of them. What a mixture keeps for itself begins at row `first`.
+// Rows `first ..` of the step, at most `most` of them. The mixture's own buffers begin with row `first`.
 struct ExpertPiece {
     const u32* rows_count;
     u32 first;

@@ -123,10 +123,6 @@ DEVICE void wait_for_previous() {}
 DEVICE u32 lane_index() { return threadIdx.x & 31; }
 DEVICE void sync_warp() { __syncwarp(); }
 #define sync_block() __syncthreads()
-// A named barrier of the block, 1 to 15, for `threads` of its threads, whole warps: waits for all of them, or only counts
-// as there.
-DEVICE void sync_part(u32 barrier, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-DEVICE void arrive_part(u32 barrier, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 template <class T> DEVICE T shuffle_xor(T value, u32 mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 template <class T> DEVICE T shuffle(T value, u32 lane) { return __shfl_sync(0xffffffffu, value, lane); }
 // The value of the lane `distance` below; lanes without such a lane keep their own value.
@@ -378,12 +374,11 @@ DEVICE void fp8_to_bf16(u32 (&words)[2], u32 four) {
 }
 
 // Whether this block is the last of `blocks` to arrive; if so, it sees the stores of the others before their arrival,
-// and the counter is zero again for the next launch. All threads of the block call this together. The thread `arriving`
-// waits for all copies that its own warp has on the way, since it makes its view of memory the device's.
-DEVICE bool is_last_block(u32* counter, u32 blocks, u32 arriving = 0) {
+// and the counter is zero again for the next launch. All threads of the block call this together.
+DEVICE bool is_last_block(u32* counter, u32 blocks) {
     __shared__ u32 before;
     sync_block();
-    if (threadIdx.x == arriving) {
+    if (threadIdx.x == 0) {
         before = arrive(counter);
         if (before + 1 == blocks) *counter = 0;
     }

@@ -18,7 +18,7 @@ struct MatmulClusterArgs {
     TensorMap weights;
     TensorMap x;
     MatmulArgs product;
-    u32 unused[30];
+    u32 unused[34];
 };
 
 namespace matmul {
@@ -33,7 +33,6 @@ template <class Shape_, u32 COLUMN_BLOCKS_, u32 ROW_BLOCKS_, bool HAS_WAITING_ =
     static constexpr u32 ROW_BLOCKS = ROW_BLOCKS_;
     static constexpr u32 BLOCKS = COLUMN_BLOCKS * ROW_BLOCKS;
     // The tile of the cluster, which `work_of` and `unit_of` divide a product into.
-    static constexpr Cut CUT = Cut::Tiles;
     static constexpr u32 COLUMNS = S::COLUMNS * COLUMN_BLOCKS;
     static constexpr u32 ROWS = S::ROWS * ROW_BLOCKS;
     // The boxes: columns, or rows, of a stage that one block copies.
@@ -171,7 +170,7 @@ template <class C> DEVICE void copy_stages(const MatmulClusterArgs& args, const 
                 }
                 ring.advance();
             }
-            if (span.end == unit.end) break;
+            if (span.end == args.product.width) break;
         }
     }
 }
@@ -284,7 +283,7 @@ template <class C> DEVICE void multiply_stages(const MatmulArgs& args, const Wor
             wgmma_take(sums.of[0]);
             if (lane < C::SHARING) barrier_arrive(free + last * sizeof(PhaseBarrier));
             tree.add(args, span, sums);
-            if (span.end == unit.end) break;
+            if (span.end == args.width) break;
         }
         const u32 column = unit.first_column + place.column_block * S::COLUMNS + warp * 16;
         const Corner corner = {column, unit.first_row + place.row_block * S::ROWS, work.rows, args.bias};
@@ -322,8 +321,8 @@ template <class C> DEVICE void multiply_in_cluster(const MatmulClusterArgs& args
 }
 
 // A product takes the tile that fills the device more evenly.
-using Cluster128 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 5>, 2, 1, true>;
-using Cluster192 = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 192, 8, 1, 64, 5>, 2, 1>;
+using Cluster128 = Cluster<Shape<Bf16Weights, 128, 128, 8, 1, 64, 5>, 2, 1, true>;
+using Cluster192 = Cluster<Shape<Bf16Weights, 128, 192, 8, 1, 64, 5>, 2, 1>;
 
 }  // namespace matmul
 

@@ -10,21 +10,16 @@
 // - The product is a MatmulArgs of the first expert's matrix, whose sums have the order of a dense product. Workspace
 //   as there, for as many tiles as there may be; `span_width` is that of a matrix with the columns of all experts that
 //   one row uses.
-//
-// Blocks share the spans of a tile only in the kernel for a step of one or a few rows: with more rows there are more
-// tiles than blocks, and sums that meet in memory would cost more than they save.
 #include "product.cuh"
 
 namespace matmul {
-using ExpertsFew8 = Shape<Bf16Weights, Cut::Spans, FEW_COLUMNS, 8, 4, 1, 128, 5>;
-using ExpertsMany8 = Shape<Bf16Weights, Cut::Tiles, FEW_COLUMNS, 8, 4, 1, 128, 5>;
-using ExpertsMany16 = Shape<Bf16Weights, Cut::Tiles, FEW_COLUMNS, 16, 4, 1, 128, 4>;
-using ExpertsMany32 = Shape<Bf16Weights, Cut::Tiles, FEW_COLUMNS, 32, 4, 1, 128, 4>;
-using ExpertsMany64 = Shape<Bf16Weights, Cut::Tiles, 128, 64, 4, 2, 64, 4>;
-using ExpertsMany128 = Shape<Bf16Weights, Cut::Tiles, 128, 128, 2, 4, 64, 3>;
+using ExpertsMany8 = Shape<Bf16Weights, FEW_COLUMNS, 8, 4, 1, 128, 5>;
+using ExpertsMany16 = Shape<Bf16Weights, FEW_COLUMNS, 16, 4, 1, 128, 4>;
+using ExpertsMany32 = Shape<Bf16Weights, FEW_COLUMNS, 32, 4, 1, 128, 4>;
+using ExpertsMany64 = Shape<Bf16Weights, 128, 64, 4, 2, 64, 4>;
+using ExpertsMany128 = Shape<Bf16Weights, 128, 128, 2, 4, 64, 3>;
 }  // namespace matmul
 
-EXPERTS_ENTRY(experts_few8_bf16, matmul::ExpertsFew8, 2)
 EXPERTS_ENTRY(experts_many8_bf16, matmul::ExpertsMany8, 2)
 EXPERTS_ENTRY(experts_many16_bf16, matmul::ExpertsMany16, 2)
 EXPERTS_ENTRY(experts_many32_bf16, matmul::ExpertsMany32, 2)

@@ -5,10 +5,9 @@
 #include "narrow.cuh"
 
 #define EXPERTS_ENTRIES(format, weights) \
-    EXPERTS_ENTRY(experts_few8_##format, matmul::Narrow<matmul::weights>::Few8, 2) \
-    EXPERTS_ENTRY(experts_many8_##format, matmul::Narrow<matmul::weights>::Many8, 2) \
-    EXPERTS_ENTRY(experts_many16_##format, matmul::Narrow<matmul::weights>::Many16, 2) \
-    EXPERTS_ENTRY(experts_many32_##format, matmul::Narrow<matmul::weights>::Many32, 2) \
+    EXPERTS_ENTRY(experts_many8_##format, matmul::Narrow<matmul::weights>::Few8, 2) \
+    EXPERTS_ENTRY(experts_many16_##format, matmul::Narrow<matmul::weights>::Few16, 2) \
+    EXPERTS_ENTRY(experts_many32_##format, matmul::Narrow<matmul::weights>::Few32, 2) \
     EXPERTS_ENTRY(experts_many64_##format, matmul::Narrow<matmul::weights>::Many64, 1)
 
 EXPERTS_ENTRIES(fp8, Fp8Weights)

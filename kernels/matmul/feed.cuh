@@ -15,7 +15,6 @@ struct Work {
     u32 rows;
     u32 row_tiles;
     u32 column_tiles;
-    u32 spans;
     u32 units;
 };
 
@@ -24,8 +23,7 @@ template <class S> DEVICE Work work_of(const MatmulArgs& args, u32 rows, u32 row
     work.rows = rows;
     work.row_tiles = row_tiles;
     work.column_tiles = divided_up(args.columns, S::COLUMNS);
-    work.spans = args.spans;
-    work.units = work.row_tiles * work.column_tiles * (S::CUT == Cut::Spans ? work.spans : 1);
+    work.units = work.row_tiles * work.column_tiles;
     return work;
 }
 
@@ -38,16 +36,11 @@ template <class S> DEVICE Work work_of(const MatmulArgs& args, const ExpertRows&
     return work_of<S>(args, 0, *rows.tiles_count);
 }
 
-// One unit of work: a tile, whole or one span of it.
+// One unit of work: a tile, with its first span.
 struct Unit {
-    u32 tile;
-    // The number of the first span, and the span.
-    u32 index;
     Span span;
-    // The end of the last span.
-    u32 end;
     u32 first_column;
-    // The tile's first row or place, and the end of those that its matrix multiplies.
+    // The first row or place, and the end of those that its matrix multiplies.
     u32 first_row;
     u32 rows_end;
     u32 expert;
@@ -56,21 +49,6 @@ struct Unit {
 // The number of row tiles that are computed for one column tile before the next: blocks then work
 // side by side on tiles that share their weights and their rows.
 constexpr u32 BAND = 16;
-
-// Everything of a unit but its tile's place.
-template <class S> DEVICE Unit spans_of_unit(const MatmulArgs& args, const Work& work, u32 index) {
-    Unit unit;
-    unit.tile = index;
-    unit.index = 0;
-    if constexpr (S::CUT == Cut::Spans) {
-        unit.tile = index / work.spans;
-        unit.index = index % work.spans;
-    }
-    unit.span = span_of(args, unit.index);
-    unit.end = S::CUT == Cut::Spans ? unit.span.end : args.width;
-    unit.expert = 0;
-    return unit;
-}
 
 // Sets the place of tile `index` of a matrix that multiplies `row_tiles` tiles of rows from `first` on.
 template <class S> DEVICE void place_unit(Unit& unit, const Work& work, u32 index, u32 row_tiles, u32 first) {
@@ -81,17 +59,20 @@ template <class S> DEVICE void place_unit(Unit& unit, const Work& work, u32 inde
 }
 
 template <class S> DEVICE Unit unit_of(const MatmulArgs& args, const Work& work, u32 index, const AllRows& = {}) {
-    Unit unit = spans_of_unit<S>(args, work, index);
-    place_unit<S>(unit, work, unit.tile, work.row_tiles, 0);
+    Unit unit;
+    unit.span = span_from(args, 0, 0);
+    unit.expert = 0;
+    place_unit<S>(unit, work, index, work.row_tiles, 0);
     unit.rows_end = work.rows;
     return unit;
 }
 
 // An expert's tiles are the next one's neighbours, so that blocks side by side share its weights.
 template <class S> DEVICE Unit unit_of(const MatmulArgs& args, const Work& work, u32 index, const ExpertRows& rows) {
-    Unit unit = spans_of_unit<S>(args, work, index);
-    const ExpertTile tile = rows.tiles[unit.tile / work.column_tiles];
-    const u32 in_expert = unit.tile - tile.first_tile * work.column_tiles;
+    Unit unit;
+    unit.span = span_from(args, 0, 0);
+    const ExpertTile tile = rows.tiles[index / work.column_tiles];
+    const u32 in_expert = index - tile.first_tile * work.column_tiles;
     place_unit<S>(unit, work, in_expert, divided_up(tile.end - tile.first, S::ROWS), tile.first);
     unit.rows_end = tile.end;
     unit.expert = tile.expert;
@@ -164,14 +145,13 @@ template <class S, class Rows = AllRows, u32 AHEAD = S::STAGES - 1> struct Feed 
     u32 depth;
     u32 slot;
 
-    // A thread that does not copy has no units.
-    DEVICE Feed(const MatmulArgs& all, const Rows& of, const Work& launch, u8* to, bool copies = true)
-        : args(all), rows(of), work(launch), shared(to), index(copies ? blockIdx.x : launch.units), unit(), depth(0), slot(0) {
+    DEVICE Feed(const MatmulArgs& all, const Rows& of, const Work& launch, u8* to)
+        : args(all), rows(of), work(launch), shared(to), index(blockIdx.x), unit(), depth(0), slot(0) {
         weights = {static_cast<const u8*>(args.weights), args.columns, args.width / S::Weights::PER_CHUNK};
         x = {reinterpret_cast<const u8*>(args.x), work.rows, args.width / 8};
         begin_unit();
         // These stay loops, because unrolled copies of a stage would be too much code.
-        if constexpr (S::CUT == Cut::Spans && !Rows::HAS_EXPERTS) {
+        if constexpr (!Rows::HAS_EXPERTS) {
             // Nothing writes weights, so their copies begin while earlier launches still run.
             const Feed first = *this;
 #pragma unroll 1
@@ -232,7 +212,7 @@ template <class S, class Rows = AllRows, u32 AHEAD = S::STAGES - 1> struct Feed 
     }
 
     DEVICE void end_span() {
-        if (unit.span.end == unit.end) {
+        if (unit.span.end == args.width) {
             index += gridDim.x;
             begin_unit();
         } else {

@@ -23,9 +23,9 @@
 
 namespace matmul {
 // Other clusters than those that ship.
-using Cluster128Memory = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 1>;
-using Cluster128Square = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>, 2, 2>;
-using Cluster192Square = Cluster<Shape<Bf16Weights, Cut::Tiles, 128, 192, 8, 1, 64, 5>, 2, 2>;
+using Cluster128Memory = Cluster<Shape<Bf16Weights, 128, 128, 8, 1, 64, 6>, 2, 1>;
+using Cluster128Square = Cluster<Shape<Bf16Weights, 128, 128, 8, 1, 64, 6>, 2, 2>;
+using Cluster192Square = Cluster<Shape<Bf16Weights, 128, 192, 8, 1, 64, 5>, 2, 2>;
 }  // namespace matmul
 CLUSTER_ENTRY(matmul_cluster128_memory_bf16, matmul::Cluster128Memory)
 CLUSTER_ENTRY(matmul_cluster128_square_bf16, matmul::Cluster128Square)
@@ -70,7 +70,8 @@ struct Candidate {
     lab::Kernel kernel;
     u32 columns;
     u32 rows;
-    bool leaves_sums;
+    // Whether reading weights bounds it, not multiplying.
+    bool is_few;
     // Bits of a weight, and the kind of its scales.
     u32 bits;
     matmul::Scaling scaling;
@@ -106,7 +107,7 @@ template <class C> Candidate in_clusters(const char* name, const void* entry) {
 }
 
 template <class S> Candidate candidate(const char* name, const void* entry) {
-    return {name, {entry, int(S::BLOCK_THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::CUT == matmul::Cut::Spans,
+    return {name, {entry, int(S::THREADS), int(S::SHARED_BYTES)}, S::COLUMNS, S::ROWS, S::COLUMNS * S::ROWS < 128 * 64,
             128 / S::Weights::PER_CHUNK, S::Weights::SCALING};
 }
 
@@ -116,7 +117,6 @@ std::vector<Candidate> wide_candidates() {
             candidate<matmul::Few16>("few16_bf16", reinterpret_cast<const void*>(matmul_few16_bf16)),
             candidate<matmul::Few32>("few32_bf16", reinterpret_cast<const void*>(matmul_few32_bf16)),
             candidate<matmul::Few64>("few64_bf16", reinterpret_cast<const void*>(matmul_few64_bf16)),
-            candidate<matmul::Few128>("few128_bf16", reinterpret_cast<const void*>(matmul_few128_bf16)),
             candidate<matmul::Many64>("many64_bf16", reinterpret_cast<const void*>(matmul_many64_bf16)),
             candidate<matmul::Many128>("many128_bf16", reinterpret_cast<const void*>(matmul_many128_bf16))};
     if (lab::is_hopper()) {
@@ -166,7 +166,7 @@ public:
     Bench(const Size& size, u32 bits, u32 rows_most)
         : size_(size), rows_most_(rows_most), bytes_(u64(size.columns) * size.width * bits / 8), copies_(int(std::max<u64>(1, (u64(400) << 20) / bytes_))),
           weights_(bytes_ * copies_), x_(size_t(rows_most) * size.width), out_(size_t(rows_most) * size.columns),
-          sums_(size_t(64) << 20), arrivals_(1 << 16), rows_(1),
+          sums_(size_t(64) << 20), rows_(1),
           column_scales_(scales_of(size.columns)),
           group_scales_(std::vector<u32>(size_t(size.columns + 3) / 4 * 4 * (size.width / 128 + 1), 0x3c000008u)) {
         if (bits == 16) {
@@ -184,7 +184,6 @@ public:
         args.slices = size_.slices;
         set_slices(args.slice_ends);
         args.span_width = matmul::span_width_of(size_.columns, args.slice_ends, args.slices);
-        args.spans = args.slices * matmul::divided_up(args.slice_ends[0], args.span_width);
         args.weights = weights_.get() + bytes_ * (copy % copies_);
         args.column_scales = candidate.scaling == matmul::Scaling::Columns ? column_scales_.get() : nullptr;
         args.group_scales = candidate.scaling == matmul::Scaling::Groups ? group_scales_.get() : nullptr;
@@ -194,7 +193,6 @@ public:
         args.out = out_.get();
         args.rows_count = rows_.get();
         args.sums = sums_.get();
-        args.arrivals = arrivals_.get();
         args.columns = size_.columns;
         args.width = size_.width;
         args.is_out_f32 = is_out_f32_ ? 1 : 0;
@@ -253,7 +251,6 @@ private:
     Buffer<bf16> x_;
     Buffer<float> out_;
     Buffer<float> sums_;
-    Buffer<u32> arrivals_;
     Buffer<u32> rows_;
     Buffer<float> column_scales_;
     Buffer<u32> group_scales_;
@@ -318,7 +315,7 @@ void time_one(const Size& size, const Candidate& candidate, u32 rows, const Ceil
     figure.shape = std::string(size.name) + ": " + std::to_string(size.columns) + " x " + std::to_string(size.width) + ", rows " + std::to_string(rows);
     figure.seconds = lab::seconds_of(20, [&](int i) { bench.launch(candidate, i, blocks); });
     // Reading weights bounds few rows, multiplying bounds many.
-    if (candidate.leaves_sums) {
+    if (candidate.is_few) {
         figure.bytes = double(bench.bytes());
     } else {
         figure.operations = 2.0 * rows * size.columns * size.width;
@@ -333,7 +330,7 @@ void time_all(const std::vector<Candidate>& candidates, const Ceilings& ceilings
     for (const Size& size : sizes) {
         if (is_brief && std::strncmp(size.name, "8B", 2) != 0) continue;
         for (const Candidate& candidate : candidates) {
-            const bool is_many = !candidate.leaves_sums;
+            const bool is_many = !candidate.is_few;
             for (const u32 rows : {1u, 8u, 16u, 32u, 64u, 128u, 512u, 2048u, 8192u}) {
                 const bool is_meant = is_many ? rows >= 64 : rows <= candidate.rows && (rows == 1 || rows * 2 > candidate.rows);
                 if (!is_meant || u64(rows) * size.columns > u64(1) << 28) continue;

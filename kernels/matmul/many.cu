@@ -11,8 +11,8 @@
 #include "product.cuh"
 
 namespace matmul {
-using Many64 = Shape<Bf16Weights, Cut::Tiles, 128, 64, 4, 2, 64, 4>;
-using Many128 = Shape<Bf16Weights, Cut::Tiles, 128, 128, 2, 4, 64, 3>;
+using Many64 = Shape<Bf16Weights, 128, 64, 4, 2, 64, 4>;
+using Many128 = Shape<Bf16Weights, 128, 128, 2, 4, 64, 3>;
 }  // namespace matmul
 
 MATMUL_ENTRY(matmul_many64_bf16, matmul::Many64, 2)

@@ -13,8 +13,7 @@
 // The host's part for the tensor-core kernels (`matmul_few*`, `matmul_many*`, and Hopper's `matmul_wide*` and
 // `matmul_cluster*`, which take bf16 alone):
 // - `span_width` is `span_width_of(columns, slice_ends, slices)` of the whole product, the same for every launch with
-//   this matrix, and for every matrix that has some of the product's slices; `spans` is the number of spans of all
-//   slices.
+//   this matrix, and for every matrix that has some of the product's slices.
 // - `slices` is 1, 2, 4 or 8. Slices are multiples of 16 elements, and of a chunk and a group of the format; one alone
 //   may have any width that the kernel takes.
 // - `width` is a multiple of 8 (see WeightLayout for other formats), and weights and rows begin at multiples of 16
@@ -22,10 +21,7 @@
 //   family multiplies a matrix at all batch sizes.
 // - The kernel is chosen by the bucket's rows, see the entries. Each takes any number of rows and
 //   gives the right result; another choice is only slower.
-// - Workspace, for few* with more than one span: tiles × spans × (tile columns × tile rows) floats in `sums`, and
-//   `arrivals` of one counter per tile, zero before and after, where tiles = divided_up(columns, tile columns) ×
-//   divided_up(rows, tile rows). The others with more than one slice: blocks × WAITING_MOST × (tile columns ×
-//   tile rows) floats in `sums`.
+// - Workspace, with more than one slice: blocks × WAITING_MOST × (tile columns × tile rows) floats in `sums`.
 // - The grid is any number of blocks; as many as fit the device at once is best: the kernels walk their tiles
 //   with the grid's stride and have the next tile's copies under way while they finish one. cluster* take whole
 //   clusters of them.
@@ -64,12 +60,10 @@ struct MatmulArgs {
     // Rows that there are, on the device; at most what the workspace was made for.
     const u32* rows_count;
     float* sums;
-    u32* arrivals;
     u32 columns;
     u32 width;
     // The spans of a slice: `span_width` each but the last. A multiple of SPAN_UNIT.
     u32 span_width;
-    u32 spans;
     // log2 of a group's elements: 4 to 7, if there are `group_scales`.
     u32 group_shift;
     // 1 if `out` is f32, 0 if bf16.
@@ -77,7 +71,6 @@ struct MatmulArgs {
     u32 slices;
     // The end of each slice; the last is `width`.
     u32 slice_ends[SLICES_MOST];
-    u32 unused;
 };
 
 // Arguments of products of several experts; see `experts_*` for the host's part.
@@ -128,10 +121,10 @@ constexpr u32 WAITING_MOST = 3;
 
 CONSTANT_DEVICE u32 divided_up(u32 a, u32 b) { return (a + b - 1) / b; }
 
-// The width of a span. The time for few rows depends on how evenly a matrix's bytes are spread over
-// the device, so the number of spans is the one with which the busiest block reads least. More
-// spans are taken only where they save a 25th, since the sums of each must be merged. A span has at
-// least two units, unless a slice has one alone.
+// The width of a span: of the numbers of spans, the one with which the busiest of BLOCKS_FILLED blocks would read least
+// if each took single spans of tiles of FEW_COLUMNS columns. More are taken only where they save a 25th. A span has at
+// least two units, unless a slice has one alone. No kernel takes single spans today; the rule stays because bits depend
+// on it.
 CONSTANT_DEVICE u32 span_width_of(u32 columns, const u32* slice_ends, u32 slices) {
     const u32 tiles = divided_up(columns, FEW_COLUMNS);
     u32 units = 0;

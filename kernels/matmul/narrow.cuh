@@ -14,16 +14,10 @@ template <class Weights> struct Narrow {
     static constexpr u32 STAGES = 4 * Weights::PER_CHUNK / 16;
     // Scales of groups of 16 take the room of a stage.
     static constexpr u32 FEWER = Weights::GROUP_LEAST == 16 ? 1 : 0;
-    template <Cut CUT> using Rows8 = Shape<Weights, CUT, 128, 8, 4, 1, 128, STAGES - FEWER>;
-    template <Cut CUT> using Rows16 = Shape<Weights, CUT, 128, 16, 4, 1, 128, (STAGES == 8 ? 7 : STAGES) - FEWER>;
-    template <Cut CUT> using Rows32 = Shape<Weights, CUT, 128, 32, 4, 1, 128, (Weights::PER_CHUNK == 16 ? 3 : 5) - FEWER>;
-    using Few8 = Rows8<Cut::Spans>;
-    using Few16 = Rows16<Cut::Spans>;
-    using Few32 = Rows32<Cut::Spans>;
-    using Many8 = Rows8<Cut::Tiles>;
-    using Many16 = Rows16<Cut::Tiles>;
-    using Many32 = Rows32<Cut::Tiles>;
-    using Many64 = Shape<Weights, Cut::Tiles, 128, 64, 4, 2, 64, 4>;
+    using Few8 = Shape<Weights, 128, 8, 4, 1, 128, STAGES - FEWER>;
+    using Few16 = Shape<Weights, 128, 16, 4, 1, 128, (STAGES == 8 ? 7 : STAGES) - FEWER>;
+    using Few32 = Shape<Weights, 128, 32, 4, 1, 128, (Weights::PER_CHUNK == 16 ? 3 : 5) - FEWER>;
+    using Many64 = Shape<Weights, 128, 64, 4, 2, 64, 4>;
 };
 
 }  // namespace matmul

@@ -12,18 +12,18 @@
 namespace matmul {
 
 // This lane's elements of a warp's tiles: rows `lane % 4 × 2` and the next of columns `lane / 4` (first two) and
-// `lane / 4 + 8`. Of some of the warp's column tiles, or of all.
-template <class S, u32 COLUMN_TILES = S::COLUMN_TILES> struct Sums {
-    float of[COLUMN_TILES][S::ROW_TILES][4];
+// `lane / 4 + 8`.
+template <class S> struct Sums {
+    float of[S::COLUMN_TILES][S::ROW_TILES][4];
 
     DEVICE void clear() {
 #pragma unroll
-        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES * 4; i++) of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4] = 0;
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4] = 0;
     }
 
     DEVICE void add(const Sums& other) {
 #pragma unroll
-        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES * 4; i++) {
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES * 4; i++) {
             float& sum = of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4];
             sum = add_rn(sum, other.of[i / 4 / S::ROW_TILES][i / 4 % S::ROW_TILES][i % 4]);
         }
@@ -32,7 +32,7 @@ template <class S, u32 COLUMN_TILES = S::COLUMN_TILES> struct Sums {
     // Memory of a block's sums is [column tile × row tile][thread]; `to` is this thread's place in the first.
     DEVICE void leave(Words4* to) const {
 #pragma unroll
-        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES; i++) {
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
             const float(&four)[4] = of[i / S::ROW_TILES][i % S::ROW_TILES];
             store_words(to + i * S::THREADS,
                         Words4{{f32_to_bits(four[0]), f32_to_bits(four[1]), f32_to_bits(four[2]), f32_to_bits(four[3])}});
@@ -41,7 +41,7 @@ template <class S, u32 COLUMN_TILES = S::COLUMN_TILES> struct Sums {
 
     DEVICE void load(const Words4* from) {
 #pragma unroll
-        for (u32 i = 0; i < COLUMN_TILES * S::ROW_TILES; i++) {
+        for (u32 i = 0; i < S::COLUMN_TILES * S::ROW_TILES; i++) {
             const Words4 words = load_fresh_words(from + i * S::THREADS);
 #pragma unroll
             for (u32 word = 0; word < 4; word++) of[i / S::ROW_TILES][i % S::ROW_TILES][word] = bits_to_f32(words.word[word]);
@@ -204,11 +204,10 @@ template <class S> DEVICE void scale_columns(const MatmulArgs& args, const float
     }
 }
 
-template <class S, u32 COLUMN_TILES>
-DEVICE void store_out(const MatmulArgs& args, const Sums<S, COLUMN_TILES>& totals, const Corner& corner) {
+template <class S> DEVICE void store_out(const MatmulArgs& args, const Sums<S>& totals, const Corner& corner) {
     const u32 lane = lane_index();
 #pragma unroll
-    for (u32 i = 0; i < COLUMN_TILES * 2; i++) {
+    for (u32 i = 0; i < S::COLUMN_TILES * 2; i++) {
         const u32 column = corner.column + i * 8 + lane / 4;
         if (column >= args.columns) continue;
         const float bias = corner.bias == nullptr ? 0.0f : corner.bias[column];
@@ -227,86 +226,15 @@ DEVICE void store_out(const MatmulArgs& args, const Sums<S, COLUMN_TILES>& total
     }
 }
 
-// Named barriers of a block that shares the spans of a tile with others: before a stage among the warps that multiply;
-// behind a span's sums in memory; and behind the count of its arrival.
-enum : u32 { STAGE_BARRIER = 1, LEFT_BARRIER = 2, COUNTED_BARRIER = 3 };
-
-// The sums of a span that this block left in memory, of a tile whose spans it adds up if it arrived last. A count takes
-// some microseconds under load, so one warp counts while the others multiply the next span, and they look at the result
-// behind that one's sums.
-template <class S, class Rows> struct LeftSpan {
-    static constexpr u32 ALL_THREADS = S::BLOCK_THREADS;
-    static constexpr u32 NONE = ~0u;
-    // The unit of work.
-    u32 index = NONE;
-
-    // The work of the warp that counts: it never has copies on the way, for which its fence would wait.
-    static DEVICE void count_arrivals(const MatmulArgs& args, const Rows& rows, const Work& work, u32* counted) {
-        wait_for_previous();
-        for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
-            u32* const counter = args.arrivals + spans_of_unit<S>(args, work, index).tile;
-            sync_part(LEFT_BARRIER, ALL_THREADS);
-            if (lane_index() == 0) {
-                const u32 before = arrive(counter);
-                *counted = before + 1 == args.spans ? 1 : 0;
-                if (*counted != 0) *counter = 0;
-            }
-            sync_warp();
-            arrive_part(COUNTED_BARRIER, ALL_THREADS);
-        }
-    }
-
-    // Waits for the count of the arrival. True if this block was the last to arrive.
-    DEVICE bool is_last(const u32* counted) const {
-        if (index == NONE) return false;
-        sync_part(COUNTED_BARRIER, ALL_THREADS);
-        return *counted != 0;
-    }
-
-    // Adds up the tile's spans, and stores the tile; `column` and `row` are the warp's first in it.
-    DEVICE void add_up(const MatmulArgs& args, const Rows& rows, const Work& work, u32 column, u32 row) const {
-        const Unit unit = unit_of<S>(args, work, index, rows);
-        const float* bias = of_expert(args.bias, rows, unit.expert);
-        // A column tile at a time, or there would be too few registers.
-        using Part = Sums<S, 1>;
-#pragma unroll 1
-        for (u32 part = 0; part < S::COLUMN_TILES; part++) {
-            // Fewer sums wait at any time than spans were added, so they take the places of those.
-            Words4* const all = sums_at<S>(args, unit.tile, args.spans) + part * S::ROW_TILES * S::THREADS;
-            SliceTree<Part> spans(all, sums_stride<S>());
-            Span span = span_from(args, 0, 0);
-            for (u32 i = 0; i < args.spans; i++) {
-                Part sums;
-                sums.load(all + i * sums_stride<S>());
-                spans.add(args, span, sums);
-                if (i + 1 < args.spans) span = next_span(args, span);
-            }
-            store_out<S>(args, spans.last, {unit.first_column + column + part * 16, unit.first_row + row, unit.rows_end, bias});
-        }
-    }
-
-    DEVICE static void leave(const MatmulArgs& args, const Sums<S>& sums, const Unit& unit) {
-        sums.leave(sums_at<S>(args, unit.tile, args.spans) + unit.index * sums_stride<S>());
-    }
-};
-
 template <class S, class Rows> DEVICE void multiply(const MatmulArgs& args, const Rows& rows, u8* shared) {
     let_next_begin();
     // Earlier launches sort rows by expert.
-    if constexpr (S::CUT == Cut::Tiles || Rows::HAS_EXPERTS) wait_for_previous();
+    if constexpr (Rows::HAS_EXPERTS) wait_for_previous();
     // The number of rows was copied before the step's first launch.
     const Work work = work_of<S>(args, rows);
     const u32 warp = threadIdx.x / 32;
     const u32 column = warp % S::COLUMN_WARPS * S::WARP_COLUMNS, row = warp / S::COLUMN_WARPS * S::WARP_ROWS;
-    __shared__ u32 counted;
-    if constexpr (S::CUT == Cut::Spans) {
-        if (warp == S::THREADS / 32) {
-            if (work.spans > 1) LeftSpan<S, Rows>::count_arrivals(args, rows, work, &counted);
-            return;
-        }
-    }
     Feed<S, Rows> feed(args, rows, work, shared);
-    LeftSpan<S, Rows> left;
     u32 slot = 0;
     for (u32 index = blockIdx.x; index < work.units; index += gridDim.x) {
         const Unit unit = unit_of<S>(args, work, index, rows);
@@ -316,11 +244,7 @@ template <class S, class Rows> DEVICE void multiply(const MatmulArgs& args, cons
             sums.clear();
             for (u32 depth = span.begin; depth < span.end; depth += S::DEPTH) {
                 cp_async_wait<S::STAGES - 2>();
-                if constexpr (S::CUT == Cut::Spans) {
-                    sync_part(STAGE_BARRIER, S::THREADS);
-                } else {
-                    sync_block();
-                }
+                sync_block();
                 // The stage that all warps have just left is free.
                 feed.fill();
                 WarpStage<S>{shared + slot * S::STAGE_BYTES, column, row, depth, args.group_shift}.add_to(sums);
@@ -329,38 +253,25 @@ template <class S, class Rows> DEVICE void multiply(const MatmulArgs& args, cons
             if constexpr (S::Weights::SCALING == Scaling::Columns) {
                 scale_columns<S>(args, of_expert(args.column_scales, rows, unit.expert), sums.sums, unit.first_column + column);
             }
-            if constexpr (S::CUT == Cut::Tiles) tree.add(args, span, sums.all());
-            if (span.end == unit.end) break;
-        }
-        if constexpr (S::CUT == Cut::Spans) {
-            if (work.spans > 1) {
-                LeftSpan<S, Rows>::leave(args, sums.all(), unit);
-                // The next count overwrites this one's result.
-                const bool is_last = left.is_last(&counted);
-                arrive_part(LEFT_BARRIER, LeftSpan<S, Rows>::ALL_THREADS);
-                if (is_last) left.add_up(args, rows, work, column, row);
-                left.index = index;
-                continue;
-            }
-            tree.last = sums.all();
+            tree.add(args, span, sums.all());
+            if (span.end == args.width) break;
         }
         const float* bias = of_expert(args.bias, rows, unit.expert);
         store_out<S>(args, tree.last, {unit.first_column + column, unit.first_row + row, unit.rows_end, bias});
     }
-    if (left.is_last(&counted)) left.add_up(args, rows, work, column, row);
     cp_async_wait<0>();
 }
 
 }  // namespace matmul
 
 #define MATMUL_ENTRY(name, shape, blocks) \
-    extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
+    extern "C" KERNEL((shape::THREADS), blocks) name(GRID_CONSTANT const MatmulArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
         matmul::multiply<shape>(args, AllRows{}, shared); \
     }
 
 #define EXPERTS_ENTRY(name, shape, blocks) \
-    extern "C" KERNEL((shape::BLOCK_THREADS), blocks) name(GRID_CONSTANT const ExpertMatmulArgs args) { \
+    extern "C" KERNEL((shape::THREADS), blocks) name(GRID_CONSTANT const ExpertMatmulArgs args) { \
         DYNAMIC_SHARED(u8, shared); \
         matmul::multiply<shape>(args.product, args.rows, shared); \
     }

@@ -31,12 +31,6 @@ DEVICE Span next_span(const MatmulArgs& args, const Span& span) {
     return span_from(args, ends_slice(args, span) ? span.slice + 1 : span.slice, span.end);
 }
 
-DEVICE Span span_of(const MatmulArgs& args, u32 index) {
-    Span span = span_from(args, 0, 0);
-    for (u32 i = 0; i < index; i++) span = next_span(args, span);
-    return span;
-}
-
 // Places in memory for sums that wait, this thread's first one and the distance to the next.
 struct WaitingInMemory {
     Words4* first;

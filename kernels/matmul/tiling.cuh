@@ -10,25 +10,18 @@
 
 namespace matmul {
 
-// Whether a block takes single spans of a tile, which the last to arrive adds up, or whole tiles.
-enum class Cut { Spans, Tiles };
-
 // A block multiplies COLUMNS of the matrix with ROWS rows, COLUMN_WARPS × ROW_WARPS warps side by side, in stages of
 // DEPTH elements of the inner dimension, all but one of STAGES on their way at any time.
-template <class Weights_, Cut CUT_, u32 COLUMNS_, u32 ROWS_, u32 COLUMN_WARPS_, u32 ROW_WARPS_, u32 DEPTH_, u32 STAGES_>
+template <class Weights_, u32 COLUMNS_, u32 ROWS_, u32 COLUMN_WARPS_, u32 ROW_WARPS_, u32 DEPTH_, u32 STAGES_>
 struct Shape {
     using Weights = Weights_;
-    static constexpr Cut CUT = CUT_;
     static constexpr u32 COLUMNS = COLUMNS_;
     static constexpr u32 ROWS = ROWS_;
     static constexpr u32 COLUMN_WARPS = COLUMN_WARPS_;
     static constexpr u32 ROW_WARPS = ROW_WARPS_;
     static constexpr u32 DEPTH = DEPTH_;
     static constexpr u32 STAGES = STAGES_;
-    // Threads that copy and multiply. Where blocks share the spans of a tile, one more warp counts the arrivals: it has
-    // no copies on the way for which it would have to wait.
     static constexpr u32 THREADS = 32 * COLUMN_WARPS * ROW_WARPS;
-    static constexpr u32 BLOCK_THREADS = THREADS + (CUT == Cut::Spans ? 32 : 0);
 
     static constexpr u32 WARP_COLUMNS = COLUMNS / COLUMN_WARPS;
     static constexpr u32 WARP_ROWS = ROWS / ROW_WARPS;

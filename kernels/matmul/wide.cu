@@ -14,7 +14,7 @@
 
 namespace matmul {
 
-using Wide128 = Shape<Bf16Weights, Cut::Tiles, 128, 128, 8, 1, 64, 6>;
+using Wide128 = Shape<Bf16Weights, 128, 128, 8, 1, 64, 6>;
 
 // Bytes of a row of an operand, and of the part that one product takes.
 constexpr u32 WIDE_ROW = 128, WIDE_STEP = 32;
@@ -56,7 +56,7 @@ template <class S> DEVICE void multiply_wide(const MatmulArgs& args, u8* shared)
             }
             wgmma_take(sums.of[0]);
             tree.add(args, span, sums);
-            if (span.end == unit.end) break;
+            if (span.end == args.width) break;
         }
         store_out<S>(args, tree.last, {unit.first_column + warp * 16, unit.first_row, work.rows, args.bias});
     }

@@ -181,23 +181,20 @@ args! {
         out: DeviceAddress,
         rows_count: DeviceAddress,
         sums: DeviceAddress,
-        arrivals: DeviceAddress,
         columns: u32,
         width: u32,
         span_width: u32,
-        spans: u32,
         group_shift: u32,
         is_out_f32: u32,
         slices: u32,
         slice_ends: [u32; SLICES_MAX],
-        padding: u32,
     }
     /// Arguments of the kernels in `kernels/matmul/cluster.cu`.
     MatmulClusterArgs {
         weights: TensorMap,
         x: TensorMap,
         product: MatmulArgs,
-        padding: [u32; 30],
+        padding: [u32; 34],
     }
     /// Arguments of the plain kernels of `kernels/matmul`.
     MatmulPlainArgs {

@@ -405,9 +405,6 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
     let tile_rows: usize = tile_rows.parse().unwrap();
     let is_few = name.contains("few");
     let columns: usize = 131;
-    let starts = std::iter::once(&0).chain(ends);
-    let widths = starts.zip(ends).map(|(start, end)| end - start);
-    let spans: usize = widths.map(|width| width.div_ceil(SPAN_WIDTH)).sum();
     let width = ends[ends.len() - 1];
     // The tile is not full.
     let rows = tile_rows - 3;
@@ -415,13 +412,11 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
         (true, "bf16") => 64,
         _ => 128,
     };
-    let tiles = columns.div_ceil(tile_columns) * rows.div_ceil(tile_rows);
     let group_shift = if format == "nvfp4" { 4 } else { 5 };
     let (groups, padded) = (width >> group_shift, columns.next_multiple_of(4));
-    let sums_count = match (is_few, ends.len()) {
-        (true, _) => tiles * spans,
-        (false, 1) => 0,
-        (false, _) => BLOCKS as usize * WAITING,
+    let sums_count = match ends.len() {
+        1 => 0,
+        _ => BLOCKS as usize * WAITING,
     };
     let args = MatmulArgs {
         weights: match format {
@@ -445,16 +440,13 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
             0 => 0,
             _ => bench.zeros(sums_count * tile_columns * tile_rows * 4),
         },
-        arrivals: if is_few { bench.zeros(tiles * 4) } else { 0 },
         columns: columns as u32,
         width: width as u32,
         span_width: SPAN_WIDTH as u32,
-        spans: spans as u32,
         group_shift,
         is_out_f32: 0,
         slices: ends.len() as u32,
         slice_ends: slice_ends(ends.iter().copied()),
-        padding: 0,
     };
     if name.contains("cluster") {
         // A cluster is two blocks, each of which copies all of its columns and half of the rows.
@@ -466,7 +458,7 @@ fn matmul_slices(bench: &KernelBench, name: &str, ends: &[usize]) {
             weights: map(args.weights, columns, tile_columns),
             x: map(args.x, rows, tile_rows / 2),
             product: args,
-            padding: [0; 30],
+            padding: [0; 34],
         };
         bench.launch(name, [2, 1, 1], args);
     } else {

@@ -40,8 +40,6 @@ pub(crate) const ALIGNED_ELEMENTS: usize = 8;
 /// The number of rows from which an allowed cublasLt computes the product. With fewer rows the
 /// memory's bandwidth is the limit, which cublasLt cannot raise.
 const LIBRARY_ROWS: usize = 65;
-/// The most rows for kernels that merge spans, whose sums of all spans lie in memory.
-const FEW_ROWS_MAX: usize = 256;
 /// Columns, and also rows, of a tile in the plain kernels.
 pub(crate) const PLAIN_TILE: usize = 64;
 
@@ -74,37 +72,29 @@ pub(crate) struct CudaMatmul {
     quantized: Vec<(QuantizedFormat, Vec<TiledKernel>)>,
     library: Option<CublasLt>,
     sums: GrowingMemory,
-    arrivals: GrowingMemory,
     processors_count: usize,
     /// The numbers of rows that this pass has sent, with their addresses.
     counts: Vec<(usize, u64)>,
     reallocations_count: u64,
 }
 
-/// Kernels for dense weights: name, most rows, tile, and whether they merge spans. One that needs
-/// more shared memory than a thread block has is left out: the next ones compute the same.
-const TILED: [(&str, usize, (usize, usize), bool); 7] = [
-    ("matmul_few8_bf16", 8, (FEW_COLUMNS, 8), true),
-    ("matmul_few16_bf16", 16, (FEW_COLUMNS, 16), true),
-    ("matmul_few32_bf16", 32, (FEW_COLUMNS, 32), true),
-    ("matmul_few64_bf16", 64, (FEW_COLUMNS, 64), true),
-    ("matmul_few128_bf16", FEW_ROWS_MAX, (FEW_COLUMNS, 128), true),
-    ("matmul_many64_bf16", usize::MAX, (128, 64), false),
-    ("matmul_many128_bf16", usize::MAX, (128, 128), false),
+/// Kernels for dense weights: name, most rows, and tile.
+const TILED: [(&str, usize, (usize, usize)); 6] = [
+    ("matmul_few8_bf16", 8, (FEW_COLUMNS, 8)),
+    ("matmul_few16_bf16", 16, (FEW_COLUMNS, 16)),
+    ("matmul_few32_bf16", 32, (FEW_COLUMNS, 32)),
+    ("matmul_few64_bf16", 64, (FEW_COLUMNS, 64)),
+    ("matmul_many64_bf16", usize::MAX, (128, 64)),
+    ("matmul_many128_bf16", usize::MAX, (128, 128)),
 ];
 
 /// The same for quantised weights, of each format. One kernel serves all numbers beyond 32 rows,
 /// because a tile of more rows would convert as many weights for each row.
-const TILED_QUANTIZED: [(&str, usize, (usize, usize), bool); 4] = [
-    ("matmul_few8", 8, (QUANTIZED_TILE_COLUMNS, 8), true),
-    ("matmul_few16", 16, (QUANTIZED_TILE_COLUMNS, 16), true),
-    ("matmul_few32", 32, (QUANTIZED_TILE_COLUMNS, 32), true),
-    (
-        "matmul_many64",
-        usize::MAX,
-        (QUANTIZED_TILE_COLUMNS, 64),
-        false,
-    ),
+const TILED_QUANTIZED: [(&str, usize, (usize, usize)); 4] = [
+    ("matmul_few8", 8, (QUANTIZED_TILE_COLUMNS, 8)),
+    ("matmul_few16", 16, (QUANTIZED_TILE_COLUMNS, 16)),
+    ("matmul_few32", 32, (QUANTIZED_TILE_COLUMNS, 32)),
+    ("matmul_many64", usize::MAX, (QUANTIZED_TILE_COLUMNS, 64)),
 ];
 /// Columns of a tile in the kernels for quantised weights.
 pub(crate) const QUANTIZED_TILE_COLUMNS: usize = 128;
@@ -124,30 +114,21 @@ impl CudaMatmul {
         } = *options;
         let (mut tiled, mut quantized) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
-            let shared_bytes = stream.device().facts().shared_bytes_max;
-            let fitting = TILED
-                .into_iter()
-                .filter(|(name, ..)| images.fits(name, shared_bytes));
-            for (name, rows_max, tile, merges) in fitting {
+            for (name, rows_max, tile) in TILED {
                 tiled.push(TiledKernel {
-                    code: TiledCode::alone(images.kernel(name)?, merges),
+                    code: TiledCode::alone(images, name)?,
                     tile,
                     rows_max,
-                    merges_spans: merges,
                     instruction: MatrixInstruction::Mma,
                 });
             }
             for format in QuantizedFormat::ALL {
                 let mut tiled = Vec::new();
-                for (name, rows_max, tile, merges) in TILED_QUANTIZED {
+                for (name, rows_max, tile) in TILED_QUANTIZED {
                     tiled.push(TiledKernel {
-                        code: TiledCode::alone(
-                            images.kernel(&format!("{name}_{}", format.name()))?,
-                            merges,
-                        ),
+                        code: TiledCode::alone(images, &format!("{name}_{}", format.name()))?,
                         tile,
                         rows_max,
-                        merges_spans: merges,
                         instruction: MatrixInstruction::Mma,
                     });
                 }
@@ -159,7 +140,7 @@ impl CudaMatmul {
             let replacements = wgmma::load_wgmma_kernels(images, stream, last)?;
             if !replacements.is_empty() {
                 // They give the same bits, as `wgmma::load_wgmma_kernels` compared.
-                tiled.retain(|kernel| kernel.merges_spans);
+                tiled.retain(|kernel| kernel.rows_max < usize::MAX);
                 tiled.extend(replacements);
                 has_wgmma = true;
             }
@@ -176,7 +157,6 @@ impl CudaMatmul {
                 _ => None,
             },
             sums: GrowingMemory::new(stream, 0, "sums of products", MemoryContents::Undefined)?,
-            arrivals: GrowingMemory::new(stream, 0, "counters of products", MemoryContents::Zeros)?,
             processors_count: stream.processors_count() as usize,
             counts: Vec::new(),
             reallocations_count: 0,
@@ -188,7 +168,7 @@ impl CudaMatmul {
         self.has_wgmma
     }
 
-    /// Counts the moves of both workspaces; a move invalidates recordings.
+    /// Counts the moves of the workspace; a move invalidates recordings.
     pub(crate) fn reallocations_count(&self) -> u64 {
         self.reallocations_count
     }
@@ -249,43 +229,27 @@ impl CudaMatmul {
             return unsafe { self.plain.launch(stream, grid, args) };
         };
         let span_width = span_width(matrix.columns, &matrix.slices);
-        let spans = spans_count(&matrix.slices, span_width);
         let (tile_columns, tile_rows) = tiled.tile;
         let tiles = tiled.tiles(rows, matrix.columns);
-        // Kernels for few rows have too few tiles to fill the device, so each span of a tile is an
-        // item of its own. The block that arrives last adds up the tile's spans.
-        let items = if tiled.merges_spans {
-            tiles * spans
-        } else {
-            tiles
-        };
-        let blocks = tiled.blocks(items, self.processors_count);
-        let sums_count = match (tiled.merges_spans, matrix.slices.count()) {
-            (true, _) if spans > 1 => items,
-            (true, _) | (false, 1) => 0,
-            (false, _) => blocks * WAITING_MAX,
-        };
-        let (mut sums, mut arrivals) = (0, 0);
-        let (before, counters) = (self.sums.memory().at(0), self.arrivals.memory().at(0));
-        if sums_count > 0 {
-            let bytes = sums_count * tile_columns * tile_rows * size_of::<f32>();
-            sums = self.sums.ensure_bytes(stream, bytes)?.at(0);
+        let blocks = tiled.blocks(tiles, self.processors_count);
+        let mut sums = 0;
+        if matrix.slices.count() > 1 {
+            let before = self.sums.memory().at(0);
+            let floats = blocks * WAITING_MAX * tile_columns * tile_rows;
+            sums = self
+                .sums
+                .ensure_bytes(stream, floats * size_of::<f32>())?
+                .at(0);
             self.reallocations_count += u64::from(sums != before);
-        }
-        if tiled.merges_spans && spans > 1 {
-            let bytes = tiles * size_of::<u32>();
-            arrivals = self.arrivals.ensure_bytes(stream, bytes)?.at(0);
-            self.reallocations_count += u64::from(arrivals != counters);
         }
         let args = MatmulArgs {
             x: x.address,
             rows_count,
             sums,
-            arrivals,
             ..tiled_args(matrix, target, span_width)
         };
         // SAFETY: rows were checked here, the target by the caller; the workspace has room for all
-        // spans.
+        // slices.
         unsafe { tiled.launch(stream, blocks, args, rows) }
     }
 
@@ -345,16 +309,13 @@ pub(crate) fn tiled_args(
         out: target.address,
         rows_count: 0,
         sums: 0,
-        arrivals: 0,
         columns: matrix.columns as u32,
         width: matrix.width as u32,
         span_width: span_width as u32,
-        spans: spans_count(&matrix.slices, span_width) as u32,
         group_shift,
         is_out_f32: u32::from(target.stored == Precision::F32),
         slices: matrix.slices.count() as u32,
         slice_ends: args::slice_ends(matrix.slices.ends()),
-        padding: 0,
     }
 }
 
@@ -409,15 +370,4 @@ pub(crate) fn span_width(columns: usize, slices: &InnerSlices) -> usize {
     }
     let (length, _) = best.expect("there is at least one number of spans");
     length * SPAN_UNIT
-}
-
-/// Returns the number of spans of all slices that a matrix has.
-pub(crate) fn spans_count(slices: &InnerSlices, span_width: usize) -> usize {
-    let mut start = 0;
-    let counts = slices.ends().map(|end| {
-        let width = end - start;
-        start = end;
-        width.div_ceil(span_width)
-    });
-    counts.sum()
 }

@@ -166,16 +166,13 @@ fn codes_through_products(bench: &KernelBench) {
         out,
         rows_count: bench.of(&[1u32]),
         sums: 0,
-        arrivals: 0,
         columns: CODES as u32,
         width: WIDTH as u32,
         span_width: WIDTH as u32,
-        spans: 1,
         group_shift: 0,
         is_out_f32: 1,
         slices: 1,
         slice_ends: slice_ends(std::iter::once(WIDTH)),
-        padding: 0,
     };
     for name in ["matmul_few8_fp8", "matmul_many64_fp8"] {
         bench.launch(name, [2, 1, 1], args);
@@ -203,10 +200,9 @@ fn wgmma_sums_are_compared_with_mma_sums() {
         return;
     };
     let many = TiledKernel {
-        code: TiledCode::Alone(bench.images.kernel("matmul_many128_bf16").unwrap()),
+        code: TiledCode::alone(&bench.images, "matmul_many128_bf16").unwrap(),
         tile: (128, 128),
         rows_max: usize::MAX,
-        merges_spans: false,
         instruction: MatrixInstruction::Mma,
     };
     let all = wgmma::compare_with_mma(&bench.images, &bench.stream, &many).unwrap();

@@ -8,6 +8,7 @@
 use crate::args::{MatmulArgs, MatmulClusterArgs};
 use crate::driver::{CudaKernel, CudaStream, TensorMap};
 use crate::error::CudaError;
+use crate::images::KernelImages;
 
 /// Thread blocks of a cluster, side by side: `COLUMN_BLOCKS` of `Cluster192` in
 /// `kernels/matmul/cluster.cu`.
@@ -24,8 +25,6 @@ pub(crate) struct TiledKernel {
     /// Columns and rows of a thread block's tile.
     pub(crate) tile: (usize, usize),
     pub(crate) rows_max: usize,
-    /// Whether several thread blocks share the spans of one tile and then merge the sums.
-    pub(crate) merges_spans: bool,
     pub(crate) instruction: MatrixInstruction,
 }
 
@@ -50,20 +49,22 @@ impl MatrixInstruction {
 
 #[derive(Debug)]
 pub(crate) enum TiledCode {
-    /// Each thread block copies its own operands.
-    Alone(CudaKernel<MatmulArgs>),
+    /// Each thread block copies its own operands. A grid for all multiprocessors begins early, any
+    /// other in turn (see [`CudaKernel::in_turn`]).
+    Alone {
+        early: CudaKernel<MatmulArgs>,
+        in_turn: CudaKernel<MatmulArgs>,
+    },
     /// The thread blocks of a cluster have the same rows, and each copies a part of them for all.
     Clusters(CudaKernel<MatmulClusterArgs>),
 }
 
 impl TiledCode {
-    /// A kernel whose thread blocks copy for themselves. One that merges spans has as many of them
-    /// as the device holds, and begins early.
-    pub(crate) fn alone(kernel: CudaKernel<MatmulArgs>, merges_spans: bool) -> Self {
-        Self::Alone(if merges_spans {
-            kernel
-        } else {
-            kernel.in_turn()
+    /// Loads a kernel whose thread blocks copy for themselves.
+    pub(crate) fn alone(images: &KernelImages, name: &str) -> Result<Self, CudaError> {
+        Ok(Self::Alone {
+            early: images.kernel(name)?,
+            in_turn: images.kernel(name)?.in_turn(),
         })
     }
 }
@@ -72,7 +73,7 @@ impl TiledKernel {
     /// Returns the number of tiles of a product, for whole clusters.
     pub(crate) fn tiles(&self, rows: usize, columns: usize) -> usize {
         let across = match self.code {
-            TiledCode::Alone(_) => 1,
+            TiledCode::Alone { .. } => 1,
             TiledCode::Clusters(_) => CLUSTER_BLOCKS,
         };
         columns.div_ceil(self.tile.0 * across) * across * rows.div_ceil(self.tile.1)
@@ -82,8 +83,8 @@ impl TiledKernel {
     /// More would only wait; each walks several items instead.
     pub(crate) fn blocks(&self, items: usize, processors_count: usize) -> usize {
         match &self.code {
-            TiledCode::Alone(kernel) => {
-                items.min(processors_count * kernel.blocks_per_multiprocessor())
+            TiledCode::Alone { early, .. } => {
+                items.min(processors_count * early.blocks_per_multiprocessor())
             }
             TiledCode::Clusters(_) => {
                 let clusters = (processors_count / CLUSTER_BLOCKS).max(1);
@@ -93,16 +94,11 @@ impl TiledKernel {
     }
 
     /// Returns the time of a product in no unit, to compare kernels that differ in their tiles:
-    /// that of the tiles that the busiest multiprocessor computes. Spans of tiles are spread evenly
-    /// over all multiprocessors.
+    /// that of the tiles that the busiest multiprocessor computes.
     pub(crate) fn time(&self, rows: usize, columns: usize, processors_count: usize) -> usize {
         let tiles = self.tiles(rows, columns);
         let tile = (self.tile.1 + TILE_OVERHEAD_ROWS) * self.tile.0 * self.instruction.time();
-        if self.merges_spans {
-            (tiles * tile).div_ceil(processors_count)
-        } else {
-            tiles.div_ceil(processors_count) * tile
-        }
+        tiles.div_ceil(processors_count) * tile
     }
 
     /// Queues a product of at most `rows` rows.
@@ -122,7 +118,11 @@ impl TiledKernel {
         let grid = [blocks as u32, 1, 1];
         match &self.code {
             // SAFETY: as the caller says.
-            TiledCode::Alone(kernel) => unsafe { kernel.launch(stream, grid, args) },
+            TiledCode::Alone { early, in_turn } => unsafe {
+                let fills = blocks >= stream.processors_count() as usize;
+                let kernel = if fills { early } else { in_turn };
+                kernel.launch(stream, grid, args)
+            },
             TiledCode::Clusters(kernel) => {
                 let (columns, width) = (args.columns as usize, args.width as usize);
                 // A thread block copies all of its columns, and its part of the rows.
@@ -134,7 +134,7 @@ impl TiledKernel {
                     weights: map(args.weights, columns, box_columns)?,
                     x: map(args.x, rows, box_rows)?,
                     product: args,
-                    padding: [0; 30],
+                    padding: [0; 34],
                 };
                 // SAFETY: as the caller says.
                 unsafe { kernel.launch(stream, grid, args) }

@@ -125,11 +125,10 @@ pub(crate) fn compare_with_mma(
             code: if is_cluster {
                 TiledCode::Clusters(images.kernel(name)?.in_turn())
             } else {
-                TiledCode::alone(images.kernel(name)?, false)
+                TiledCode::alone(images, name)?
             },
             tile,
             rows_max: usize::MAX,
-            merges_spans: false,
             instruction: MatrixInstruction::Wgmma,
         };
         let by_wgmma = match probe.product(stream, &kernel) {
@@ -211,17 +210,13 @@ impl WgmmaProbe {
             out: self.out.at(0),
             rows_count: self.rows_count.at(0),
             sums: self.sums.at(0),
-            arrivals: 0,
             columns: columns as u32,
             width: width as u32,
             span_width: span_width as u32,
-            // The kernels for many rows find the spans of a slice by themselves.
-            spans: ends.len() as u32,
             group_shift: 0,
             is_out_f32: 1,
             slices: ends.len() as u32,
             slice_ends: slice_ends(ends.iter().copied()),
-            padding: 0,
         };
         let tiles = kernel.tiles(rows, columns);
         let blocks = kernel.blocks(tiles, stream.processors_count() as usize);

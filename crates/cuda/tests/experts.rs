@@ -5,7 +5,7 @@ use crate::operations::{BufferAccess, DeviceUnderTest, assert_near, cpu, cuda, n
 use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
 use cleave_engine::ops::{
     Activation, BufferRole, ChosenWeights, ExpertGroups, Experts, ExpertsSpec, GatedMatrices,
-    GatedMlpSpec, GroupScore, InnerSlices, KvType, Ops, Precision, RouterScore, RouterSpec,
+    GatedMlpSpec, GroupScore, InnerSlices, KvType, Precision, RouterScore, RouterSpec,
     SharedExpertSpec, WeightLoader,
 };
 
@@ -209,10 +209,10 @@ impl MixtureCase {
         let bias = |part: u64, rows: usize| mlp.bias.then(|| numbers(10 * seed + part, rows));
         let gate_up = [self.stored(10 * seed, 2 * width, hidden, is_dense)];
         let down = [self.stored(10 * seed + 5, hidden, width, is_dense)];
-        let slices = if width.is_multiple_of(32) {
-            InnerSlices::halved(width, 32, if width >= 128 { 4 } else { 2 })
-        } else {
-            InnerSlices::whole(width)
+        let slices = match width {
+            _ if !width.is_multiple_of(32) => InnerSlices::whole(width),
+            32 => InnerSlices::halved(width, 16, 2),
+            _ => InnerSlices::halved(width, 32, if width >= 128 { 4 } else { 2 }),
         };
         GatedMatrices {
             gate_up: pack

@@ -183,18 +183,16 @@ fn tiled(bench: &KernelBench, name: &str) {
     const SPAN_WIDTH: usize = 128;
     const BLOCKS: u32 = 3;
     let rest = name.trim_start_matches("experts_");
-    let is_few = rest.starts_with("few");
-    let rest = rest.trim_start_matches("few").trim_start_matches("many");
+    let rest = rest.trim_start_matches("many");
     let (tile_rows, format) = rest.split_once('_').unwrap();
     let tile_rows: usize = tile_rows.parse().unwrap();
     let (columns, ends, experts): (usize, [usize; 2], usize) = (131, [64, 288], 4);
-    let (width, spans) = (ends[1], 3);
+    let width = ends[1];
     let tile_columns = if format == "bf16" && tile_rows <= 32 {
         64
     } else {
         128
     };
-    let tiles = columns.div_ceil(tile_columns) * 3;
     let weight_bytes = match format {
         "bf16" => columns * width * 2,
         "int4" | "fp4" | "nvfp4" => columns * width / 2,
@@ -225,25 +223,14 @@ fn tiled(bench: &KernelBench, name: &str) {
                 bias: floats,
                 out: bench.zeros(sorted.places * columns * 2),
                 rows_count: 0,
-                sums: bench.zeros(
-                    if is_few {
-                        tiles * spans
-                    } else {
-                        3 * BLOCKS as usize
-                    } * tile_columns
-                        * tile_rows
-                        * 4,
-                ),
-                arrivals: if is_few { bench.zeros(tiles * 4) } else { 0 },
+                sums: bench.zeros(3 * BLOCKS as usize * tile_columns * tile_rows * 4),
                 columns: columns as u32,
                 width: width as u32,
                 span_width: SPAN_WIDTH as u32,
-                spans: spans as u32,
                 group_shift,
                 is_out_f32: 0,
                 slices: 2,
                 slice_ends: slice_ends(ends.into_iter()),
-                padding: 0,
             },
             rows: sorted.rows,
         };

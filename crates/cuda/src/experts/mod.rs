@@ -2,8 +2,8 @@
 //! gave, and the products between.
 //!
 //! Owns: these kernels, and the workspace of a mixture.
-//! Never: waits for the device. Which experts a row uses is known on the device alone: grids are of
-//! the most work that there may be, and kernels find how much there is.
+//! Never: waits for the device. The device alone knows the experts of a row: grids are of the most
+//! work that there may be, and kernels find how much there is.
 //! Invariant: a row's experts, and the order of its sums, depend on the row alone.
 
 mod products;
@@ -30,7 +30,7 @@ const EXPERTS_MAX: usize = 512;
 const LANES: usize = 32;
 /// Warps of a thread block that computes logits, and rows and columns of a warp with several.
 const LOGIT_WARPS: usize = 4;
-const LOGIT_TILE: (usize, usize) = (4, 8);
+const LOGIT_TILE: (usize, usize) = (8, 4);
 /// Rows from which warps compute several logits: fewer would leave multiprocessors idle.
 const TILED_LOGITS_ROWS: usize = 64;
 /// Elements of a row that one thread block adds up: eight at a time, or one at a time.

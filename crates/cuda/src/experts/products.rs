@@ -1,6 +1,6 @@
 //! Products of several experts' matrices with rows that are sorted by expert.
 //!
-//! Owns: the choice of the kernel, and the workspace for sums of spans and slices.
+//! Owns: the choice of the kernel, and the workspace for sums of slices.
 //! Never: knows which rows an expert has: the device finds them.
 //! Invariant: spans depend on a matrix' shape, its slices and the experts of a row alone, so that a
 //! row gives the same bits from every kernel.
@@ -14,34 +14,29 @@ use crate::error::CudaError;
 use crate::images::KernelImages;
 use crate::matmul::{
     ALIGNED_ELEMENTS, FEW_COLUMNS, MatmulTarget, PLAIN_TILE, QUANTIZED_TILE_COLUMNS, WAITING_MAX,
-    plain_args, span_width, spans_count, tiled_args,
+    plain_args, span_width, tiled_args,
 };
 use crate::pack::CudaMatrix;
 use crate::quantized::QuantizedFormat;
 use cleave_engine::ops::Precision;
 
-/// Kernels for bf16 weights: name, tile, and whether thread blocks share the spans of a tile.
-const TILED: [(&str, (usize, usize), bool); 6] = [
-    ("experts_few8_bf16", (FEW_COLUMNS, 8), true),
-    ("experts_many8_bf16", (FEW_COLUMNS, 8), false),
-    ("experts_many16_bf16", (FEW_COLUMNS, 16), false),
-    ("experts_many32_bf16", (FEW_COLUMNS, 32), false),
-    ("experts_many64_bf16", (128, 64), false),
-    ("experts_many128_bf16", (128, 128), false),
+/// Kernels for bf16 weights: name and tile.
+const TILED: [(&str, (usize, usize)); 5] = [
+    ("experts_many8_bf16", (FEW_COLUMNS, 8)),
+    ("experts_many16_bf16", (FEW_COLUMNS, 16)),
+    ("experts_many32_bf16", (FEW_COLUMNS, 32)),
+    ("experts_many64_bf16", (128, 64)),
+    ("experts_many128_bf16", (128, 128)),
 ];
 
 /// The same for quantised weights, of each format.
-const TILED_QUANTIZED: [(&str, (usize, usize), bool); 5] = [
-    ("experts_few8", (QUANTIZED_TILE_COLUMNS, 8), true),
-    ("experts_many8", (QUANTIZED_TILE_COLUMNS, 8), false),
-    ("experts_many16", (QUANTIZED_TILE_COLUMNS, 16), false),
-    ("experts_many32", (QUANTIZED_TILE_COLUMNS, 32), false),
-    ("experts_many64", (QUANTIZED_TILE_COLUMNS, 64), false),
+const TILED_QUANTIZED: [(&str, (usize, usize)); 4] = [
+    ("experts_many8", (QUANTIZED_TILE_COLUMNS, 8)),
+    ("experts_many16", (QUANTIZED_TILE_COLUMNS, 16)),
+    ("experts_many32", (QUANTIZED_TILE_COLUMNS, 32)),
+    ("experts_many64", (QUANTIZED_TILE_COLUMNS, 64)),
 ];
 
-/// Thread blocks share spans where a product has less than this many tiles for each of them: more
-/// tiles fill the device alike.
-const TILES_PER_BLOCK: usize = 4;
 /// Kernels of larger tiles wait for their turn: their grids may leave multiprocessors idle.
 const EARLY_ROWS_MAX: usize = 32;
 
@@ -108,7 +103,6 @@ pub(crate) struct SortedPlaces {
 struct ExpertKernel {
     kernel: CudaKernel<ExpertMatmulArgs>,
     tile: (usize, usize),
-    merges_spans: bool,
 }
 
 /// The kernels of one precision, and their workspace.
@@ -119,7 +113,6 @@ pub(crate) struct ExpertProducts {
     dense: Vec<ExpertKernel>,
     quantized: Vec<(QuantizedFormat, Vec<ExpertKernel>)>,
     sums: GrowingMemory,
-    arrivals: GrowingMemory,
     processors_count: usize,
     reallocations_count: u64,
 }
@@ -130,7 +123,7 @@ impl ExpertProducts {
         stream: &CudaStream,
         precision: Precision,
     ) -> Result<Self, CudaError> {
-        let kernel = |name: &str, tile: (usize, usize), merges_spans| {
+        let kernel = |name: &str, tile: (usize, usize)| {
             let kernel: CudaKernel<ExpertMatmulArgs> = images.kernel(name)?;
             Ok::<_, CudaError>(ExpertKernel {
                 kernel: if tile.1 <= EARLY_ROWS_MAX {
@@ -139,18 +132,16 @@ impl ExpertProducts {
                     kernel.in_turn()
                 },
                 tile,
-                merges_spans,
             })
         };
         let (mut dense, mut quantized) = (Vec::new(), Vec::new());
         if precision == Precision::Bf16 {
-            for (name, tile, merges) in TILED {
-                dense.push(kernel(name, tile, merges)?);
+            for (name, tile) in TILED {
+                dense.push(kernel(name, tile)?);
             }
             for format in QuantizedFormat::ALL {
-                let of_format = TILED_QUANTIZED.map(|(name, tile, merges)| {
-                    kernel(&format!("{name}_{}", format.name()), tile, merges)
-                });
+                let of_format = TILED_QUANTIZED
+                    .map(|(name, tile)| kernel(&format!("{name}_{}", format.name()), tile));
                 quantized.push((format, of_format.into_iter().collect::<Result<_, _>>()?));
             }
         }
@@ -162,13 +153,12 @@ impl ExpertProducts {
             dense,
             quantized,
             sums: memory("sums of experts", MemoryContents::Undefined)?,
-            arrivals: memory("counters of experts", MemoryContents::Zeros)?,
             processors_count: stream.processors_count() as usize,
             reallocations_count: 0,
         })
     }
 
-    /// Counts the moves of both workspaces; a move invalidates recordings.
+    /// Counts the moves of the workspace; a move invalidates recordings.
     pub(crate) fn reallocations_count(&self) -> u64 {
         self.reallocations_count
     }
@@ -179,7 +169,7 @@ impl ExpertProducts {
             [] => rows == PLAIN_TILE,
             family => family.iter().any(|kernel| kernel.tile.1 == rows),
         };
-        let all = TILED.iter().map(|(_, tile, _)| tile.1);
+        let all = TILED.iter().map(|(_, tile)| tile.1);
         let mut fitting = all.filter(|rows| matrices.iter().all(|matrix| takes(matrix, *rows)));
         // Experts differ: half as many rows again as the mean still are one tile.
         let wanted = sizes.rows_of_expert() * 3 / 2;
@@ -224,7 +214,7 @@ impl ExpertProducts {
             stride: matrices.stride,
         };
         let row_tiles = sizes.tiles_max(rows.tile_rows);
-        let Some(tiled) = self.kernel_of(matrix, rows.tile_rows, row_tiles) else {
+        let Some(tiled) = self.kernel_of(matrix, rows.tile_rows) else {
             let args = ExpertMatmulPlainArgs {
                 product: MatmulPlainArgs {
                     x,
@@ -239,56 +229,34 @@ impl ExpertProducts {
         };
         // Products of one row's experts fill the device together.
         let span_width = span_width(matrix.columns * sizes.chosen, &matrix.slices);
-        let spans = spans_count(&matrix.slices, span_width);
         let (tile_columns, tile_rows) = tiled.tile;
         let tiles = matrix.columns.div_ceil(tile_columns) * row_tiles;
-        let shares_spans = tiled.merges_spans && spans > 1;
-        let items = if tiled.merges_spans {
-            tiles * spans
-        } else {
-            tiles
+        let blocks = tiles.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
+        let floats = match matrix.slices.count() {
+            1 => 0,
+            _ => blocks * WAITING_MAX * tile_columns * tile_rows,
         };
-        let blocks = items.min(self.processors_count * tiled.kernel.blocks_per_multiprocessor());
-        let sums_count = match (tiled.merges_spans, matrix.slices.count()) {
-            (true, _) if shares_spans => items,
-            (true, _) | (false, 1) => 0,
-            (false, _) => blocks * WAITING_MAX,
-        };
-        let arrivals_count = if shares_spans { tiles } else { 0 };
-        let before = (self.sums.memory().at(0), self.arrivals.memory().at(0));
-        let bytes = sums_count * tile_columns * tile_rows * size_of::<f32>();
+        let before = self.sums.memory().at(0);
+        let bytes = floats * size_of::<f32>();
         let sums = self.sums.ensure_bytes(stream, bytes)?.at(0);
-        let bytes = arrivals_count * size_of::<u32>();
-        let arrivals = self.arrivals.ensure_bytes(stream, bytes)?.at(0);
-        self.reallocations_count += u64::from((sums, arrivals) != before);
+        self.reallocations_count += u64::from(sums != before);
         let args = ExpertMatmulArgs {
             product: MatmulArgs {
                 x,
                 sums,
-                arrivals,
                 ..tiled_args(matrix, target, span_width)
             },
             rows: rows_args,
         };
-        let tiled = self.kernel_of(matrix, rows.tile_rows, row_tiles);
+        let tiled = self.kernel_of(matrix, rows.tile_rows);
         let tiled = tiled.expect("the kernel that was found before");
-        // SAFETY: as above; the workspace has room for all spans.
+        // SAFETY: as above; the workspace has room for all slices.
         unsafe { tiled.kernel.launch(stream, [blocks as u32, 1, 1], args) }
     }
 
-    /// Returns the tensor-core kernel for tiles of so many places, `row_tiles` of them at most.
-    fn kernel_of(
-        &self,
-        matrix: &CudaMatrix,
-        tile_rows: usize,
-        row_tiles: usize,
-    ) -> Option<&ExpertKernel> {
-        let family = self.family(matrix);
-        let mut fitting = family.iter().filter(|kernel| kernel.tile.1 == tile_rows);
-        fitting.find(|kernel| {
-            let tiles = matrix.columns.div_ceil(kernel.tile.0) * row_tiles;
-            let blocks = self.processors_count * kernel.kernel.blocks_per_multiprocessor();
-            !kernel.merges_spans || tiles < TILES_PER_BLOCK * blocks
-        })
+    /// Returns the tensor-core kernel for tiles of so many places.
+    fn kernel_of(&self, matrix: &CudaMatrix, tile_rows: usize) -> Option<&ExpertKernel> {
+        let mut family = self.family(matrix).iter();
+        family.find(|kernel| kernel.tile.1 == tile_rows)
     }
 }

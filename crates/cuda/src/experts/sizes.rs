@@ -17,6 +17,8 @@ const PIECE_BYTES: usize = 192 << 20;
 const PIECE_ROWS_MAX: usize = 32 * 256;
 /// Rows of a piece are a multiple of this, which a word of the masks has.
 pub(super) const MASK_ROWS: usize = 32;
+/// Bytes of a number or of an f32.
+const WORD: usize = size_of::<u32>();
 /// The places of the smallest tile.
 const TILE_ROWS_MIN: usize = 8;
 /// Bytes of an `ExpertTile` of the kernels.
@@ -136,7 +138,6 @@ impl WorkspaceLayout {
             count: spec.count,
             chosen: spec.chosen,
         };
-        const WORD: usize = size_of::<u32>();
         let (element, places) = (precision.element_bytes(), piece.places_max());
         let width = spec.expert.width;
         let shared_width = spec.shared.map_or(0, |shared| shared.mlp.width);

@@ -48,17 +48,6 @@ struct alignas(64) Thread {
     Index index;
 };
 
-// A barrier of a part of the block's threads.
-struct PartBarrier {
-    uint32_t expected = 0, arrived = 0, phases = 0;
-    // The lanes of each warp that wait.
-    uint32_t waiting[WARPS_MAX] = {};
-    Site site = {};
-    // As of the block.
-    uint64_t gate[2] = {};
-};
-constexpr uint32_t PART_BARRIERS = 16;
-
 struct Block {
     const Launch* launch = nullptr;
     Context host;
@@ -74,7 +63,6 @@ struct Block {
 };
 
 extern Block block;
-extern PartBarrier part_barriers[PART_BARRIERS];
 extern Warp warps[WARPS_MAX];
 extern Thread threads[THREADS_MAX];
 // State of the running thread.

@@ -115,8 +115,6 @@ DEVICE void sync_warp(CALL_SITE) { emulator::sync_warp(site); }
 DEVICE void let_next_begin() {}
 DEVICE void wait_for_previous() {}
 DEVICE void sync_block(CALL_SITE) { emulator::sync_block(site); }
-DEVICE void sync_part(u32 barrier, u32 threads, CALL_SITE) { emulator::sync_part(barrier, threads, site); }
-DEVICE void arrive_part(u32 barrier, u32 threads, CALL_SITE) { emulator::arrive_part(barrier, threads, site); }
 
 template <class T> DEVICE T emulator_shuffle(T value, u32 from_lane, emulator::Site site) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle carries one or two registers");

@@ -57,10 +57,6 @@ extern Range dynamic_shared, static_shared;
 
 void sync_block(Site site);
 void sync_warp(Site site);
-// Named barrier `number` of the block, 1 to 15, for `threads` of its threads: `sync_part` waits for all of them, and
-// `arrive_part` counts its thread without waiting.
-void sync_part(uint32_t number, uint32_t threads, Site site);
-void arrive_part(uint32_t number, uint32_t threads, Site site);
 uint64_t shuffle(uint64_t value, uint32_t from_lane, Site site);
 uint32_t ballot(bool is_true, Site site);
 // `row` is this lane's; `to` receives its part of all lanes' rows.

@@ -3,8 +3,8 @@
 //
 // Owns: the running block, the barrier, the end of a failed launch.
 // Never: runs two fibers at once, or is compiled with a sanitizer.
-// Invariant: a barrier opens when every thread of the block has reached it from one line, and a named one when as many
-// threads as it is for have. A block that cannot continue ends the launch with a message that names the line, and the process goes on.
+// Invariant: a barrier opens when every thread of the block has reached it from one line. A block
+// that cannot continue ends the launch with a message that names the line, and the process goes on.
 #include "scheduler.h"
 
 #include <stdio.h>
@@ -24,7 +24,6 @@ Warp* warp = nullptr;
 uint32_t lane = 0;
 
 Block block;
-PartBarrier part_barriers[PART_BARRIERS];
 Warp warps[WARPS_MAX];
 Thread threads[THREADS_MAX];
 
@@ -118,10 +117,6 @@ void begin_block(Index index, uint64_t draw) {
         fresh.exists = fresh.ready = left >= LANES ? ~0u : (1u << left) - 1;
         fresh.met = fresh.at_barrier = fresh.votes[0] = fresh.votes[1] = 0;
     }
-    for (PartBarrier& barrier : part_barriers) {
-        barrier.expected = barrier.arrived = 0;
-        memset(barrier.waiting, 0, sizeof barrier.waiting);
-    }
     poison_shared(block.launch->shared_bytes);
     run_as(uint32_t(draw % block.threads));
 }
@@ -186,13 +181,6 @@ void report_deadlock() {
             name_of(stuck.collective), file_of(stuck.site), stuck.site.line, stuck.at_barrier);
         end_launch(Outcome::Failed);
     }
-    for (const PartBarrier& barrier : part_barriers) {
-        if (barrier.arrived == 0) continue;
-        say("emulator: kernel %s, block (%u, %u, %u): deadlock: %u of %u threads have reached the named barrier at %s:%u",
-            block.launch->name, block_index.x, block_index.y, block_index.z, barrier.arrived, barrier.expected,
-            file_of(barrier.site), barrier.site.line);
-        end_launch(Outcome::Failed);
-    }
     say("emulator: kernel %s, block (%u, %u, %u): deadlock: %u of %u threads wait in sync_block at %s:%u, %u have returned "
         "without it",
         block.launch->name, block_index.x, block_index.y, block_index.z, block.at_barrier, block.threads,
@@ -232,41 +220,6 @@ void sync_block(Site site) {
     }
     acquire(gate);
 }
-
-// Counts the running thread, and lets the waiting ones go on if it is the last. True if it was.
-bool reach_part(PartBarrier& barrier, uint32_t expected, Site site) {
-    if (barrier.arrived != 0 && barrier.expected != expected) {
-        char here[160];
-        describe_here(here, sizeof here);
-        say("emulator: %s: a named barrier of %u threads at %s:%u is one of %u at %s:%u", here, expected, file_of(site),
-            site.line, barrier.expected, file_of(barrier.site), barrier.site.line);
-        end_launch(Outcome::Failed);
-    }
-    release(&barrier.gate[barrier.phases % 2]);
-    barrier.expected = expected;
-    barrier.site = site;
-    if (++barrier.arrived < expected) return false;
-    barrier.phases++;
-    barrier.arrived = 0;
-    for (uint32_t number = 0; number < block.warps; number++) {
-        warps[number].ready |= barrier.waiting[number];
-        barrier.waiting[number] = 0;
-    }
-    return true;
-}
-
-void sync_part(uint32_t number, uint32_t expected, Site site) {
-    PartBarrier& barrier = part_barriers[number];
-    uint64_t* gate = &barrier.gate[barrier.phases % 2];
-    if (!reach_part(barrier, expected, site)) {
-        warp->ready &= ~(1u << lane);
-        barrier.waiting[warp - warps] |= 1u << lane;
-        wait();
-    }
-    acquire(gate);
-}
-
-void arrive_part(uint32_t number, uint32_t expected, Site site) { reach_part(part_barriers[number], expected, site); }
 
 void copy_begin(Copy copy) { copies_of[block.now].begin(copy); }
 

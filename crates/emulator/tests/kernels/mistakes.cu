@@ -126,22 +126,3 @@ extern "C" KERNEL(128, 1) warpgroup(GRID_CONSTANT const MistakeArgs args) {
     wgmma_take(sums);
     if (threadIdx.x < 64) args.results[threadIdx.x] = sums[threadIdx.x % 16][0] + early;
 }
-
-// Choice 1 lets all the threads come that the barrier is for.
-extern "C" KERNEL(64, 1) unreached_part(GRID_CONSTANT const MistakeArgs args) {
-    if (args.choice == 1 && threadIdx.x >= 32) arrive_part(3, 64);
-    if (threadIdx.x < 32) sync_part(3, 64);
-    args.results[threadIdx.x] = 1.0f;
-}
-
-// Choice 1 waits for the other half's numbers.
-extern "C" KERNEL(64, 1) without_part(GRID_CONSTANT const MistakeArgs args) {
-    __shared__ float numbers[32];
-    if (threadIdx.x >= 32) {
-        numbers[threadIdx.x - 32] = args.numbers[threadIdx.x];
-        if (args.choice == 1) arrive_part(1, 64);
-        return;
-    }
-    if (args.choice == 1) sync_part(1, 64);
-    args.results[threadIdx.x] = numbers[threadIdx.x];
-}
