@@ -2,8 +2,8 @@
 //!
 //! Owns: the trait [`WeightLoader`]. Never: runs an operation.
 
+use super::{GatedMatrices, supports_decoder};
 use super::{InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported};
-use super::{Ops, supports_decoder};
 use crate::EngineError;
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 
@@ -108,8 +108,8 @@ pub trait WeightLoader: Send + Sync {
         slices: &InnerSlices,
     ) -> Result<Self::Matrix, EngineError>;
 
-    /// As [`WeightLoader::matrix`], for [`Ops::gated`] alone: the first half of the stack's rows
-    /// are the gate's.
+    /// As [`WeightLoader::matrix`], for [`Ops::gated`](super::Ops::gated) alone: the first half of
+    /// the stack's rows are the gate's.
     ///
     /// # Errors
     /// `Device` if memory is short.
@@ -122,8 +122,9 @@ pub trait WeightLoader: Send + Sync {
     }
 
     /// As [`WeightLoader::matrix`], but in f32 whatever the precision, for products of f32 rows:
-    /// the router of [`Ops::experts`], whose rounding would choose other experts, and adapters.
-    /// Only if [`WeightLoader::supports`] accepts experts, or [`Ops::adapts`].
+    /// the router of [`Ops::experts`](super::Ops::experts), whose rounding would choose other
+    /// experts, and adapters. Only if [`WeightLoader::supports`] accepts experts, or
+    /// [`Ops::adapts`](super::Ops::adapts).
     ///
     /// # Errors
     /// `Device` if memory is short.
