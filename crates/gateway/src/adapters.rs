@@ -153,7 +153,11 @@ impl AdapterChanges {
     /// A worker is gone, and answers nothing any more.
     pub(crate) fn worker_lost(&mut self, worker: WorkerRef) {
         for pending in self.pending.values_mut() {
-            pending.waiting.remove(&worker);
+            if pending.waiting.remove(&worker) {
+                pending
+                    .refusals
+                    .push(format!("{worker}: lost before it answered"));
+            }
         }
         self.end_answered();
     }
@@ -185,6 +189,7 @@ impl AdapterChanges {
 mod tests {
     use super::*;
     use cleave_domain::AdapterPlace;
+    use cleave_domain::Incarnation;
 
     fn offer(name: &str, content: u8) -> AdapterOffer {
         AdapterOffer {
@@ -217,6 +222,30 @@ mod tests {
             Some(2),
             "it stays where both are equal"
         );
+    }
+
+    #[test]
+    fn a_change_ends_once_every_worker_answered_or_is_lost() {
+        let workers = [1, 2].map(|number| WorkerRef {
+            worker: WorkerId(number),
+            incarnation: Incarnation(1),
+        });
+        let mut changes = AdapterChanges::default();
+        let mut begin = |changes: &mut AdapterChanges| {
+            let (answer, outcome) = oneshot::channel();
+            (changes.begin(workers.into(), answer), outcome)
+        };
+        let (change, mut outcome) = begin(&mut changes);
+        changes.answered(workers[0], "one", change, Ok(()));
+        assert!(outcome.try_recv().is_err(), "the other has not answered");
+        changes.answered(workers[1], "two", change, Err("no".to_owned()));
+        assert_eq!(outcome.try_recv().unwrap(), Err("two: no".to_owned()));
+        let (change, mut outcome) = begin(&mut changes);
+        changes.answered(workers[0], "one", change, Ok(()));
+        changes.worker_lost(workers[1]);
+        let lost = outcome.try_recv().unwrap().unwrap_err();
+        assert!(lost.contains("lost before it answered"), "{lost}");
+        assert!(changes.pending.is_empty());
     }
 
     #[test]

@@ -181,8 +181,8 @@ impl AdapterGate {
         });
     }
 
-    /// Serves the adapter of this name no longer; whether there was one. Hand-offs that have it keep
-    /// it.
+    /// Serves the adapter of this name no longer; whether there was one. Hand-offs that have it
+    /// keep it.
     pub(crate) fn remove(&mut self, name: &str) -> bool {
         self.version += 1;
         let named = self.names.remove(name);

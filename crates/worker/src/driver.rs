@@ -173,8 +173,8 @@ impl WorkerDriver {
     async fn next_event(&mut self) -> Option<WorkerWakeup> {
         let deadline = self.brain.deadline();
         // The order is fixed, so that the same facts at the same moments give the same decisions.
-        // The engine, the links, the compiler of constraints and work on adapters report only what they were asked
-        // for, so that routers are not starved.
+        // The engine, the links, the compiler of constraints and work on adapters report only what
+        // they were asked for, so that routers are not starved.
         tokio::select! {
             biased;
             () = deadline_reached(self.clock, deadline) => Some(WorkerWakeup::Deadline),

@@ -95,7 +95,7 @@ pub struct OpenAdapter {
     pub name: String,
     /// The folder that it was opened from.
     pub folder: PathBuf,
-    /// What is in the folder.
+    /// Content of the folder.
     pub facts: AdapterFacts,
 }
 

@@ -111,6 +111,7 @@ impl FleetMessage for proto::Upward {
             5 => kind("link", Value, OTHER_BYTES_MAX),
             6 => kind("pass", Value, OTHER_BYTES_MAX),
             7 => kind("batch", Fields, BATCH_READ_MAX),
+            8 => kind("adapter answer", Value, OTHER_BYTES_MAX),
             _ => return None,
         })
     }
@@ -130,6 +131,7 @@ impl FleetMessage for proto::Downward {
             8 => kind("name taken", Value, OTHER_BYTES_MAX),
             9 => kind("pass", Value, OTHER_BYTES_MAX),
             10 => kind("batch", Fields, BATCH_READ_MAX),
+            11 => kind("adapter", Value, OTHER_BYTES_MAX),
             _ => return None,
         })
     }

@@ -166,7 +166,8 @@ fn gossip() -> Arc<ScalingGossip> {
 
 const GOSSIP: &str = "1718191a1b1c1d1e1f000000000000000101020304202122232425000000000309";
 const REQUEST: &str = "0205ac0201060000003f070000803f0000803e0000c03f00000040000080bf000000bf01080000c0\
-                       3f09010a000102010163010b0c010d010e0161016201010000010007040103010f";
+                       3f09010a000102010163010b0c010d010e01adadadadadadadadadadadadadadadad\
+                       0161016201010000010007040103010f";
 
 #[test]
 fn orders_keep_their_bytes() {
@@ -366,10 +367,8 @@ fn reports_about_a_worker_keep_their_bytes() {
         place: AdapterPlace::OnDisk,
     };
     let adapters = Report::Adapters(vec![offer]);
-    assert_bytes(
-        &adapters,
-        "100101610707070707070707070707070707070707016201",
-    );
+    let expected = format!("10010161{}016201", "07".repeat(16));
+    assert_bytes(&adapters, &expected);
 }
 
 #[test]
