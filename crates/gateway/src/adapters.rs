@@ -231,7 +231,7 @@ mod tests {
             incarnation: Incarnation(1),
         });
         let mut changes = AdapterChanges::default();
-        let mut begin = |changes: &mut AdapterChanges| {
+        let begin = |changes: &mut AdapterChanges| {
             let (answer, outcome) = oneshot::channel();
             (changes.begin(workers.into(), answer), outcome)
         };
