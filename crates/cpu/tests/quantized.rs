@@ -35,7 +35,7 @@ struct CodedWeight {
 
 /// Kinds of scales and zero points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CodeKind {
+enum WeightCase {
     Int8,
     /// Groups with scales that are exact in bf16, without zero points.
     Int8Even,
@@ -52,35 +52,44 @@ enum CodeKind {
 }
 
 impl CodedWeight {
-    fn new(kind: CodeKind, columns: usize, width: usize, group: usize) -> Self {
+    fn new(kind: WeightCase, columns: usize, width: usize, group: usize) -> Self {
         let count = columns * width;
         let groups = columns * width.div_ceil(group);
         let random = |seed, count| numbers(seed, count).into_iter();
         let codes = random(3, count).map(|x| match kind {
             // Includes the smallest and the largest code.
-            CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Int8Odd => {
+            WeightCase::Int8 | WeightCase::Int8Even | WeightCase::Int8Odd => {
                 ((x * 140.0).clamp(-128.0, 127.0) as i8).cast_unsigned()
             }
-            CodeKind::Int4Even | CodeKind::Int4Odd | CodeKind::Float4Even | CodeKind::Float4Odd => {
-                ((x + 1.0) * 8.0) as u8 & 15
-            }
+            WeightCase::Int4Even
+            | WeightCase::Int4Odd
+            | WeightCase::Float4Even
+            | WeightCase::Float4Odd => ((x + 1.0) * 8.0) as u8 & 15,
         });
         let scales = random(4, groups).map(|x| match kind {
-            CodeKind::Int4Even | CodeKind::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
-            CodeKind::Float4Even => (x * 2.0 - 5.0).round().exp2(),
-            CodeKind::Int8 | CodeKind::Int8Odd | CodeKind::Int4Odd | CodeKind::Float4Odd => x * 0.1,
+            WeightCase::Int4Even | WeightCase::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
+            WeightCase::Float4Even => (x * 2.0 - 5.0).round().exp2(),
+            WeightCase::Int8
+            | WeightCase::Int8Odd
+            | WeightCase::Int4Odd
+            | WeightCase::Float4Odd => x * 0.1,
         });
         let zeros = random(5, groups).map(|x| match kind {
-            CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Float4Even | CodeKind::Float4Odd => 0,
-            CodeKind::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
-            CodeKind::Int4Even => 8,
-            CodeKind::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+            WeightCase::Int8
+            | WeightCase::Int8Even
+            | WeightCase::Float4Even
+            | WeightCase::Float4Odd => 0,
+            WeightCase::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
+            WeightCase::Int4Even => 8,
+            WeightCase::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
         });
         Self {
             element: match kind {
-                CodeKind::Int8 | CodeKind::Int8Even | CodeKind::Int8Odd => QuantizedType::Int8,
-                CodeKind::Int4Even | CodeKind::Int4Odd => QuantizedType::Int4,
-                CodeKind::Float4Even | CodeKind::Float4Odd => QuantizedType::E2m1,
+                WeightCase::Int8 | WeightCase::Int8Even | WeightCase::Int8Odd => {
+                    QuantizedType::Int8
+                }
+                WeightCase::Int4Even | WeightCase::Int4Odd => QuantizedType::Int4,
+                WeightCase::Float4Even | WeightCase::Float4Odd => QuantizedType::E2m1,
             },
             columns,
             width,
@@ -157,7 +166,7 @@ impl CodedWeight {
 }
 
 /// Kinds, columns, widths and groups around panels, steps and blocks.
-fn weights() -> Vec<(CodeKind, CodedWeight)> {
+fn weights() -> Vec<(WeightCase, CodedWeight)> {
     let mut weights = Vec::new();
     for (columns, width) in [
         (1, 1),
@@ -169,8 +178,8 @@ fn weights() -> Vec<(CodeKind, CodedWeight)> {
         (64, 1100),
     ] {
         weights.push((
-            CodeKind::Int8,
-            CodedWeight::new(CodeKind::Int8, columns, width, width),
+            WeightCase::Int8,
+            CodedWeight::new(WeightCase::Int8, columns, width, width),
         ));
     }
     for (columns, width, group) in [
@@ -183,10 +192,10 @@ fn weights() -> Vec<(CodeKind, CodedWeight)> {
         (40, 1088, 64),
     ] {
         for kind in [
-            CodeKind::Int4Even,
-            CodeKind::Int4Odd,
-            CodeKind::Int8Even,
-            CodeKind::Int8Odd,
+            WeightCase::Int4Even,
+            WeightCase::Int4Odd,
+            WeightCase::Int8Even,
+            WeightCase::Int8Odd,
         ] {
             weights.push((kind, CodedWeight::new(kind, columns, width, group)));
         }
@@ -200,13 +209,13 @@ fn weights() -> Vec<(CodeKind, CodedWeight)> {
         (70, 544, 32),
         (64, 1104, 16),
     ] {
-        for kind in [CodeKind::Float4Even, CodeKind::Float4Odd] {
+        for kind in [WeightCase::Float4Even, WeightCase::Float4Odd] {
             weights.push((kind, CodedWeight::new(kind, columns, width, group)));
         }
     }
     // Groups that kernels support only after splitting.
     for (columns, width, group) in [(40, 512, 256), (24, 384, 192), (33, 96, 96)] {
-        let kind = CodeKind::Int8Odd;
+        let kind = WeightCase::Int8Odd;
         weights.push((kind, CodedWeight::new(kind, columns, width, group)));
     }
     weights
@@ -243,19 +252,19 @@ fn quantised_products_are_right_and_bit_equal_on_every_isa() {
 #[test]
 fn quantised_rows_are_bit_equal_in_any_batch() {
     for kind in [
-        CodeKind::Int8,
-        CodeKind::Int8Odd,
-        CodeKind::Int4Even,
-        CodeKind::Int4Odd,
-        CodeKind::Float4Even,
-        CodeKind::Float4Odd,
+        WeightCase::Int8,
+        WeightCase::Int8Odd,
+        WeightCase::Int4Even,
+        WeightCase::Int4Odd,
+        WeightCase::Float4Even,
+        WeightCase::Float4Odd,
     ] {
         // Rows larger than a cache, in more than one block.
         let (columns, width, rows) = (200, 1152, 530);
         let group = match kind {
-            CodeKind::Int8 => width,
-            CodeKind::Float4Even => 32,
-            CodeKind::Float4Odd => 16,
+            WeightCase::Int8 => width,
+            WeightCase::Float4Even => 32,
+            WeightCase::Float4Odd => 16,
             _ => 64,
         };
         let weight = CodedWeight::new(kind, columns, width, group);

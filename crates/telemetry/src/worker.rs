@@ -5,6 +5,7 @@
 //! its gauges are shown under the new role alone.
 
 mod adapters;
+mod labels;
 mod series;
 mod tier;
 mod utilisation;
@@ -19,57 +20,16 @@ use adapters::{ADAPTERS, LOADS, LoraLabels};
 use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
 use cleave_sched::{DraftOutcome, WorkerNote};
 use cleave_transfer::{LinkSpeed, Transport};
-use prometheus_client::encoding::EncodeLabelSet;
+use labels::{
+    CacheConfigLabels, PeerTransportLabels, WorkerKindLabels, WorkerLabels, WorkerModelLabels,
+    WorkerPeerLabels,
+};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use std::time::Duration;
 use tracing::warn;
 use utilisation::DeviceUtilisation;
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WorkerLabels {
-    worker: String,
-    role: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WorkerKindLabels {
-    worker: String,
-    role: String,
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WorkerPeerLabels {
-    worker: String,
-    role: String,
-    peer: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PeerTransportLabels {
-    worker: String,
-    role: String,
-    peer: String,
-    transport: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WorkerModelLabels {
-    worker: String,
-    role: String,
-    model_name: String,
-}
-
-/// Labels by the names that pickers know.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CacheConfigLabels {
-    worker: String,
-    model_name: String,
-    block_size: String,
-    num_gpu_blocks: String,
-}
 
 /// The outcomes of hand-offs at one worker.
 const HANDOFFS: [&str; 7] = [

@@ -238,7 +238,8 @@ macro_rules! bytes_kernels {
             unsafe fn multiply_nibbles(product: &PackedProduct<'_>, piece: &ProductPiece, scratch: &mut [f32]) {
                 // SAFETY: as in `pack_int8`.
                 let simd = unsafe { <$simd>::new() };
-                // A single tile unpacks codes in its innermost loop, where kinds are compiled apart.
+                // A single tile unpacks codes in its innermost loop, where kinds are compiled
+                // apart.
                 match (piece.tiles.len(), product.integer.units.codes) {
                     (2.., _) => {
                         product::multiply::<$simd, UnpackedNibbleForm>(simd, product, piece, scratch);

@@ -28,7 +28,7 @@ pub struct AdapterUse {
     pub max_loras: usize,
     /// Adapters that are served under a name.
     pub served: usize,
-    /// Adapters in memory.
+    /// Adapters whose weights are in memory.
     pub loaded: usize,
     /// Names of the adapters that requests run with, ascending.
     pub running: Vec<String>,
