@@ -142,12 +142,12 @@ fn configurations_that_would_be_misread_are_refused() {
             drop(c.remove("lora_alpha"))
         }),
         (
-            "names `lm_head`: an adapter of the embedding or the head",
+            "names `embed_tokens`: an adapter of the embedding or the head",
             |c| {
                 c["target_modules"]
                     .as_array_mut()
                     .unwrap()
-                    .push(json!("lm_head"));
+                    .push(json!("embed_tokens"));
             },
         ),
         ("names `conv_proj`, which the model does not have", |c| {
@@ -206,7 +206,7 @@ fn tensors_that_would_be_ignored_are_refused() {
                 "layers.0.mlp.up_proj.lora_B.weight",
                 "layers.0.mlp.up_proj.lora_B.bias",
             ),
-            "bias",
+            "lora_B.weight`: missing",
         ),
         (
             rename("up_proj.lora_A.weight", "up_proj.lora_magnitude_vector"),
