@@ -173,7 +173,7 @@ fn configurations_that_would_be_misread_are_refused() {
             c["rank_pattern"] = json!({"^q.*": 4});
         }),
         (
-            "shape [8, 64]; the rank of adapter_config.json and the model call for [7, 64]",
+            "shape [8, 112]; the rank of adapter_config.json and the model call for [7, 112]",
             |c| {
                 c["r"] = json!(7);
             },
@@ -210,14 +210,14 @@ fn tensors_that_would_be_ignored_are_refused() {
         ),
         (
             rename("up_proj.lora_A.weight", "up_proj.lora_magnitude_vector"),
-            "DoRA",
+            "lora_A.weight`: missing",
         ),
         (
             rename(
                 "layers.0.mlp.up_proj.lora_A.weight",
                 "layers.0.mlp.up_proj.weight",
             ),
-            "no matrix",
+            "lora_A.weight`: missing",
         ),
     ] {
         assert!(error.contains(expected), "{expected}: {error}");
