@@ -9,20 +9,21 @@
 //! masked key does not change a row's state, to the bit: the largest score stays, so that the scale
 //! is exactly 1, and the weight is exactly 0.
 
-mod register_tile;
 mod state;
 mod task;
 
 use super::SoftCap;
-use super::kv_sources::{GatheredKv, LocatedKv, locate_kv, sources_in_pool};
-use super::tile::{ElementFormat, pack_row, rows_compiled};
+use super::kv_sources::{GROUPS, GatheredKv, LocatedKv, locate_kv, sources_in_pool};
+use super::rows::capped;
+use super::tile::{
+    ElementFormat, TileSides, accumulate, pack_row, rows_compiled, wide, with_filled,
+};
 use crate::layout::{KEYS_ACROSS, KvLayout};
 use crate::memory::{PageMemory, SliceParts};
 use crate::simd::{LANES, Simd};
 use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
 use cleave_engine::ops::HeadShape;
-use register_tile::attend_tile;
 use state::{SoftmaxState, merge, row_state};
 use std::ops::Range;
 pub(super) use task::AttentionTask;
@@ -375,8 +376,207 @@ fn attend_head<S: Simd, F: ElementFormat<S>>(
         let keys = keys.start..keys.end.min(keys.start + visible_count);
         // SAFETY: the scratch space was made for these heads, and these are the tile's keys and
         // values.
-        unsafe { attend_tile::<S, F>(s, task, head, tile, keys, located, scratch) };
+        with_filled!(rows_compiled(rows.len(), S::ROWS), R => unsafe {
+            // Decided at compile time: a set has no code for another's tile sizes.
+            if const { R <= S::ROWS } {
+                attend_tile::<S, F, R>(s, task, head, tile, keys.clone(), located, scratch);
+            }
+        });
         // The first register tile has prefetched everything.
         located.ahead = located.sources;
     }
+}
+
+/// One register tile over one tile of keys. R is the number of rows, rounded up to a compiled size.
+///
+/// # Safety
+/// The scratch space was made for these heads and holds the queries, and the sources are these keys
+/// and values.
+#[inline(always)]
+unsafe fn attend_tile<S: Simd, F: ElementFormat<S>, const R: usize>(
+    s: S,
+    task: &AttentionTask<'_, F::Stored>,
+    head: usize,
+    tile: usize,
+    keys: Range<usize>,
+    located: LocatedKv,
+    scratch: &mut AttentionScratch,
+) {
+    let LocatedKv { sources, ahead } = located;
+    let steps = task.attend.heads.head_dim.div_ceil(F::PER_STEP);
+    let columns = keys.len().next_multiple_of(LANES);
+    let of_tile = (task.cut.start(tile), task.cut.start(tile + 1));
+    let row = head * task.rows + of_tile.0;
+    let first = (head * task.packed_rows + tile * S::ROWS) * steps * F::PHASES;
+    let queries = &scratch.queries[first..];
+    let mut column = 0;
+    while column < columns {
+        // SAFETY: R rows of queries and the columns of the tile are packed there.
+        column += wide!(S, R, columns - column, C => unsafe {
+            let group = column / KEYS_ACROSS;
+            let sides = TileSides {
+                left: queries.as_ptr(),
+                right: groups_from::<C>(&sources.keys, group),
+                right_stride: sources.keys_stride,
+                steps,
+                prefetch: groups_from::<C>(&ahead.keys, group),
+            };
+            let acc = accumulate::<S, F, R, C, 1, R>(s, sides, [[s.splat(0.0); C]; R]);
+            for r in 0..R {
+                let to = scratch.scores[r * TILE + column..][..LANES * C].as_chunks_mut().0;
+                for c in 0..C {
+                    s.store(acc[r][c], &mut to[c]);
+                }
+            }
+        });
+    }
+    let rows = R.min(of_tile.1 - of_tile.0);
+    for r in 0..rows {
+        weights_from_scores::<S, F>(s, task, row, of_tile.0 + r, r, keys.clone(), scratch);
+    }
+    let mut column = 0;
+    while column < task.width {
+        // SAFETY: R rows of weights and the columns of the values are packed there.
+        column += wide!(S, R, task.width - column, C => unsafe {
+            // Add weights times values to the span's sums, in the order of keys.
+            let mut acc = [[s.splat(0.0); C]; R];
+            let out = &mut scratch.span.weighted_values[row * task.width..];
+            // All R rows, so that sums stay in registers; padding rows are not stored.
+            for r in 0..R {
+                let at = r.min(rows - 1) * task.width + column;
+                let out = out[at..at + LANES * C].as_chunks().0;
+                for c in 0..C {
+                    acc[r][c] = s.load(&out[c]);
+                }
+            }
+            let across = |start: *const u32| {
+                std::array::from_fn::<_, C, _>(|c| start.wrapping_add(column + c * LANES))
+            };
+            const { assert!(KEYS_ACROSS.is_multiple_of(2)) };
+            for group in 0..keys.len().div_ceil(KEYS_ACROSS) {
+                let count = KEYS_ACROSS.min(keys.len() - group * KEYS_ACROSS);
+                let left = group * KEYS_ACROSS / F::PER_STEP * F::PHASES;
+                let sides = TileSides {
+                    left: scratch.weights[left..].as_ptr(),
+                    right: across(sources.values[group]),
+                    right_stride: sources.values_stride,
+                    steps: count / F::PER_STEP,
+                    prefetch: across(ahead.values[group]),
+                };
+                acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
+            }
+            // An odd number of keys leaves a step's second half empty: see `values_last`.
+            if !keys.len().is_multiple_of(F::PER_STEP)
+                && let Some(last) = sources.values_last
+            {
+                let left = keys.len() / F::PER_STEP * F::PHASES;
+                let sides = TileSides {
+                    left: scratch.weights[left..].as_ptr(),
+                    right: across(last),
+                    right_stride: 0,
+                    steps: 1,
+                    prefetch: across(last),
+                };
+                acc = accumulate::<S, F, R, C, TILE, 1>(s, sides, acc);
+            }
+            for r in 0..R {
+                if r < rows {
+                    let at = r * task.width + column;
+                    let out = out[at..at + LANES * C].as_chunks_mut().0;
+                    for c in 0..C {
+                        s.store(acc[r][c], &mut out[c]);
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The pointers of C groups from `first` on.
+#[inline(always)]
+fn groups_from<const C: usize>(groups: &[*const u32; GROUPS], first: usize) -> [*const u32; C] {
+    let mut some = [std::ptr::null(); C];
+    some.copy_from_slice(&groups[first..first + C]);
+    some
+}
+
+/// Converts the scores of a tile's row `r` into weights; rescales its state if the largest score
+/// grows. `first_row` is the task's row of the tile's first, `row_in_head` the head's row of `r`.
+#[inline(always)]
+fn weights_from_scores<S: Simd, F: ElementFormat<S>>(
+    s: S,
+    task: &AttentionTask<'_, F::Stored>,
+    first_row: usize,
+    row_in_head: usize,
+    r: usize,
+    keys: Range<usize>,
+    scratch: &mut AttentionScratch,
+) {
+    let position = task.queries.position + row_in_head / task.group;
+    let visible_end = (position + 1).min(keys.end).saturating_sub(keys.start);
+    let visible_start = task.first_visible_key(position).saturating_sub(keys.start);
+    let columns = keys.len().next_multiple_of(LANES);
+    let scale = s.splat(task.attend.scale);
+    let scales = match task.attend.pool {
+        PoolContents::Elements(_) => None,
+        PoolContents::Codes(_) => Some(scratch.gathered.scales()),
+    };
+    let scores = scratch.scores[r * TILE..r * TILE + columns]
+        .as_chunks_mut()
+        .0;
+    let mut largest = s.splat(f32::NEG_INFINITY);
+    for chunk in 0..scores.len() {
+        let first = chunk * LANES;
+        let from = visible_start.saturating_sub(first);
+        let to = visible_end.saturating_sub(first);
+        let mut v = s.load(&scores[chunk]);
+        if let Some((keys, _)) = scales {
+            v = s.mul(v, s.load(&keys[chunk]));
+        }
+        v = s.mul(v, scale);
+        if let Some(cap) = task.attend.soft_cap {
+            v = capped(s, v, cap);
+        }
+        // Masked keys and keys beyond the tile get a score of −∞, and so a weight of 0.
+        if from > 0 || to < LANES {
+            v = s.mask_outside(v, from, to);
+        }
+        s.store(v, &mut scores[chunk]);
+        largest = s.max(largest, v);
+    }
+    let state = &mut scratch.span;
+    let old_top = state.score_max[first_row + r];
+    let top = old_top.max(s.largest(largest));
+    let (sum, _) =
+        state.sum[(first_row + r) * LANES..(first_row + r + 1) * LANES].as_chunks_mut::<LANES>();
+    let mut total = s.load(&sum[0]);
+    if top > old_top {
+        // A larger score than before: sums so far were relative to the old one.
+        let shrink = s.exp2(s.splat(old_top - top));
+        total = s.mul(total, shrink);
+        let start = (first_row + r) * task.width;
+        let out = state.weighted_values[start..start + task.width]
+            .as_chunks_mut()
+            .0;
+        for i in 0..out.len() {
+            s.store(s.mul(s.load(&out[i]), shrink), &mut out[i]);
+        }
+        state.score_max[first_row + r] = top;
+    }
+    let top = s.splat(top);
+    let to = &mut scratch.weights[r * TILE..(r + 1) * TILE];
+    for chunk in 0..scores.len() {
+        // The sum of weights is that of the unrounded ones, lane by lane.
+        let weight = s.exp2(s.sub(s.load(&scores[chunk]), top));
+        total = s.add(total, weight);
+        // Before rounding, so that the relative error does not depend on the value's scale.
+        let weight = match scales {
+            Some((_, values)) => s.mul(weight, s.load(&values[chunk])),
+            None => weight,
+        };
+        let mut words = [0; LANES];
+        let count = F::words(s, weight, &mut words);
+        to[chunk * count..(chunk + 1) * count].copy_from_slice(&words[..count]);
+    }
+    s.store(total, &mut sum[0]);
 }

@@ -35,6 +35,29 @@ pub(super) unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
     sums: &[f32],
     waiting: &mut [f32],
 ) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match ended.slice.trailing_ones() {
+            0 => add_waiting::<S, F, 0>(s, product, ended, sums, waiting),
+            1 => add_waiting::<S, F, 1>(s, product, ended, sums, waiting),
+            2 => add_waiting::<S, F, 2>(s, product, ended, sums, waiting),
+            _ => add_waiting::<S, F, 3>(s, product, ended, sums, waiting),
+        }
+    }
+}
+
+/// [`end_slice`] after a slice whose number ends in L ones.
+///
+/// # Safety
+/// As [`end_slice`].
+#[inline(always)]
+unsafe fn add_waiting<S: Simd, F: WeightForm<S>, const L: usize>(
+    s: S,
+    product: &PackedProduct<'_>,
+    ended: &EndedSlice,
+    sums: &[f32],
+    waiting: &mut [f32],
+) {
     let EndedSlice {
         slice,
         rows,
@@ -46,14 +69,11 @@ pub(super) unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
         F::column_scales(s, product, column),
         F::column_scales(s, product, column + LANES),
     ];
-    // A number at run time: results are written once per tile, and their code is long.
-    let levels = slice.trailing_ones() as usize;
     let is_last = slice + 1 == product.slices.len();
     // One check for all rows, without which each vector would have its own.
     let end = waiting_at + sums.len();
-    let levels_max = WAITING_LEVELS - usize::from(!is_last);
-    assert!(levels <= levels_max, "more than eight slices");
-    assert!(is_last && levels == 0 || end <= LEVEL_WORDS);
+    assert!(is_last || L < WAITING_LEVELS, "more than eight slices");
+    assert!(is_last && L == 0 || end <= LEVEL_WORDS);
     assert!(waiting.len() >= WAITING_LEVELS * LEVEL_WORDS);
     for (index, sums) in sums.as_chunks::<LANES>().0.chunks_exact(2).enumerate() {
         let row = rows.start + index;
@@ -62,7 +82,7 @@ pub(super) unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
         for vector in 0..2 {
             let mut value = F::finish(s, s.load(&sums[vector]), scales[vector], row_scale);
             let word = waiting_at + index * PANEL + vector * LANES;
-            for level in 0..levels {
+            for level in 0..L {
                 // SAFETY: a row's words are within each level, as was checked.
                 let waited = unsafe { &*waiting.as_ptr().add(level * LEVEL_WORDS + word).cast() };
                 value = s.add(s.load(waited), value);
@@ -70,7 +90,7 @@ pub(super) unsafe fn end_slice<S: Simd, F: WeightForm<S>>(
             if !is_last {
                 // SAFETY: as above; a slice that is not the last leaves a level free.
                 let place =
-                    unsafe { &mut *waiting.as_mut_ptr().add(levels * LEVEL_WORDS + word).cast() };
+                    unsafe { &mut *waiting.as_mut_ptr().add(L * LEVEL_WORDS + word).cast() };
                 s.store(value, place);
             } else if let Some(bias) = product.bias {
                 let bias = whole_vector(bias, column + vector * LANES);
