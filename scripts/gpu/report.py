@@ -219,12 +219,14 @@ def both_speeds(run: dict) -> list[str]:
 def page_part(run: dict | None, path: Path | None) -> str:
     if run is None:
         return NOTHING
-    wrong = sum(len(one["failed"]) for one in run["tests"] + run["sanitizer"])
+    tested = run["tests"] + run["sanitizer"]
+    wrong = sum(len(one["failed"]) for one in tested)
+    tests = f"{wrong} of the backend's tests fail there" if tested else "the backend's tests were not part of this run"
     met = [aim for aim in run["aims"] if aim["met"]]
     first, *_ = heading(run)
     page = path.with_suffix(".md")
     intro = f"{first} By `scripts/gpu/run.sh`: medians, and ceilings of the same run; all of it in [{page.name}](../../{page.relative_to(ROOT)})."
-    checks = f"{len(met)} of {len(run['aims'])} aims are met; {wrong} of the backend's tests fail there."
+    checks = f"{len(met)} of {len(run['aims'])} aims are met; {tests}."
     return "\n".join([intro, checks, "", *both_speeds(run)]).rstrip()
 
 

@@ -355,10 +355,16 @@ fn part(
         let found = folder.require(name, reason)?;
         if found.shape != shape {
             let problem = format!(
-                "shape {:?}; the rank of {CONFIG} and the model call for {shape:?}",
+                "shape {:?}; the rank of {CONFIG} and the model call for {shape:?}; the adapter may be one of \
+                 another model",
                 found.shape
             );
-            return Err(found.damaged(problem));
+            let place = format!("tensor `{name}`");
+            return Err(CheckpointError::unsupported(
+                folder.file_of(name),
+                place,
+                problem,
+            ));
         }
         folder.tensor(name, &shape)
     };

@@ -6,9 +6,7 @@
 //! loaded until the hand-off is released. No more adapters are loaded than there are places.
 
 use super::constraint_gate::RouterOrder;
-use cleave_domain::{
-    AdapterId, AdapterOffer, AdapterPlace, HandoffId, Order, Refusal, Report, RouterId,
-};
+use cleave_domain::{AdapterId, AdapterOffer, AdapterPlace, HandoffId, Refusal, Report, RouterId};
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
 use cleave_telemetry::AdapterUse;
 use std::collections::BTreeMap;
@@ -259,7 +257,8 @@ impl AdapterGate {
 
     /// Gives an order back if it need not wait. Must be called within a tokio runtime.
     pub(crate) fn pass(&mut self, order: RouterOrder) -> Passage {
-        let (handoff, adapter) = subject(&order.order);
+        let (handoff, request) = order.subject();
+        let adapter = request.and_then(|request| request.adapter);
         let Some(handoff) = handoff else {
             return Passage::Open(order);
         };
@@ -428,23 +427,6 @@ fn open_below(
 
 fn refused(handoff: HandoffId, refusal: Refusal) -> Report {
     Report::Refused { handoff, refusal }
-}
-
-/// The hand-off of an order, and the adapter of its request. A renewal of an order that waits comes
-/// again.
-fn subject(order: &Order) -> (Option<HandoffId>, Option<AdapterId>) {
-    let (handoff, request) = match order {
-        Order::Reserve(reserve) => (reserve.handoff, &reserve.request),
-        Order::Prefill(prefill) => (prefill.handoff, &prefill.request),
-        Order::Run(run) => (run.handoff, &run.request),
-        Order::Cancel { handoff } => return (Some(*handoff), None),
-        Order::Migrate(_)
-        | Order::Renew { .. }
-        | Order::Drain
-        | Order::Serve { .. }
-        | Order::Relay(_) => return (None, None),
-    };
-    (Some(handoff), request.adapter)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! Invariant: an order that passes has a constraint that is known, if it has one.
 
 use super::constraints::{CompileState, WorkerConstraints};
-use cleave_domain::{Constraint, HandoffId, Order, Report, RouterId};
+use cleave_domain::{Constraint, HandoffId, Order, Report, Request, RouterId};
 use cleave_telemetry::RequestContext;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,25 @@ pub(crate) struct RouterOrder {
     pub(crate) router: RouterId,
     pub(crate) order: Order,
     pub(crate) context: Option<Arc<RequestContext>>,
+}
+
+impl RouterOrder {
+    /// The order's hand-off, and the request that it brings. Orders without a hand-off never wait;
+    /// a renewal of one that does comes again.
+    pub(crate) fn subject(&self) -> (Option<HandoffId>, Option<&Request>) {
+        let (handoff, request) = match &self.order {
+            Order::Reserve(reserve) => (reserve.handoff, &reserve.request),
+            Order::Prefill(prefill) => (prefill.handoff, &prefill.request),
+            Order::Run(run) => (run.handoff, &run.request),
+            Order::Cancel { handoff } => return (Some(*handoff), None),
+            Order::Migrate(_)
+            | Order::Renew { .. }
+            | Order::Drain
+            | Order::Serve { .. }
+            | Order::Relay(_) => return (None, None),
+        };
+        (Some(handoff), Some(request))
+    }
 }
 
 /// The orders of a worker that wait for a constraint.
@@ -58,7 +77,8 @@ impl ConstraintGate {
 
     /// Gives an order back if it need not wait. Must be called within a tokio runtime.
     pub(crate) fn pass(&mut self, order: RouterOrder) -> Option<RouterOrder> {
-        let (handoff, constraint) = subject(&order.order);
+        let (handoff, request) = order.subject();
+        let constraint = request.and_then(|request| request.sampling.constraint.as_ref());
         let Some(handoff) = handoff else {
             return Some(order);
         };
@@ -129,23 +149,6 @@ impl ConstraintGate {
             stays
         });
     }
-}
-
-/// The hand-off of an order, and the constraint of its request. Orders without a hand-off never
-/// wait; a renewal of one that does comes again.
-fn subject(order: &Order) -> (Option<HandoffId>, Option<&Arc<Constraint>>) {
-    let (handoff, request) = match order {
-        Order::Reserve(reserve) => (reserve.handoff, &reserve.request),
-        Order::Prefill(prefill) => (prefill.handoff, &prefill.request),
-        Order::Run(run) => (run.handoff, &run.request),
-        Order::Cancel { handoff } => return (Some(*handoff), None),
-        Order::Migrate(_)
-        | Order::Renew { .. }
-        | Order::Drain
-        | Order::Serve { .. }
-        | Order::Relay(_) => return (None, None),
-    };
-    (Some(handoff), request.sampling.constraint.as_ref())
 }
 
 #[cfg(test)]

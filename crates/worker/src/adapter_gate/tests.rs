@@ -1,7 +1,7 @@
 //! Orders at the gate of adapters.
 
 use super::*;
-use cleave_domain::{FlightId, Request, RequestSlo, RunOrder, SamplingParams, StopRules};
+use cleave_domain::{FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 

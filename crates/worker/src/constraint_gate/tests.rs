@@ -62,7 +62,7 @@ fn shown(orders: &[RouterOrder]) -> Vec<(char, HandoffId)> {
         Order::Cancel { .. } => 'C',
         other => panic!("{other:?}"),
     };
-    let shown = |order: &RouterOrder| (letter(&order.order), subject(&order.order).0.unwrap());
+    let shown = |order: &RouterOrder| (letter(&order.order), order.subject().0.unwrap());
     orders.iter().map(shown).collect()
 }
 
