@@ -143,10 +143,7 @@ impl StepAhead<'_> {
                 .collect(),
             logits: sequence.logits(1),
             drafts: Vec::new(),
-            state: sequence
-                .kv
-                .state()
-                .map(|state| state.segment(sequence.kv.computed() + 1)),
+            state: sequence.kv.state().map(|state| state.segment_ahead()),
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

@@ -103,6 +103,17 @@ impl SequenceState {
     }
 }
 
+impl SequenceState {
+    /// The state of a segment behind one that is under way: that one restores and copies for it.
+    pub(crate) fn segment_ahead(&self) -> SegmentState {
+        SegmentState {
+            slot: self.live.block,
+            restore: None,
+            snapshot: None,
+        }
+    }
+}
+
 impl WorkerSequence {
     /// Where this prompt's snapshots may serve others, as far as they are not reused here: at its
     /// last block boundary, for equal prompts, and where its text leaves that of an earlier prompt,
