@@ -4,6 +4,7 @@
 //! Never: copies an embedding table: its rows are read from the mapped file.
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
+mod groups;
 mod quantized;
 mod row_order;
 

@@ -189,7 +189,10 @@ mod tests {
         let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
         let mut end = 0;
         let entries = header.as_object_mut().unwrap();
-        for (name, entry) in entries.iter_mut().filter(|(name, _)| !name.starts_with("__")) {
+        for (name, entry) in entries
+            .iter_mut()
+            .filter(|(name, _)| !name.starts_with("__"))
+        {
             let mut shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
             for size in &mut shape {
                 *size = match (*size, name.contains("experts")) {
@@ -217,6 +220,9 @@ mod tests {
             panic!("not refused");
         };
         let error = error.to_string();
-        assert!(error.contains("down_proj") && error.contains("groups of 32"), "{error}");
+        assert!(
+            error.contains("down_proj") && error.contains("groups of 32"),
+            "{error}"
+        );
     }
 }
