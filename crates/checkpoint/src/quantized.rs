@@ -273,8 +273,8 @@ impl QuantizedTensor {
         self.scales.global.factor()
     }
 
-    /// Stored scale of a row and group, an e4m3 before any global one; `None` if the weight has scales
-    /// of another type.
+    /// Stored scale of a row and group, an e4m3 before any global one; `None` if the weight has
+    /// scales of another type.
     pub fn scale_byte(&self, row: usize, group: usize) -> Option<u8> {
         match (self.scales.stored, self.scales.stored_scale(row, group)) {
             (ScaleType::E4m3, &[byte]) => Some(byte),

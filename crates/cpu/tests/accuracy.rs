@@ -164,8 +164,6 @@ impl FormatCase {
             self.name,
             agreed * 100.0
         );
-        // With `--nocapture`: the rows of docs/benchmarks/quantization.md.
-        println!("{shown}");
         assert!(
             divergence < self.divergence_max && agreed > self.agreed_min,
             "{shown}"
@@ -249,17 +247,17 @@ fn quantised_answers_stay_near_those_of_bf16() {
         (
             QuantizedLayout::Mxfp4,
             32,
-            FormatCase::new("mxfp4", 0.2, 0.7),
+            FormatCase::new("mxfp4", 0.07, 0.84),
         ),
         (
             QuantizedLayout::Nvfp4,
             16,
-            FormatCase::new("nvfp4", 0.1, 0.8),
+            FormatCase::new("nvfp4", 0.07, 0.82),
         ),
         (
             QuantizedLayout::ModelOptNvfp4,
             16,
-            FormatCase::new("nvfp4 of modelopt", 0.1, 0.8),
+            FormatCase::new("nvfp4 of modelopt", 0.07, 0.82),
         ),
         (
             QuantizedLayout::ModelOptFp8,
@@ -293,11 +291,11 @@ fn quantised_answers_stay_near_those_of_bf16() {
         ),
         (
             Quantize::Mxfp4,
-            FormatCase::new("--quantize mxfp4", 0.2, 0.7),
+            FormatCase::new("--quantize mxfp4", 0.07, 0.84),
         ),
         (
             Quantize::Nvfp4,
-            FormatCase::new("--quantize nvfp4", 0.1, 0.8),
+            FormatCase::new("--quantize nvfp4", 0.07, 0.82),
         ),
     ] {
         case.check(&reference, &scores_at_load(&demo(), quantize, &tokens));
@@ -401,17 +399,17 @@ fn quantised_experts_stay_near_those_of_bf16() {
         (
             QuantizedLayout::Fp8Block,
             128,
-            FormatCase::new("experts in fp8 blocks", 0.005, 0.93),
+            FormatCase::new("experts in fp8 blocks", 0.006, 0.92),
         ),
         (
             QuantizedLayout::Gptq,
             128,
-            FormatCase::new("experts in gptq", 0.1, 0.8),
+            FormatCase::new("experts in gptq", 0.08, 0.8),
         ),
         (
             QuantizedLayout::Mxfp8,
             32,
-            FormatCase::new("experts in mxfp8", 0.005, 0.93),
+            FormatCase::new("experts in mxfp8", 0.006, 0.92),
         ),
         (
             QuantizedLayout::Mxfp4,
@@ -421,12 +419,12 @@ fn quantised_experts_stay_near_those_of_bf16() {
         (
             QuantizedLayout::ModelOptNvfp4,
             16,
-            FormatCase::new("experts in nvfp4", 0.1, 0.8),
+            FormatCase::new("experts in nvfp4", 0.075, 0.8),
         ),
         (
             QuantizedLayout::ModelOptFp8,
             1,
-            FormatCase::new("experts in modelopt fp8", 0.005, 0.93),
+            FormatCase::new("experts in modelopt fp8", 0.006, 0.92),
         ),
     ] {
         let out = written(mixture.path(), layout, group);
@@ -438,11 +436,11 @@ fn quantised_experts_stay_near_those_of_bf16() {
     for (quantize, case) in [
         (
             Quantize::Int8,
-            FormatCase::new("experts, --quantize int8", 0.002, 0.97),
+            FormatCase::new("experts, --quantize int8", 0.0015, 0.96),
         ),
         (
             Quantize::Int4,
-            FormatCase::new("experts, --quantize int4", 0.1, 0.8),
+            FormatCase::new("experts, --quantize int4", 0.066, 0.83),
         ),
         (
             Quantize::Mxfp4,
@@ -450,7 +448,7 @@ fn quantised_experts_stay_near_those_of_bf16() {
         ),
         (
             Quantize::Nvfp4,
-            FormatCase::new("experts, --quantize nvfp4", 0.1, 0.8),
+            FormatCase::new("experts, --quantize nvfp4", 0.075, 0.8),
         ),
     ] {
         case.check(
@@ -464,7 +462,7 @@ fn quantised_experts_stay_near_those_of_bf16() {
     let tokens = sampled_text(&mut dense);
     let reference = scores(&mut dense, &tokens);
     let out = written(gpt_oss.path(), QuantizedLayout::Mxfp4, 32);
-    let case = FormatCase::new("gpt-oss of random weights in mxfp4", 3.0, 0.1);
+    let case = FormatCase::new("gpt-oss of random weights in mxfp4", 1.3, 0.3);
     case.check(
         &reference,
         &scores(&mut engine(out.path(), KvType::Bf16), &tokens),

@@ -482,7 +482,6 @@ fn packed_weights_take_little_more_than_their_file() {
         let pack = CpuWeightLoader::new(&options(None, Isa::detect(), 1));
         let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {}).unwrap();
         let share = weights.matrix_bytes().layers as f64 / stored as f64;
-        println!("{layout:?} in {group}: {share:.3}");
         let is_near = share <= share_max && share > share_max - 0.03;
         assert!(is_near, "{layout:?} in {group}: {share:.3}");
     }

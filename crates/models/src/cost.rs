@@ -299,7 +299,7 @@ mod tests {
     /// By hand: attention 2·2048·4096 + 2·2048·512 weights a layer, an expert 3·2048·768, the
     /// router 128·2048. The model card counts 30.5 B in all and 3.3 B active.
     #[test]
-    fn qwen3_30b_a3b_costs_what_its_published_sizes_say() {
+    fn qwen3_30b_a3b_costs_follow_its_published_sizes() {
         let (attention, expert, router) = (18_874_368, 4_718_592, 262_144);
         let (layers, embedding) = (48, 311_164_928);
         let experts = layers * 128 * expert;
@@ -336,7 +336,7 @@ mod tests {
     /// 32·2880. The model card counts 20.9 B in all and 3.6 B active. Experts in MXFP4 take 17
     /// bytes for 32 weights.
     #[test]
-    fn gpt_oss_20b_costs_what_its_published_sizes_say() {
+    fn gpt_oss_20b_costs_follow_its_published_sizes() {
         let (attention, expert, router) = (26_542_080, 24_883_200, 92_160);
         let (layers, embedding) = (24, 579_133_440);
         let experts = layers * 32 * expert;

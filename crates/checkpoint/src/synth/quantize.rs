@@ -44,8 +44,9 @@ pub enum QuantizedLayout {
     Mxfp8,
     /// compressed-tensors, float 4 in groups of 32 whose scales are powers of two.
     Mxfp4,
-    /// The same numbers as gpt-oss has them: experts alone, of which one tensor has all of a layer.
-    /// A conversion to [`QuantizedLayout::Mxfp4`] is one to this layout if a model has such tensors.
+    /// The same numbers as gpt-oss has them: experts alone, of which one tensor has all of a
+    /// layer. A conversion to [`QuantizedLayout::Mxfp4`] of a model with such tensors is one to
+    /// this layout.
     Mxfp4Experts,
     /// compressed-tensors, float 4 in groups of 16 whose scales are float 8.
     Nvfp4,

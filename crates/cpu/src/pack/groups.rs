@@ -59,7 +59,7 @@ pub(super) struct StoredGroup {
     scale: f32,
     /// The scale as it is stored, without the matrix's factor, if it is an e4m3.
     byte: Option<u8>,
-    /// Unsigned.
+    /// The zero point as an unsigned number, as products take it.
     zero: u8,
 }
 

@@ -26,7 +26,7 @@ pub enum Quantize {
 }
 
 impl Quantize {
-    /// Every format.
+    /// Formats in the order of the command line's help.
     pub const ALL: [Self; 5] = [Self::Int8, Self::Int4, Self::Fp8, Self::Mxfp4, Self::Nvfp4];
 
     /// Name as the command line spells it.
