@@ -262,7 +262,7 @@ mod tests {
 
     /// The config.json that Qwen published for Qwen3-30B-A3B, as far as it has sizes.
     fn qwen3_30b_a3b() -> ModelSpec {
-        published(json!({
+        published(&json!({
             "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
             "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
             "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
@@ -276,7 +276,7 @@ mod tests {
 
     /// The config.json that OpenAI published for gpt-oss-20b, as far as it has sizes.
     fn gpt_oss_20b() -> ModelSpec {
-        published(json!({
+        published(&json!({
             "architectures": ["GptOssForCausalLM"], "attention_bias": true, "head_dim": 64,
             "hidden_act": "silu", "hidden_size": 2880, "intermediate_size": 2880,
             "max_position_embeddings": 131_072, "model_type": "gpt_oss",
@@ -289,7 +289,7 @@ mod tests {
         }))
     }
 
-    fn published(config: serde_json::Value) -> ModelSpec {
+    fn published(config: &serde_json::Value) -> ModelSpec {
         let fields = config.as_object().cloned().unwrap_or_default();
         let fields = ConfigFields::new(Path::new("config.json"), fields);
         let read = read_model(&fields, |_| Ok::<_, ConfigError>(()));
