@@ -51,7 +51,8 @@ fn tokens_and_logits_match_transformers() {
         let goldens: Value = serde_json::from_str(&text).expect("goldens are JSON");
         let prompts = goldens["prompts"].as_array().expect("a list of prompts");
         assert_eq!(prompts.len(), 20, "{name}");
-        // The processor's crate tests every prompt of every checkpoint; one runs through the binary.
+        // The processor's crate tests every prompt of every checkpoint; one runs through the
+        // binary.
         let golden = &prompts[[0, 9, 19][at % 3]];
         let prompt = ids(&golden["prompt_tokens"]);
         let model = folder.to_str().expect("a readable path");

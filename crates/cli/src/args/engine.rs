@@ -27,9 +27,10 @@ pub(crate) struct ModelArgs {
     /// fp8 and formats without a kernel are rounded to this one.
     #[arg(long, value_enum, default_value_t = DtypeArg::Auto)]
     pub(crate) dtype: DtypeArg,
-    /// Quantise the weights of a floating-point checkpoint when it is loaded, on a processor:
-    /// `int8` with a scale for each row, `int4` with a scale for each 128 elements and an int8
-    /// head. Activations that are multiplied with them have eight bits.
+    /// Round the projections of a floating-point checkpoint, experts' too, when it is loaded:
+    /// `int8` and, on a GPU, `fp8` with a scale for each row, `int4` with a scale for each 128
+    /// elements, `mxfp4` with a power of two for each 32 and `nvfp4` with a float 8 for each 16. On
+    /// a processor the head has int8, and activations that are multiplied with them eight bits.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<QuantizeArg>,
     /// Folder for files of packed weights, on a processor: the next load maps them instead of
@@ -228,6 +229,10 @@ pub(crate) enum DtypeArg {
 pub(crate) enum QuantizeArg {
     Int8,
     Int4,
+    /// Eight-bit floats, on a GPU.
+    Fp8,
+    Mxfp4,
+    Nvfp4,
 }
 
 /// Number format of the KV cache; see [`ModelArgs::kv_cache_dtype`]. Names are vLLM's.
