@@ -9,8 +9,6 @@ mod conformance;
 mod experts;
 mod halves;
 mod harness;
-mod loading;
-mod many_experts;
 mod operations;
 mod packed;
 mod quantized;

@@ -229,7 +229,6 @@ pub(crate) enum DtypeArg {
 pub(crate) enum QuantizeArg {
     Int8,
     Int4,
-    /// Eight-bit floats, on a GPU.
     Fp8,
     Mxfp4,
     Nvfp4,
