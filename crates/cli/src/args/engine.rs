@@ -27,10 +27,10 @@ pub(crate) struct ModelArgs {
     /// fp8 and formats without a kernel are rounded to this one.
     #[arg(long, value_enum, default_value_t = DtypeArg::Auto)]
     pub(crate) dtype: DtypeArg,
-    /// Round the projections of a floating-point checkpoint, experts' too, when it is loaded. `int8`
-    /// and `fp8` (on a GPU only) have a scale for each row, `int4` for each 128 elements, `mxfp4` a
-    /// power of two for each 32, `nvfp4` a float 8 for each 16. On a processor the head has int8,
-    /// and activations that meet rounded weights have eight bits.
+    /// Round the projections of a floating-point checkpoint, experts' too, when it is loaded.
+    /// `int8` and `fp8` (on a GPU only) have a scale for each row, `int4` for each 128 elements,
+    /// `mxfp4` a power of two for each 32, `nvfp4` a float 8 for each 16. On a processor the head
+    /// has int8, and activations that meet rounded weights have eight bits.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<QuantizeArg>,
     /// Folder for files of packed weights, on a processor: the next load maps them instead of
