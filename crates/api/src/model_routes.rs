@@ -6,7 +6,6 @@
 use crate::app::{App, no_model_yet};
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
-use crate::field::clipped;
 use crate::frontend::{Frontend, ServedAdapter};
 use crate::models::ServedModel;
 use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
@@ -65,7 +64,7 @@ pub(crate) async fn model(
         Some(served) => Ok(axum::Json(model_json(&app, served))),
         None if models.is_empty() => Err(no_model_yet()),
         None if app.listed_models().contains(&id) => Err(no_model_yet()),
-        None => Err(models.not_found(&clipped(&id), &app.listed_models())),
+        None => Err(app.model_not_found(&id)),
     }
 }
 

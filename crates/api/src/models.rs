@@ -12,6 +12,9 @@ use cleave_text::json::{Json, JsonShape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// Names in an error's message, at most.
+const NAMES_SHOWN_MAX: usize = 50;
+
 /// The text side of one served model.
 #[derive(Clone)]
 pub(crate) struct ServedModel {
@@ -139,18 +142,21 @@ impl ServedModels {
         names.into_iter().collect()
     }
 
-    /// The names of all models, for messages.
+    /// The names of all models, for messages; of very many, the first.
     fn names(&self, listed: &[String]) -> String {
-        let names = self.known(listed).into_iter();
-        names
-            .map(|name| format!("`{name}`"))
-            .collect::<Vec<_>>()
-            .join(", ")
+        let known = self.known(listed);
+        let shown = known.iter().take(NAMES_SHOWN_MAX);
+        let mut names: Vec<String> = shown.map(|name| format!("`{name}`")).collect();
+        if known.len() > NAMES_SHOWN_MAX {
+            names.push(format!("and {} more", known.len() - NAMES_SHOWN_MAX));
+        }
+        names.join(", ")
     }
 
-    /// The error of a request for a model that is not here.
-    pub(crate) fn not_found(&self, requested: &str, listed: &[String]) -> ApiError {
-        ApiError::model_not_found(requested, &self.names(listed))
+    /// The error of a request for a model that is not here; `others` are names besides those of
+    /// the served models.
+    pub(crate) fn not_found(&self, requested: &str, others: &[String]) -> ApiError {
+        ApiError::model_not_found(requested, &self.names(others))
     }
 
     /// The error of a request that names no model where there are several.

@@ -22,6 +22,13 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
+/// The stacks of projections whose product an adapter may change.
+pub const ADAPTED_STACKS: [&[Projection]; 4] = [
+    Projection::QKV,
+    Projection::OUTPUT,
+    Projection::GATE_UP,
+    Projection::DOWN,
+];
 /// The class that PEFT wraps around a model, and its attribute that has the model.
 const WRAPPER: &str = "base_model.model.";
 
@@ -123,7 +130,7 @@ impl AdapterTarget {
             .stacks()
             .into_iter()
             .find(|stack| stack.contains(&parts[0]));
-        let stack = stack.filter(|stack| is_adapted(stack));
+        let stack = stack.filter(|stack| ADAPTED_STACKS.contains(stack));
         let Some(stack) = stack else {
             const REASON: &str = "an adapter of the shared expert is not supported";
             return self.refused.extend([refuse(REASON)]);
@@ -163,17 +170,6 @@ impl AdapterTarget {
             ),
         })
     }
-}
-
-/// Whether a stack's output can be changed by an adapter: experts' cannot.
-fn is_adapted(stack: &'static [Projection]) -> bool {
-    [
-        Projection::QKV,
-        Projection::OUTPUT,
-        Projection::GATE_UP,
-        Projection::DOWN,
-    ]
-    .contains(&stack)
 }
 
 fn last_part(module: &str) -> &str {

@@ -44,11 +44,10 @@ fn engine(
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
     let target = AdapterTarget::of(&checkpoint);
-    let table = Arc::new(AdapterTable::new(pack, &weights, target, 64));
+    let table = Arc::new(AdapterTable::new(pack, weights.spec().clone(), target, 64));
     let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
     let engine = ModelEngine::new(ops, weights, limits).map_err(|error| error.to_string())?;
-    let engine = engine.with_adapters(table);
-    Ok(Box::new(engine.map_err(|error| error.to_string())?))
+    Ok(Box::new(engine.with_adapters(table)))
 }
 
 // Invariant: I17.
