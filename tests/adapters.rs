@@ -246,10 +246,13 @@ fn workers_that_join_get_the_adapters_of_run_time() {
     // The only worker ends, and its name comes back.
     drop(first);
     let first = start("first");
-    assert_eq!(
-        completion(&client, "tuned", &prompt, tokens.len()),
-        expected
-    );
+    let is_served = || {
+        let ask = json!({"model": "tuned", "prompt": prompt, "max_tokens": 1});
+        (client.post("/v1/completions", &ask).0 == 200).then_some(())
+    };
+    let answer = || completion(&client, "tuned", &prompt, tokens.len());
+    wait_for("the adapter to be loaded again", is_served);
+    assert_eq!(answer(), expected);
     let unloaded = json!({"model": "llama3-third", "prompt": prompt, "max_tokens": 1});
     wait_for("the unloaded adapter to go", || {
         (client.post("/v1/completions", &unloaded).0 == 404).then_some(())
@@ -261,10 +264,8 @@ fn workers_that_join_get_the_adapters_of_run_time() {
         fleet.contains("second").then_some(())
     });
     drop(first);
-    assert_eq!(
-        completion(&client, "tuned", &prompt, tokens.len()),
-        expected
-    );
+    wait_for("the other worker to serve the adapter", is_served);
+    assert_eq!(answer(), expected);
     drop(second);
 }
 

@@ -65,8 +65,8 @@ pub(crate) fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
 }
 
 impl StepRecordings {
-    /// Decides how the next step of this kind is handled; `moves_count` counts the moves of everything
-    /// that may move.
+    /// Decides how the next step of this kind is handled; `moves_count` counts the moves of
+    /// everything that may move.
     pub(crate) fn next_use(&mut self, step: RecordedStep, moves_count: u64) -> GraphUse {
         if self
             .made

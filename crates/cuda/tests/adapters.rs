@@ -167,7 +167,7 @@ fn a_load_changes_no_step_and_allocates_nothing() {
     let memory = engine.adapters().unwrap();
     let open = |name| memory.open(&adapter(name)).unwrap().adapter;
     let ids = names.map(open);
-    // What each gives alone, in an engine of its own.
+    // Tokens of each adapter alone, in an engine of its own.
     let alone = names.map(|name| {
         let mut engine = build(&base, LIMITS, Precision::Bf16, None, 1).unwrap();
         let memory = engine.adapters().unwrap();

@@ -25,8 +25,8 @@ mod sampling;
 mod weights;
 
 pub use adapters::{
-    AdapterChanges, AdapterError, AdapterFacts, AdapterMatrices, AdapterMemory, AdapterTable,
-    LowRank, StoredLowRank,
+    AdapterError, AdapterFacts, AdapterMatrices, AdapterMemory, AdapterTable, LowRank,
+    StoredChanges, StoredLowRank,
 };
 pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
 pub use constraint::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher};

@@ -4,7 +4,8 @@
 //! that join later are told. Never: loads an adapter, or chooses a worker.
 //! Invariant: a name stands for one content at a time: that of the most workers, and the present
 //! one where as many have another. A name stays while its workers are away, so that a request for
-//! it waits as one for their model does; it goes when a worker of the model comes without it, unless an operator loaded it.
+//! it waits as one for their model does; it goes when a worker of the model comes without it,
+//! unless an operator loaded it.
 
 use cleave_api::ServedAdapter;
 use cleave_domain::{AdapterCommand, AdapterId, AdapterOffer, WorkerId, WorkerRef};

@@ -11,7 +11,7 @@ use crate::pack::{CpuMatrix, CpuWeightLoader};
 use cleave_cpu_kernels::kernel::product::RowAddends;
 use cleave_cpu_kernels::memory::{PageMemory, SliceParts};
 use cleave_engine::ops::{AdaptedStack, AdapterLoader, GatedIo, WeightLoader};
-use cleave_engine::{AdapterChanges, AdapterMatrices, EngineError, LowRank};
+use cleave_engine::{AdapterMatrices, EngineError, LowRank, StoredChanges};
 
 /// An adapter in memory.
 pub(super) type CpuAdapter = AdapterMatrices<CpuMatrix>;
@@ -19,7 +19,7 @@ pub(super) type CpuAdapter = AdapterMatrices<CpuMatrix>;
 impl AdapterLoader for CpuWeightLoader {
     type Adapter = CpuAdapter;
 
-    fn load(&self, changes: &AdapterChanges<'_>) -> Result<CpuAdapter, EngineError> {
+    fn load(&self, changes: &StoredChanges<'_>) -> Result<CpuAdapter, EngineError> {
         AdapterMatrices::load(changes, |stored| {
             Ok(LowRank {
                 shrink: self.exact_matrix(&stored.shrink, None)?,

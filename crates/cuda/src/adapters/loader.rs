@@ -10,7 +10,7 @@ use crate::driver::{CudaDevice, CudaStream, PinnedMemory};
 use crate::error::CudaError;
 use cleave_checkpoint::ADAPTED_STACKS;
 use cleave_engine::ops::{AdapterLoader, ModelSpec, Projection};
-use cleave_engine::{AdapterChanges, EngineError, StoredLowRank};
+use cleave_engine::{EngineError, StoredChanges, StoredLowRank};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl CudaAdapterLoader {
 impl AdapterLoader for CudaAdapterLoader {
     type Adapter = CudaAdapter;
 
-    fn load(&self, changes: &AdapterChanges<'_>) -> Result<CudaAdapter, EngineError> {
+    fn load(&self, changes: &StoredChanges<'_>) -> Result<CudaAdapter, EngineError> {
         let lease = self.slots.take()?;
         // Steps that are queued may still read what the slot had; later ones do not.
         self.device.synchronize()?;

@@ -10,7 +10,7 @@ use cleave_models::{LayerSpec, ModelSpec, Projection};
 
 /// An adapter of a model.
 #[derive(Clone, Copy, Debug)]
-pub struct AdapterChanges<'a> {
+pub struct StoredChanges<'a> {
     spec: &'a ModelSpec,
     adapter: &'a Adapter,
 }
@@ -24,7 +24,7 @@ pub struct StoredLowRank {
     pub expand: StoredTensor,
 }
 
-impl<'a> AdapterChanges<'a> {
+impl<'a> StoredChanges<'a> {
     /// The changes of an adapter of the model that `spec` describes.
     pub(super) fn new(spec: &'a ModelSpec, adapter: &'a Adapter) -> Self {
         Self { spec, adapter }

@@ -2,7 +2,7 @@
 //!
 //! Owns: these matrices, by stack. Never: reads a file by itself.
 
-use super::changes::{AdapterChanges, StoredLowRank};
+use super::changes::{StoredChanges, StoredLowRank};
 use crate::EngineError;
 use cleave_models::Projection;
 use std::collections::BTreeMap;
@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 /// A change of a product's output, `expand · (shrink · x)`, in f32.
 #[derive(Debug)]
 pub struct LowRank<M> {
-    /// `(ranks, in)`.
+    /// First matrix, `(ranks, in)`.
     pub shrink: M,
-    /// `(out, ranks)`; the adapter's scale is in it.
+    /// Second matrix, `(out, ranks)`; the adapter's scale is in it.
     pub expand: M,
 }
 
 /// The changes of one layer, by the stack whose product they are added to.
 type LayerChanges<M> = BTreeMap<&'static [Projection], LowRank<M>>;
 
-/// A loaded adapter.
+/// A loaded adapter, as pairs of matrices by layer and stack.
 #[derive(Debug)]
 pub struct AdapterMatrices<M> {
     layers: Vec<LayerChanges<M>>,
@@ -31,7 +31,7 @@ impl<M> AdapterMatrices<M> {
     /// # Errors
     /// The first of `load`.
     pub fn load(
-        changes: &AdapterChanges<'_>,
+        changes: &StoredChanges<'_>,
         load: impl Fn(StoredLowRank) -> Result<LowRank<M>, EngineError>,
     ) -> Result<Self, EngineError> {
         let layers = (0..changes.layers_count()).map(|layer| {

@@ -9,7 +9,7 @@ mod changes;
 mod matrices;
 mod step;
 
-pub use changes::{AdapterChanges, StoredLowRank};
+pub use changes::{StoredChanges, StoredLowRank};
 pub use matrices::{AdapterMatrices, LowRank};
 
 pub(crate) use step::StepAdapters;
@@ -122,7 +122,7 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
         let facts = AdapterFacts {
             adapter: adapter.id(),
             rank_max: adapter.rank_max(),
-            bytes: AdapterChanges::new(&self.spec, &adapter).bytes(),
+            bytes: StoredChanges::new(&self.spec, &adapter).bytes(),
         };
         // Two folders of one content are one adapter; the files of the later one are the fresher.
         locked(&self.open).insert(adapter.id(), Arc::new(adapter));
@@ -135,7 +135,7 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
         }
         let adapter = locked(&self.open).get(&id).cloned();
         let adapter = adapter.ok_or(AdapterError::Unknown(id))?;
-        let weights = (self.loader).load(&AdapterChanges::new(&self.spec, &adapter))?;
+        let weights = (self.loader).load(&StoredChanges::new(&self.spec, &adapter))?;
         // A file that is written in place changes its mapping, too.
         let now = adapter.id_now();
         adapter.release();

@@ -5,7 +5,7 @@
 //! Invariant: a row belongs to one group at most, and a group's rows ascend.
 
 use crate::EngineError;
-use crate::adapters::{AdapterChanges, AdapterMatrices, LowRank};
+use crate::adapters::{AdapterMatrices, LowRank, StoredChanges};
 use cleave_domain::AdapterId;
 use cleave_models::Projection;
 use std::convert::Infallible;
@@ -20,7 +20,7 @@ pub trait AdapterLoader: Send + Sync {
     ///
     /// # Errors
     /// `Device` if memory is short, or a copy failed.
-    fn load(&self, changes: &AdapterChanges<'_>) -> Result<Self::Adapter, EngineError>;
+    fn load(&self, changes: &StoredChanges<'_>) -> Result<Self::Adapter, EngineError>;
 }
 
 /// The loader of a device that applies no adapters: none can be made.
@@ -30,7 +30,7 @@ pub enum NoAdapters {}
 impl AdapterLoader for NoAdapters {
     type Adapter = Infallible;
 
-    fn load(&self, _: &AdapterChanges<'_>) -> Result<Infallible, EngineError> {
+    fn load(&self, _: &StoredChanges<'_>) -> Result<Infallible, EngineError> {
         match *self {}
     }
 }
@@ -42,7 +42,7 @@ pub struct AdapterGroup<A> {
     pub adapter: AdapterId,
     /// The adapter on the device.
     pub weights: Arc<A>,
-    /// Rows of the batch, ascending; of the wanted rows after [`Ops::regroup`](super::Ops::regroup).
+    /// Rows of the batch, ascending; after [`regroup`](super::Ops::regroup) of the wanted rows.
     pub rows: Vec<u32>,
 }
 
