@@ -29,6 +29,8 @@ pub const ADAPTED_STACKS: [&[Projection]; 4] = [
     Projection::GATE_UP,
     Projection::DOWN,
 ];
+/// The reason why an adapter of experts' matrices is refused.
+const EXPERTS_REFUSED: &str = "an adapter of experts is not supported";
 /// The class that PEFT wraps around a model, and its attribute that has the model.
 const WRAPPER: &str = "base_model.model.";
 
@@ -122,8 +124,7 @@ impl AdapterTarget {
             _ => return,
         };
         let (TensorPlace::Layer(layer), &[rows, columns]) = (place, shape) else {
-            const REASON: &str = "an adapter of experts is not supported";
-            return self.refused.extend([refuse(REASON)]);
+            return self.refused.extend([refuse(EXPERTS_REFUSED)]);
         };
         let spec = &checkpoint.spec().layers[layer];
         let stack = spec
@@ -162,8 +163,11 @@ impl AdapterTarget {
         if self.modules.contains_key(module) {
             return None;
         }
+        // An adapter has a module for each expert, or one for all, whatever the checkpoint has.
+        let is_of_experts = module.split('.').any(|part| part == "experts");
         Some(match self.refused.get(module) {
             Some(reason) => (*reason).to_owned(),
+            None if is_of_experts => EXPERTS_REFUSED.to_owned(),
             None => format!(
                 "the model has no such module; adapters may change {}",
                 self.kinds()

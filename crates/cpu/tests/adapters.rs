@@ -238,6 +238,58 @@ fn tensors_that_would_be_ignored_are_refused() {
     assert!(dense.to_string().contains("shape"), "{dense}");
 }
 
+/// An adapter with one more tensor, and the reason why a model refuses it.
+fn refusal_of_extra(name: &str, base: &str, extra: &str) -> String {
+    let dir = copy(name);
+    let file = dir.path().join("adapter_model.safetensors");
+    let stored = std::fs::read(&file).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let zeros = [0; 16];
+    let added = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![4, 1], &zeros);
+    let mut tensors = stored.tensors();
+    tensors.push((extra.to_owned(), added.unwrap()));
+    safetensors::serialize_to_file(tensors, None, &file).unwrap();
+    let error = Adapter::open(dir.path(), &target(base), 64).unwrap_err();
+    error.to_string()
+}
+
+#[test]
+fn a_tensor_beside_the_pairs_is_refused() {
+    let layer = "base_model.model.model.layers.1";
+    for (name, base, extra, expected) in [
+        (
+            "llama3-all",
+            "llama3",
+            "mlp.up_proj.lora_B.bias",
+            "is a bias of LoRA's second matrix",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.experts.0.gate_proj.lora_A.weight",
+            "an adapter of experts is not supported",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.experts.base_layer.lora_B.weight",
+            "an adapter of experts is not supported",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.gate.lora_A.weight",
+            "an adapter of experts or of their router is not supported",
+        ),
+    ] {
+        let error = refusal_of_extra(name, base, &format!("{layer}.{extra}"));
+        assert!(error.contains(expected), "{extra}: {error}");
+    }
+    // PEFT's form for parameters of experts that are one tensor.
+    let error = refusal(|c| c["target_parameters"] = json!(["mlp.experts.gate_up_proj"]));
+    assert!(error.contains("field `target_parameters`"), "{error}");
+}
+
 #[test]
 fn the_digest_is_that_of_the_content() {
     let open = |dir: &Path| Adapter::open(dir, &target("llama3"), 64).unwrap().id();
