@@ -7,11 +7,11 @@
 //! every path. PROMPTS is the number of prompts of each checkpoint, by default all.
 //!
 //! A line has the largest error of a logit, and the first difference between two paths of a
-//! sequence, null if there was none. f32 is compared with the goldens of transformers. Other formats
-//! are compared with the same numbers in f32 on the processor, and the error is a share of the
-//! largest logit. These checkpoints have random weights and widths that are multiples of 32; for the
-//! error every expert is chosen, since a small error of a router's logit chooses another one.
-//! Rounding at load has no error here: its numbers are those of a rounded checkpoint.
+//! sequence, null if there was none. f32 is compared with the goldens of transformers. Other
+//! formats are compared with the same numbers in f32 on the processor, and the error is a share of
+//! the largest logit. These checkpoints have random weights and widths that are multiples of 32;
+//! for the error every expert is chosen, since a small error of a router's logit chooses another
+//! one. Rounding at load has no error here: its numbers are those of a rounded checkpoint.
 
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize, synth_of_config};

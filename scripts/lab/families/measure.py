@@ -4,9 +4,9 @@
 usage: measure.py --run cpu|gpu [--prompts N] [FOLDER ...]
        measure.py [--check]
 
---run builds and runs the example `families` of the crate cleave-cuda, and keeps its lines in cpu.json or gpu.json beside
-this script. FOLDERs of testdata are measured alone; their lines replace those of an earlier run. Without --run the
-tables are written from these files, or compared with the page (--check; exit status 1: they differ).
+--run builds and runs the example `families` of the crate cleave-cuda, and keeps its lines in cpu.json or gpu.json
+beside this script. FOLDERs of testdata are measured alone; their lines replace those of an earlier run. Without --run
+the tables are written from these files, or compared with the page (--check; exit status 1: they differ).
 """
 
 import argparse
