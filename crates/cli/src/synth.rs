@@ -29,13 +29,14 @@ fn write(args: &SynthArgs, progress: &mut dyn FnMut(CheckpointProgress)) -> anyh
         group: args.group_size as usize,
     });
     let random = |out: &Path, progress: &mut dyn FnMut(CheckpointProgress)| {
-        Ok(match (&args.shape, &args.config) {
+        match (&args.shape, &args.config) {
             (Some(shape), _) => synth(shape, out, args.seed, progress)?,
             (None, Some(config)) => synth_of_config(config, out, args.seed, progress)?,
             (None, None) => {
                 anyhow::bail!("give --shape, --config, or --model with --quantization")
             }
-        })
+        }
+        Ok(())
     };
     match (&args.model, quantizing) {
         (Some(model), Some(quantizing)) => quantize(model, out, quantizing, progress)?,

@@ -22,6 +22,7 @@ use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::{Map, Value, json};
 use std::error::Error;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -158,7 +159,7 @@ fn measure(
             "problem": error.as_ref().err(),
             "paths": paths.err(),
         });
-        println!("{line}");
+        writeln!(std::io::stdout(), "{line}")
     };
     let golden = copy(folder, prompts)?;
     let exact = Loading::new(Backend::Cpu, Precision::F32);
@@ -173,19 +174,22 @@ fn measure(
         conformance::path_independence(dir, &|dir, limits| loading.engine(dir, limits))
     };
     let has_every_path = backend == Backend::Cpu || is_real();
-    let quantized_paths = |dir: &Path, loading: Loading| match has_every_path {
-        true => paths(dir, loading),
-        false => Ok(()),
+    let quantized_paths = |dir: &Path, loading: Loading| {
+        if has_every_path {
+            paths(dir, loading)
+        } else {
+            Ok(())
+        }
     };
     let build = |dir: &Path, limits| f32.engine(dir, limits);
     let of_goldens = conformance::goldens(golden.path(), &build);
-    print("f32", of_goldens.map(Some), paths(golden.path(), f32));
+    print("f32", of_goldens.map(Some), paths(golden.path(), f32))?;
     let (wide, whole) = (
         wide(golden.path(), Choice::AsConfigured)?,
         wide(golden.path(), Choice::EveryExpert)?,
     );
     let of_bf16 = error(whole.path(), bf16, whole.path());
-    print("bf16", of_bf16.map(Some), paths(golden.path(), bf16));
+    print("bf16", of_bf16.map(Some), paths(golden.path(), bf16))?;
     if backend == Backend::Cpu {
         let f16 = Loading {
             keeps_f16: true,
@@ -195,7 +199,7 @@ fn measure(
         let [wide, whole] = halves;
         let (wide, whole) = (wide?, whole?);
         let of_f16 = error(whole.path(), f16, whole.path());
-        print("f16", of_f16.map(Some), paths(wide.path(), f16));
+        print("f16", of_f16.map(Some), paths(wide.path(), f16))?;
     }
     for (format, layout) in LAYOUTS {
         let quantized = [&wide, &whole].map(|dir| written(dir.path(), layout));
@@ -203,10 +207,10 @@ fn measure(
             [Ok(wide), Ok(whole)] => {
                 let expanded = written(whole.path(), QuantizedLayout::F32)?;
                 let error = error(whole.path(), bf16, expanded.path());
-                print(format, error.map(Some), quantized_paths(wide.path(), bf16));
+                print(format, error.map(Some), quantized_paths(wide.path(), bf16))?;
             }
             [Err(refused), _] | [_, Err(refused)] => {
-                print(format, Err(refused.to_string()), Ok(()));
+                print(format, Err(refused.to_string()), Ok(()))?;
             }
         }
     }
@@ -219,7 +223,7 @@ fn measure(
             Ok(_) => (Ok(None), quantized_paths(wide.path(), rounding)),
             Err(refused) => (Err(refused), Ok(())),
         };
-        print(&format!("--quantize {}", quantize.name()), error, paths);
+        print(&format!("--quantize {}", quantize.name()), error, paths)?;
     }
     Ok(())
 }
