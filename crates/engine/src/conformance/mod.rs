@@ -1,7 +1,8 @@
 //! Conformance suites that every engine passes, on any device.
 //!
 //! Owns: comparisons with a reference's goldens and of two devices; path independence to the bit;
-//! overlapping steps against the same steps one at a time; drafts against none; vectors; adapters.
+//! overlapping steps against the same steps one at a time; drafts against none; vectors; adapters;
+//! errors of logits.
 //! Never: knows how an engine is built: the caller passes a [`BuildEngine`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
@@ -9,6 +10,7 @@ mod adapters;
 mod agreement;
 mod drafts;
 mod draws;
+mod errors;
 mod goldens;
 mod overlap;
 mod paths;
@@ -23,6 +25,7 @@ pub use adapters::{adapter_goldens, mixed_adapters};
 pub use agreement::agreement;
 pub use drafts::drafts;
 pub use draws::{SetRows, draws_match_host};
+pub use errors::logit_error;
 pub use goldens::goldens;
 pub use overlap::overlap;
 pub use paths::path_independence;
