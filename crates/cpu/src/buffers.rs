@@ -21,12 +21,14 @@ pub struct CpuRows {
 pub struct CpuPool {
     bytes: PageMemory<u8>,
     pub(crate) shape: KvPoolShape,
+    /// First byte of the window plane.
+    windows_start: usize,
     /// First byte of the state slots.
     states_start: usize,
 }
 
-/// Alignment of the first state slot in bytes: a cache line.
-const STATES_ALIGNMENT: usize = 64;
+/// Alignment of a plane's first byte: a cache line.
+const PLANE_ALIGNMENT: usize = 64;
 
 impl CpuRows {
     /// Shape: `(rows_max, width)`, row by row.
@@ -56,12 +58,14 @@ impl CpuRows {
 impl CpuPool {
     /// Allocates a pool, zeroed.
     pub(crate) fn new(shape: KvPoolShape) -> Result<Self, EngineError> {
-        let [blocks, states] = [KvPlane::Blocks, KvPlane::State]
-            .map(|plane| shape.plane(plane).bytes_total().unwrap_or(usize::MAX / 4));
-        let states_start = blocks.next_multiple_of(STATES_ALIGNMENT);
+        let [blocks, windows, states] = [KvPlane::Blocks, KvPlane::Window, KvPlane::State]
+            .map(|plane| shape.plane(plane).bytes_total().unwrap_or(usize::MAX / 8));
+        let windows_start = blocks.next_multiple_of(PLANE_ALIGNMENT);
+        let states_start = (windows_start + windows).next_multiple_of(PLANE_ALIGNMENT);
         Ok(Self {
             bytes: PageMemory::zeroed(states_start + states)?,
             shape,
+            windows_start,
             states_start,
         })
     }
@@ -105,6 +109,7 @@ impl CpuPool {
         let range = range.expect("the engine names spans of the pool");
         let start = match span.plane {
             KvPlane::Blocks => 0,
+            KvPlane::Window => self.windows_start,
             KvPlane::State => self.states_start,
         };
         start + range.start..start + range.end

@@ -183,6 +183,7 @@ impl<O: Ops> ModelEngine<O> {
                 step_tokens_max,
                 context_tokens_max: weights.context_tokens_max() as u32,
                 states,
+                windows: None,
             },
             vocab_size: vocab_size as u32,
         };

@@ -312,6 +312,7 @@ impl ModelSpec {
             block_tokens,
             blocks: PlaneLayout::packed(layers),
             state: None,
+            window: None,
         }
     }
 

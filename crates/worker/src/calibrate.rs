@@ -129,6 +129,7 @@ impl<'a> StepTimer<'a> {
                     restore: None,
                     snapshot: None,
                 }),
+                window: None,
             }
         });
         let plan = StepPlan {

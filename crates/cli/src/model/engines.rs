@@ -218,6 +218,7 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
         state: None,
+        window: None,
     };
     engine.step(&StepPlan {
         step: StepId(0),

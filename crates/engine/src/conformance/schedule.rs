@@ -264,6 +264,7 @@ impl RandomScheduler {
                 (true, true) => LogitsWanted::ScoreAndSample,
             },
             state: None,
+            window: None,
         })
     }
 

@@ -83,6 +83,7 @@ impl DrivenSequence {
                 LogitsWanted::No
             },
             state: None,
+            window: None,
         });
         self.done = end;
     }

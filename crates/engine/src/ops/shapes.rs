@@ -5,7 +5,7 @@
 //! Invariant: all of it is plain data; equal shapes mean equal layouts.
 
 use crate::blocks::BlockSpan;
-use cleave_domain::{BlockIndex, KvPlane, KvSpec, PlaneLayout, StateCapacity};
+use cleave_domain::{BlockIndex, KvPlane, KvSpec, PlaneLayout, StateCapacity, WindowCapacity};
 use cleave_models::HeadShape;
 use std::ops::Range;
 use std::sync::Arc;
@@ -107,6 +107,8 @@ pub struct KvPoolShape {
     /// The slots of the state plane; `None` if no layer has a state. A slot is one contiguous span,
     /// whose layout its layers choose.
     pub states: Option<StateCapacity>,
+    /// The blocks of the window plane; `None` if no layer is in it.
+    pub windows: Option<WindowCapacity>,
     /// Elements of a block.
     block_elements: usize,
     /// The layers of a block, in order; at least one.
@@ -168,6 +170,7 @@ impl KvPoolShape {
                 bytes: u32::try_from(layout.bytes).expect("a slot exceeds 4 GiB"),
                 count: states_count,
             }),
+            windows: None,
             block_elements,
             layers,
         }
@@ -193,6 +196,7 @@ impl KvPoolShape {
             block_tokens: block_tokens as u32,
             blocks: PlaneLayout::packed((0..layers_count as u32).map(|layer| (layer, bytes))),
             state: None,
+            window: None,
         };
         let heads = (0..layers_count).map(|_| heads);
         Self::new(&spec, heads, blocks_count, 0, kv)
@@ -243,6 +247,12 @@ impl KvPoolShape {
                 .map_or(PoolPlane::default(), |states| PoolPlane {
                     count: states.count as usize,
                     bytes: states.bytes as usize,
+                }),
+            KvPlane::Window => self
+                .windows
+                .map_or(PoolPlane::default(), |windows| PoolPlane {
+                    count: windows.count as usize,
+                    bytes: windows.bytes as usize,
                 }),
         }
     }
@@ -351,6 +361,7 @@ mod tests {
             block_tokens: 4,
             blocks,
             state: None,
+            window: None,
         };
         let shape = KvPoolShape::new(&spec, [HEADS, wide], 1, 9, KvType::Bf16);
         assert_eq!(shape.states, None);

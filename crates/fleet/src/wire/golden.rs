@@ -77,6 +77,7 @@ fn target() -> HandoffTarget {
         present: 15,
         blocks: blocks(),
         state: Some(state()),
+        window: None,
     }
 }
 
@@ -242,6 +243,7 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         present: 15,
         blocks: blocks(),
         state: Some(state()),
+        window: None,
     };
     assert_bytes(&reserved, "0001020f011011013d3e");
     let running = Report::Running {
@@ -330,6 +332,7 @@ fn reports_about_a_worker_keep_their_bytes() {
         tpot_least: Some(SECOND),
         step_left: 2 * SECOND,
         orders_received: 46,
+        windows_free: 0,
     };
     assert_bytes(
         &Report::Load(load),

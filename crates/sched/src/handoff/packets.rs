@@ -337,6 +337,7 @@ mod tests {
             content: BlockHash([0; 16]),
             output: vec![1],
             state: None,
+            window: None,
         });
         let condition = PayloadCondition::Intact;
         let input = WorkerInput::Arrived {

@@ -138,6 +138,7 @@ pub fn limits(worker: u64, role: Role) -> WorkerLimits {
         step_tokens_max: 8,
         context_tokens_max: 64,
         states: None,
+        windows: None,
     };
     WorkerLimits {
         role,

@@ -22,7 +22,7 @@ use super::{
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, Pooling,
     PrefillOrder, Report, Request, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams,
-    SlotIndex, StopRules,
+    SlotIndex, StopRules, WindowTarget,
 };
 use cleave_kv::Packet;
 use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, StepFault, WorkerInput};
@@ -30,6 +30,9 @@ use cleave_testkit::{EngineOp, build};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The leading blocks that are there, the reserved ones, the state slot and the window.
+type ReservedKv = (u32, Vec<BlockRef>, Option<BlockRef>, Option<WindowTarget>);
 
 #[derive(Default)]
 struct ScriptPlayer {
@@ -355,7 +358,7 @@ impl ScriptPlayer {
     fn prefill(&mut self, words: &CommandWords) {
         let of = self.handoff(words);
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let (present, blocks, state) = self.reserved(of);
+        let (present, blocks, state, window) = self.reserved(of);
         let order = Order::Prefill(PrefillOrder {
             handoff: of,
             request: Arc::clone(&self.requests[&of]),
@@ -364,6 +367,7 @@ impl ScriptPlayer {
                 present,
                 blocks,
                 state,
+                window,
             },
             waited: Duration::ZERO,
             due: None,
@@ -371,7 +375,7 @@ impl ScriptPlayer {
         self.order(at, order);
     }
 
-    fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>, Option<BlockRef>) {
+    fn reserved(&self, of: HandoffId) -> ReservedKv {
         let mut newest_first = self.world.reports.iter().rev();
         let reserved = newest_first.find_map(|(_, report)| match report {
             StageReport::Reported(Report::Reserved {
@@ -379,7 +383,8 @@ impl ScriptPlayer {
                 present,
                 blocks,
                 state,
-            }) if *handoff == of => Some((*present, blocks.clone(), *state)),
+                window,
+            }) if *handoff == of => Some((*present, blocks.clone(), *state, window.clone())),
             _ => None,
         });
         reserved.expect("reserved before")
@@ -390,7 +395,7 @@ impl ScriptPlayer {
         let attempt = words.number("to", of.attempt + 1);
         let handoff = HandoffId { attempt, ..of };
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let (present, blocks, state) = self.reserved(handoff);
+        let (present, blocks, state, window) = self.reserved(handoff);
         let request = &self.requests[&handoff];
         let tokens_sent = request.prompt.len() + request.generated.len();
         let order = Order::Migrate(MigrateOrder {
@@ -401,6 +406,7 @@ impl ScriptPlayer {
                 present,
                 blocks,
                 state,
+                window,
             },
             tokens: words.number("told", u32::try_from(tokens_sent).expect("small")),
         });

@@ -95,6 +95,7 @@ fn messages_of_a_hand_off_keep_their_bytes() {
         content: BlockHash([4; 16]),
         output: vec![5, 600],
         state: Some(6),
+        window: None,
     };
     assert_bytes(
         &LinkMessage::Frame(frame()),
