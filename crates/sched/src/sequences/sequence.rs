@@ -219,6 +219,7 @@ impl WorkerSequence {
             && self.phase == SequencePhase::Decode
             && self.outgoing.is_none()
             && self.kv.swap().is_none()
+            && self.kv.fetch().is_none()
             && self.tokens_to_run() == 1
     }
 

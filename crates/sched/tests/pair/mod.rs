@@ -368,6 +368,13 @@ fn a_step_ahead_restores_no_snapshot() {
     run_world(3_367_614_328_099_978_104, 221);
 }
 
+/// In this world the window of a preempted stream is fetched, whose blocks but for the last token
+/// are in the pool.
+#[test]
+fn a_stream_runs_only_after_its_fetch() {
+    run_world(4_114_143_034_624_945_339, 106);
+}
+
 /// Without this, the test below could pass because nothing happened.
 #[test]
 fn random_worlds_reach_every_case() {
