@@ -375,6 +375,13 @@ fn a_stream_runs_only_after_its_fetch() {
     run_world(4_114_143_034_624_945_339, 106);
 }
 
+/// In this world a sequence gives up blocks of its window before it moves, for which blocks were
+/// reserved.
+#[test]
+fn window_blocks_that_never_arrived_are_not_cached() {
+    run_world(5_177_412_845_038_560_847, 428);
+}
+
 /// Without this, the test below could pass because nothing happened.
 #[test]
 fn random_worlds_reach_every_case() {
