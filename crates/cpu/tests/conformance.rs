@@ -5,11 +5,14 @@ use crate::harness::{available, options};
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
+use cleave_domain::{BlockIndex, KvPlane, StepPlan, StepResult};
 use cleave_engine::conformance::{
     drafts, goldens, path_independence, pooled_paths, pooling, vectors,
 };
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
+use cleave_engine::{
+    BlockSpan, Engine, EngineDescription, EngineError, EngineLimits, ModelEngine, Weights,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,6 +87,104 @@ fn tokens_and_logits_match_the_reference_on_every_isa() {
     }
 }
 
+// Invariant: I58.
+#[test]
+fn given_up_windows_change_no_token_on_every_isa() {
+    for isa in available() {
+        for name in WINDOWED {
+            let options = options(Precision::F32, isa, 2);
+            let build = |dir: &Path, limits| {
+                let engine = engine(dir, windowed(limits), &options)?;
+                Ok(Box::new(Poisoned { engine }) as Box<dyn Engine>)
+            };
+            goldens(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
+        }
+    }
+    for (name, kv) in [
+        ("gemma3", KvType::Fp8E4m3),
+        ("gpt-oss", KvType::Int8PerTokenHead),
+        ("mistral", KvType::Bf16),
+    ] {
+        let options = CpuOptions {
+            kv,
+            ..options(Precision::Bf16, Isa::detect(), 2)
+        };
+        let build = |dir: &Path, limits| engine(dir, windowed(limits), &options);
+        path_independence(&folder(name), &build).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+const WINDOWED: [&str; 9] = [
+    "cohere2",
+    "exaone4",
+    "gemma2",
+    "gemma3",
+    "gemma3-images",
+    "gpt-oss",
+    "mistral",
+    "olmo3",
+    "phi3",
+];
+
+/// An engine for one sequence at a time: before each step, every block of the window plane that is
+/// not in the plan's tables is overwritten with numbers that spoil each sum.
+struct Poisoned {
+    engine: Box<dyn Engine>,
+}
+
+impl Engine for Poisoned {
+    fn describe(&self) -> &EngineDescription {
+        self.engine.describe()
+    }
+
+    fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
+        let windows = self.describe().capacity.windows;
+        let windows = windows.expect("the model has windows");
+        let tables = plan
+            .segments
+            .iter()
+            .filter_map(|segment| segment.window.as_ref());
+        let live: Vec<BlockIndex> = tables.flat_map(|table| table.blocks.clone()).collect();
+        let poison = vec![0xff; windows.bytes as usize];
+        for block in (0..windows.count).map(BlockIndex) {
+            if !live.contains(&block) {
+                let span = BlockSpan {
+                    plane: KvPlane::Window,
+                    block,
+                    offset: 0,
+                    len: poison.len(),
+                };
+                self.engine.write_block(span, &poison)?;
+            }
+        }
+        self.engine.step(plan)
+    }
+
+    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
+        self.engine.read_block(span, out)
+    }
+
+    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
+        self.engine.write_block(span, bytes)
+    }
+
+    fn copy_blocks(
+        &mut self,
+        plane: KvPlane,
+        pairs: &[(BlockIndex, BlockIndex)],
+    ) -> Result<(), EngineError> {
+        self.engine.copy_blocks(plane, pairs)
+    }
+}
+
+/// The same limits with a window plane.
+fn windowed(limits: EngineLimits) -> EngineLimits {
+    EngineLimits {
+        windows_count: 64.max(limits.blocks_count),
+        ..limits
+    }
+}
+
 #[test]
 fn vectors_match_the_reference_on_every_isa() {
     for isa in available() {
@@ -153,6 +254,7 @@ fn the_kv_format_is_part_of_the_fingerprint() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
+        windows_count: 0,
     };
     let described = |kv: KvType| {
         let options = CpuOptions {
@@ -290,6 +392,7 @@ fn the_rounding_of_weights_is_part_of_the_fingerprint() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
+        windows_count: 0,
     };
     let described = |quantize| {
         let options = CpuOptions {

@@ -35,7 +35,7 @@ pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use loader::WeightLoader;
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
 pub use pass::{AdapterSum, BufferRole, LoadPlan, PassMode, PassPurpose};
-pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
+pub use shapes::{KvPoolShape, KvType, PlaneCounts, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;

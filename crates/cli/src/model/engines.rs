@@ -50,6 +50,7 @@ impl LoadedModel {
             states_count: 0,
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
+            windows_count: 0,
         };
         let count = args.threads_each(count);
         let decode_percent = match &self.backend {
@@ -88,6 +89,7 @@ impl LoadedModel {
             states_count: 0,
             slots_count: 1,
             step_tokens_max: args.step_tokens_max(),
+            windows_count: 0,
         };
         let sole = WorkerThreads {
             index: 0,

@@ -74,12 +74,17 @@ impl PoolRegions {
     /// Returns the bytes of a span in the pool; `None` if the span is outside its plane.
     pub(super) fn range(&self, span: &BlockSpan) -> Option<Range<usize>> {
         let range = self.plane(span.plane).range(span)?;
-        let first = match span.plane {
+        let first = self.first(span.plane);
+        Some(first + range.start..first + range.end)
+    }
+
+    /// Returns the first byte of a plane.
+    pub(crate) fn first(&self, plane: KvPlane) -> usize {
+        match plane {
             KvPlane::Blocks => 0,
             KvPlane::Window => self.windows_first,
             KvPlane::State => self.probe_first + PROBE_BYTES,
-        };
-        Some(first + range.start..first + range.end)
+        }
     }
 
     /// Returns the bytes of a whole block or slot in the pool.
