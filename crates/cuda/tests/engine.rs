@@ -142,6 +142,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 32,
+        windows_count: 0,
     };
     let folder = testdata().join("llama3");
     for seed in 1..=4 {
@@ -169,6 +170,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
                 logits: LogitsWanted::No,
                 drafts: Vec::new(),
                 state: None,
+                window: None,
             };
             let plan = StepPlan {
                 step: StepId(u64::from(chunk)),

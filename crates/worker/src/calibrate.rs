@@ -414,6 +414,7 @@ mod tests {
                 step_tokens_max: 512,
                 context_tokens_max: 4096,
                 states: None,
+                windows: None,
             },
             vocab_size: 1000,
             model: String::new(),
