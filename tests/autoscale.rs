@@ -169,7 +169,11 @@ fn scaling_to_zero_and_back_loses_no_stream() {
         let (prefill, decode) = workers(&client);
         (prefill >= 1 && decode >= 1).then_some(())
     });
-    assert!(client.metric("cleave_workers_wanted", &["pool=\"decode\""]) >= 1.0);
+    // The model has series from the first decision about it, which may follow its first workers.
+    wait_for("a wanted decode worker", || {
+        let wanted = client.metric("cleave_workers_wanted", &["pool=\"decode\""]);
+        (wanted >= 1.0).then_some(())
+    });
 
     write_policy(&policy, 3, "10m");
     wait_for("third decode worker", || {

@@ -427,8 +427,11 @@ fn workers_on_different_gpu_models_are_not_paired() {
     fleet.worker_on("cuda:0", "prefill", "");
     fleet.capability = Some("8.0".to_owned());
     fleet.worker_on("cuda:1", "decode", "");
-    let logs = fleet.router.logs();
-    assert!(logs.contains("no worker has the fingerprint"), "{logs}");
+    let logs = harness::wait_for("the router's warning", || {
+        let logs = fleet.router.logs();
+        logs.contains("no worker has the fingerprint")
+            .then_some(logs)
+    });
     assert!(logs.contains("-sm90-") && logs.contains("-sm80-"), "{logs}");
     let (status, body) = fleet.client.get("/ready");
     assert_ne!(status, 200, "no pair of legs has one fingerprint: {body}");

@@ -22,14 +22,19 @@ pub fn to_f32(code: u8) -> f32 {
 /// Rounds to the nearest number of the format, and returns its four bits. NaN becomes the largest
 /// number.
 pub fn from_f32(x: f32) -> u8 {
-    let size = x.abs();
-    let above = (0..SIZES.len() - 1).filter(|code| {
-        let middle = f32::midpoint(SIZES[*code], SIZES[*code + 1]);
-        // A half goes to the even code.
-        size > middle || size.is_nan() || (size == middle && code % 2 == 1)
-    });
-    let sign = if x.is_sign_negative() { 8 } else { 0 };
-    above.count() as u8 | sign
+    // At 2^22 an f32's last bit is 1/2: adding this number rounds a small one to halves.
+    const STEPS: f32 = 4_194_304.0;
+    let sign = (x.to_bits() >> 28) as u8 & 8;
+    let size = x.abs().min(MAX);
+    let wide = size.to_bits();
+    let code = if size < 1.0 {
+        (size + STEPS).to_bits() - STEPS.to_bits()
+    } else {
+        // Drops 22 bits of the fraction, rounding halves to even, and changes the exponent's bias
+        // from 127 to 1.
+        ((wide + 0x1f_ffff + (wide >> 22 & 1)) >> 22) - (126 << 1)
+    };
+    sign | code as u8
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! quantised weights, the identity of weights, LoRA adapters, and checkpoints with random weights.
 //! (The tokenizer's files are the API's.)
 //! Never: copies weights: tensors are views of mapped files, but for experts' whose axes or rows
-//! have another order there. Never computes with a weight.
+//! have another order there, and matrices that are rounded. Never computes with a weight.
 //! Invariant: an open [`Checkpoint`] is complete: every tensor that the model needs exists in the
 //! right shape and a known format, and no other tensor exists but those that may be ignored.
 //! Embedding, head, norms and biases are floats; projections may be quantised (see `quantization`
@@ -17,6 +17,7 @@ mod checkpoint;
 mod config_file;
 pub mod e2m1;
 pub mod e4m3;
+pub mod e8m0;
 mod error;
 mod folder;
 #[cfg(any(test, fuzzing))]
@@ -27,6 +28,7 @@ pub(crate) mod packed_numbers;
 mod quantization;
 mod quantized;
 mod revision;
+pub mod rounding;
 mod scales;
 mod shard;
 mod stacks;

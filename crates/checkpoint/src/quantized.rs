@@ -267,7 +267,22 @@ impl QuantizedTensor {
         }
     }
 
-    /// Scale of a row and group, widened exactly; rounded once if the weight has a global scale.
+    /// Number with which all stored scales are multiplied, if there is one; rounded if a file has
+    /// its reciprocal.
+    pub fn scale_factor(&self) -> Option<f32> {
+        self.scales.global.factor()
+    }
+
+    /// Stored scale of a row and group, an e4m3 before any global one; `None` if the weight has
+    /// scales of another type.
+    pub fn scale_byte(&self, row: usize, group: usize) -> Option<u8> {
+        match (self.scales.stored, self.scales.stored_scale(row, group)) {
+            (ScaleType::E4m3, &[byte]) => Some(byte),
+            _ => None,
+        }
+    }
+
+    /// Scale of a row and group, widened exactly; rounded once if there is a global one.
     pub fn scale(&self, row: usize, group: usize) -> f32 {
         self.scales.scale(row, group)
     }

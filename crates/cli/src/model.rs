@@ -145,7 +145,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         KvCacheDtype::Int8PerTokenHead => KvType::Int8PerTokenHead,
     };
     check_kv_scales(kv, &checkpoint)?;
-    let quantize = quantize(model, &place, &checkpoint)?;
+    let quantize = quantize(model, &checkpoint)?;
     let limit = model.max_model_len.map(|tokens| tokens as usize);
     let from = Instant::now();
     let backend = match place {
@@ -180,7 +180,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
                 tracing::warn!(%folder, "--packed-cache applies to --device cpu only and is ignored");
             }
             let weights = weights(
-                &CudaWeightLoader::new(&device, precision)?,
+                &CudaWeightLoader::new(&device, precision)?.with_quantize(quantize),
                 &checkpoint,
                 limit,
             )?;
@@ -243,23 +243,19 @@ fn weights<P: WeightLoader>(
 }
 
 /// Returns the quantisation of the weights at load time, if any.
-fn quantize(
-    model: &ModelArgs,
-    place: &ComputeDevice,
-    checkpoint: &Checkpoint,
-) -> anyhow::Result<Option<Quantize>> {
+fn quantize(model: &ModelArgs, checkpoint: &Checkpoint) -> anyhow::Result<Option<Quantize>> {
     let Some(form) = model.quantize else {
         return Ok(None);
     };
-    if let ComputeDevice::Cuda(_) = place {
-        bail!("--quantize is for --device cpu; a GPU takes checkpoints that are quantised already");
-    }
     if let Some(already) = checkpoint.quantization() {
         bail!("--quantize: the checkpoint is quantised already ({already}); leave the flag out");
     }
     Ok(Some(match form {
         QuantizeArg::Int8 => Quantize::Int8,
         QuantizeArg::Int4 => Quantize::Int4,
+        QuantizeArg::Fp8 => Quantize::Fp8,
+        QuantizeArg::Mxfp4 => Quantize::Mxfp4,
+        QuantizeArg::Nvfp4 => Quantize::Nvfp4,
     }))
 }
 

@@ -10,7 +10,6 @@ mod compiled;
 mod kv_codes;
 mod kv_sources;
 pub mod product;
-pub mod rounding;
 mod rows;
 pub mod tile;
 
@@ -96,9 +95,9 @@ pub struct IntegerKernels {
     pub int8_groups: ProductKernels,
     /// Four bits in groups, whole numbers or floats.
     pub nibbles: ProductKernels,
-    /// Rounds a row and returns its scale, see [`rounding::round_bytes`].
+    /// Rounds a row and returns its scale, see [`int8`](cleave_checkpoint::rounding::int8).
     pub round_int8: unsafe fn(&[f32], &mut [u8]) -> f32,
-    /// Rounds a group and returns its scale, see [`rounding::round_nibbles`].
+    /// Rounds a group and returns its scale, see [`int4`](cleave_checkpoint::rounding::int4).
     pub round_int4: unsafe fn(&[f32], &mut [u8]) -> f32,
 }
 

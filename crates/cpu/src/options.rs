@@ -3,7 +3,7 @@
 use crate::affinity::cores_count;
 use crate::placement::ThreadPlacement;
 use cleave_cpu_kernels::isa::Isa;
-use cleave_engine::ops::{KvType, Precision};
+use cleave_engine::ops::{KvType, Precision, Quantize};
 
 /// Options of one engine on the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,27 +69,6 @@ impl CpuOptions {
                 requested: isa,
                 best: Isa::detect(),
             })
-        }
-    }
-}
-
-/// Format to which weights are rounded at load. Activations that multiply them are rounded to eight
-/// bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Quantize {
-    /// Eight bits, with a scale per row of a weight.
-    Int8,
-    /// Four bits, with a scale per 128 elements of a row, or per 64 or 32 if 128 does not divide
-    /// the row; the head has eight bits.
-    Int4,
-}
-
-impl Quantize {
-    /// Name as the command line spells it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
         }
     }
 }

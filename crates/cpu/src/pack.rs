@@ -4,29 +4,35 @@
 //! Never: copies an embedding table: its rows are read from the mapped file.
 //! Invariant: the layout does not depend on the instruction set, so engines may share weights.
 
+mod groups;
 mod quantized;
 mod row_order;
+mod table;
 
 use crate::affinity;
 use crate::cache::{PackedCache, PackedLocation, PackedStack, StackKey};
-use crate::options::{CpuOptions, Quantize};
-use cleave_checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredType};
+use crate::options::CpuOptions;
+use cleave_checkpoint::{Checkpoint, StoredMatrix, StoredTensor, StoredType, rounding};
 use cleave_cpu_kernels::kernel::CpuKernels;
 use cleave_cpu_kernels::kernel::product::PANEL;
-use cleave_cpu_kernels::kernel::product::groups::GroupLayout;
+use cleave_cpu_kernels::kernel::product::groups::ScaleFormat;
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
 use cleave_cpu_kernels::memory::{PageMemory, SliceParts, WeightWords, bytes_of_mut};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{InnerSlices, Precision, RotaryTable, WeightLoader};
+use cleave_engine::ops::{
+    InnerSlices, ModelSpec, Precision, Quantize, RotaryTable, Unsupported, WeightLoader,
+    supports_decoder,
+};
 use parking_lot::Mutex;
 pub(crate) use quantized::{ColumnScales, PER_STEP, StackForm, groups_of};
 pub(crate) use row_order::RowOrder;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub use table::CpuTable;
 
 /// Version of everything that decides the packed words: the formats' layouts, rounding, and the
 /// order of rows in panels. Raise it with any change, because names of cached files contain it.
-pub(crate) const LAYOUT: u64 = 2;
+pub(crate) const LAYOUT: u64 = 3;
 
 /// Limit of a checkpoint file's bytes in this process's memory while a matrix is packed, counted as
 /// if elements were f32.
@@ -50,7 +56,9 @@ pub struct CpuWeightLoader {
 /// A weight matrix, packed in panels.
 #[derive(Debug)]
 pub struct CpuMatrix {
-    pub(crate) form: MatrixForm,
+    pub(crate) form: StackForm,
+    /// Scales of columns, in forms that have them.
+    pub(crate) column_scales: Option<ColumnScales>,
     /// Columns of the result: rows of the stored tensors, or half of them if gated.
     pub(crate) columns: usize,
     /// Whether half of each panel is a gate, see
@@ -77,58 +85,6 @@ impl CpuMatrix {
             self.columns.div_ceil(PANEL / 2)
         } else {
             self.columns.div_ceil(PANEL)
-        }
-    }
-}
-
-/// Format of a packed weight, with its scales.
-#[derive(Clone, Debug)]
-pub(crate) enum MatrixForm {
-    F32,
-    Bf16,
-    F16,
-    /// Eight bits, with a scale per column.
-    Int8(ColumnScales),
-    /// Eight or four bits in groups.
-    Groups(GroupLayout),
-}
-
-/// Embedding rows, read from the mapped file.
-#[derive(Debug)]
-pub struct CpuTable {
-    stored: StoredTensor,
-    /// Rows read since pages were last released.
-    rows_read: AtomicUsize,
-}
-
-impl CpuTable {
-    /// Bytes that the system maps on a page fault: sixteen pages, or one large one.
-    const MAPPED_BYTES: usize = 1 << 16;
-    /// Limit of the table's bytes in this process's memory.
-    const HELD_BYTES: usize = 32 << 20;
-
-    fn new(stored: StoredTensor) -> Self {
-        Self {
-            stored,
-            rows_read: AtomicUsize::new(0),
-        }
-    }
-
-    /// A token's row, as f32.
-    pub(crate) fn read_row(&self, token: usize, out: &mut [f32]) {
-        self.stored.read_row(token, out);
-    }
-
-    /// Call after reading `rows` rows: releases the table's pages after many reads. A tied head is
-    /// packed as well, so that a large table would otherwise be in memory twice once every token
-    /// was used. The system's page cache keeps the pages for the next read.
-    pub(crate) fn release_after_reads(&self, rows: usize) {
-        let before = self.rows_read.fetch_add(rows, Ordering::Relaxed);
-        if self.stored.bytes().len() > Self::HELD_BYTES
-            && (before + rows) * Self::MAPPED_BYTES > Self::HELD_BYTES
-        {
-            self.rows_read.store(0, Ordering::Relaxed);
-            self.stored.release();
         }
     }
 }
@@ -214,7 +170,7 @@ impl CpuWeightLoader {
         let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
         let stack_form = match self.quantize {
             Some(quantize) if stack.iter().all(is_dense) => {
-                StackForm::rounded_at_load(quantize, slices)
+                StackForm::rounded_at_load(quantize.form(slices))
             }
             _ if self.precision == Precision::Bf16 => {
                 StackForm::of_checkpoint(stack, slices).unwrap_or(dense)
@@ -240,7 +196,7 @@ impl CpuWeightLoader {
         let PackedStack {
             stack_form,
             words,
-            column_scales: of_columns,
+            column_scales,
         } = match self.with_cache(|cache| cache.take_stack(&key)) {
             Some(packed) => packed,
             None => {
@@ -260,15 +216,8 @@ impl CpuWeightLoader {
             order.row_of_column(rows).map(of).collect()
         });
         Ok(CpuMatrix {
-            form: match stack_form {
-                StackForm::F32 => MatrixForm::F32,
-                StackForm::Bf16 => MatrixForm::Bf16,
-                StackForm::F16 => MatrixForm::F16,
-                StackForm::Int8 => {
-                    MatrixForm::Int8(of_columns.expect("eight bits come with scales"))
-                }
-                StackForm::Groups(units) => MatrixForm::Groups(units),
-            },
+            form: stack_form,
+            column_scales,
             columns: order.columns(rows),
             is_gated: order == RowOrder::GateUpInterleaved,
             width,
@@ -276,6 +225,19 @@ impl CpuWeightLoader {
             words,
             bias,
         })
+    }
+
+    /// Factor of all scales of a matrix in this form.
+    fn scale_factor(&self, form: StackForm, matrix: &StoredMatrix) -> Option<f32> {
+        match (form, matrix) {
+            (_, StoredMatrix::Quantized(tensor)) => tensor.scale_factor(),
+            (StackForm::Groups(units), StoredMatrix::Dense(_))
+                if units.scales == ScaleFormat::E4m3 =>
+            {
+                Some(rounding::nvfp4_factor(matrix.magnitude_max(self.threads)))
+            }
+            (_, StoredMatrix::Dense(_)) => None,
+        }
     }
 
     fn pack(
@@ -287,17 +249,23 @@ impl CpuWeightLoader {
     ) -> Result<PackedStack, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
-        let rows: Vec<(&StoredMatrix, usize)> = stack
+        let rows: Vec<SourceRow<'_>> = stack
             .iter()
-            .flat_map(|tensor| (0..tensor.rows()).map(move |row| (tensor, row)))
+            .flat_map(|matrix| {
+                let factor = self.scale_factor(form, matrix);
+                (0..matrix.rows()).map(move |row| SourceRow {
+                    matrix,
+                    row,
+                    factor,
+                })
+            })
             .collect();
         let panels = order.panels(rows.len());
         let (steps, size) = (form.steps(width), form.panel_words(width));
         let mut words = PageMemory::zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
         let ends: Vec<usize> = slices.ends().collect();
-        let mut of_columns =
-            (form == StackForm::Int8).then(|| ColumnScales::new(panels * PANEL, slices.count()));
+        let mut of_columns = ColumnScales::of_form(form, panels * PANEL, slices.count());
         let sources: Vec<ColumnSource<'_>> = order
             .row_of_column(rows.len())
             .map(|place| place.map(|place| rows[place]))
@@ -320,17 +288,21 @@ impl CpuWeightLoader {
                         let sources = &sources[first..first + PANEL];
                         // SAFETY: only one thread takes a panel.
                         let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
-                        match (form, &of_parts) {
+                        // SAFETY: as above.
+                        let of_panel = of_parts
+                            .as_ref()
+                            .map(|parts| unsafe { parts.part(first..first + PANEL) });
+                        match (form, of_panel) {
                             (StackForm::F32, _) => packer.pack_dense(Precision::F32, sources, to),
                             (StackForm::Bf16, _) => packer.pack_dense(Precision::Bf16, sources, to),
                             (StackForm::F16, _) => packer.pack_halves(sources, to),
-                            (StackForm::Int8, Some(of_parts)) => {
-                                // SAFETY: as above.
-                                let of_panel = unsafe { of_parts.part(first..first + PANEL) };
+                            (StackForm::Int8, Some(of_panel)) => {
                                 packer.pack_bytes(sources, to, of_panel, &ends);
                             }
                             (StackForm::Int8, None) => unreachable!("eight bits come with scales"),
-                            (StackForm::Groups(units), _) => packer.pack_groups(sources, units, to),
+                            (StackForm::Groups(units), factors) => {
+                                packer.pack_groups(sources, units, to, factors);
+                            }
                         }
                         // Pages of the checkpoint stay in this process's memory until they are
                         // released; a thread that is still reading them maps them again at once.
@@ -349,14 +321,25 @@ impl CpuWeightLoader {
     }
 }
 
-/// A row of a stored tensor; `None` for a padding column of a panel.
-type ColumnSource<'a> = Option<(&'a StoredMatrix, usize)>;
+/// A row of a stored tensor.
+#[derive(Clone, Copy)]
+struct SourceRow<'a> {
+    matrix: &'a StoredMatrix,
+    row: usize,
+    /// Factor of all scales of the matrix, if it has one.
+    factor: Option<f32>,
+}
+
+/// Source of a panel's column; `None` for padding.
+type ColumnSource<'a> = Option<SourceRow<'a>>;
 
 /// Bytes that a step reads of a packed stack.
-fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix]) -> u64 {
+fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
     let width = stack.first().map_or(0, StoredMatrix::columns);
     let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
-    (columns.div_ceil(PANEL) * stack_form.panel_words(width) * size_of::<u32>()) as u64
+    let panel_words =
+        stack_form.panel_words(width) + PANEL * stack_form.column_words(slices.count());
+    (columns.div_ceil(PANEL) * panel_words * size_of::<u32>()) as u64
 }
 
 fn is_f16(matrix: &StoredMatrix) -> bool {
@@ -441,13 +424,9 @@ impl PanelPacker {
         let steps = to.len() / PANEL;
         for (column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
             match column {
-                Some((matrix, index)) => column_words(
-                    precision,
-                    matrix,
-                    *index,
-                    &mut self.row,
-                    &mut words[..steps],
-                ),
+                Some(SourceRow { matrix, row, .. }) => {
+                    column_words(precision, matrix, *row, &mut self.row, &mut words[..steps])
+                }
                 None => words.fill(0),
             }
         }
@@ -458,7 +437,12 @@ impl PanelPacker {
     fn pack_halves(&mut self, columns: &[ColumnSource<'_>], to: &mut [u32]) {
         for (column, words) in columns.iter().zip(self.words.chunks_exact_mut(self.stride)) {
             words.fill(0);
-            let Some((StoredMatrix::Dense(tensor), row)) = column else {
+            let Some(SourceRow {
+                matrix: StoredMatrix::Dense(tensor),
+                row,
+                ..
+            }) = column
+            else {
                 continue;
             };
             let (pairs, odd) = tensor.row_bytes(*row).as_chunks::<4>();
@@ -510,6 +494,20 @@ impl WeightLoader for CpuWeightLoader {
         }
     }
 
+    fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
+        supports_decoder(spec)?;
+        if self.quantize == Some(Quantize::Fp8) {
+            return Err(Unsupported {
+                family: spec.family,
+                problem: "weights rounded to fp8 are for a GPU: a processor multiplies float 8 as \
+                          bf16, so that they would lose accuracy and save no memory; int8 takes as \
+                          little"
+                    .to_owned(),
+            });
+        }
+        Ok(())
+    }
+
     fn finish(&self) -> Result<(), EngineError> {
         self.with_cache(|cache| {
             cache.finish();
@@ -519,12 +517,12 @@ impl WeightLoader for CpuWeightLoader {
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
-        packed_bytes(self.stack_form(stack, slices), stack)
+        packed_bytes(self.stack_form(stack, slices), stack, slices)
     }
 
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
         let (stack, slices) = ([head.clone().into()], InnerSlices::whole(head.columns()));
-        packed_bytes(self.head_form(&stack, &slices), &stack)
+        packed_bytes(self.head_form(&stack, &slices), &stack, &slices)
     }
 
     fn sliced_matrix(

@@ -13,6 +13,7 @@ use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::{
     BlockSpan, Engine, EngineDescription, EngineError, EngineLimits, ModelEngine, Weights,
 };
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -320,7 +321,12 @@ fn results_are_path_independent_on_every_isa() {
 /// Weights rounded when they are loaded.
 #[test]
 fn weights_rounded_at_load_are_path_independent() {
-    for quantize in [Quantize::Int8, Quantize::Int4] {
+    for quantize in [
+        Quantize::Int8,
+        Quantize::Int4,
+        Quantize::Mxfp4,
+        Quantize::Nvfp4,
+    ] {
         for isa in [Isa::detect(), Isa::Plain] {
             let build = |dir: &Path, limits| {
                 let options = CpuOptions {
@@ -403,8 +409,33 @@ fn the_rounding_of_weights_is_part_of_the_fingerprint() {
         let about = engine.describe();
         (about.fingerprint.0.clone(), about.model.clone())
     };
-    let all = [None, Some(Quantize::Int8), Some(Quantize::Int4)].map(described);
-    assert!(all[0].0 != all[1].0 && all[1].0 != all[2].0 && all[0].0 != all[2].0);
+    let of_processor = Quantize::ALL.into_iter().filter(|of| *of != Quantize::Fp8);
+    let all: Vec<_> = [None]
+        .into_iter()
+        .chain(of_processor.map(Some))
+        .map(described)
+        .collect();
+    let fingerprints: BTreeSet<&String> = all.iter().map(|(fingerprint, _)| fingerprint).collect();
+    assert_eq!(fingerprints.len(), 5);
     assert!(all[1].1.ends_with("rounded to int8"), "{}", all[1].1);
     assert_eq!(all[2], described(Some(Quantize::Int4)));
+}
+
+/// A processor would multiply them as bf16.
+#[test]
+fn a_processor_refuses_to_round_weights_to_fp8() {
+    let options = CpuOptions {
+        quantize: Some(Quantize::Fp8),
+        ..options(Precision::Bf16, Isa::detect(), 1)
+    };
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        states_count: 0,
+        slots_count: 1,
+        step_tokens_max: 1,
+        windows_count: 0,
+    };
+    let refused = engine(&folder("qwen2"), limits, &options).err().unwrap();
+    assert!(refused.contains("fp8 are for a GPU"), "{refused}");
 }

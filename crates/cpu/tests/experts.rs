@@ -76,6 +76,16 @@ fn cases() -> Vec<MixtureCase> {
     vec![
         case("olmoe", plain),
         MixtureCase {
+            hidden: 96,
+            ..case(
+                "groups of 32",
+                ExpertsSpec {
+                    expert: mlp(64, Activation::Silu, false),
+                    ..plain
+                },
+            )
+        },
+        MixtureCase {
             has_pairs: true,
             ..case("ties of experts", plain)
         },
@@ -402,6 +412,8 @@ fn formats(isa: Isa, threads: usize) -> Vec<CpuOptions> {
         of(Precision::Bf16, None),
         of(Precision::Bf16, Some(Quantize::Int8)),
         of(Precision::Bf16, Some(Quantize::Int4)),
+        of(Precision::Bf16, Some(Quantize::Mxfp4)),
+        of(Precision::Bf16, Some(Quantize::Nvfp4)),
     ]
 }
 

@@ -73,7 +73,7 @@ fn a_modified_checkpoint_is_packed_anew() {
 fn packed_experts_are_reused_as_other_matrices_are() {
     let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
     for name in ["qwen2-moe", "granitemoe", "gpt-oss"] {
-        for quantize in [None, Some(Quantize::Int4)] {
+        for quantize in [None, Some(Quantize::Int4), Some(Quantize::Nvfp4)] {
             let folder = tempfile::tempdir().unwrap();
             let options = CpuOptions {
                 quantize,

@@ -5,11 +5,15 @@
 use crate::harness::{
     self, assert_close, assert_independent, available, multiply, numbers, same_bits,
 };
+use cleave_checkpoint::rounding::RoundedForm;
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
 use cleave_checkpoint::{
-    ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor, e2m1,
+    ByteCodes, Checkpoint, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor, e2m1,
 };
 use cleave_cpu::{CpuOptions, CpuWeightLoader, Isa, Quantize};
+use cleave_engine::Weights;
 use cleave_engine::ops::{Precision, WeightLoader};
+use safetensors::SafeTensors;
 
 /// The bound of an error of a product with rounded rows.
 const BOUND: f64 = 3e-5;
@@ -31,6 +35,8 @@ struct CodedWeight {
     codes: Vec<u8>,
     scales: Vec<f32>,
     zeros: Vec<u8>,
+    /// The weight as a checkpoint has it, if that is not made of the numbers above.
+    stored: Option<StoredMatrix>,
 }
 
 /// Kinds of scales and zero points.
@@ -47,8 +53,12 @@ enum WeightCase {
     Int4Odd,
     /// Scales that are powers of two, as MXFP4 has them.
     Float4Even,
-    /// Scales that are not exact in bf16, as NVFP4 has them.
+    /// Scales that are exact in no type of 16 bits.
     Float4Odd,
+    /// Scales that are exact in f16 and not in bf16, as AWQ and GPTQ have them.
+    Int4Halves,
+    /// Scales in e4m3 with a factor of the matrix: NVFP4.
+    Float4Scaled,
 }
 
 impl CodedWeight {
@@ -63,33 +73,42 @@ impl CodedWeight {
             }
             WeightCase::Int4Even
             | WeightCase::Int4Odd
+            | WeightCase::Int4Halves
             | WeightCase::Float4Even
-            | WeightCase::Float4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+            | WeightCase::Float4Odd
+            | WeightCase::Float4Scaled => ((x + 1.0) * 8.0) as u8 & 15,
         });
         let scales = random(4, groups).map(|x| match kind {
             WeightCase::Int4Even | WeightCase::Int8Even => half::bf16::from_f32(x * 0.1).to_f32(),
             WeightCase::Float4Even => (x * 2.0 - 5.0).round().exp2(),
+            WeightCase::Int4Halves => half::f16::from_f32(x * 0.1).to_f32(),
             WeightCase::Int8
             | WeightCase::Int8Odd
             | WeightCase::Int4Odd
-            | WeightCase::Float4Odd => x * 0.1,
+            | WeightCase::Float4Odd
+            | WeightCase::Float4Scaled => x * 0.1,
         });
         let zeros = random(5, groups).map(|x| match kind {
             WeightCase::Int8
             | WeightCase::Int8Even
             | WeightCase::Float4Even
-            | WeightCase::Float4Odd => 0,
+            | WeightCase::Float4Odd
+            | WeightCase::Float4Scaled => 0,
             WeightCase::Int8Odd => ((x * 128.0) as i8).cast_unsigned(),
             WeightCase::Int4Even => 8,
-            WeightCase::Int4Odd => ((x + 1.0) * 8.0) as u8 & 15,
+            WeightCase::Int4Odd | WeightCase::Int4Halves => ((x + 1.0) * 8.0) as u8 & 15,
         });
         Self {
             element: match kind {
                 WeightCase::Int8 | WeightCase::Int8Even | WeightCase::Int8Odd => {
                     QuantizedType::Int8
                 }
-                WeightCase::Int4Even | WeightCase::Int4Odd => QuantizedType::Int4,
-                WeightCase::Float4Even | WeightCase::Float4Odd => QuantizedType::E2m1,
+                WeightCase::Int4Even | WeightCase::Int4Odd | WeightCase::Int4Halves => {
+                    QuantizedType::Int4
+                }
+                WeightCase::Float4Even | WeightCase::Float4Odd | WeightCase::Float4Scaled => {
+                    QuantizedType::E2m1
+                }
             },
             columns,
             width,
@@ -97,10 +116,35 @@ impl CodedWeight {
             codes: codes.collect(),
             scales: scales.collect(),
             zeros: zeros.collect(),
+            stored: None,
         }
     }
 
+    /// Random floats in NVFP4. Sizes of columns differ, and so do scales.
+    fn nvfp4(columns: usize, width: usize) -> Self {
+        let mut values = numbers(3, columns * width);
+        for (column, values) in values.chunks_exact_mut(width).enumerate() {
+            let size = 2f32.powi(-((column % 12) as i32));
+            values.iter_mut().for_each(|x| *x *= size);
+        }
+        let dense = StoredTensor::from_f32("w", columns, width, &values);
+        let rounded = StoredMatrix::from(dense).rounded(RoundedForm::Nvfp4, 1);
+        let mut weight = Self::new(WeightCase::Float4Scaled, columns, width, 16);
+        for column in 0..columns {
+            let range = column * width..(column + 1) * width;
+            rounded.read_codes(column, 0, &mut weight.codes[range]);
+            for group in 0..width / 16 {
+                weight.scales[column * (width / 16) + group] = rounded.scale(column, group);
+            }
+        }
+        weight.stored = Some(rounded.into());
+        weight
+    }
+
     fn stored(&self) -> StoredMatrix {
+        if let Some(stored) = &self.stored {
+            return stored.clone();
+        }
         let coded = ByteCodes {
             element: self.element,
             codes: &self.codes,
@@ -194,6 +238,7 @@ fn weights() -> Vec<(WeightCase, CodedWeight)> {
         for kind in [
             WeightCase::Int4Even,
             WeightCase::Int4Odd,
+            WeightCase::Int4Halves,
             WeightCase::Int8Even,
             WeightCase::Int8Odd,
         ] {
@@ -212,6 +257,8 @@ fn weights() -> Vec<(WeightCase, CodedWeight)> {
         for kind in [WeightCase::Float4Even, WeightCase::Float4Odd] {
             weights.push((kind, CodedWeight::new(kind, columns, width, group)));
         }
+        let scaled = CodedWeight::nvfp4(columns, width);
+        weights.push((WeightCase::Float4Scaled, scaled));
     }
     // Groups that kernels support only after splitting.
     for (columns, width, group) in [(40, 512, 256), (24, 384, 192), (33, 96, 96)] {
@@ -303,6 +350,7 @@ fn products_of_the_largest_codes_do_not_saturate() {
             codes: vec![code; columns * width],
             scales: vec![1.0; columns * width.div_ceil(group)],
             zeros: vec![zero; columns * width.div_ceil(group)],
+            stored: None,
         };
         for sign in [1.0, -1.0] {
             let x = vec![sign * 127.0; 3 * width];
@@ -395,5 +443,46 @@ fn a_row_of_zeros_is_the_bias() {
             multiply(&options, &matrix, columns, &vec![0.0; width], 1),
             bias
         );
+    }
+}
+
+/// Bytes of packed projections, divided by those of their file; the bounds are the shares, rounded
+/// up. Codes stay as they are; zero points of four bits take a byte and its padding, and powers of
+/// two two bytes. NVFP4 has a factor of four bytes for each column, of 128 and 256 elements here: a
+/// twentieth, and less in the longer columns of published models.
+#[test]
+fn packed_weights_take_little_more_than_their_file() {
+    let dense = tempfile::tempdir().unwrap();
+    synth("tiny-llama-64", dense.path(), 7, &mut |_| {}).unwrap();
+    for (layout, group, share_max) in [
+        (QuantizedLayout::Nvfp4, 16, 1.05),
+        (QuantizedLayout::ModelOptNvfp4, 16, 1.05),
+        (QuantizedLayout::Mxfp4, 32, 1.06),
+        (QuantizedLayout::Int4, 32, 1.01),
+        (QuantizedLayout::Int4, 128, 1.01),
+        (QuantizedLayout::Awq, 32, 1.09),
+        (QuantizedLayout::Awq, 128, 1.03),
+        (QuantizedLayout::Gptq, 128, 0.98),
+        (QuantizedLayout::Gptq8, 32, 1.01),
+        (QuantizedLayout::Int8, 1, 1.05),
+        // Float 8 is bf16 on a processor.
+        (QuantizedLayout::Fp8, 1, 1.95),
+        (QuantizedLayout::Mxfp8, 32, 1.95),
+        (QuantizedLayout::F16, 1, 1.0),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        let quantizing = QuantizeOptions { layout, group };
+        quantize(dense.path(), out.path(), quantizing, &mut |_| {}).unwrap();
+        let file = std::fs::read(out.path().join("model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        let of_projections = tensors.tensors().into_iter();
+        let of_projections = of_projections.filter(|(name, _)| name.contains("_proj."));
+        let stored: usize = of_projections.map(|(_, tensor)| tensor.data().len()).sum();
+        let checkpoint = Checkpoint::open(out.path()).unwrap();
+        let pack = CpuWeightLoader::new(&options(None, Isa::detect(), 1));
+        let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {}).unwrap();
+        let share = weights.matrix_bytes().layers as f64 / stored as f64;
+        let is_near = share <= share_max && share > share_max - 0.03;
+        assert!(is_near, "{layout:?} in {group}: {share:.3}");
     }
 }

@@ -12,15 +12,17 @@ use crate::error::CudaError;
 use crate::experts::{ExpertMatrices, supports_experts};
 use crate::quantized::{QuantizedFormat, QuantizedStack, RowPacking};
 use crate::upload::{UploadSource, Uploader};
+use cleave_checkpoint::rounding::RoundedForm;
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
-    GatedMatrices, InnerSlices, LoadPlan, ModelSpec, Precision, RotaryTable, Unsupported,
-    WeightLoader, supports_decoder,
+    DenseStack, GatedMatrices, InnerSlices, LoadPlan, ModelSpec, Precision, Quantize, RotaryTable,
+    Unsupported, WeightLoader, supports_decoder,
 };
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::thread;
 
 /// The alignment of parts in bytes, more than the kernels' widest loads and the tensor memory
 /// accelerator need.
@@ -130,6 +132,7 @@ pub struct CudaRotary {
 pub struct CudaWeightLoader {
     device: Arc<CudaDevice>,
     precision: Precision,
+    quantize: Option<Quantize>,
     uploader: Uploader,
     arena: Mutex<Option<WeightArena>>,
     widened: Mutex<WidenedMatrices>,
@@ -163,10 +166,35 @@ impl CudaWeightLoader {
         Ok(Self {
             device: Arc::clone(device),
             precision,
+            quantize: None,
             uploader: Uploader::new(device)?,
             arena: Mutex::new(None),
             widened: Mutex::new(WidenedMatrices::default()),
         })
+    }
+
+    /// Returns the loader with a format to which dense projections are rounded.
+    #[must_use]
+    pub fn with_quantize(self, quantize: Option<Quantize>) -> Self {
+        Self { quantize, ..self }
+    }
+
+    /// Returns the format to which a stack is rounded, if it is dense.
+    fn rounded_form(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> Option<RoundedForm> {
+        let is_dense = |matrix: &StoredMatrix| matches!(matrix, StoredMatrix::Dense(_));
+        let quantize = self.quantize.filter(|_| stack.iter().all(is_dense))?;
+        Some(quantize.form(slices))
+    }
+
+    /// Returns the bytes of a dense stack of so many rows on the device.
+    fn dense_stack_bytes(&self, rows: usize, slices: &InnerSlices) -> usize {
+        let rounded = self
+            .quantize
+            .map(|quantize| QuantizedStack::rounded(quantize.form(slices), rows, slices));
+        match rounded {
+            Some(Ok(rounded)) => rounded.bytes(),
+            Some(Err(_)) | None => rows * slices.elements().len() * self.precision.element_bytes(),
+        }
     }
 
     pub fn device(&self) -> &Arc<CudaDevice> {
@@ -333,6 +361,7 @@ impl WeightLoader for CudaWeightLoader {
     fn reserve(&self, plan: &LoadPlan) -> Result<(), EngineError> {
         let LoadPlan {
             matrix_elements,
+            dense,
             quantized,
             vector_elements,
             tensors_count,
@@ -340,12 +369,16 @@ impl WeightLoader for CudaWeightLoader {
         let packed = quantized
             .iter()
             .map(|(stack, slices)| self.matrix_bytes(stack, slices) as usize);
+        let dense_bytes = dense
+            .iter()
+            .map(|DenseStack { rows, slices }| self.dense_stack_bytes(*rows, slices));
         let bytes = *matrix_elements as usize * self.precision.element_bytes()
+            + dense_bytes.sum::<usize>()
             + packed.sum::<usize>()
             + *vector_elements as usize * size_of::<f32>()
             // Codes and scales of a quantised matrix are two parts, and each part may lose bytes to
             // alignment.
-            + (tensors_count + quantized.len()) * ALIGNMENT;
+            + (tensors_count + dense.len() + quantized.len()) * ALIGNMENT;
         let memory = DeviceMemory::new(&self.device, bytes, "weights")?;
         let mut arena = self.arena.lock();
         *arena = Some(WeightArena {
@@ -358,15 +391,52 @@ impl WeightLoader for CudaWeightLoader {
 
     fn supports(&self, spec: &ModelSpec) -> Result<(), Unsupported> {
         supports_decoder(spec)?;
-        supports_experts(spec)
+        supports_experts(spec)?;
+        match (self.quantize, self.precision) {
+            (Some(quantize), Precision::F32) => Err(Unsupported {
+                family: spec.family,
+                problem: format!(
+                    "weights rounded to {} are multiplied with bf16 on a GPU; --dtype bf16 gives \
+                     that",
+                    quantize.name()
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn weight_form(&self) -> &'static str {
+        self.quantize.map_or("", Quantize::name)
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
-        let bytes = match self.quantized_stack(stack, slices) {
-            Ok(quantized) => quantized.weight_bytes() + quantized.scales_count() * size_of::<u32>(),
+        let quantized = match self.rounded_form(stack, slices) {
+            Some(form) => {
+                let rows = stack.iter().map(StoredMatrix::rows).sum();
+                QuantizedStack::rounded(form, rows, slices)
+            }
+            None => self.quantized_stack(stack, slices),
+        };
+        let bytes = match quantized {
+            Ok(quantized) => quantized.bytes(),
             Err(_) => self.dense_bytes(stack),
         };
         bytes as u64
+    }
+
+    fn head_bytes(&self, head: &StoredTensor) -> u64 {
+        self.dense_bytes(&[head.clone().into()]) as u64
+    }
+
+    fn head(&self, head: &StoredTensor) -> Result<CudaMatrix, EngineError> {
+        Ok(CudaMatrix {
+            weight: self.stacked(&[head.clone().into()])?,
+            bias: None,
+            columns: head.rows(),
+            width: head.columns(),
+            slices: InnerSlices::whole(head.columns()),
+            quantized: None,
+        })
     }
 
     fn finish(&self) -> Result<(), EngineError> {
@@ -391,6 +461,20 @@ impl WeightLoader for CudaWeightLoader {
             "a stack of different widths"
         );
         assert_eq!(slices.elements().len(), width, "slices of a stack");
+        let rounded: Vec<StoredMatrix>;
+        let stack = match self.rounded_form(stack, slices) {
+            Some(form) => {
+                let threads = thread::available_parallelism().map_or(1, |count| count.get());
+                let each = stack.iter().map(|matrix| {
+                    let rounded = matrix.rounded(form, threads);
+                    matrix.release();
+                    rounded.into()
+                });
+                rounded = each.collect();
+                &rounded
+            }
+            None => stack,
+        };
         let (weight, quantized) = match self.quantized_stack(stack, slices) {
             Ok(quantized) => {
                 let (codes, parts) = self.packed(stack, quantized)?;

@@ -5,6 +5,7 @@
 //! Never: rounds a code. Only the scales of int4 groups are rounded, to 16 bits of fraction.
 //! Invariant: a column's elements stay in order, so the kernel alone decides the order of sums.
 
+use cleave_checkpoint::rounding::RoundedForm;
 use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
 use cleave_engine::ops::InnerSlices;
 use std::sync::Arc;
@@ -86,6 +87,17 @@ pub(crate) struct QuantizedStack {
     pub(crate) group: Option<usize>,
 }
 
+/// Properties of a stack of quantised tensors that decide its layout.
+struct StackFacts {
+    element: QuantizedType,
+    /// Columns that share a scale, of each tensor.
+    groups: Vec<usize>,
+    /// Rows of all tensors.
+    rows: usize,
+    /// Whether codes of whole rows have zero points.
+    has_zero_points: bool,
+}
+
 impl QuantizedStack {
     /// Returns the layout in which kernels take a stack, whose slices are whole groups.
     ///
@@ -116,19 +128,57 @@ impl QuantizedStack {
             return Err("the columns of its groups are not contiguous".to_owned());
         };
         let is_whole = groups.iter().all(|group| *group >= width);
+        Self::of_facts(
+            &StackFacts {
+                element,
+                groups,
+                rows: tensors.iter().map(|tensor| tensor.rows()).sum(),
+                has_zero_points: element == QuantizedType::Int8
+                    && is_whole
+                    && !tensors.iter().all(|tensor| tensor.has_zero_point(0)),
+            },
+            slices,
+        )
+    }
+
+    /// Returns the layout of a dense stack of so many rows that is rounded to a format.
+    ///
+    /// # Errors
+    /// As [`QuantizedStack::of`].
+    pub(crate) fn rounded(
+        form: RoundedForm,
+        rows: usize,
+        slices: &InnerSlices,
+    ) -> Result<Self, String> {
+        let facts = StackFacts {
+            element: form.element(),
+            groups: vec![form.group(slices.elements().len())],
+            rows,
+            has_zero_points: false,
+        };
+        Self::of_facts(&facts, slices)
+    }
+
+    fn of_facts(facts: &StackFacts, slices: &InnerSlices) -> Result<Self, String> {
+        let StackFacts {
+            element,
+            groups,
+            rows,
+            has_zero_points,
+        } = facts;
+        let width = slices.elements().len();
+        let is_whole = groups.iter().all(|group| *group >= width);
         let format = match (element, is_whole) {
             (QuantizedType::E4m3, true) => QuantizedFormat::Fp8,
             (QuantizedType::E4m3, false) => QuantizedFormat::Fp8Groups,
-            (QuantizedType::Int8, true)
-                if !tensors.iter().all(|tensor| tensor.has_zero_point(0)) =>
-            {
+            (QuantizedType::Int8, true) if *has_zero_points => {
                 return Err("no kernel has int8 with zero points".to_owned());
             }
             (QuantizedType::Int8, true) => QuantizedFormat::Int8,
             (QuantizedType::Int4, _) => QuantizedFormat::Int4,
             (QuantizedType::Int8, false) => return Err("no kernel has int8 in groups".to_owned()),
             (QuantizedType::E2m1, _) => {
-                let are_wide = kernel_group(&groups, width, slices).is_ok();
+                let are_wide = kernel_group(groups, width, slices).is_ok();
                 if are_wide {
                     QuantizedFormat::Fp4
                 } else {
@@ -148,13 +198,13 @@ impl QuantizedStack {
                 ));
             }
             QuantizedFormat::Fp8Groups | QuantizedFormat::Int4 | QuantizedFormat::Fp4 => {
-                Some(kernel_group(&groups, width, slices)?)
+                Some(kernel_group(groups, width, slices)?)
             }
-            QuantizedFormat::Nvfp4 => Some(narrow_group(&groups, width, slices)?),
+            QuantizedFormat::Nvfp4 => Some(narrow_group(groups, width, slices)?),
         };
         Ok(Self {
             format,
-            columns: tensors.iter().map(|tensor| tensor.rows()).sum(),
+            columns: *rows,
             width,
             group,
         })
@@ -168,6 +218,11 @@ impl QuantizedStack {
     /// Returns the size of all codes in bytes.
     pub(crate) fn weight_bytes(&self) -> usize {
         self.columns * self.row_bytes()
+    }
+
+    /// Returns the size of codes and scales in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.weight_bytes() + self.scales_count() * size_of::<u32>()
     }
 
     /// Returns the number of words that all scales take.

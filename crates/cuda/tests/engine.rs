@@ -9,7 +9,7 @@ use cleave_cuda::{CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
-use cleave_engine::ops::{KvType, Precision};
+use cleave_engine::ops::{KvType, Precision, Quantize};
 use cleave_engine::{BlockSpan, Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -62,11 +62,21 @@ fn build(
     limits: EngineLimits,
     options: CudaOptions,
 ) -> Result<Box<dyn Engine>, String> {
+    build_rounded(dir, limits, options, None)
+}
+
+fn build_rounded(
+    dir: &Path,
+    limits: EngineLimits,
+    options: CudaOptions,
+    quantize: Option<Quantize>,
+) -> Result<Box<dyn Engine>, String> {
     let to_text = |error: &dyn std::fmt::Display| error.to_string();
     let device = harness::device().expect("asked for only where there is one");
     let checkpoint = Checkpoint::open(dir).map_err(|error| to_text(&error))?;
-    let pack =
-        CudaWeightLoader::new(&device, options.precision).map_err(|error| to_text(&error))?;
+    let pack = CudaWeightLoader::new(&device, options.precision)
+        .map_err(|error| to_text(&error))?
+        .with_quantize(quantize);
     let weights =
         Weights::load(&pack, &checkpoint, None, &mut |_| {}).map_err(|error| to_text(&error))?;
     let ops = CudaOps::new(&device, &options).map_err(|error| to_text(&error))?;
@@ -257,6 +267,32 @@ fn quantised_weights_with_fp8_kv_are_path_independent() {
     let build = |dir: &Path, limits| build(dir, limits, options);
     conformance::path_independence(quantized.path(), &build).unwrap();
     conformance::overlap(quantized.path(), &build, 1, 30).unwrap();
+}
+
+/// A checkpoint that is rounded when it is loaded, and one that was rounded when it was written.
+#[test]
+fn rounding_at_load_gives_the_answers_of_a_rounded_checkpoint() {
+    let test = "engine::rounding_at_load_gives_the_answers_of_a_rounded_checkpoint";
+    if harness::device_of_its_own(test).is_none() {
+        return;
+    }
+    let dense = tempfile::tempdir().unwrap();
+    synth("tiny-llama-64", dense.path(), 7, &mut |_| {}).unwrap();
+    write_prompts(dense.path());
+    for (rounding, layout) in [
+        (Quantize::Int8, QuantizedLayout::Int8),
+        (Quantize::Fp8, QuantizedLayout::Fp8),
+        (Quantize::Mxfp4, QuantizedLayout::Mxfp4),
+        (Quantize::Nvfp4, QuantizedLayout::ModelOptNvfp4),
+    ] {
+        let written = tempfile::tempdir().unwrap();
+        let quantizing = QuantizeOptions { layout, group: 1 };
+        quantize(dense.path(), written.path(), quantizing, &mut |_| {}).unwrap();
+        let options = CudaOptions::new(Precision::Bf16);
+        let at_load = |dir: &Path, limits| build_rounded(dir, limits, options, Some(rounding));
+        let before = |_: &Path, limits| build(written.path(), limits, options);
+        conformance::agreement(dense.path(), [&at_load, &before], 0.0).unwrap();
+    }
 }
 
 fn processor(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {

@@ -5,7 +5,7 @@ use crate::operations::{BufferAccess, DeviceUnderTest, assert_near, cpu, cuda, n
 use cleave_checkpoint::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor};
 use cleave_engine::ops::{
     Activation, BufferRole, ChosenWeights, ExpertGroups, Experts, ExpertsSpec, GatedMatrices,
-    GatedMlpSpec, GroupScore, InnerSlices, KvType, Precision, RouterScore, RouterSpec,
+    GatedMlpSpec, GroupScore, InnerSlices, KvType, Precision, Quantize, RouterScore, RouterSpec,
     SharedExpertSpec, WeightLoader,
 };
 
@@ -20,6 +20,8 @@ struct DeviceMixtureCase {
     has_pairs: bool,
     /// Codes of the experts' weights, and the columns that share a scale.
     codes: Option<(QuantizedType, usize)>,
+    /// Format to which dense weights are rounded before they are loaded.
+    rounds: Option<Quantize>,
 }
 
 const fn mlp(width: usize, activation: Activation, bias: bool) -> GatedMlpSpec {
@@ -56,6 +58,7 @@ const fn case(name: &'static str, spec: ExpertsSpec) -> DeviceMixtureCase {
         spec,
         has_pairs: false,
         codes: None,
+        rounds: None,
     }
 }
 
@@ -207,13 +210,19 @@ impl DeviceMixtureCase {
     ) -> GatedMatrices<P::Matrix> {
         let (hidden, width) = (self.hidden, mlp.width);
         let bias = |part: u64, rows: usize| mlp.bias.then(|| numbers(10 * seed + part, rows));
-        let gate_up = [self.stored(10 * seed, 2 * width, hidden, is_dense)];
-        let down = [self.stored(10 * seed + 5, hidden, width, is_dense)];
+        let gate_up = self.stored(10 * seed, 2 * width, hidden, is_dense);
+        let down = self.stored(10 * seed + 5, hidden, width, is_dense);
         let slices = match width {
             _ if !width.is_multiple_of(32) => InnerSlices::whole(width),
             32 => InnerSlices::halved(width, 16, 2),
             _ => InnerSlices::halved(width, 32, if width >= 128 { 4 } else { 2 }),
         };
+        let rounded = |dense: StoredMatrix, slices: &InnerSlices| match self.rounds {
+            Some(quantize) => dense.rounded(quantize.form(slices), 2).into(),
+            None => dense,
+        };
+        let gate_up = [rounded(gate_up, &InnerSlices::whole(hidden))];
+        let down = [rounded(down, &slices)];
         GatedMatrices {
             gate_up: pack
                 .gate_up(&gate_up, bias(1, 2 * width).as_deref())
@@ -402,6 +411,41 @@ fn quantised_experts_match_the_cpu_and_themselves() {
                 "{codes:?}, {rows} rows"
             );
         }
+    }
+}
+
+/// Each format that a GPU takes: experts that are rounded when they are loaded have the bits of
+/// those that were rounded before.
+#[test]
+fn experts_rounded_at_load_equal_experts_that_were_rounded() {
+    for quantize in Quantize::ALL {
+        let Some(mut gpu) = cuda(Precision::Bf16, KvType::Bf16) else {
+            return;
+        };
+        let Some(mut again) = cuda(Precision::Bf16, KvType::Bf16) else {
+            return;
+        };
+        again.pack = again.pack.with_quantize(Some(quantize));
+        let case = case("rounded", PLAIN);
+        let rounded = DeviceMixtureCase {
+            rounds: Some(quantize),
+            ..case
+        };
+        let (before, at_load) = (rounded.load(&gpu.pack), case.load(&again.pack));
+        assert!(
+            at_load
+                .experts
+                .iter()
+                .all(|of| of.gate_up.is_quantized() && of.down.is_quantized())
+        );
+        let x = case.x(25);
+        let expected = rounded.run(&mut gpu, &before, &x);
+        let found = case.run(&mut again, &at_load, &x);
+        assert!(same_bits(&found, &expected), "{}", quantize.name());
+        let mut cpu = cpu(KvType::F32);
+        let on_cpu = rounded.load(&cpu.pack);
+        let want = rounded.run(&mut cpu, &on_cpu, &x);
+        assert_near(quantize.name(), 1e-2, &found, &want);
     }
 }
 

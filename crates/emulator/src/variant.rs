@@ -46,16 +46,16 @@ impl SanitizerVariant {
         match self {
             SanitizerVariant::Plain => &["-O2", "-g1", "-fno-exceptions"],
             SanitizerVariant::Address => &[
-                "-O1",
-                "-g",
+                "-O0",
+                "-g1",
                 "-fno-exceptions",
                 "-fno-omit-frame-pointer",
                 "-fsanitize=address,undefined",
                 "-fno-sanitize-recover=all",
             ],
             SanitizerVariant::Thread => &[
-                "-O1",
-                "-g",
+                "-O0",
+                "-g1",
                 "-fno-exceptions",
                 "-fno-omit-frame-pointer",
                 "-fsanitize=thread",

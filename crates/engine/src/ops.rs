@@ -21,6 +21,7 @@ mod io;
 mod loader;
 mod parameters;
 mod pass;
+mod quantize;
 mod shapes;
 mod supports;
 
@@ -34,7 +35,8 @@ pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use loader::WeightLoader;
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
-pub use pass::{AdapterSum, BufferRole, LoadPlan, PassMode, PassPurpose};
+pub use pass::{AdapterSum, BufferRole, DenseStack, LoadPlan, PassMode, PassPurpose};
+pub use quantize::Quantize;
 pub use shapes::{KvPoolShape, KvType, PlaneCounts, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 

@@ -9,8 +9,8 @@ mod loader;
 use crate::EngineError;
 use crate::folding;
 use crate::ops::{
-    Experts, GatedMatrices, Head, InnerSlices, KvType, LoadPlan, Precision, RotaryTable,
-    WeightLoader,
+    DenseStack, Experts, GatedMatrices, Head, InnerSlices, KvType, LoadPlan, Precision,
+    RotaryTable, WeightLoader,
 };
 use crate::rotary::{self, RotaryValues};
 use cleave_checkpoint::{Checkpoint, CheckpointProgress, QuantizedType, Revision, StoredMatrix};
@@ -266,32 +266,28 @@ fn load_plan(checkpoint: &Checkpoint, rotary: &[RotaryValues]) -> LoadPlan {
     for (role, tensor) in checkpoint.tensors_by_role() {
         let elements = (tensor.rows() * tensor.columns()) as u64;
         match role {
-            TensorRole::Embedding
-            | TensorRole::Head
-            | TensorRole::Weight(_)
-            | TensorRole::Stack(_)
-            | TensorRole::Experts { .. } => plan.matrix_elements += elements,
+            TensorRole::Embedding | TensorRole::Head => plan.matrix_elements += elements,
+            TensorRole::Weight(_) | TensorRole::Stack(_) | TensorRole::Experts { .. } => {}
             _ => plan.vector_elements += elements,
         }
         plan.tensors_count += 1;
     }
-    for (layer, spec) in checkpoint.spec().layers.iter().enumerate() {
+    let model = checkpoint.spec();
+    for (layer, spec) in model.layers.iter().enumerate() {
         let stacks = spec.stacks().into_iter();
         let each = |parts| spec.places(layer, parts).map(move |place| (parts, place));
         for (parts, place) in stacks.flat_map(each) {
             // One tensor may have the stacks, or the biases, of all experts of a layer.
             plan.tensors_count += 2;
-            if !checkpoint.is_quantized(parts, place) {
-                continue;
-            }
-            let stack = checkpoint.stack(parts, place);
-            let dense = stack.iter().filter_map(|matrix| match matrix {
-                StoredMatrix::Dense(tensor) => Some(tensor.rows() * tensor.columns()),
-                StoredMatrix::Quantized(_) => None,
-            });
-            plan.matrix_elements -= dense.sum::<usize>() as u64;
             let slices = inner_slices(checkpoint, parts, place);
-            plan.quantized.push((stack, slices));
+            if checkpoint.is_quantized(parts, place) {
+                let stack = checkpoint.stack(parts, place);
+                plan.quantized.push((stack, slices));
+            } else {
+                let shape = spec.stack_shape(parts, model.hidden_size);
+                let (rows, _) = shape.expect("a layer has the projections of its stacks");
+                plan.dense.push(DenseStack { rows, slices });
+            }
         }
     }
     plan

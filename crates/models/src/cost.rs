@@ -259,4 +259,108 @@ mod tests {
         assert_eq!(cost.bytes(&work, 1), 576.0 + 80.0 + 16.0 * 7.0);
         assert_eq!(cost.bytes(&work, 4), 4.0 * 576.0 + 2.0 * 80.0 + 112.0);
     }
+
+    /// The config.json that Qwen published for Qwen3-30B-A3B, as far as it has sizes.
+    fn qwen3_30b_a3b() -> ModelSpec {
+        published(&json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
+            "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+            "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+            "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+            "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+            "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "tie_word_embeddings": false,
+            "vocab_size": 151_936
+        }))
+    }
+
+    /// The config.json that OpenAI published for gpt-oss-20b, as far as it has sizes.
+    fn gpt_oss_20b() -> ModelSpec {
+        published(&json!({
+            "architectures": ["GptOssForCausalLM"], "attention_bias": true, "head_dim": 64,
+            "hidden_act": "silu", "hidden_size": 2880, "intermediate_size": 2880,
+            "max_position_embeddings": 131_072, "model_type": "gpt_oss",
+            "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+            "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000, "sliding_window": 128, "swiglu_limit": 7.0,
+            "tie_word_embeddings": false, "vocab_size": 201_088,
+            "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+                "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false}
+        }))
+    }
+
+    fn published(config: &serde_json::Value) -> ModelSpec {
+        let fields = config.as_object().cloned().unwrap_or_default();
+        let fields = ConfigFields::new(Path::new("config.json"), fields);
+        let read = read_model(&fields, |_| Ok::<_, ConfigError>(()));
+        read.unwrap().0.spec
+    }
+
+    /// By hand: attention 2·2048·4096 + 2·2048·512 weights a layer, an expert 3·2048·768, the
+    /// router 128·2048. The model card counts 30.5 B in all and 3.3 B active.
+    #[test]
+    fn qwen3_30b_a3b_costs_follow_its_published_sizes() {
+        let (attention, expert, router) = (18_874_368, 4_718_592, 262_144);
+        let (layers, embedding) = (48, 311_164_928);
+        let experts = layers * 128 * expert;
+        let stored = StoredSizes {
+            layer_bytes: 2 * layers * attention + 4 * layers * router,
+            expert_bytes: 2 * experts,
+            head_bytes: 2 * embedding,
+            kv_element_bytes: 2,
+            kv_scale_bytes: 0,
+        };
+        let cost = qwen3_30b_a3b().cost(&stored);
+        assert_eq!(cost.layer_weights, 2_730_491_904);
+        assert_eq!(
+            cost.layer_weights,
+            layers * (attention + router + 8 * expert)
+        );
+        assert_eq!(cost.head_weights, embedding);
+        let active = cost.layer_weights + 2 * embedding;
+        assert_eq!(active / 10_000_000, 335, "3.3 B, as its model card says");
+        let norms = layers * (2 * 2048 + 2 * 128) + 2048;
+        let all = layers * (attention + router) + experts + 2 * embedding + norms;
+        assert_eq!(all, 30_532_122_624, "30.5 B, as its model card says");
+        assert_eq!(cost.experts.bytes, 57_982_058_496);
+        assert_eq!(cost.token_bytes, 96 << 10);
+        assert_eq!(cost.pair_flops, 48 * 4 * 4096);
+        // One token reads 8 of 128 experts, 64 read 1 − (15/16)^64 of them.
+        let dense = stored.layer_bytes as f64;
+        assert_eq!(cost.layer_bytes_read(1.0), dense + 57_982_058_496.0 / 16.0);
+        let touched = (cost.layer_bytes_read(64.0) - dense) / 57_982_058_496.0;
+        assert!((touched - 0.983_925).abs() < 1e-6, "{touched}");
+    }
+
+    /// By hand: attention 2·2880·4096 + 2·2880·512 weights a layer, an expert 3·2880², the router
+    /// 32·2880. The model card counts 20.9 B in all and 3.6 B active. Experts in MXFP4 take 17
+    /// bytes for 32 weights.
+    #[test]
+    fn gpt_oss_20b_costs_follow_its_published_sizes() {
+        let (attention, expert, router) = (26_542_080, 24_883_200, 92_160);
+        let (layers, embedding) = (24, 579_133_440);
+        let experts = layers * 32 * expert;
+        let stored = StoredSizes {
+            layer_bytes: 2 * layers * attention + 4 * layers * router,
+            expert_bytes: experts / 32 * 17,
+            head_bytes: 2 * embedding,
+            kv_element_bytes: 2,
+            kv_scale_bytes: 0,
+        };
+        let cost = gpt_oss_20b().cost(&stored);
+        assert_eq!(cost.layer_weights, 3_028_008_960);
+        assert_eq!(
+            cost.layer_weights,
+            layers * (attention + router + 4 * expert)
+        );
+        let active = cost.layer_weights + embedding;
+        assert_eq!(active / 10_000_000, 360, "3.6 B, as its model card says");
+        assert_eq!(cost.experts.bytes, 10_152_345_600);
+        assert_eq!(cost.token_bytes, 48 << 10);
+        // One token reads 4 of 32 experts, 8 read 1 − (7/8)^8 of them.
+        let dense = stored.layer_bytes as f64;
+        assert_eq!(cost.layer_bytes_read(1.0), dense + 10_152_345_600.0 / 8.0);
+        let touched = (cost.layer_bytes_read(8.0) - dense) / 10_152_345_600.0;
+        assert!((touched - 0.656_391).abs() < 1e-6, "{touched}");
+    }
 }

@@ -224,6 +224,13 @@ impl LayerSpec {
         self.projection(projection, hidden).map(|size| size.columns)
     }
 
+    /// Rows and columns of a stack of projections, in a model of this hidden size; `None` if the
+    /// layer has not all of them.
+    pub fn stack_shape(&self, parts: &[Projection], hidden: usize) -> Option<(usize, usize)> {
+        let ProjectionSize { rows, columns, .. } = self.stack(parts, hidden)?;
+        Some((rows, columns))
+    }
+
     /// A stack of projections as one: its rows are theirs.
     fn stack(&self, parts: &[Projection], hidden: usize) -> Option<ProjectionSize> {
         let first = self.projection(*parts.first()?, hidden)?;

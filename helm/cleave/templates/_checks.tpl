@@ -59,4 +59,12 @@
 {{- if and (eq $model.source "init") (not $model.init.image) -}}
 {{- fail (printf "model.init.image: pool %s has its model fetched by an init container, but of which image?" $name) -}}
 {{- end -}}
+{{- if and (eq $model.source "demo") (or $model.lora.modules $model.lora.root) -}}
+{{- fail (printf "model.lora: pool %s has adapters, whose folders lie in the model's volume, but the demo has none: set model.source" $name) -}}
+{{- end -}}
+{{- range $adapter, $_ := $model.lora.modules -}}
+{{- if not (regexMatch "^[^=\\s]+$" $adapter) -}}
+{{- fail (printf "model.lora.modules: %q is no name of an adapter: = and spaces may not be in it" $adapter) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -86,6 +86,16 @@ spec:
         {{- with $model.servedName }}
         - --served-model-name={{ . }}
         {{- end }}
+        {{- if or $model.lora.modules $model.lora.root }}
+        {{- range $adapter, $folder := $model.lora.modules }}
+        - {{ printf "--lora-modules=%s=/model/%s" $adapter (trimPrefix "/" $folder) | quote }}
+        {{- end }}
+        {{- with $model.lora.root }}
+        - {{ printf "--lora-root=/model/%s" (trimPrefix "/" .) | quote }}
+        {{- end }}
+        - --max-loras={{ int $model.lora.maxLoras }}
+        - --max-lora-rank={{ int $model.lora.maxRank }}
+        {{- end }}
         - --data-listen={{ include "cleave.listen" (list $root $ports.data) }}
         - --data-advertise={{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq $root.Values.network.ipFamily "IPv6") }}:{{ int $ports.data }}
         - --metrics-listen={{ include "cleave.listen" (list $root $ports.admin) }}

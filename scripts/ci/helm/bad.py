@@ -35,6 +35,13 @@ BAD: list[tuple[dict, str, str]] = [
     ({"model": {"source": "hostPath"}}, "1.31", "model.hostPath.path"),
     ({"model": {"source": "hostPath", "hostPath": {"path": "models"}}}, "1.31", "model.hostPath.path"),
     ({"model": {"source": "init"}}, "1.31", "model.init.image"),
+    ({"model": {"lora": {"modules": {"sql": "sql"}}}}, "1.31", "model.lora"),
+    (
+        {"model": {"source": "pvc", "pvc": {"claimName": "m"}, "lora": {"modules": {"a=b": "sql"}}}},
+        "1.31",
+        "model.lora.modules",
+    ),
+    ({"model": {"lora": {"maxLoras": 0}}}, "1.31", "model.lora.maxLoras"),
     ({"decode": {"model": {"source": "pvc"}}}, "1.31", "model.pvc.claimName"),
     ({"decode": {"strategy": {"rollingUpdate": {"maxSurge": 0}}}}, "1.31", "decode.strategy.rollingUpdate"),
     ({"network": {"ipFamily": "IPv5"}}, "1.31", "network.ipFamily"),

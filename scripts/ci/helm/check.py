@@ -52,6 +52,14 @@ VARIANTS: dict[str, dict] = {
             },
         ]
     },
+    "adapters": {
+        "model": {
+            "source": "pvc",
+            "pvc": {"claimName": "models"},
+            "path": "base",
+            "lora": {"modules": {"sql": "adapters/sql", "notes": "/adapters/notes"}, "root": "adapters", "maxRank": 16},
+        }
+    },
     "groups": {
         "workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}
     },
@@ -124,16 +132,21 @@ def flags(cleave: str) -> dict[str, set[str]]:
     return found
 
 
-def matrix(found: Found, known: dict[str, set[str]], cleave: str) -> list[dict]:
-    """Renders every combination; returns the objects of the last one with the most kinds."""
+def matrix(found: Found, known: dict[str, set[str]], cleave: str, every: bool) -> list[dict]:
+    """Renders the combinations; returns the objects of the last one with the most kinds.
+
+    Unless `every` is set, each combination of file, variant and scaling has one version of Kubernetes, chosen so that
+    each version also meets each variant, with each file and with each scaling.
+    """
     seen: set[str] = set()
     whole: list[dict] = []
-    for file in [None, *FILES]:
+    for row, file in enumerate([None, *FILES]):
         values = yaml.safe_load(file.read_text()) if file else {}
-        for variant, layer in VARIANTS.items():
-            for kind in (None, "none", "keda", "hpa"):
+        for column, (variant, layer) in enumerate(VARIANTS.items()):
+            for turn, kind in enumerate((None, "none", "keda", "hpa")):
                 layers = [values, layer, scaled(kind) if kind else {}]
-                for version in VERSIONS:
+                one = VERSIONS[(row + column + turn) % len(VERSIONS)]
+                for version in VERSIONS if every else [one]:
                     where = f"{file.stem if file else 'defaults'}, {variant}, scaling {kind or 'its own'}, Kubernetes {version}"
                     objects = rendering(found, engine.merged(*layers), version, where)
                     for flaw in invariants.flaws(invariants.World(objects, known)):
@@ -289,6 +302,7 @@ def values_and_schema(found: Found) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True, help="the binary whose flags count")
+    parser.add_argument("--every", action="store_true", help="render every combination for every Kubernetes")
     parser.add_argument("--helm", help="another Helm, which is to render the same")
     arguments = parser.parse_args()
     cleave = str(Path(arguments.cleave).resolve())
@@ -297,7 +311,7 @@ def main() -> int:
         for message in engine.lint(version):
             found.add(f"lint: {message}", version)
     steps: list[Callable[[], object]] = [
-        lambda: matrix(found, known, cleave),
+        lambda: matrix(found, known, cleave, arguments.every),
         lambda: bad_values(found),
         lambda: broken_objects(found, known),
         lambda: values_and_schema(found),

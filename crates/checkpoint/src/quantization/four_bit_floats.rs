@@ -8,11 +8,8 @@ use crate::CheckpointError;
 use crate::folder::{FoundTensor, TensorFolder};
 use crate::packed_numbers::{ALONG_COLUMNS, PackedNumbers};
 use crate::quantized::{QuantizedCodes, QuantizedTensor, QuantizedType, ScaleGroups, ZeroPoints};
+use crate::rounding::{MX_GROUP, NV_GROUP};
 use crate::scales::{GlobalScale, QuantizedScales, ScaleType};
-
-/// Columns of a group whose scale is a power of two (MXFP4), and whose scale is e4m3 (NVFP4).
-const MX_GROUP: usize = 32;
-const NV_GROUP: usize = 16;
 
 /// Reads the layout of a weight of compressed-tensors, whose global scale divides.
 pub(super) fn compressed(

@@ -2,30 +2,13 @@
 //!
 //! Owns: rounding to nearest. Never: knows the layout of a file.
 
-use crate::scales::power_of_two_from;
-use crate::{e2m1, e4m3};
+use crate::e8m0;
+use crate::rounding::MX_GROUP;
 use half::f16;
-
-/// Columns of a group whose scale is a power of two, and whose scale is float 8.
-pub(super) const MX_GROUP: usize = 32;
-pub(super) const NV_GROUP: usize = 16;
-
-/// Packs codes of four bits, two to a byte, the first in the lower bits.
-pub(super) fn pairs(codes: &[u8]) -> Vec<u8> {
-    let (pairs, _) = codes.as_chunks::<2>();
-    pairs.iter().map(|[low, high]| low | high << 4).collect()
-}
 
 /// Bytes of scales that are powers of two.
 pub(super) fn powers(scales: &[f32]) -> Vec<u8> {
-    scales
-        .iter()
-        .map(|scale| power_of_two_from(*scale))
-        .collect()
-}
-
-pub(super) fn unrounded(scale: f32) -> f32 {
-    scale
+    scales.iter().map(|scale| e8m0::at_least(*scale)).collect()
 }
 
 /// Scale that maps the largest value to the largest code; 1 if all values are zero.
@@ -74,21 +57,8 @@ impl EncodedMatrix {
         code_max: f32,
         code: impl Fn(f32) -> u8,
     ) -> Self {
-        let stored = |scale: f32| f32::from_bits(u32::from(power_of_two_from(scale)) << 23);
+        let stored = |scale: f32| e8m0::to_f32(e8m0::at_least(scale));
         Self::symmetric(values, columns, MX_GROUP, code_max, stored, code)
-    }
-
-    /// Quantises to float 4 in groups of 16 with scales of float 8; returns the factor of all
-    /// scales, with which the largest group's is the largest float 8.
-    pub(super) fn in_two_scales(values: &[f32], columns: usize) -> (Self, f32) {
-        let most = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let factor = scale(most, e2m1::MAX * e4m3::MAX);
-        let scaled: Vec<f32> = values.iter().map(|x| x / factor).collect();
-        // A scale of zero would lose the group.
-        let stored = |scale: f32| e4m3::to_f32(e4m3::from_f32(scale).max(1));
-        let code = e2m1::from_f32;
-        let coded = Self::symmetric(&scaled, columns, NV_GROUP, e2m1::MAX, stored, code);
-        (coded, factor)
     }
 
     /// Quantises with zero points: code 0 is the smallest value or 0, whichever is less. Scales are

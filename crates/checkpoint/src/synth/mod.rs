@@ -5,6 +5,7 @@
 //! Invariant: the same shape and seed give the same bytes, on any number of cores.
 
 mod encoded;
+mod experts;
 mod quantization_config;
 mod quantize;
 mod shape;

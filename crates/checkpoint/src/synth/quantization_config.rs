@@ -1,7 +1,7 @@
 //! The `quantization_config` of a converted checkpoint.
 
-use super::encoded::{MX_GROUP, NV_GROUP};
 use super::quantize::{QuantizeOptions, QuantizedLayout};
+use crate::rounding::{MX_GROUP, NV_GROUP};
 use serde_json::{Value, json};
 
 impl QuantizeOptions {
@@ -62,6 +62,13 @@ impl QuantizeOptions {
                 weights["scale_dtype"] = "torch.uint8".into();
                 compressed("mxfp4-pack-quantized", weights, Value::Null)
             }
+            QuantizedLayout::Mxfp4Experts => json!({
+                "quant_method": "mxfp4",
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn", "model.layers.*.mlp.router",
+                    "model.embed_tokens", "lm_head",
+                ],
+            }),
             QuantizedLayout::Nvfp4 => {
                 let mut weights = weights(4, "float", "tensor_group", Some(NV_GROUP));
                 weights["scale_dtype"] = "torch.float8_e4m3fn".into();

@@ -5,17 +5,20 @@
 //! checkpoints; its purpose is to measure speed, and tests.
 //! Invariant: a written checkpoint loads; a projection that a layout cannot hold stays dense.
 
-use super::encoded::{EncodedMatrix, MX_GROUP, NV_GROUP, pairs, powers, scale, unrounded};
+use super::encoded::{EncodedMatrix, powers, scale};
+use super::experts::StackedExperts;
 use super::{SynthError, write_json};
 use crate::packed_numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, WordPacking};
+use crate::rounding::{MX_GROUP, NV_GROUP, RoundedForm};
 use crate::{Checkpoint, CheckpointError, StoredMatrix, StoredTensor, StoredType};
-use crate::{CheckpointProgress, e2m1, e4m3};
+use crate::{CheckpointProgress, e4m3};
 use cleave_models::ModelTensor;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::thread;
 
 /// Limit of a copied file beside the weights, in bytes: the largest tokenizers have forty million.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
@@ -41,6 +44,10 @@ pub enum QuantizedLayout {
     Mxfp8,
     /// compressed-tensors, float 4 in groups of 32 whose scales are powers of two.
     Mxfp4,
+    /// The same numbers as gpt-oss has them: experts alone, of which one tensor has all of a
+    /// layer. A conversion to [`QuantizedLayout::Mxfp4`] of a model with such tensors is one to
+    /// this layout.
+    Mxfp4Experts,
     /// compressed-tensors, float 4 in groups of 16 whose scales are float 8.
     Nvfp4,
     /// The same as modelopt writes it.
@@ -83,6 +90,7 @@ pub fn quantize(
             "is quantised already; give a dense checkpoint",
         )));
     }
+    let quantizing = quantizing.of_model(&checkpoint)?;
     fs::create_dir_all(out).map_err(SynthError::at(out))?;
     write_weights(&checkpoint, out, quantizing, progress)?;
     for name in [
@@ -110,10 +118,10 @@ pub fn quantize(
 }
 
 /// A tensor of the written file.
-struct WrittenTensor {
-    name: String,
-    dtype: &'static str,
-    shape: Vec<usize>,
+pub(super) struct WrittenTensor {
+    pub(super) name: String,
+    pub(super) dtype: &'static str,
+    pub(super) shape: Vec<usize>,
 }
 
 impl WrittenTensor {
@@ -135,13 +143,18 @@ fn write_weights(
     progress: &mut dyn FnMut(CheckpointProgress),
 ) -> Result<(), SynthError> {
     let expected = checkpoint.layout();
-    let pieces_of = |expected: &ModelTensor| match quantizing.module(expected) {
-        Some(module) => quantizing.written_tensors(module, &expected.shape),
-        None => vec![WrittenTensor {
-            name: expected.name.clone(),
-            dtype: dtype(quantizing.stored(checkpoint.tensor(&expected.name))),
-            shape: expected.shape.clone(),
-        }],
+    let pieces_of = |expected: &ModelTensor| {
+        if let Some(experts) = quantizing.experts(expected) {
+            return experts.written_tensors();
+        }
+        match quantizing.module(expected) {
+            Some(module) => quantizing.written_tensors(module, &expected.shape),
+            None => vec![WrittenTensor {
+                name: expected.name.clone(),
+                dtype: dtype(quantizing.stored(checkpoint.tensor(&expected.name))),
+                shape: expected.shape.clone(),
+            }],
+        }
     };
     let pieces: Vec<WrittenTensor> = expected.iter().flat_map(pieces_of).collect();
     let path = out.join("model.safetensors");
@@ -153,12 +166,13 @@ fn write_weights(
         bytes_total: pieces.iter().map(|piece| piece.bytes_count() as u64).sum(),
     };
     for expected in expected {
-        let contents = match quantizing.module(expected) {
-            Some(_) => {
+        let contents = match (quantizing.experts(expected), quantizing.module(expected)) {
+            (Some(experts), _) => experts.contents(checkpoint.tensor(&expected.name)),
+            (None, Some(_)) => {
                 let matrix = checkpoint.matrix(&expected.name);
                 quantizing.contents(&matrix.expect("open() found every tensor of the layout"))
             }
-            None => vec![quantizing.bytes(checkpoint.tensor(&expected.name))],
+            (None, None) => vec![quantizing.bytes(checkpoint.tensor(&expected.name))],
         };
         for bytes in contents {
             put(&bytes)?;
@@ -196,7 +210,50 @@ fn dtype(stored: StoredType) -> &'static str {
     }
 }
 
+/// Factor of all scales, and codes and scales, of a rounded matrix.
+pub(super) fn rounded(matrix: &StoredMatrix, form: RoundedForm) -> (f32, Vec<Vec<u8>>) {
+    let threads = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let rounded = matrix.rounded(form, threads);
+    let parts = rounded.part_bytes().map(<[u8]>::to_vec).collect();
+    (rounded.scale_factor().unwrap_or(1.0), parts)
+}
+
 impl QuantizeOptions {
+    /// The options for this model.
+    ///
+    /// # Errors
+    /// If experts of which one tensor has all of a layer cannot be written in groups.
+    fn of_model(self, checkpoint: &Checkpoint) -> Result<Self, SynthError> {
+        let mut stacked = checkpoint.layout().iter().filter_map(StackedExperts::of);
+        let Some(first) = stacked
+            .next()
+            .filter(|_| self.layout == QuantizedLayout::Mxfp4)
+        else {
+            return Ok(self);
+        };
+        if let Some(odd) = [first]
+            .into_iter()
+            .chain(stacked)
+            .find(|of| !of.has_groups())
+        {
+            return Err(SynthError::Source(CheckpointError::unsupported(
+                checkpoint.dir(),
+                format!("tensor `{}`", odd.name()),
+                format!("has columns that groups of {MX_GROUP} do not divide; mxfp4 needs them"),
+            )));
+        }
+        Ok(Self {
+            layout: QuantizedLayout::Mxfp4Experts,
+            ..self
+        })
+    }
+
+    /// The weights of all experts of a layer, if this layout holds them in one tensor.
+    fn experts(self, expected: &ModelTensor) -> Option<StackedExperts<'_>> {
+        let is_written = self.layout == QuantizedLayout::Mxfp4Experts;
+        StackedExperts::of(expected).filter(|_| is_written)
+    }
+
     /// Element type of a tensor that is not quantised.
     fn stored(self, tensor: &StoredTensor) -> StoredType {
         match self.layout {
@@ -238,7 +295,7 @@ impl QuantizeOptions {
             return None;
         };
         let fits = match self.layout {
-            QuantizedLayout::F16 => false,
+            QuantizedLayout::F16 | QuantizedLayout::Mxfp4Experts => false,
             QuantizedLayout::Fp8
             | QuantizedLayout::Fp8Block
             | QuantizedLayout::Int8
@@ -268,7 +325,7 @@ impl QuantizeOptions {
         let words =
             |packing: WordPacking, columns: usize| self.packing(packing).words_shape(rows, columns);
         match self.layout {
-            QuantizedLayout::F16 => Vec::new(),
+            QuantizedLayout::F16 | QuantizedLayout::Mxfp4Experts => Vec::new(),
             QuantizedLayout::Fp8 => vec![
                 piece("weight", "F8_E4M3", shape),
                 piece("weight_scale", "F32", &[rows, 1]),
@@ -339,43 +396,24 @@ impl QuantizeOptions {
                 .collect()
         };
         match self.layout {
-            QuantizedLayout::F16 => Vec::new(),
-            QuantizedLayout::Fp8 => {
-                let coded = EncodedMatrix::symmetric(
-                    &values,
-                    columns,
-                    columns,
-                    e4m3::MAX,
-                    unrounded,
-                    e4m3::from_f32,
-                );
-                vec![coded.codes, floats(&coded.scales)]
-            }
-            QuantizedLayout::Int8 => {
-                let code = |x: f32| (x.round_ties_even() as i8).cast_unsigned();
-                let coded =
-                    EncodedMatrix::symmetric(&values, columns, columns, 127.0, unrounded, code);
-                vec![coded.codes, floats(&coded.scales)]
-            }
+            QuantizedLayout::F16 | QuantizedLayout::Mxfp4Experts => Vec::new(),
+            QuantizedLayout::Fp8 => rounded(matrix, RoundedForm::Fp8).1,
+            QuantizedLayout::Int8 => rounded(matrix, RoundedForm::Int8).1,
             QuantizedLayout::Mxfp8 => {
                 let coded =
                     EncodedMatrix::in_powers_of_two(&values, columns, e4m3::MAX, e4m3::from_f32);
                 vec![coded.codes, powers(&coded.scales)]
             }
-            QuantizedLayout::Mxfp4 => {
-                let coded =
-                    EncodedMatrix::in_powers_of_two(&values, columns, e2m1::MAX, e2m1::from_f32);
-                vec![pairs(&coded.codes), powers(&coded.scales)]
-            }
+            QuantizedLayout::Mxfp4 => rounded(matrix, RoundedForm::Mxfp4).1,
             QuantizedLayout::Nvfp4 | QuantizedLayout::ModelOptNvfp4 => {
-                let (coded, factor) = EncodedMatrix::in_two_scales(&values, columns);
-                let small = coded.scales.iter().map(|scale| e4m3::from_f32(*scale));
+                let (factor, mut parts) = rounded(matrix, RoundedForm::Nvfp4);
                 let global = match self.layout {
                     // Its number is a divisor.
                     QuantizedLayout::Nvfp4 => factor.recip(),
                     _ => factor,
                 };
-                vec![pairs(&coded.codes), small.collect(), floats(&[global])]
+                parts.push(floats(&[global]));
+                parts
             }
             QuantizedLayout::ModelOptFp8 => {
                 let most = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));

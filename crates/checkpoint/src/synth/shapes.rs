@@ -29,6 +29,10 @@ const QWEN3_MOE_KEYS: &str = r#"{
     "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []
 }"#;
+const WIDE_QWEN3_MOE_KEYS: &str = r#"{
+    "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+    "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []
+}"#;
 const TINY_QWEN3_MOE_KEYS: &str = r#"{
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
     "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": []
@@ -76,7 +80,7 @@ const REAL: ModelShape = ModelShape {
 };
 
 /// Every shape, small ones first.
-pub(super) const SHAPES: [ModelShape; 26] = [
+pub(super) const SHAPES: [ModelShape; 27] = [
     TINY,
     ModelShape {
         name: "tiny-qwen3",
@@ -182,10 +186,24 @@ pub(super) const SHAPES: [ModelShape; 26] = [
         ..TINY
     },
     ModelShape {
+        name: "tiny-qwen3-moe-256",
+        about: "two layers, for tests: sixteen experts, whose slices are groups of 32",
+        family: "qwen3_moe",
+        hidden: 128,
+        head_dim: 32,
+        intermediate: 384,
+        theta: 1e6,
+        rope_factor: None,
+        epsilon: 1e-6,
+        has_window_layers: true,
+        own_keys: WIDE_QWEN3_MOE_KEYS,
+        ..TINY
+    },
+    ModelShape {
         name: "tiny-gpt-oss",
         about: "two layers, for tests: gpt-oss with sinks, windows of 64 and four experts",
         family: "gpt_oss",
-        intermediate: 48,
+        intermediate: 96,
         tied: false,
         theta: 150_000.0,
         rope_factor: None,

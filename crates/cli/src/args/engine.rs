@@ -27,9 +27,10 @@ pub(crate) struct ModelArgs {
     /// fp8 and formats without a kernel are rounded to this one.
     #[arg(long, value_enum, default_value_t = DtypeArg::Auto)]
     pub(crate) dtype: DtypeArg,
-    /// Quantise the weights of a floating-point checkpoint when it is loaded, on a processor:
-    /// `int8` with a scale for each row, `int4` with a scale for each 128 elements and an int8
-    /// head. Activations that are multiplied with them have eight bits.
+    /// Round the projections of a floating-point checkpoint, experts' too, when it is loaded.
+    /// `int8` and `fp8` (on a GPU only) have a scale for each row, `int4` for each 128 elements,
+    /// `mxfp4` a power of two for each 32, `nvfp4` a float 8 for each 16. On a processor the head
+    /// has int8, and activations that meet rounded weights have eight bits.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) quantize: Option<QuantizeArg>,
     /// Folder for files of packed weights, on a processor: the next load maps them instead of
@@ -228,6 +229,9 @@ pub(crate) enum DtypeArg {
 pub(crate) enum QuantizeArg {
     Int8,
     Int4,
+    Fp8,
+    Mxfp4,
+    Nvfp4,
 }
 
 /// Number format of the KV cache; see [`ModelArgs::kv_cache_dtype`]. Names are vLLM's.

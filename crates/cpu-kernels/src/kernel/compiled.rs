@@ -206,7 +206,8 @@ macro_rules! bytes_kernels {
                 FloatNibbles, NibbleForm, UnpackedNibbleForm, WholeNibbles,
             };
             use crate::kernel::product::{self, PackedProduct, ProductPiece, WeightForm};
-            use crate::kernel::{IntegerKernels, ProductKernels, rounding};
+            use crate::kernel::{IntegerKernels, ProductKernels};
+            use cleave_checkpoint::rounding;
             use std::ops::Range;
 
             $(#[target_feature(enable = $features)])?
@@ -254,11 +255,11 @@ macro_rules! bytes_kernels {
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn round_int8(x: &[f32], codes: &mut [u8]) -> f32 {
-                rounding::round_bytes(x, codes)
+                rounding::int8(x, codes)
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn round_int4(x: &[f32], codes: &mut [u8]) -> f32 {
-                rounding::round_nibbles(x, codes)
+                rounding::int4(x, codes)
             }
             pub(in crate::kernel::compiled) static KERNELS: IntegerKernels = IntegerKernels {
                 int8: ProductKernels {

@@ -231,7 +231,8 @@ pub struct RowAddends<'a> {
 /// Scales and offsets of integer weights.
 #[derive(Clone, Copy, Default)]
 pub struct IntegerWeights<'a> {
-    /// Scale of each column, `(panels × PANEL)`, for eight bits without groups.
+    /// Scale of each column, `(panels × PANEL)`, for eight bits without groups, and for groups with
+    /// scales in e4m3.
     pub scales: &'a [f32],
     /// −128 × the sum of each column's codes in a slice, `(slices, panels × PANEL)`, for eight bits
     /// without groups; it offsets rows stored plus 128.

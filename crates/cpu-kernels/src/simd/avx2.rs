@@ -359,6 +359,16 @@ impl<const VNNI: bool> IntegerSimd for Avx2<VNNI> {
             )
         }
     }
+
+    #[inline(always)]
+    fn widen_e4m3(self, x: &[u8; LANES]) -> V {
+        let V(low, high) = self.widen_bytes(x);
+        // SAFETY: `self` proves the instructions.
+        let shifted = |bytes: __m256| unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<20>(_mm256_castps_si256(bytes)))
+        };
+        V(shifted(low), shifted(high))
+    }
 }
 
 /// Converts eight pairs of bytes to pairs of bf16.

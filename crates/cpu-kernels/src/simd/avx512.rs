@@ -462,6 +462,15 @@ impl<const VNNI: bool> IntegerSimd for Avx512<VNNI> {
     }
 
     #[inline(always)]
+    fn widen_e4m3(self, x: &[u8; LANES]) -> __m512 {
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            let bytes = _mm512_castps_si512(self.widen_bytes(x));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<20>(bytes))
+        }
+    }
+
+    #[inline(always)]
     fn low_bytes(self, x: __m512) -> [u8; LANES] {
         let mut bytes = [0; LANES];
         // SAFETY: `self` proves the instructions; sixteen bytes are one 128-bit store.

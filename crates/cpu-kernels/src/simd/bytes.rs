@@ -116,6 +116,13 @@ pub trait IntegerSimd: Simd {
     /// Converts unsigned bytes to integers.
     fn widen_bytes(self, x: &[u8; LANES]) -> Self::V;
 
+    /// Widens numbers of e4m3 that are not negative; the result is 2^120 times smaller.
+    #[inline(always)]
+    fn widen_e4m3(self, x: &[u8; LANES]) -> Self::V {
+        // Exponent and fraction move to those of a bf16, whose exponent's bias is 120 more.
+        self.widen_bf16(&x.map(|byte| u16::from(byte) << 4))
+    }
+
     /// The lowest byte of every lane.
     #[inline(always)]
     fn low_bytes(self, x: Self::V) -> [u8; LANES] {

@@ -171,7 +171,12 @@ impl PackedEntry {
             slices as u64,
             tag,
             units.steps as u64,
-            u64::from(units.scales == ScaleFormat::F32),
+            match units.scales {
+                ScaleFormat::Bf16 => 0,
+                ScaleFormat::F32 => 1,
+                ScaleFormat::F16 => 2,
+                ScaleFormat::E4m3 => 3,
+            },
             u64::from(units.has_zeros),
             words_sum,
             sides_sum,
@@ -189,7 +194,7 @@ impl PackedEntry {
             slices,
             tag,
             steps,
-            single,
+            scales,
             zeros,
             words_sum,
             sides_sum,
@@ -202,10 +207,12 @@ impl PackedEntry {
                 _ => GroupCodes::Four,
             },
             steps: usize::try_from(steps).ok()?,
-            scales: if flag(single)? {
-                ScaleFormat::F32
-            } else {
-                ScaleFormat::Bf16
+            scales: match scales {
+                0 => ScaleFormat::Bf16,
+                1 => ScaleFormat::F32,
+                2 => ScaleFormat::F16,
+                3 => ScaleFormat::E4m3,
+                _ => return None,
             },
             has_zeros: flag(zeros)?,
         };
@@ -257,10 +264,7 @@ impl PackedEntry {
             .checked_mul(width)?
             .checked_mul(8)?;
         let panels = order.panels(rows);
-        let sides = match self.stack_form {
-            StackForm::Int8 => panels.checked_mul(PANEL * 4 * (1 + slices))?,
-            StackForm::F32 | StackForm::Bf16 | StackForm::F16 | StackForm::Groups(_) => 0,
-        };
+        let sides = panels.checked_mul(PANEL * 4 * self.stack_form.column_words(slices))?;
         Some((panels * self.stack_form.panel_words(width) * 4, sides))
     }
 

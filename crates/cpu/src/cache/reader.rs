@@ -6,7 +6,7 @@
 
 use super::layout::{ENTRY_BYTES, PAGE, PackedEntry, PackedHeader};
 use super::{PackedLocation, PackedStack, StackKey, checksum};
-use crate::pack::{ColumnScales, LAYOUT, StackForm};
+use crate::pack::{ColumnScales, LAYOUT};
 use cleave_cpu_kernels::kernel::product::PANEL;
 use cleave_cpu_kernels::memory::{MappedWords, WeightWords};
 use memmap2::Mmap;
@@ -89,7 +89,8 @@ impl PackedReader {
     }
 
     fn packed(&self, entry: &PackedEntry, words: Range<usize>, sides: Range<usize>) -> PackedStack {
-        let of_columns = (entry.stack_form == StackForm::Int8).then(|| {
+        let has_scales = entry.stack_form.column_words(entry.key.slices) > 0;
+        let of_columns = has_scales.then(|| {
             let (all, _) = self.map[sides].as_chunks::<4>();
             let (scales, starts) = all.split_at(entry.key.order.panels(entry.key.rows) * PANEL);
             ColumnScales {

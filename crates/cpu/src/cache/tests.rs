@@ -4,13 +4,14 @@
 
 use super::layout::{PAGE, PackedHeader};
 use super::{PackedLocation, checksum};
-use crate::options::{CpuOptions, Quantize};
-use crate::pack::{CpuMatrix, CpuWeightLoader, LAYOUT, MatrixForm};
+use crate::options::CpuOptions;
+use crate::pack::{CpuMatrix, CpuWeightLoader, LAYOUT};
+use cleave_checkpoint::rounding::RoundedForm;
 use cleave_checkpoint::{
     ByteCodes, CheckpointStamp, QuantizedTensor, QuantizedType, StoredMatrix, StoredTensor,
 };
 use cleave_cpu_kernels::memory::{WeightWords, bytes_of};
-use cleave_engine::ops::{InnerSlices, Precision, WeightLoader};
+use cleave_engine::ops::{InnerSlices, Precision, Quantize, WeightLoader};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -27,9 +28,14 @@ enum WeightKind {
     Int8Groups,
     Int8Odd,
     F16,
+    ToMxfp4,
+    ToNvfp4,
+    Mxfp4,
+    Nvfp4,
+    Int4Halves,
 }
 
-const KINDS: [WeightKind; 10] = [
+const KINDS: [WeightKind; 15] = [
     WeightKind::F32,
     WeightKind::Bf16,
     WeightKind::ToInt8,
@@ -40,6 +46,11 @@ const KINDS: [WeightKind; 10] = [
     WeightKind::Int8Groups,
     WeightKind::Int8Odd,
     WeightKind::F16,
+    WeightKind::ToMxfp4,
+    WeightKind::ToNvfp4,
+    WeightKind::Mxfp4,
+    WeightKind::Nvfp4,
+    WeightKind::Int4Halves,
 ];
 
 const WIDTH: usize = 64;
@@ -71,11 +82,20 @@ fn dense(kind: WeightKind, name: &str, rows: usize) -> StoredTensor {
     }
 }
 
+fn rounded(name: &str, rows: usize, form: RoundedForm) -> StoredMatrix {
+    let dense = StoredMatrix::from(dense(WeightKind::Bf16, name, rows));
+    dense.rounded(form, 2).into()
+}
+
 fn stored(kind: WeightKind, name: &str, rows: usize) -> StoredMatrix {
     let (element, group) = match kind {
         WeightKind::Int8 => (QuantizedType::Int8, WIDTH),
         WeightKind::Int8Groups | WeightKind::Int8Odd => (QuantizedType::Int8, 32),
-        WeightKind::Int4 | WeightKind::Int4Odd => (QuantizedType::Int4, 32),
+        WeightKind::Int4 | WeightKind::Int4Odd | WeightKind::Int4Halves => {
+            (QuantizedType::Int4, 32)
+        }
+        WeightKind::Mxfp4 => return rounded(name, rows, RoundedForm::Mxfp4),
+        WeightKind::Nvfp4 => return rounded(name, rows, RoundedForm::Nvfp4),
         _ => return dense(kind, name, rows).into(),
     };
     let seed = name.len() as u64;
@@ -86,6 +106,8 @@ fn stored(kind: WeightKind, name: &str, rows: usize) -> StoredMatrix {
         .collect();
     let scales: Vec<f32> = match kind {
         WeightKind::Int4 | WeightKind::Int8Groups => vec![0.5; groups],
+        // Exact in f16, and not in bf16.
+        WeightKind::Int4Halves => vec![1.0 + 1.0 / 1024.0; groups],
         _ => numbers(seed + 1, groups),
     };
     let zero = match kind {
@@ -110,6 +132,8 @@ fn options(kind: WeightKind) -> CpuOptions {
         quantize: match kind {
             WeightKind::ToInt8 => Some(Quantize::Int8),
             WeightKind::ToInt4 => Some(Quantize::Int4),
+            WeightKind::ToMxfp4 => Some(Quantize::Mxfp4),
+            WeightKind::ToNvfp4 => Some(Quantize::Nvfp4),
             _ => None,
         },
         ..CpuOptions::new(match kind {
@@ -209,6 +233,7 @@ fn is_mapped(matrix: &CpuMatrix) -> bool {
 fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
     let CpuMatrix {
         form,
+        column_scales,
         columns,
         is_gated,
         width,
@@ -217,15 +242,11 @@ fn bits(matrix: &CpuMatrix) -> (String, Vec<u32>, Vec<u32>) {
         bias,
     } = matrix;
     let mut beside: Vec<u32> = bias.iter().flatten().map(|x| x.to_bits()).collect();
-    let form = match form {
-        MatrixForm::Int8(of_columns) => {
-            beside.extend(of_columns.scales.iter().map(|x| x.to_bits()));
-            beside.extend(&of_columns.sum_offsets);
-            "int8".to_owned()
-        }
-        form => format!("{form:?}"),
-    };
-    let shape = format!("{form} {columns} {is_gated} {width} {slices:?}");
+    if let Some(of_columns) = column_scales {
+        beside.extend(of_columns.scales.iter().map(|x| x.to_bits()));
+        beside.extend(&of_columns.sum_offsets);
+    }
+    let shape = format!("{form:?} {columns} {is_gated} {width} {slices:?}");
     (shape, words.to_vec(), beside)
 }
 
@@ -303,11 +324,11 @@ fn packed_words_change_only_with_the_layout_version() {
         checksum(bytes_of(&all), 1)
     });
     if cfg!(target_endian = "little") {
-        assert_eq!((LAYOUT, sums), (2, SUMS), "{sums:#x?}");
+        assert_eq!((LAYOUT, sums), (3, SUMS), "{sums:#x?}");
     }
 }
 
-const SUMS: [u64; 10] = [
+const SUMS: [u64; 15] = [
     0x2a7a_b753_d972_cc34,
     0xd45c_c811_212e_6877,
     0xe2f4_e5af_def8_ad7b,
@@ -318,6 +339,11 @@ const SUMS: [u64; 10] = [
     0xbea3_52bd_0cd6_a0fe,
     0xf33e_b74b_8774_2fff,
     0xf427_0f5e_ea17_c309,
+    0xa579_558f_d598_8996,
+    0xd870_98d6_9253_5b93,
+    0xc62c_0045_e646_2052,
+    0x3229_cce8_3ec9_a19b,
+    0xf3ea_f8fb_7653_a70c,
 ];
 
 #[test]
@@ -524,4 +550,33 @@ fn a_full_disk_stops_no_load_and_leaves_no_part_file() {
         done.status.success() && stdout.contains("1 passed"),
         "{stdout}"
     );
+}
+
+/// A GPU takes matrices that were rounded before; a processor rounds them while it packs.
+#[test]
+fn rounding_at_load_gives_the_words_of_rounded_matrices() {
+    let slices = InnerSlices::halved(WIDTH, 32, 2);
+    for quantize in Quantize::ALL {
+        if quantize == Quantize::Fp8 {
+            continue;
+        }
+        let of = |quantize| {
+            CpuWeightLoader::new(&CpuOptions {
+                threads: 2,
+                quantize,
+                ..CpuOptions::new(Precision::Bf16)
+            })
+        };
+        let (dense, coded): (Vec<StoredMatrix>, Vec<StoredMatrix>) = [("a", 40), ("bb", 7)]
+            .map(|(name, rows)| {
+                let dense = StoredMatrix::from(dense(WeightKind::Bf16, name, rows));
+                let coded = dense.rounded(quantize.form(&slices), 3);
+                (dense, coded.into())
+            })
+            .into_iter()
+            .unzip();
+        let at_load = of(Some(quantize)).sliced_matrix(&dense, None, &slices);
+        let before = of(None).sliced_matrix(&coded, None, &slices);
+        assert_same(&[at_load.unwrap()], &[before.unwrap()], quantize.name());
+    }
 }

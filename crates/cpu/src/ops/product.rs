@@ -7,8 +7,8 @@
 use super::{CpuOps, PIECE_ELEMENTS, ensure_len, normalize_row};
 use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
-use crate::pack::{ColumnScales, CpuMatrix, CpuVector, MatrixForm};
-use cleave_cpu_kernels::kernel::product::groups::GroupCodes;
+use crate::pack::{ColumnScales, CpuMatrix, CpuVector, StackForm};
+use cleave_cpu_kernels::kernel::product::groups::{GroupCodes, GroupLayout};
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
 use cleave_cpu_kernels::kernel::product::{
     IntegerWeights, PackedProduct, RowAddends, SCRATCH_WORDS,
@@ -132,20 +132,24 @@ pub(super) fn packed_product<'a>(
         gate,
         addends: None,
         bias: matrix.bias.as_deref(),
-        integer: match &matrix.form {
-            MatrixForm::F32 | MatrixForm::Bf16 | MatrixForm::F16 => IntegerWeights::default(),
-            MatrixForm::Int8(ColumnScales {
-                scales,
-                sum_offsets: starts,
-            }) => IntegerWeights {
-                scales,
-                starts,
-                ..IntegerWeights::default()
+        integer: IntegerWeights {
+            units: match matrix.form {
+                StackForm::Groups(units) => units,
+                StackForm::F32 | StackForm::Bf16 | StackForm::F16 | StackForm::Int8 => {
+                    GroupLayout::default()
+                }
             },
-            MatrixForm::Groups(units) => IntegerWeights {
-                units: *units,
-                ..IntegerWeights::default()
-            },
+            ..match &matrix.column_scales {
+                Some(ColumnScales {
+                    scales,
+                    sum_offsets: starts,
+                }) => IntegerWeights {
+                    scales,
+                    starts,
+                    ..IntegerWeights::default()
+                },
+                None => IntegerWeights::default(),
+            }
         },
         left: left.words,
         left_scales: left.scales,
@@ -176,17 +180,17 @@ impl KernelTables {
         const OTHER: &str = "a matrix of another pack";
         match &matrix.form {
             // Routers are in f32 whatever the precision.
-            MatrixForm::F32 => (&self.kernels.of_f32.product, None),
-            MatrixForm::Bf16 => {
+            StackForm::F32 => (&self.kernels.of_f32.product, None),
+            StackForm::Bf16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
                 (&self.kernels.of_bf16.product, None)
             }
-            MatrixForm::F16 => {
+            StackForm::F16 => {
                 assert_eq!(self.precision, Precision::Bf16, "{OTHER}");
                 (&self.kernels.of_f16, None)
             }
-            MatrixForm::Int8(_) => (&self.bytes_kernels.int8, None),
-            MatrixForm::Groups(units) => match units.codes {
+            StackForm::Int8 => (&self.bytes_kernels.int8, None),
+            StackForm::Groups(units) => match units.codes {
                 GroupCodes::Eight => (&self.bytes_kernels.int8_groups, Some(units.steps)),
                 GroupCodes::Four | GroupCodes::Float4 => {
                     (&self.bytes_kernels.nibbles, Some(units.steps))

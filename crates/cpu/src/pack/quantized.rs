@@ -6,14 +6,15 @@
 //! Invariant: every instruction set gives the same codes, since weights of the same fingerprint
 //! must be equal.
 
-use super::{ColumnSource, CpuWeightLoader, PANEL, PanelPacker, bf16_bits};
-use crate::options::Quantize;
+use super::groups::{StoredGroup, column_factor, group_layout_of};
+use super::{ColumnSource, CpuWeightLoader, PANEL, PanelPacker, SourceRow};
+use cleave_checkpoint::rounding::{self, RoundedForm};
 use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
 use cleave_cpu_kernels::kernel::IntegerKernels;
 use cleave_cpu_kernels::kernel::product::groups::{GroupCodes, GroupLayout, ScaleFormat};
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
 use cleave_cpu_kernels::memory::SliceParts;
-use cleave_engine::ops::{InnerSlices, Precision};
+use cleave_engine::ops::{InnerSlices, Precision, Quantize};
 use std::sync::atomic::Ordering;
 
 /// Group sizes that kernels support, the largest first: it reads the fewest scales.
@@ -42,13 +43,13 @@ pub(crate) enum StackForm {
     Groups(GroupLayout),
 }
 
-/// Scales and offsets of eight-bit weights.
+/// Scales and offsets of columns.
 #[derive(Clone, Debug)]
 pub(crate) struct ColumnScales {
     /// Scale of each column, `(panels × PANEL)`.
     pub(crate) scales: Vec<f32>,
     /// −128 × the sum of the column's codes in each slice, as bits of an integer, `(slices, panels
-    /// × PANEL)`.
+    /// × PANEL)`, for eight bits without groups.
     pub(crate) sum_offsets: Vec<u32>,
 }
 
@@ -67,11 +68,13 @@ pub(super) struct PanelScales<'a> {
 }
 
 impl ColumnScales {
-    pub(super) fn new(columns: usize, slices: usize) -> Self {
-        Self {
+    /// `None` for a form without.
+    pub(super) fn of_form(form: StackForm, columns: usize, slices: usize) -> Option<Self> {
+        let words = form.column_words(slices);
+        (words > 0).then(|| Self {
             scales: vec![0.0; columns],
-            sum_offsets: vec![0; slices * columns],
-        }
+            sum_offsets: vec![0; (words - 1) * columns],
+        })
     }
 
     pub(super) fn parts(&mut self) -> ColumnScalesParts<'_> {
@@ -119,11 +122,11 @@ impl CpuWeightLoader {
                     packed_as: self.precision.name(),
                 }
             }
-            (StackForm::Int8, None, Some(first)) if self.quantize == Some(Quantize::Int4) => {
+            (StackForm::Int8, None, Some(first)) if self.quantize != Some(Quantize::Int8) => {
                 WiderThanRequested {
                     name: first.name(),
                     columns: first.columns(),
-                    requested: "int4",
+                    requested: self.quantize.map_or("int8", Quantize::name),
                     packed_as: "int8",
                 }
             }
@@ -154,21 +157,22 @@ struct WiderThanRequested<'a> {
 }
 
 impl StackForm {
-    /// Format of a dense stack that is rounded at load: slices are whole groups.
-    pub(super) fn rounded_at_load(quantize: Quantize, slices: &InnerSlices) -> Self {
-        let group = GROUPS
-            .into_iter()
-            .find(|group| slices.are_multiples_of(*group));
-        match (quantize, group) {
-            (Quantize::Int4, Some(group)) if !slices.elements().is_empty() => {
-                Self::Groups(GroupLayout {
-                    codes: GroupCodes::Four,
-                    steps: group / PER_STEP,
-                    scales: ScaleFormat::Bf16,
-                    has_zeros: false,
-                })
-            }
-            (Quantize::Int4 | Quantize::Int8, _) => Self::Int8,
+    /// Format of a dense stack that is rounded at load.
+    pub(super) fn rounded_at_load(form: RoundedForm) -> Self {
+        let groups = |codes, group, scales| {
+            Self::Groups(GroupLayout {
+                codes,
+                steps: group / PER_STEP,
+                scales,
+                has_zeros: false,
+            })
+        };
+        match form {
+            RoundedForm::Int8 => Self::Int8,
+            RoundedForm::Int4 { group } => groups(GroupCodes::Four, group, ScaleFormat::Bf16),
+            RoundedForm::Mxfp4 => groups(GroupCodes::Float4, rounding::MX_GROUP, ScaleFormat::Bf16),
+            RoundedForm::Nvfp4 => groups(GroupCodes::Float4, rounding::NV_GROUP, ScaleFormat::E4m3),
+            RoundedForm::Fp8 => unreachable!("`supports` refuses fp8"),
         }
     }
 
@@ -233,6 +237,18 @@ impl StackForm {
         }
     }
 
+    /// Words of [`ColumnScales`] for each column, with so many slices.
+    pub(crate) const fn column_words(self, slices: usize) -> usize {
+        match self {
+            Self::Int8 => 1 + slices,
+            Self::Groups(GroupLayout {
+                scales: ScaleFormat::E4m3,
+                ..
+            }) => 1,
+            Self::F32 | Self::Bf16 | Self::F16 | Self::Groups(_) => 0,
+        }
+    }
+
     /// Words of a panel.
     pub(crate) const fn panel_words(self, width: usize) -> usize {
         let steps = self.steps(width);
@@ -242,41 +258,6 @@ impl StackForm {
             Self::Groups(units) => units.words_of(steps),
         }
     }
-}
-
-/// Layout of a stack's groups: f32 scales if any is not exact in bf16, zero points if any differs
-/// from the middle.
-fn group_layout_of(tensors: &[&QuantizedTensor], codes: GroupCodes, group: usize) -> GroupLayout {
-    let mut units = GroupLayout {
-        codes,
-        steps: group / PER_STEP,
-        scales: ScaleFormat::Bf16,
-        has_zeros: false,
-    };
-    for tensor in tensors {
-        for row in 0..tensor.rows() {
-            for index in 0..tensor.columns() / group {
-                let (scale, zero) = scale_and_zero_of(tensor, row, index * group);
-                if scale.to_bits() & 0xffff != 0 {
-                    units.scales = ScaleFormat::F32;
-                }
-                units.has_zeros |= zero != codes.implied_zero_point();
-            }
-        }
-    }
-    units
-}
-
-/// Scale and unsigned zero point of a column's group.
-fn scale_and_zero_of(tensor: &QuantizedTensor, row: usize, column: usize) -> (f32, u8) {
-    let index = tensor.group_columns().map_or(0, |each| column / each);
-    let zero = tensor.zero(row, index);
-    let zero = match tensor.element() {
-        QuantizedType::Int8 => zero ^ GroupCodes::Eight.implied_zero_point(),
-        QuantizedType::Int4 | QuantizedType::E4m3 => zero,
-        QuantizedType::E2m1 => GroupCodes::Float4.implied_zero_point(),
-    };
-    (tensor.scale(row, index), zero)
 }
 
 impl PanelPacker {
@@ -297,7 +278,7 @@ impl PanelPacker {
         let stride = self.stride;
         for (i, column) in columns.iter().enumerate() {
             let words = &mut self.words[i * stride..(i + 1) * stride];
-            let Some((matrix, row)) = *column else {
+            let Some(SourceRow { matrix, row, .. }) = *column else {
                 words.fill(0);
                 continue;
             };
@@ -324,22 +305,31 @@ impl PanelPacker {
         self.interleave(to);
     }
 
-    /// Packs a panel of codes in groups.
+    /// Packs a panel of codes in groups; `factors` are those of columns, for scales in e4m3.
     pub(super) fn pack_groups(
         &mut self,
         columns: &[ColumnSource<'_>],
         units: GroupLayout,
         to: &mut [u32],
+        mut factors: Option<PanelScales<'_>>,
     ) {
         let (width, stride) = (self.row.len(), self.stride);
         let group = units.steps * PER_STEP;
         let mut codes = vec![0; width];
         for (i, column) in columns.iter().enumerate() {
             let words = &mut self.words[i * stride..(i + 1) * stride];
-            let Some((matrix, row)) = *column else {
+            let Some(SourceRow {
+                matrix,
+                row,
+                factor,
+            }) = *column
+            else {
                 words.fill(0);
                 continue;
             };
+            if let Some(PanelScales { scales, .. }) = &mut factors {
+                scales[i] = column_factor(units.codes, factor);
+            }
             match matrix {
                 StoredMatrix::Quantized(tensor) if tensor.element() != QuantizedType::E4m3 => {
                     tensor.read_codes(row, 0, &mut codes);
@@ -349,9 +339,7 @@ impl PanelPacker {
                         codes.iter_mut().for_each(|code| *code ^= middle);
                     }
                     for (g, unit) in to.chunks_exact_mut(units.words()).enumerate() {
-                        let (scale, zero) = scale_and_zero_of(tensor, row, g * group);
-                        put_scale(units, unit, i, scale * units.codes.scale_factor());
-                        put_zero(units, unit, i, zero);
+                        StoredGroup::of(tensor, row, g * group).put(units, unit, i);
                     }
                 }
                 _ => {
@@ -361,10 +349,8 @@ impl PanelPacker {
                         .chunks_exact(group)
                         .zip(codes.chunks_exact_mut(group));
                     for ((x, codes), unit) in parts.zip(to.chunks_exact_mut(units.words())) {
-                        // SAFETY: as above.
-                        let scale = unsafe { (IntegerKernels::best().round_int4)(x, codes) };
-                        put_scale(units, unit, i, scale);
-                        put_zero(units, unit, i, units.codes.implied_zero_point());
+                        let factor = factor.unwrap_or(1.0);
+                        StoredGroup::rounded(units, x, factor, codes).put(units, unit, i);
                     }
                 }
             }
@@ -399,19 +385,5 @@ fn put_codes(codes: &[u8], to: &mut [u32]) {
         let mut last = [0; PER_STEP];
         last[..rest.len()].copy_from_slice(rest);
         to[fours.len()] = u32::from_le_bytes(last);
-    }
-}
-
-fn put_scale(units: GroupLayout, unit: &mut [u32], column: usize, scale: f32) {
-    let scales = &mut unit[units.scales_at()..units.zeros_at()];
-    match units.scales {
-        ScaleFormat::F32 => scales[column] = scale.to_bits(),
-        ScaleFormat::Bf16 => scales[column / 2] |= bf16_bits(scale) << (16 * (column % 2)),
-    }
-}
-
-fn put_zero(units: GroupLayout, unit: &mut [u32], column: usize, zero: u8) {
-    if units.has_zeros {
-        unit[units.zeros_at() + column / 4] |= u32::from(zero) << (8 * (column % 4));
     }
 }

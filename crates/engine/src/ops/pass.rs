@@ -12,13 +12,23 @@ pub enum BufferRole {
     Activations,
 }
 
+/// Sizes of a stack of dense matrices.
+#[derive(Clone, Debug)]
+pub struct DenseStack {
+    /// Rows of all matrices.
+    pub rows: usize,
+    /// Slices of their columns.
+    pub slices: InnerSlices,
+}
+
 /// Sizes of the weights that are about to be loaded.
 #[derive(Clone, Debug, Default)]
 pub struct LoadPlan {
-    /// Elements of dense matrices and tables; one tensor that serves as both counts once.
+    /// Elements of the table and the head; one tensor that serves as both counts once.
     pub matrix_elements: u64,
-    /// Stacks of matrices with at least one quantised one, and their slices, as they will be passed
-    /// to [`WeightLoader::sliced_matrix`].
+    /// Stacks of dense matrices, as they will be passed to [`WeightLoader::sliced_matrix`].
+    pub dense: Vec<DenseStack>,
+    /// Stacks of matrices with at least one quantised one, and their slices, passed there too.
     pub quantized: Vec<(Vec<StoredMatrix>, InnerSlices)>,
     /// Elements of vectors, biases and rotary tables.
     pub vector_elements: u64,

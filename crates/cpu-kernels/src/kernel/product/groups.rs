@@ -70,8 +70,18 @@ impl GroupCodes {
 pub enum ScaleFormat {
     #[default]
     Bf16,
+    F16,
     F32,
+    /// Numbers of e4m3 that are not negative, times [`IntegerWeights::scales`] of the column, which
+    /// has [`E4M3_FACTOR`] too.
+    ///
+    /// [`IntegerWeights::scales`]: super::IntegerWeights::scales
+    E4m3,
 }
+
+/// Factor of the columns' scales beside scales of groups in e4m3, which are widened to numbers that
+/// are so much smaller.
+pub const E4M3_FACTOR: f32 = f32::from_bits((127 + 120) << 23);
 
 impl GroupLayout {
     /// Words of a step's codes.
@@ -91,7 +101,8 @@ impl GroupLayout {
     pub const fn zeros_at(self) -> usize {
         self.scales_at()
             + match self.scales {
-                ScaleFormat::Bf16 => PANEL / 2,
+                ScaleFormat::E4m3 => PANEL / 4,
+                ScaleFormat::Bf16 | ScaleFormat::F16 => PANEL / 2,
                 ScaleFormat::F32 => PANEL,
             }
     }
@@ -338,14 +349,22 @@ pub(super) unsafe fn add_scaled_group<
     let units = units::<K>(product);
     let mut scales = [s.splat(0.0); C];
     for c in 0..C {
-        // SAFETY: the unit has a scale per column of the panel there.
+        // SAFETY: the unit has a scale per column of the panel there, and the product has one per
+        // column of all panels beside scales in e4m3.
         scales[c] = unsafe {
             let at = unit.add(units.scales_at());
             match units.scales {
                 ScaleFormat::Bf16 => {
                     s.widen_bf16(&*at.cast::<[u16; LANES]>().add(sides.vector + c))
                 }
+                ScaleFormat::F16 => s.widen_f16(&*at.cast::<[u16; LANES]>().add(sides.vector + c)),
                 ScaleFormat::F32 => s.load(&*at.cast::<[f32; LANES]>().add(sides.vector + c)),
+                ScaleFormat::E4m3 => {
+                    let column = sides.column + (sides.vector + c) * LANES;
+                    let factors = product.integer.scales[column..column + LANES].as_ptr();
+                    let small = s.widen_e4m3(&*at.cast::<[u8; LANES]>().add(sides.vector + c));
+                    s.mul(small, s.load(&*factors.cast::<[f32; LANES]>()))
+                }
             }
         };
     }

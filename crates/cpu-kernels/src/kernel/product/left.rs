@@ -6,11 +6,11 @@
 
 use super::slices::{SliceBlock, SliceBlocks};
 use super::{BLOCK_STEPS, runs};
-use crate::kernel::rounding::{MAGNITUDE_MIN, ROUND_SHIFT, magnitude_max};
 use crate::kernel::tile::{ElementFormat, Tiles};
 use crate::memory::SliceParts;
 use crate::simd::bytes::{IntegerSimd, LeftBytes};
 use crate::simd::{LANES, Simd, TransposeTarget};
+use cleave_checkpoint::rounding::{MAGNITUDE_MIN, ROUND_SHIFT, magnitude_max};
 use std::ops::Range;
 
 /// Rows to be packed, and the memory that they are packed into.
