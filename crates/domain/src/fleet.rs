@@ -106,7 +106,8 @@ pub struct WindowCapacity {
     pub tokens: u32,
     /// Bytes of one block, at least 1.
     pub bytes: u32,
-    /// Blocks, at least as many as one sequence needs for its longest step.
+    /// Blocks; at least as many as one sequence needs for its longest step, or as the plane of
+    /// blocks has.
     pub count: u32,
 }
 

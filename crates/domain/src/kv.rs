@@ -92,6 +92,10 @@ pub struct KvWindow {
 }
 
 impl KvWindow {
+    /// Tokens that a stream runs at once, with the step ahead. Drafts take blocks only if some are
+    /// free.
+    pub const DECODE_TOKENS: u32 = 2;
+
     /// The ordinal of the first block that is read when the token at `position` is run, or any
     /// token after it.
     pub fn first_block(&self, position: u32) -> u32 {

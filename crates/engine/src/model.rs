@@ -49,8 +49,8 @@ pub struct EngineLimits {
     /// State slots in the pool, at least 1 if the model has a state, else ignored.
     pub states_count: u32,
     /// Blocks of the window plane; 0 puts layers with a window into the plane of blocks. Else at
-    /// least as many as the longest step of one sequence needs, and ignored if no layer has a
-    /// window that is shorter than the context.
+    /// least `blocks_count` or as many as the longest step of one sequence needs, and ignored if no
+    /// layer has a window that is shorter than the context.
     pub windows_count: u32,
     /// Sequences that have a slot at once, at least 1.
     pub slots_count: u32,
@@ -610,7 +610,8 @@ fn check_windows(capacity: &Capacity) -> Result<(), EngineError> {
         return Ok(());
     };
     let least = window.blocks_max(capacity.step_tokens_max);
-    let least = least.min(capacity.context_tokens_max.div_ceil(capacity.block_tokens));
+    let context_blocks = capacity.context_tokens_max.div_ceil(capacity.block_tokens);
+    let least = least.min(context_blocks).min(capacity.blocks_count);
     if windows.count < least {
         return Err(EngineError::Plan(format!(
             "the window plane has {} blocks, and a step of {} tokens needs {least}: give the KV \

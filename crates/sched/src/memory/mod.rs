@@ -24,11 +24,10 @@ pub(crate) use window::SequenceWindow;
 use crate::WorkerLimits;
 use crate::policy::SwapPrices;
 use crate::sequences::WorkerSequence;
-use cleave_domain::KvPlane;
+use cleave_domain::{KvPlane, KvWindow};
 use cleave_kv::{KvPools, PlanePool, PrefixNeed, SecuredKv, WindowNeed};
 use std::hash::Hasher;
 use tiers::OffloadTiers;
-use window::DECODE_TOKENS;
 
 /// Blocks and state slots, and the tiers below them.
 #[derive(Clone, Debug)]
@@ -135,10 +134,10 @@ impl KvMemory {
     fn window_need(&self, sequence: &WorkerSequence, reach: CacheReuse) -> WindowNeed {
         let (position, tokens) = match reach {
             CacheReuse::AllButLastToken => (None, self.chunk_tokens),
-            CacheReuse::NoBlock { computed } => (Some(computed), DECODE_TOKENS),
+            CacheReuse::NoBlock { computed } => (Some(computed), KvWindow::DECODE_TOKENS),
             CacheReuse::EveryFullBlock { blocks } => {
                 let ahead = (blocks * self.block_tokens).saturating_sub(sequence.len());
-                (Some(sequence.len()), ahead.max(DECODE_TOKENS))
+                (Some(sequence.len()), ahead.max(KvWindow::DECODE_TOKENS))
             }
         };
         WindowNeed { position, tokens }

@@ -8,15 +8,11 @@
 
 use super::KvMemory;
 use crate::sequences::WorkerSequence;
-use cleave_domain::{BlockRef, WindowTable, WindowTarget};
+use cleave_domain::{BlockRef, KvWindow, WindowTable, WindowTarget};
 use cleave_kv::{BlockReservation, PlanePool, SecuredWindow, window_hash};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
-
-/// Tokens that a stream runs at once, with the step ahead. Drafts take blocks only if some are
-/// free.
-pub(super) const DECODE_TOKENS: u32 = 2;
 
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceWindow {
@@ -162,7 +158,7 @@ impl KvMemory {
         let tokens = if sequence.len() > computed + 1 {
             self.chunk_tokens
         } else {
-            DECODE_TOKENS
+            KvWindow::DECODE_TOKENS
         };
         let (Some(window), Some(pool)) = (&mut sequence.kv.window, &mut self.pools.windows) else {
             return;
