@@ -319,8 +319,8 @@ impl ModelSpec {
 
     /// The same, with layers whose window is shorter than a context of `context_tokens` in the
     /// window plane. A window shorter than a block counts as none: kernels read a whole block's
-    /// tokens, masked ones too, so the first that they read must be full. One layer stays in the plane of blocks, the last if all have such windows:
-    /// every prefix then has blocks.
+    /// tokens, masked ones too, so the first that they read must be full. One layer stays in the
+    /// plane of blocks, the last if all have such windows: every prefix then has blocks.
     pub fn kv_spec_with_window(&self, whole: KvSpec, context_tokens: usize) -> KvSpec {
         let window_of = |index: u32| {
             let Mixer::Attention(attention) = &self.layers[index as usize].mixer;

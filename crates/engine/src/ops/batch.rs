@@ -68,8 +68,9 @@ pub struct BatchSegment {
     pub rows: Range<usize>,
     /// Position of the first row. Keys and values of `0..position` are already in the pool.
     pub position: usize,
-    /// Block table in the plane of blocks, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens. No other
-    /// segment stores rows in the blocks that this one stores its rows in.
+    /// Block table in the plane of blocks, a range of [`Batch::blocks`]; covers
+    /// `position + rows.len()` tokens. No other segment stores rows in the blocks that this one
+    /// stores its rows in.
     pub blocks: Range<usize>,
     /// Slot of the sequence's state, where the model has one: the state after `position` tokens,
     /// which the segment's rows replace. No other segment has this slot.

@@ -2,6 +2,7 @@
 
 mod seals;
 mod states;
+mod windows;
 
 use super::{HandoffDigest, PoolWriter, receiver, sender};
 use crate::{BlockPart, Packet, Seal};
