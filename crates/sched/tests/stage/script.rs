@@ -1,7 +1,7 @@
 //! Scripts: one command a line, each followed by the outputs that it caused.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= states= swap= late= vocab= stall= lease=
-//! flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
+//! `worker NAME ROLE [blocks= slots= step= queue= context= states= windows= swap= late= vocab= stall=
+//! lease= flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
 //! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores
 //! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on W [as reserve]`
 //! (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to D [to= attempt=
@@ -17,7 +17,7 @@
 //! W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
 
 use super::{
-    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states,
+    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states, windows,
 };
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, Pooling,
@@ -280,6 +280,7 @@ impl ScriptPlayer {
         capacity.step_tokens_max = words.number("step", capacity.step_tokens_max);
         capacity.context_tokens_max = words.number("context", capacity.context_tokens_max);
         capacity.states = states(words.number("states", 0));
+        capacity.windows = windows(words.number("windows", 0));
         limits.vocab_size = words.number("vocab", limits.vocab_size);
         if let Some(millis) = words.keyed.get("lease") {
             limits.lease = Duration::from_millis(millis.unsigned_abs());
