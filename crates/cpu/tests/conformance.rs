@@ -5,14 +5,11 @@ use crate::harness::{available, options};
 use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
-use cleave_domain::{BlockIndex, KvPlane, StepPlan, StepResult};
 use cleave_engine::conformance::{
-    drafts, goldens, path_independence, pooled_paths, pooling, vectors,
+    drafts, goldens, path_independence, poisoned, pooled_paths, pooling, vectors,
 };
 use cleave_engine::ops::{KvType, Precision};
-use cleave_engine::{
-    BlockSpan, Engine, EngineDescription, EngineError, EngineLimits, ModelEngine, Weights,
-};
+use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,10 +91,7 @@ fn given_up_windows_change_no_token_on_every_isa() {
     for isa in available() {
         for name in WINDOWED {
             let options = options(Precision::F32, isa, 2);
-            let build = |dir: &Path, limits| {
-                let engine = engine(dir, windowed(limits), &options)?;
-                Ok(Box::new(Poisoned { engine }) as Box<dyn Engine>)
-            };
+            let build = |dir: &Path, limits| engine(dir, windowed(limits), &options).map(poisoned);
             goldens(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
         }
     }
@@ -126,57 +120,6 @@ const WINDOWED: [&str; 9] = [
     "olmo3",
     "phi3",
 ];
-
-/// An engine for one sequence at a time: before each step, every block of the window plane that is
-/// not in the plan's tables is overwritten with numbers that spoil each sum.
-struct Poisoned {
-    engine: Box<dyn Engine>,
-}
-
-impl Engine for Poisoned {
-    fn describe(&self) -> &EngineDescription {
-        self.engine.describe()
-    }
-
-    fn step(&mut self, plan: &StepPlan) -> Result<StepResult, EngineError> {
-        let windows = self.describe().capacity.windows;
-        let windows = windows.expect("the model has windows");
-        let tables = plan
-            .segments
-            .iter()
-            .filter_map(|segment| segment.window.as_ref());
-        let live: Vec<BlockIndex> = tables.flat_map(|table| table.blocks.clone()).collect();
-        let poison = vec![0xff; windows.bytes as usize];
-        for block in (0..windows.count).map(BlockIndex) {
-            if !live.contains(&block) {
-                let span = BlockSpan {
-                    plane: KvPlane::Window,
-                    block,
-                    offset: 0,
-                    len: poison.len(),
-                };
-                self.engine.write_block(span, &poison)?;
-            }
-        }
-        self.engine.step(plan)
-    }
-
-    fn read_block(&self, span: BlockSpan, out: &mut [u8]) -> Result<(), EngineError> {
-        self.engine.read_block(span, out)
-    }
-
-    fn write_block(&mut self, span: BlockSpan, bytes: &[u8]) -> Result<(), EngineError> {
-        self.engine.write_block(span, bytes)
-    }
-
-    fn copy_blocks(
-        &mut self,
-        plane: KvPlane,
-        pairs: &[(BlockIndex, BlockIndex)],
-    ) -> Result<(), EngineError> {
-        self.engine.copy_blocks(plane, pairs)
-    }
-}
 
 /// The same limits with a window plane.
 fn windowed(limits: EngineLimits) -> EngineLimits {

@@ -1,7 +1,8 @@
 //! Conformance suites that every engine passes, on any device.
 //!
 //! Owns: comparisons with a reference's goldens and of two devices; path independence to the bit;
-//! overlapping steps against the same steps one at a time; drafts against none; vectors; adapters.
+//! overlapping steps against the same steps one at a time; drafts against none; vectors; adapters;
+//! an engine that spoils what no step may read.
 //! Never: knows how an engine is built: the caller passes a [`BuildEngine`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
@@ -12,6 +13,7 @@ mod draws;
 mod goldens;
 mod overlap;
 mod paths;
+mod poison;
 mod pooling;
 mod residues;
 mod rng;
@@ -26,6 +28,7 @@ pub use draws::{SetRows, draws_match_host};
 pub use goldens::goldens;
 pub use overlap::overlap;
 pub use paths::path_independence;
+pub use poison::poisoned;
 pub use pooling::{pooled_paths, pooling};
 pub use vectors::vectors;
 
