@@ -73,7 +73,7 @@ pub(super) fn mistral() -> Value {
 
 #[test]
 fn mistral_has_a_window_in_every_layer() {
-    let spec = published(7.24, &&mistral());
+    let spec = published(7.24, &mistral());
     assert!(
         spec.attention()
             .all(|attention| attention.window == Some(4096))
