@@ -74,6 +74,8 @@ pub struct ApiOptions {
     pub outputs: OutputOptions,
     /// Limits of stored responses.
     pub responses: ResponseStoreLimits,
+    /// Further names of the model, where only one is served.
+    pub aliases: Vec<String>,
 }
 
 /// Whether prompts appear in logs; see [`ApiOptions::prompts`].
@@ -101,6 +103,7 @@ impl Default for ApiOptions {
             prompts: PromptLog::default(),
             outputs: OutputOptions::default(),
             responses: ResponseStoreLimits::default(),
+            aliases: Vec::new(),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
 use crate::field::clipped;
 use crate::frontend::{Frontend, ServedAdapter};
-use crate::models::ServedModel;
+use crate::models::{ListedModels, ServedModel, ServedModels};
 use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -21,11 +21,12 @@ pub(crate) async fn models(
     headers: HeaderMap,
 ) -> Result<axum::Json<Value>, ApiError> {
     AuthenticatedCaller::of(&app, &headers)?;
-    let served = app.models();
+    let (served, listed) = (app.models(), app.listed_models());
     if is_of_anthropic(&headers) {
         let adapters = app.adapters();
         let names = served.iter().map(|it| it.model.name());
         let names = names.chain(adapters.iter().map(|it| it.name.as_str()));
+        let names = names.chain(aliases(&served, &listed).map(|(alias, _)| alias));
         return Ok(axum::Json(model_list(
             &names.map(model_info).collect::<Vec<_>>(),
         )));
@@ -35,6 +36,7 @@ pub(crate) async fn models(
         let base = served.get(&it.base)?;
         Some(adapter_json(&app, base, it))
     }));
+    data.extend(aliases(&served, &listed).map(|(alias, it)| alias_json(&app, alias, it)));
     // Codex reads `models`, with descriptions that only its maker's server has.
     let list = json!({"object": "list", "data": data, "models": []});
     Ok(axum::Json(list))
@@ -49,7 +51,7 @@ pub(crate) async fn model(
     let Path(id) = id.map_err(|_| {
         ApiError::invalid("model", "The model's name in the path is not UTF-8 text.")
     })?;
-    let models = app.models();
+    let (models, listed) = (app.models(), app.listed_models());
     if models.get(&id).is_none()
         && let Some(adapter) = app.frontend().adapter(&id)
         && let Some(base) = models.get(&adapter.base)
@@ -60,13 +62,22 @@ pub(crate) async fn model(
             adapter_json(&app, base, &adapter)
         }));
     }
-    match models.get(&id) {
+    match models.get(listed.own_name(&id)) {
         Some(_) if is_of_anthropic(&headers) => Ok(axum::Json(model_info(&id))),
-        Some(served) => Ok(axum::Json(model_json(&app, served))),
-        None if models.is_empty() => Err(no_model_yet()),
-        None if app.listed_models().contains(&id) => Err(no_model_yet()),
-        None => Err(models.not_found(&clipped(&id), &app.listed_models())),
+        Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&app, served))),
+        Some(served) => Ok(axum::Json(alias_json(&app, &id, served))),
+        None if models.is_empty() || listed.knows(&id) => Err(no_model_yet()),
+        None => Err(models.not_found(&clipped(&id), &listed)),
     }
+}
+
+/// The aliases of served models, each with its model.
+fn aliases<'a>(
+    served: &'a ServedModels,
+    listed: &'a ListedModels,
+) -> impl Iterator<Item = (&'a str, &'a ServedModel)> {
+    let aliases = listed.aliases();
+    aliases.filter_map(|(alias, name)| Some((alias, served.get(name)?)))
 }
 
 fn model_json(app: &App, served: &ServedModel) -> Value {
@@ -80,6 +91,13 @@ fn model_json(app: &App, served: &ServedModel) -> Value {
         "max_model_len": max_model_len(app.frontend(), &served.model),
         "task": served.model.task().name(),
     })
+}
+
+/// Another name of a model, which is its root.
+fn alias_json(app: &App, alias: &str, served: &ServedModel) -> Value {
+    let mut value = model_json(app, served);
+    value["id"] = alias.into();
+    value
 }
 
 /// A LoRA adapter: a model of its own, whose parent is the base model.

@@ -7,6 +7,7 @@
 use crate::error::ApiError;
 use crate::input_turns::InputTurns;
 use crate::response_store::member;
+use cleave_domain::SloPolicy;
 use cleave_text::ModelText;
 use cleave_text::json::{Json, JsonShape};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,53 @@ pub(crate) struct ServedModel {
 /// All models, by their served names.
 #[derive(Clone, Default)]
 pub(crate) struct ServedModels(BTreeMap<String, ServedModel>);
+
+/// The names that requests may use, beside those of the served models.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ListedModels {
+    /// Names that the policy lists.
+    names: Vec<String>,
+    /// The listed or served name of each alias.
+    aliases: BTreeMap<String, String>,
+}
+
+impl ListedModels {
+    /// The names of a policy; `further` are aliases of the only served model, if there is one.
+    pub(crate) fn of(policy: &SloPolicy, further: &[String], served: &ServedModels) -> Self {
+        let listed = policy.models.iter();
+        let aliases = listed.clone().flat_map(|model| {
+            let aliases = model.aliases.iter();
+            aliases.map(|alias| (alias.clone(), model.name.clone()))
+        });
+        let mut aliases: BTreeMap<_, _> = aliases.collect();
+        if let (Some(only), 1) = (served.0.keys().next(), served.0.len()) {
+            let further = further.iter();
+            aliases.extend(further.map(|alias| (alias.clone(), only.clone())));
+        }
+        Self {
+            names: listed.map(|model| model.name.clone()).collect(),
+            aliases,
+        }
+    }
+
+    /// Whether a request may use this name before a worker brings its model.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.names
+            .iter()
+            .any(|listed| listed == self.own_name(name))
+    }
+
+    /// The name of the model: of an alias, its model's.
+    pub(crate) fn own_name<'a>(&'a self, name: &'a str) -> &'a str {
+        self.aliases.get(name).map_or(name, String::as_str)
+    }
+
+    /// Each alias with the name of its model.
+    pub(crate) fn aliases(&self) -> impl Iterator<Item = (&str, &str)> {
+        let aliases = self.aliases.iter();
+        aliases.map(|(alias, name)| (alias.as_str(), name.as_str()))
+    }
+}
 
 /// The name by which a body asks for its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,17 +149,22 @@ impl ServedModels {
         self.0.is_empty()
     }
 
-    /// The model that a request is for; `listed` are the names that the policy has.
-    pub(crate) fn choose(&self, requested: &RequestedModel, listed: &[String]) -> ModelChoice {
+    /// The model that a request is for.
+    pub(crate) fn choose(&self, requested: &RequestedModel, listed: &ListedModels) -> ModelChoice {
         let found = |name: &str| {
-            let served = self.0.get(name);
-            served.map(|served| ModelChoice::Found(Arc::clone(&served.model)))
+            let own = listed.own_name(name);
+            let model = &self.0.get(own)?.model;
+            Some(ModelChoice::Found(if own == name {
+                Arc::clone(model)
+            } else {
+                Arc::new(model.of_alias(name))
+            }))
         };
-        let awaited = |name: &str| ModelChoice::Awaited(name.to_owned());
-        let expects_any = self.0.is_empty() && listed.is_empty();
+        let awaited = |name: &str| ModelChoice::Awaited(listed.own_name(name).to_owned());
+        let expects_any = self.0.is_empty() && listed.names.is_empty();
         match requested {
             RequestedModel::Named(name) => found(name).unwrap_or_else(|| {
-                if listed.contains(name) {
+                if listed.knows(name) {
                     awaited(name)
                 } else if expects_any {
                     awaited("")
@@ -134,14 +187,16 @@ impl ServedModels {
     }
 
     /// The names of the served and the listed models.
-    fn known<'a>(&'a self, listed: &'a [String]) -> Vec<&'a str> {
-        let names: BTreeSet<&str> = self.0.keys().chain(listed).map(String::as_str).collect();
+    fn known<'a>(&'a self, listed: &'a ListedModels) -> Vec<&'a str> {
+        let names = self.0.keys().chain(&listed.names);
+        let names: BTreeSet<&str> = names.map(String::as_str).collect();
         names.into_iter().collect()
     }
 
     /// The names of all models, for messages.
-    fn names(&self, listed: &[String]) -> String {
+    fn names(&self, listed: &ListedModels) -> String {
         let names = self.known(listed).into_iter();
+        let names = names.chain(listed.aliases().map(|(alias, _)| alias));
         names
             .map(|name| format!("`{name}`"))
             .collect::<Vec<_>>()
@@ -149,12 +204,12 @@ impl ServedModels {
     }
 
     /// The error of a request for a model that is not here.
-    pub(crate) fn not_found(&self, requested: &str, listed: &[String]) -> ApiError {
+    pub(crate) fn not_found(&self, requested: &str, listed: &ListedModels) -> ApiError {
         ApiError::model_not_found(requested, &self.names(listed))
     }
 
     /// The error of a request that names no model where there are several.
-    pub(crate) fn unnamed(&self, listed: &[String]) -> ApiError {
+    pub(crate) fn unnamed(&self, listed: &ListedModels) -> ApiError {
         let message = format!(
             "`model`: several models are served here; name one of {}.",
             self.names(listed)

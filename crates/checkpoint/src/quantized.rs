@@ -65,6 +65,8 @@ pub struct QuantizedTensor {
     pub(super) groups: ScaleGroups,
     /// Tensors whose rows take turns in these bytes; 1 for most.
     pub(super) turns: usize,
+    /// Stored row of each row; `None` if all are where they are stored.
+    pub(super) order: Option<Arc<[u32]>>,
     /// Text that covers everything that decides the bytes' meaning; part of the revision's hash.
     pub(super) layout: Arc<str>,
 }
@@ -180,6 +182,7 @@ impl QuantizedTensor {
             zeros,
             groups: ScaleGroups::Contiguous(group),
             turns: 1,
+            order: None,
             layout: "in memory".into(),
         }
     }
@@ -192,7 +195,7 @@ impl QuantizedTensor {
         rows: Range<usize>,
         turns: (usize, usize),
     ) -> Option<Self> {
-        let QuantizedCodes::Packed(codes) = &self.codes else {
+        let (QuantizedCodes::Packed(codes), None) = (&self.codes, &self.order) else {
             return None;
         };
         let (first, step) = turns;
@@ -214,8 +217,37 @@ impl QuantizedTensor {
             },
             groups: self.groups.clone(),
             turns: step,
+            order: None,
             layout: Arc::clone(&self.layout),
         })
+    }
+
+    /// These rows in this order. Copies no code.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn with_rows(&self, rows: &[usize]) -> Self {
+        let stored = rows.iter().map(|row| self.stored_row(*row) as u32);
+        Self {
+            name: Arc::clone(&self.name),
+            rows: rows.len(),
+            codes: self.codes.clone(),
+            scales: self.scales.clone(),
+            zeros: self.zeros.clone(),
+            groups: self.groups.clone(),
+            order: Some(stored.collect()),
+            layout: Arc::clone(&self.layout),
+            ..*self
+        }
+    }
+
+    /// Where a row's codes, scales and zero points are stored.
+    fn stored_row(&self, row: usize) -> usize {
+        assert!(row < self.rows, "{}: row {row}", self.name);
+        match &self.order {
+            Some(order) => order[row] as usize,
+            None => row,
+        }
     }
 
     /// The weight's name in the dense model.
@@ -253,6 +285,7 @@ impl QuantizedTensor {
     /// If the row has fewer.
     pub fn read_codes(&self, row: usize, first: usize, out: &mut [u8]) {
         assert!(first + out.len() <= self.columns, "{}: columns", self.name);
+        let row = self.stored_row(row);
         match &self.codes {
             QuantizedCodes::Bytes(span) => {
                 let start = row * self.columns + first;
@@ -276,6 +309,7 @@ impl QuantizedTensor {
     /// Stored scale of a row and group, an e4m3 before any global one; `None` if the weight has
     /// scales of another type.
     pub fn scale_byte(&self, row: usize, group: usize) -> Option<u8> {
+        let row = self.stored_row(row);
         match (self.scales.stored, self.scales.stored_scale(row, group)) {
             (ScaleType::E4m3, &[byte]) => Some(byte),
             _ => None,
@@ -284,7 +318,7 @@ impl QuantizedTensor {
 
     /// Scale of a row and group, widened exactly; rounded once if there is a global one.
     pub fn scale(&self, row: usize, group: usize) -> f32 {
-        self.scales.scale(row, group)
+        self.scales.scale(self.stored_row(row), group)
     }
 
     /// Zero point of a row and group.
@@ -295,7 +329,8 @@ impl QuantizedTensor {
                 numbers,
                 offset: plus,
             } => {
-                let zero = numbers.get(row, group).wrapping_add(*plus);
+                let zero = numbers.get(self.stored_row(row), group);
+                let zero = zero.wrapping_add(*plus);
                 match self.element {
                     QuantizedType::Int8 => zero ^ SIGN_BIT,
                     QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => zero & 15,
@@ -360,6 +395,17 @@ impl QuantizedTensor {
                 (self.scale(row, group), self.zero(row, group))
             }),
         }
+    }
+
+    /// Every element in f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.columns];
+        if self.columns > 0 {
+            for (row, values) in out.chunks_exact_mut(self.columns).enumerate() {
+                self.read_row(row, values);
+            }
+        }
+        out
     }
 
     fn code_minus_zero(&self, code: u8, zero: u8) -> f32 {
@@ -458,6 +504,17 @@ impl StoredMatrix {
         }
     }
 
+    /// These rows in this order. Dense rows are copied.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn with_rows(&self, rows: &[usize]) -> Self {
+        match self {
+            Self::Dense(tensor) => tensor.with_rows(rows).into(),
+            Self::Quantized(tensor) => tensor.with_rows(rows).into(),
+        }
+    }
+
     /// One row in f32. `out.len() == columns`.
     ///
     /// # Panics
@@ -471,13 +528,10 @@ impl StoredMatrix {
 
     /// Every element in f32.
     pub fn to_f32(&self) -> Vec<f32> {
-        let mut out = vec![0.0; self.rows() * self.columns()];
-        if self.columns() > 0 {
-            for (row, values) in out.chunks_exact_mut(self.columns()).enumerate() {
-                self.read_row(row, values);
-            }
+        match self {
+            Self::Dense(tensor) => tensor.to_f32(),
+            Self::Quantized(tensor) => tensor.to_f32(),
         }
-        out
     }
 
     /// Releases the weight's mapped pages from this process's memory. The system's page cache may

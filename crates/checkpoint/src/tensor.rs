@@ -29,6 +29,15 @@ impl StoredType {
         }
     }
 
+    /// Name of the type in config.json.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
     /// Converts one stored element to f32, exactly.
     ///
     /// # Panics

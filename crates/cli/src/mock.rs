@@ -45,7 +45,7 @@ impl MockModel {
         files.config = with_context(&files.config, capacity.context_tokens_max)?;
         files.context_tokens_max = model.max_model_len;
         files.task = model_task(model, model.model.as_deref())?;
-        if let Some(name) = &model.served_model_name {
+        if let Some(name) = model.served_model_name.first() {
             files.name.clone_from(name);
         }
         let text = ModelText::new(files.clone())?;

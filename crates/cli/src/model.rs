@@ -129,7 +129,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
             folder.display()
         );
     }
-    match (&model.served_model_name, &model.model) {
+    match (model.served_model_name.first(), &model.model) {
         (Some(name), _) => files.name.clone_from(name),
         (None, None) => demo::NAME.clone_into(&mut files.name),
         (None, Some(_)) => {}

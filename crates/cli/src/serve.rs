@@ -39,7 +39,9 @@ const EXIT_ON_SECOND_SIGNAL: i32 = 130;
 /// Runs a router and its workers in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let roles = roles(args)?;
-    let router = router_options(&args.router, &args.http, &args.process)?;
+    let mut router = router_options(&args.router, &args.http, &args.process)?;
+    let served = args.host.model.served_model_name.iter();
+    router.api.aliases = served.skip(1).cloned().collect();
     make_tape_folder(&args.process)?;
     check_tier(&args.host)?;
     let listen = SocketAddr::new(args.address, args.port).to_string();
@@ -142,6 +144,12 @@ fn awaited_workers_text(policy: Option<&PolicyFile>) -> &'static str {
 }
 
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
+    if let [_, alias, ..] = &args.host.model.served_model_name[..] {
+        bail!(
+            "a worker has one --served-model-name; `{alias}` is an alias, which the router's policy \
+             lists: models: [{{name: …, aliases: [{alias}]}}]"
+        );
+    }
     make_tape_folder(&args.process)?;
     check_tier(&args.host)?;
     let role = Role::from(args.leg);

@@ -1,36 +1,54 @@
-//! `cleave synth`: a checkpoint of a real shape with random weights, or a quantised copy of a
-//! checkpoint.
+//! `cleave synth`: a checkpoint with random weights, of a named shape or of a config.json, or a
+//! quantised copy of a checkpoint.
 
 use crate::args::{QuantizationArg, SynthArgs};
 use crate::model::{loading_bar, show_progress};
-use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize, synth};
+use anyhow::Context;
+use cleave_checkpoint::CheckpointProgress;
+use cleave_checkpoint::synth::{
+    QuantizeOptions, QuantizedLayout, quantize, synth, synth_of_config,
+};
+use std::fs;
+use std::path::Path;
 
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<()> {
-    let SynthArgs {
-        shape,
-        model,
-        quantization,
-        group_size,
-        out,
-        seed,
-    } = args;
     let bar = loading_bar();
     bar.set_message("writing");
     let mut progress = |progress| show_progress(&bar, progress);
-    let written = match (shape, model, quantization) {
-        (Some(shape), _, _) => synth(shape, out, *seed, &mut progress),
-        (None, Some(model), Some(quantization)) => {
-            let quantizing = QuantizeOptions {
-                layout: layout(*quantization),
-                group: *group_size as usize,
-            };
-            quantize(model, out, quantizing, &mut progress)
-        }
-        (None, ..) => anyhow::bail!("give --shape, or --model with --quantization"),
-    };
+    let written = write(args, &mut progress);
     bar.finish_and_clear();
     written?;
-    eprintln!("wrote {}", out.display());
+    eprintln!("wrote {}", args.out.display());
+    Ok(())
+}
+
+fn write(args: &SynthArgs, progress: &mut dyn FnMut(CheckpointProgress)) -> anyhow::Result<()> {
+    let out = &args.out;
+    let quantizing = args.quantization.map(|quantization| QuantizeOptions {
+        layout: layout(quantization),
+        group: args.group_size as usize,
+    });
+    let random = |out: &Path, progress: &mut dyn FnMut(CheckpointProgress)| {
+        match (&args.shape, &args.config) {
+            (Some(shape), _) => synth(shape, out, args.seed, progress)?,
+            (None, Some(config)) => synth_of_config(config, out, args.seed, progress)?,
+            (None, None) => {
+                anyhow::bail!("give --shape, --config, or --model with --quantization")
+            }
+        }
+        Ok(())
+    };
+    match (&args.model, quantizing) {
+        (Some(model), Some(quantizing)) => quantize(model, out, quantizing, progress)?,
+        (_, None) => random(out, progress)?,
+        (None, Some(quantizing)) => {
+            // In the new folder, whose disk has room for large weights.
+            let dense = out.join("dense");
+            random(&dense, progress)?;
+            quantize(&dense, out, quantizing, progress)?;
+            fs::remove_dir_all(&dense).with_context(|| dense.display().to_string())?;
+        }
+    }
     Ok(())
 }
 
@@ -49,5 +67,6 @@ fn layout(quantization: QuantizationArg) -> QuantizedLayout {
         QuantizationArg::ModeloptNvfp4 => QuantizedLayout::ModelOptNvfp4,
         QuantizationArg::ModeloptFp8 => QuantizedLayout::ModelOptFp8,
         QuantizationArg::F16 => QuantizedLayout::F16,
+        QuantizationArg::F32 => QuantizedLayout::F32,
     }
 }

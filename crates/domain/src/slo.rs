@@ -52,8 +52,11 @@ pub struct SloPolicy {
 /// The policy of one model, see [`SloPolicy::models`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelPolicy {
-    /// The served name, unique among the models.
+    /// The served name, unique among names and aliases of all models.
     pub name: String,
+    /// Further names by which requests may ask for it, as unique. Default none.
+    #[serde(default)]
+    pub aliases: Vec<String>,
     /// The scaling policy of its workers alone. Default that of all models.
     pub scaling: Option<ScalingPolicy>,
 }

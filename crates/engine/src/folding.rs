@@ -6,10 +6,10 @@
 //! [`Scalars::logits`], its embedding's factor is final, and its rotary pairs are halves.
 
 use crate::ops::{HeadShape, Precision};
-use cleave_checkpoint::{Checkpoint, StoredMatrix};
+use cleave_checkpoint::StoredMatrix;
 use cleave_models::{
     AttentionSpec, LayerNorms, LayerSpec, Mixer, ModelSpec, NormSpec, NormWeight, Projection,
-    RopePairs, Scalars, TensorPlace, Unsupported,
+    RopePairs, Scalars,
 };
 use half::bf16;
 
@@ -79,37 +79,7 @@ pub(crate) fn row_order(
     Some((0..turned).flat_map(of_head).chain(values).collect())
 }
 
-/// Accepts a checkpoint whose rows can be put in order: those of quantised matrices cannot be
-/// moved.
-///
-/// # Errors
-/// The first quantised matrix whose rows need another order.
-pub(crate) fn supports_order(checkpoint: &Checkpoint) -> Result<(), Unsupported> {
-    let spec = checkpoint.spec();
-    let is_moved = |layer: &usize| row_order(spec, *layer, Projection::QKV).is_some();
-    let moved = (0..spec.layers.len()).filter(is_moved);
-    let matrices =
-        moved.flat_map(|layer| checkpoint.stack(Projection::QKV, TensorPlace::Layer(layer)));
-    let quantized = matrices.filter_map(|matrix| match matrix {
-        StoredMatrix::Dense(_) => None,
-        StoredMatrix::Quantized(tensor) => Some(tensor.name().to_owned()),
-    });
-    match quantized.into_iter().next() {
-        None => Ok(()),
-        Some(name) => Err(Unsupported {
-            family: spec.family,
-            problem: format!(
-                "{name} is quantised, and a model that rotates neighbouring elements needs its \
-                 rows in another order; such models are supported with 16 or 32 bits a weight"
-            ),
-        }),
-    }
-}
-
 /// A stack with its rows in this order, which moves none from one matrix to another.
-///
-/// # Panics
-/// If a matrix is quantised, which [`supports_order`] refuses.
 pub(crate) fn in_order(stack: Vec<StoredMatrix>, order: Option<&[usize]>) -> Vec<StoredMatrix> {
     let Some(order) = order else {
         return stack;
@@ -118,13 +88,8 @@ pub(crate) fn in_order(stack: Vec<StoredMatrix>, order: Option<&[usize]>) -> Vec
     let ordered = stack.into_iter().map(|matrix| {
         let rows = first..first + matrix.rows();
         first = rows.end;
-        match matrix {
-            StoredMatrix::Dense(tensor) => {
-                let own = order[rows.clone()].iter().map(|row| row - rows.start);
-                tensor.with_rows(&own.collect::<Vec<_>>()).into()
-            }
-            StoredMatrix::Quantized(_) => panic!("rows of a quantised matrix need another order"),
-        }
+        let own = order[rows.clone()].iter().map(|row| row - rows.start);
+        matrix.with_rows(&own.collect::<Vec<_>>())
     });
     ordered.collect()
 }

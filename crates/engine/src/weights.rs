@@ -144,7 +144,6 @@ impl<P: WeightLoader> Weights<P> {
     ) -> Result<Self, LoadError> {
         let described = checkpoint.spec();
         pack.supports(described)?;
-        folding::supports_order(checkpoint)?;
         let spec = folding::folded(described, pack.precision());
         let context = context_tokens_max
             .unwrap_or(spec.context_tokens_max)

@@ -2,9 +2,10 @@
 
 use crate::folder::{assert_error_contains, copy, edit, edit_header, testdata};
 use crate::reference;
-use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
+use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize, synth_of_config};
 use cleave_checkpoint::{Checkpoint, QuantizedType, StoredMatrix};
-use cleave_engine::{LoadError, Weights};
+use cleave_engine::Engine;
+use cleave_engine::conformance::agreement;
 use cleave_models::{Projection, TensorPlace};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -269,28 +270,119 @@ fn an_unsupported_quantisation_is_named() {
     }
 }
 
-/// A family whose rotary pairs are neighbours. Its memory is not even reserved.
+/// Every row moves: the order is one row backwards.
 #[test]
-fn quantised_rows_that_must_move_are_refused_at_first() {
+fn rows_of_quantised_weights_are_read_in_any_order() {
+    for (folder, ..) in FOLDERS {
+        let checkpoint = Checkpoint::open(&path(folder)).unwrap();
+        let name = "model.layers.0.mlp.gate_proj.weight";
+        let stored = checkpoint.matrix(name).unwrap();
+        let (rows, columns) = (stored.rows(), stored.columns());
+        let order: Vec<usize> = (0..rows).map(|row| (row + rows - 1) % rows).collect();
+        let moved = stored.with_rows(&order);
+        let mut expected = stored.to_f32();
+        expected.rotate_right(columns);
+        assert!(moved.to_f32() == expected, "{folder}");
+        let back: Vec<usize> = (0..rows).map(|row| (row + 1) % rows).collect();
+        assert!(
+            moved.with_rows(&back).to_f32() == stored.to_f32(),
+            "{folder}"
+        );
+        let StoredMatrix::Quantized(moved) = moved else {
+            panic!("{folder}: dense");
+        };
+        let StoredMatrix::Quantized(stored) = stored else {
+            panic!("{folder}: dense");
+        };
+        assert_eq!(moved.scale_byte(1, 0), stored.scale_byte(0, 0), "{folder}");
+    }
+}
+
+fn written(from: &Path, layout: QuantizedLayout, group: usize) -> tempfile::TempDir {
     let out = tempfile::tempdir().unwrap();
-    let layout = QuantizeOptions {
-        layout: QuantizedLayout::Int8,
-        group: 1,
-    };
-    quantize(&testdata("glm4"), out.path(), layout, &mut |_| {}).unwrap();
-    let checkpoint = Checkpoint::open(out.path()).unwrap();
-    let mut loaded = 0;
-    let pack = reference::PlainOps::default();
-    let refused = Weights::load(&pack, &checkpoint, None, &mut |_| loaded += 1);
-    let Err(LoadError::Unsupported(error)) = refused else {
-        panic!("not refused");
-    };
-    let error = error.to_string();
-    assert!(
-        error.contains("q_proj") && error.contains("quantised"),
-        "{error}"
-    );
-    assert_eq!(loaded, 0);
+    let options = QuantizeOptions { layout, group };
+    quantize(from, out.path(), options, &mut |_| {}).unwrap();
+    out
+}
+
+/// In f32 every number is exact.
+#[test]
+fn an_expanded_copy_has_the_numbers_of_its_source() {
+    for (folder, ..) in FOLDERS.iter().chain(&[("mxfp4-gpt-oss", "", 0)]) {
+        let expanded = written(&path(folder), QuantizedLayout::F32, 1);
+        let checkpoint = Checkpoint::open(expanded.path()).unwrap();
+        assert_eq!(checkpoint.quantization(), None, "{folder}");
+        let bytes = std::fs::read(path(folder).join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        for name in file.names() {
+            let mut found = checkpoint.matrix(name).unwrap().to_f32();
+            if let &[count, rows, columns] = file.tensor(name).unwrap().shape() {
+                // The dense model has experts' inputs before their outputs.
+                let places = (0..count * rows * columns).map(|at| {
+                    let (expert, row, column) =
+                        (at / columns / rows, at / columns % rows, at % columns);
+                    (expert * columns + column) * rows + row
+                });
+                found = places.map(|at| found[at]).collect();
+            }
+            assert!(found == expected(&file, name), "{folder}: {name}");
+        }
+    }
+}
+
+/// Random weights of a golden's model, but of a width that groups divide.
+fn wide_copy(folder: &str) -> tempfile::TempDir {
+    let out = tempfile::tempdir().unwrap();
+    let config = out.path().join("wide.json");
+    std::fs::copy(testdata(folder).join("config.json"), &config).unwrap();
+    edit(out.path(), "wide.json", |config| {
+        config["hidden_size"] = json!(64);
+        config["head_dim"] = json!(16);
+        config["intermediate_size"] = json!(96);
+    });
+    synth_of_config(&config, out.path(), 3, &mut |_| {}).unwrap();
+    out
+}
+
+/// Families whose rotary pairs are neighbours, so that rows of queries and keys move: logits equal
+/// those of the same numbers in f32.
+#[test]
+fn quantised_rows_move_as_dense_ones_do() {
+    for folder in ["glm4", "cohere", "cohere2"] {
+        for (layout, group) in [
+            (QuantizedLayout::Fp8, 1),
+            (QuantizedLayout::Fp8Block, 16),
+            (QuantizedLayout::Int8, 1),
+            (QuantizedLayout::Int4, 32),
+            (QuantizedLayout::Awq, 32),
+            (QuantizedLayout::Gptq, 32),
+            (QuantizedLayout::Gptq8, 32),
+            (QuantizedLayout::Mxfp8, 32),
+            (QuantizedLayout::Mxfp4, 32),
+            (QuantizedLayout::Nvfp4, 16),
+            (QuantizedLayout::ModelOptNvfp4, 16),
+            (QuantizedLayout::ModelOptFp8, 1),
+        ] {
+            let wide = wide_copy(folder);
+            let quantized = written(wide.path(), layout, group);
+            let dense = written(quantized.path(), QuantizedLayout::F32, 1);
+            let build = |dir: &Path, limits| -> Result<Box<dyn Engine>, String> {
+                Ok(Box::new(reference::engine(dir, limits)?))
+            };
+            let expanded = |_: &Path, limits| build(dense.path(), limits);
+            let prompts = testdata(folder).join("goldens.json");
+            std::fs::copy(prompts, quantized.path().join("goldens.json")).unwrap();
+            agreement(quantized.path(), [&build, &expanded], 0.0)
+                .unwrap_or_else(|error| panic!("{folder} {layout:?}: {error}"));
+            let checkpoint = Checkpoint::open(quantized.path()).unwrap();
+            let stack = checkpoint.stack(Projection::QKV, TensorPlace::Layer(0));
+            assert!(
+                stack
+                    .iter()
+                    .all(|matrix| matches!(matrix, StoredMatrix::Quantized(_)))
+            );
+        }
+    }
 }
 
 fn rename(dir: &Path, from: &str, to: &str) {

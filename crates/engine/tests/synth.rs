@@ -1,8 +1,9 @@
 //! Synthetic checkpoints load, generate text, and have the same bytes for the same seed.
 
+use crate::folder::testdata;
 use crate::reference;
 use cleave_checkpoint::Checkpoint;
-use cleave_checkpoint::synth::{SynthError, shapes, synth};
+use cleave_checkpoint::synth::{SynthError, shapes, synth, synth_of_config};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepPlan,
 };
@@ -89,6 +90,54 @@ fn tiny_shapes_load_and_generate_text() {
         distinct.sort_unstable();
         distinct.dedup();
         assert!(distinct.len() > 4, "{shape} repeats itself: {tokens:?}");
+    }
+}
+
+/// A class around a model, tied and fused tensors, experts of single tensors and of one tensor.
+#[test]
+fn a_config_file_is_enough_for_random_weights() {
+    for name in [
+        "gemma3-images",
+        "phi4-mini",
+        "qwen3-moe",
+        "gpt-oss",
+        "cohere2",
+        "minimax-m2",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = testdata(name).join("config.json");
+        synth_of_config(&config, dir.path(), 7, &mut |_| {}).unwrap();
+        let (made, golden) = (
+            Checkpoint::open(dir.path()).unwrap(),
+            Checkpoint::open(&testdata(name)).unwrap(),
+        );
+        assert_eq!(made.spec(), golden.spec(), "{name}");
+        assert_eq!(made.parameters_count(), golden.parameters_count(), "{name}");
+        assert_eq!(generate(dir.path(), &[1, 2, 3], 4).len(), 4, "{name}");
+    }
+}
+
+#[test]
+fn a_damaged_config_file_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("odd.json");
+    for (text, expected) in [
+        ("[1]", "is not a JSON object"),
+        ("{", "EOF"),
+        (
+            r#"{"architectures": ["Unknown"]}"#,
+            "Unknown is not supported",
+        ),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let out = dir.path().join("out");
+        let error = synth_of_config(&file, &out, 1, &mut |_| {}).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("odd.json") && error.contains(expected),
+            "{error}"
+        );
+        assert!(!out.exists());
     }
 }
 

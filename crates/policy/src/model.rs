@@ -1,7 +1,7 @@
 //! The `models` section of a policy's file.
 //!
 //! Owns: its keys. Never: knows whether a worker serves a model.
-//! Invariant: each name is listed once.
+//! Invariant: each name and alias is listed once.
 
 use super::scaling::scaling;
 use super::yaml::{Diagnostics, YamlNode};
@@ -21,9 +21,17 @@ pub(super) fn models(node: &YamlNode, diagnostics: &mut Diagnostics) -> Vec<Mode
         let Some(model) = model(entry, diagnostics) else {
             continue;
         };
-        if models.iter().any(|earlier| earlier.name == model.name) {
-            let message = format!("the model `{}` is listed twice", model.name);
-            diagnostics.add(entry.referenced, message);
+        let names = |model: &ModelPolicy| {
+            let names = [&model.name].into_iter().chain(&model.aliases);
+            names.cloned().collect::<Vec<_>>()
+        };
+        let mut earlier: Vec<String> = models.iter().flat_map(names).collect();
+        for name in names(&model) {
+            if earlier.contains(&name) {
+                let message = format!("the model `{name}` is listed twice");
+                diagnostics.add(entry.referenced, message);
+            }
+            earlier.push(name);
         }
         models.push(model);
     }
@@ -33,9 +41,18 @@ pub(super) fn models(node: &YamlNode, diagnostics: &mut Diagnostics) -> Vec<Mode
 fn model(node: &YamlNode, diagnostics: &mut Diagnostics) -> Option<ModelPolicy> {
     let mut fields = diagnostics.fields(node, "a model")?;
     let name = fields.take_required("name", diagnostics);
-    let own = fields.take("scaling");
+    let (aliases, own) = (fields.take("aliases"), fields.take("scaling"));
     fields.reject_unknown(diagnostics);
     let name = diagnostics.text(name?, "name")?;
+    let aliases = aliases.map_or(&[][..], |node| diagnostics.list(node, "aliases"));
+    let aliases = aliases
+        .iter()
+        .filter_map(|alias| diagnostics.text(alias, "an alias"));
+    let aliases = aliases.collect();
     let scaling = own.and_then(|node| scaling(node, diagnostics));
-    Some(ModelPolicy { name, scaling })
+    Some(ModelPolicy {
+        name,
+        aliases,
+        scaling,
+    })
 }

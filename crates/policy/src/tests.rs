@@ -56,6 +56,7 @@ fn listed_models_have_their_own_scaling_or_the_common_one() {
     let policy = parse(&text).unwrap();
     let names: Vec<_> = policy.models.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["llama", "embedder"]);
+    assert_eq!(policy.models[0].aliases, ["gpt-4o"]);
     let devices = |model: &str| policy.scaling_of(model).map(|scaling| scaling.devices_max);
     assert_eq!((devices("llama"), devices("embedder")), (Some(4), Some(8)));
     assert_eq!(devices("another"), Some(8));
@@ -169,7 +170,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         "models",
-        "classes:\n- name: a\nmodels:\n- name: m\n  scaling: {devices_max: 1}\n- scaling: off\n- name: m\n  weight: 2\n- m\n",
+        "classes:\n- name: a\nmodels:\n- name: m\n  scaling: {devices_max: 1}\n- scaling: off\n- name: m\n  weight: 2\n- m\n- name: n\n  aliases: [o, m, o]\n- name: o\n  aliases: p\n",
     ),
 ];
 

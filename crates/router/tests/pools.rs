@@ -361,6 +361,7 @@ fn scaling(max: u32) -> ScalingPolicy {
 fn limits_of(models: &[(&str, u32)]) -> RouterLimits {
     let model = |(name, max): &(&str, u32)| ModelPolicy {
         name: (*name).to_owned(),
+        aliases: Vec::new(),
         scaling: (*max > 0).then(|| scaling(*max)),
     };
     RouterLimits {

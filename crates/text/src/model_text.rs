@@ -17,20 +17,14 @@ use std::sync::{Arc, OnceLock};
 /// A tokenizer with templates and defaults, ready to serve under a name.
 pub struct ModelText {
     name: String,
-    adapter: Option<TextAdapter>,
+    /// The served name of an alias's or an adapter's model.
+    base: Option<String>,
+    adapter: Option<AdapterId>,
     output_formats: OutputFormats,
     parts: Arc<TextParts>,
 }
 
-/// A LoRA adapter that has the text side of its base model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct TextAdapter {
-    id: AdapterId,
-    /// Name of the base model.
-    base: String,
-}
-
-/// Everything that adapters of a model share with it.
+/// Everything that aliases and adapters of a model share with it.
 struct TextParts {
     tokenizer: ModelTokenizer,
     templates: Option<ChatTemplates>,
@@ -165,6 +159,7 @@ impl ModelText {
         };
         Ok(Self {
             name,
+            base: None,
             adapter: None,
             output_formats,
             parts: Arc::new(parts),
@@ -174,10 +169,19 @@ impl ModelText {
     /// The text side of an adapter of this model, under the adapter's name.
     #[must_use]
     pub fn of_adapter(&self, name: &str, id: AdapterId) -> Self {
-        let base = self.base_name().to_owned();
+        Self {
+            adapter: Some(id),
+            ..self.of_alias(name)
+        }
+    }
+
+    /// This model under another name.
+    #[must_use]
+    pub fn of_alias(&self, name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            adapter: Some(TextAdapter { id, base }),
+            base: Some(self.base_name().to_owned()),
+            adapter: self.adapter,
             output_formats: self.output_formats,
             parts: Arc::clone(&self.parts),
         }
@@ -188,16 +192,14 @@ impl ModelText {
         &self.name
     }
 
-    /// The name of the model whose workers serve it: of an adapter, its base model's.
+    /// The name of the model whose workers serve it: of an alias or an adapter, its model's.
     pub fn base_name(&self) -> &str {
-        self.adapter
-            .as_ref()
-            .map_or(&self.name, |adapter| &adapter.base)
+        self.base.as_ref().unwrap_or(&self.name)
     }
 
     /// The adapter that requests for it have, if it is one.
     pub fn adapter(&self) -> Option<AdapterId> {
-        self.adapter.as_ref().map(|adapter| adapter.id)
+        self.adapter
     }
 
     /// The compiler of grammars, made by `make` for the first of all requests.

@@ -43,7 +43,12 @@ VARIANTS: dict[str, dict] = {
     "mixed pool alone": {"both": {"enabled": True}, "prefill": {"enabled": False}, "decode": {"enabled": False}},
     "several models": {
         "models": [
-            {"name": "chat", "model": {"servedName": "org/Chat-8B"}, "prefill": {"replicas": 3}},
+            {
+                "name": "chat",
+                "aliases": ["gpt-4o"],
+                "model": {"servedName": "org/Chat-8B"},
+                "prefill": {"replicas": 3},
+            },
             {
                 "name": "embed",
                 "prefill": {"enabled": False},

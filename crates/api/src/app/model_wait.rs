@@ -9,7 +9,7 @@ use crate::body::ReservedBody;
 use crate::error::ApiError;
 use crate::field::clipped;
 use crate::frontend::ServedAdapter;
-use crate::models::{ModelChoice, RequestedModel};
+use crate::models::{ListedModels, ModelChoice, RequestedModel};
 use cleave_domain::Refusal;
 use cleave_text::ModelText;
 use parking_lot::MutexGuard;
@@ -48,6 +48,7 @@ impl App {
         let is_only = self.shared.models.borrow().iter().count() == 1;
         is_only
             && self.adapters().is_empty()
+            && self.options().aliases.is_empty()
             && Instant::now() >= self.shared.grace_ends
             && self.frontend().policy().models.is_empty()
     }
@@ -75,11 +76,11 @@ impl App {
         self.frontend().adapters()
     }
 
-    /// The names of the models that the policy lists.
-    pub(crate) fn listed_models(&self) -> Vec<String> {
+    /// The names that requests may use, beside those of the served models.
+    pub(crate) fn listed_models(&self) -> ListedModels {
         let policy = self.frontend().policy();
-        let listed = policy.models.iter();
-        listed.map(|listed| listed.name.clone()).collect()
+        let served = self.shared.models.borrow();
+        ListedModels::of(&policy, &self.options().aliases, &served)
     }
 
     /// Returns the requested model as soon as a worker has sent it.

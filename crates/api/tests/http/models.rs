@@ -200,6 +200,7 @@ async fn a_listed_model_without_its_first_worker_is_unavailable() {
     let set = server("llama3");
     let listed = ModelPolicy {
         name: "later".to_owned(),
+        aliases: vec!["soon".to_owned()],
         scaling: None,
     };
     *set.frontend.policy.lock().unwrap() = Arc::new(SloPolicy {
@@ -207,8 +208,10 @@ async fn a_listed_model_without_its_first_worker_is_unavailable() {
         ..SloPolicy::default()
     });
     let body = json!({"prompt": "a"});
-    let answer = ask(&set, TEXT, &body, "later").await;
-    answer.is_error(503, "no_worker", None);
+    for name in ["later", "soon"] {
+        let answer = ask(&set, TEXT, &body, name).await;
+        answer.is_error(503, "no_worker", None);
+    }
     let one = set.get("/v1/models/later").await;
     one.is_error(503, "no_worker", None);
     let unnamed = set.post(TEXT, body.clone()).await;
@@ -243,4 +246,84 @@ async fn readiness_of_one_model_does_not_hide_a_drain() {
     *set.frontend.readiness.lock().unwrap() = Some(ServingReadiness::Draining);
     let answer = ask(&set, TEXT, &json!({"prompt": "a"}), "qwen2").await;
     answer.is_error(503, "draining", None);
+}
+
+/// The names of a list of models, with each one's root.
+fn listed(answer: &Value) -> Vec<(String, String)> {
+    let data = answer["data"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    data.map(|it| (text(&it["id"]), text(&it["root"])))
+        .collect()
+}
+
+#[tokio::test]
+async fn an_alias_of_the_policy_names_its_model_in_each_api() {
+    let set = models_server();
+    let aliases = [("llama3", "gpt-9"), ("qwen3", "embedder")].map(|(name, alias)| ModelPolicy {
+        name: name.to_owned(),
+        aliases: vec![alias.to_owned()],
+        scaling: None,
+    });
+    *set.frontend.policy.lock().unwrap() = Arc::new(SloPolicy {
+        models: aliases.to_vec(),
+        ..SloPolicy::default()
+    });
+    for (route, body) in bodies() {
+        let alias = match route {
+            "/v1/rerank" | "/v1/score" => continue,
+            "/v1/embeddings" => "embedder",
+            _ => "gpt-9",
+        };
+        match route {
+            "/v1/embeddings" => set.script_vector(&[1.0, 0.0]),
+            TEXT | CHAT | "/v1/responses" | "/v1/messages" => set.script_default(),
+            _ => {}
+        }
+        let answer = ask(&set, route, &body, alias).await;
+        assert_eq!(answer.status, 200, "{route}: {}", answer.body);
+        if let Some(named) = answer.json().get("model") {
+            assert_eq!(named, alias, "{route}");
+        }
+    }
+    assert_eq!(submitted_to(&set), "qwen3", "the pool of the model itself");
+    let models = listed(&set.get("/v1/models").await.json());
+    for (name, alias) in [("llama3", "gpt-9"), ("qwen3", "embedder")] {
+        assert!(
+            models.contains(&(alias.to_owned(), name.to_owned())),
+            "{models:?}"
+        );
+    }
+    let one = set.get("/v1/models/gpt-9").await.json();
+    assert_eq!(
+        (&one["id"], &one["root"]),
+        (&json!("gpt-9"), &json!("llama3"))
+    );
+    let answer = ask(&set, TEXT, &json!({"prompt": "a"}), "gpt-8").await;
+    answer.is_error(404, "model_not_found", Some("model"));
+    assert!(answer.body.contains("`gpt-9`"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn further_names_of_a_server_are_its_models() {
+    let set = server_with(files("llama3"), {
+        ApiOptions {
+            aliases: vec!["gpt-9".to_owned()],
+            ..options()
+        }
+    });
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    for name in ["gpt-9", "llama3"] {
+        set.script_default();
+        let answer = ask(&set, TEXT, &body, name).await;
+        assert_eq!(answer.json()["model"], name, "{}", answer.body);
+        assert_eq!(submitted_to(&set), "llama3");
+    }
+    let models = listed(&set.get("/v1/models").await.json());
+    assert_eq!(models.len(), 2);
+    let answer = ask(&set, TEXT, &body, "gpt-8").await;
+    answer.is_error(404, "model_not_found", Some("model"));
+    // Of several models none has the further name.
+    set.app.serve_model(ModelText::new(files("qwen2")).unwrap());
+    let answer = ask(&set, TEXT, &body, "gpt-9").await;
+    answer.is_error(404, "model_not_found", Some("model"));
 }

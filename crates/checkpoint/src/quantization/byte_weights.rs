@@ -167,6 +167,7 @@ fn tensor(
         zeros: ZeroPoints::Uniform(0),
         groups: ScaleGroups::Contiguous(columns_each.max(1)),
         turns: 1,
+        order: None,
         layout: match stored {
             ScaleType::Float(_) => format!("{} {rows_each}x{columns_each}", element.name()),
             ScaleType::E4m3 | ScaleType::E8m0 => format!(

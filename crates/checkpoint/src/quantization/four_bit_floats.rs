@@ -177,6 +177,7 @@ fn coded(
         zeros: ZeroPoints::Uniform(0),
         groups: ScaleGroups::Contiguous(group),
         turns: 1,
+        order: None,
         layout: format!("fp4 {group} {}{factor}", stored.name()).into(),
     })
 }

@@ -212,6 +212,7 @@ fn tensor(
         zeros,
         groups,
         turns: 1,
+        order: None,
         layout: match method.element {
             QuantizedType::Int8 => format!("{} 8 +{plus} {group}", method.name).into(),
             QuantizedType::Int4 | QuantizedType::E4m3 | QuantizedType::E2m1 => {

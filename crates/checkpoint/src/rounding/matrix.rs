@@ -229,6 +229,7 @@ impl StoredMatrix {
             }),
             groups: ScaleGroups::Contiguous(group),
             turns: 1,
+            order: None,
             layout: "rounded at load".into(),
         }
     }

@@ -4,9 +4,9 @@
 //! Never: changes the order of an expert's rows.
 
 use super::quantize::{WrittenTensor, rounded};
-use crate::StoredTensor;
 use crate::quantization::EXPERT_ENDINGS;
 use crate::rounding::{MX_GROUP, RoundedForm};
+use crate::{QuantizedTensor, StoredTensor};
 use cleave_models::{ExpertAxes, ModelTensor, TensorRole};
 
 /// A tensor with the weights of all experts of a layer.
@@ -82,6 +82,25 @@ impl<'a> StackedExperts<'a> {
             }
         }
         vec![codes, scales]
+    }
+
+    /// Every element of quantised weights, `(experts × out, in)`, in the order of the dense tensor.
+    pub(super) fn expanded(&self, quantized: &QuantizedTensor) -> Vec<f32> {
+        let values = quantized.to_f32();
+        let (rows, columns) = (self.rows, self.columns);
+        match self.axes {
+            ExpertAxes::OutIn => values,
+            ExpertAxes::InOut => {
+                let of_expert = |expert: &[f32]| -> Vec<f32> {
+                    let places =
+                        (0..columns).flat_map(|column| (0..rows).map(move |row| (row, column)));
+                    places
+                        .map(|(row, column)| expert[row * columns + column])
+                        .collect()
+                };
+                values.chunks(rows * columns).flat_map(of_expert).collect()
+            }
+        }
     }
 }
 

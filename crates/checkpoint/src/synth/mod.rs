@@ -18,14 +18,15 @@ pub use shape::{ShapeSummary, shapes};
 
 use crate::{CheckpointError, CheckpointProgress};
 use cleave_models::{ConfigFields, ModelTensor, read_model};
-use serde_json::{Value, json};
-use shape::ModelShape;
+use serde_json::{Map, Value, json};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Limit of a shard in bytes, as in Hugging Face's own tools.
 const SHARD_BYTES_MAX: u64 = 5_000_000_000;
+/// Limit of a config.json in bytes.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 /// Errors of writing a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -80,42 +81,102 @@ pub fn synth(
     progress: &mut dyn FnMut(CheckpointProgress),
 ) -> Result<(), SynthError> {
     let shape = shape::find(shape)?;
-    let config_file = out.join("config.json");
-    if config_file.exists() {
-        return Err(SynthError::Exists {
-            dir: out.to_owned(),
-        });
-    }
-    fs::create_dir_all(out).map_err(SynthError::at(out))?;
-    let config = shape.config();
-    let tensors = tensors(&config_file, shape)?;
-    let writing = weights::WeightsWriter {
-        tensors: &tensors,
-        seed,
-        shard_bytes_max: SHARD_BYTES_MAX,
+    let source = Path::new(shape.name);
+    SynthModel::of(source, shape.config())?.write(out, seed, progress)
+}
+
+/// As [`synth`], of the model that a config.json describes. Weights are not quantised, whatever it
+/// says.
+///
+/// # Errors
+/// See [`SynthError`].
+pub fn synth_of_config(
+    config_file: &Path,
+    out: &Path,
+    seed: u64,
+    progress: &mut dyn FnMut(CheckpointProgress),
+) -> Result<(), SynthError> {
+    let read = cleave_files::read(config_file, CONFIG_BYTES_MAX);
+    let read = read.map_err(SynthError::at(config_file))?;
+    let problem = match serde_json::from_slice(&read) {
+        Ok(Value::Object(config)) => {
+            return SynthModel::of(config_file, config)?.write(out, seed, progress);
+        }
+        Ok(_) => "is not a JSON object".to_owned(),
+        Err(error) => error.to_string(),
     };
-    writing.run(out, progress)?;
-    write_json(
-        &out.join("tokenizer.json"),
-        &tokenizer::tokenizer(shape.vocab),
-    )?;
-    write_json(
-        &out.join("tokenizer_config.json"),
-        &tokenizer::config(shape.context),
-    )?;
-    write_json(&out.join("generation_config.json"), &generation(shape))?;
-    write_json(&config_file, &Value::Object(config))
+    let error = CheckpointError::damaged(config_file, "JSON", problem);
+    Err(SynthError::Shape(error))
 }
 
-/// Every tensor of a shape.
-fn tensors(config_file: &Path, shape: &ModelShape) -> Result<Vec<ModelTensor>, CheckpointError> {
-    let fields = ConfigFields::new(config_file, shape.config());
-    let (model, ()) = read_model(&fields, |_| Ok::<_, CheckpointError>(()))?;
-    Ok(model.spec.tensors(model.family.tensors, shape.tied))
+/// A model whose weights are to be drawn.
+struct SynthModel {
+    config: Map<String, Value>,
+    tensors: Vec<ModelTensor>,
+    vocab: usize,
+    context: usize,
 }
 
-fn generation(shape: &ModelShape) -> Value {
-    let special = tokenizer::SpecialTokenIds::of(shape.vocab);
+impl SynthModel {
+    /// The model of a config.json, with floats of 16 bits. The head is tied to the embedding unless
+    /// the file says otherwise.
+    fn of(file: &Path, mut config: Map<String, Value>) -> Result<Self, CheckpointError> {
+        config.remove("quantization_config");
+        config.remove("dtype");
+        config.insert("torch_dtype".to_owned(), json!("bfloat16"));
+        let fields = ConfigFields::new(file, config.clone());
+        let (model, ()) = read_model(&fields, |_| Ok::<_, CheckpointError>(()))?;
+        let spelling = &model.spellings()[0];
+        let tied = !spelling.has_head || model.spec.tied != Some(false);
+        let mut tensors = model.spec.tensors(model.family.tensors, tied);
+        for tensor in &mut tensors {
+            tensor.name = spelling.spell(&tensor.name);
+        }
+        let (vocab, context) = (model.spec.vocab_size, model.spec.context_tokens_max);
+        if vocab < tokenizer::VOCAB_MIN {
+            let least = tokenizer::VOCAB_MIN;
+            let problem = format!("is {vocab}; the byte-level tokenizer needs at least {least}");
+            return Err(CheckpointError::unsupported(file, "vocab_size", problem));
+        }
+        Ok(Self {
+            config,
+            tensors,
+            vocab,
+            context,
+        })
+    }
+
+    fn write(
+        self,
+        out: &Path,
+        seed: u64,
+        progress: &mut dyn FnMut(CheckpointProgress),
+    ) -> Result<(), SynthError> {
+        let config_file = out.join("config.json");
+        if config_file.exists() {
+            let dir = out.to_owned();
+            return Err(SynthError::Exists { dir });
+        }
+        fs::create_dir_all(out).map_err(SynthError::at(out))?;
+        let writing = weights::WeightsWriter {
+            tensors: &self.tensors,
+            seed,
+            shard_bytes_max: SHARD_BYTES_MAX,
+        };
+        writing.run(out, progress)?;
+        for (file, value) in [
+            ("tokenizer.json", tokenizer::tokenizer(self.vocab)),
+            ("tokenizer_config.json", tokenizer::config(self.context)),
+            ("generation_config.json", generation(self.vocab)),
+        ] {
+            write_json(&out.join(file), &value)?;
+        }
+        write_json(&config_file, &Value::Object(self.config))
+    }
+}
+
+fn generation(vocab: usize) -> Value {
+    let special = tokenizer::SpecialTokenIds::of(vocab);
     json!({
         "bos_token_id": special.begin,
         "eos_token_id": [special.end, special.turn_end],
@@ -141,8 +202,9 @@ mod tests {
     fn write_sharded(out: &Path, shard_bytes_max: u64) {
         let shape = shape::find("tiny-mistral").unwrap();
         let file = out.join("config.json");
+        let model = SynthModel::of(&file, shape.config()).unwrap();
         let writing = weights::WeightsWriter {
-            tensors: &tensors(&file, shape).unwrap(),
+            tensors: &model.tensors,
             seed: 3,
             shard_bytes_max,
         };
@@ -168,8 +230,8 @@ mod tests {
     fn every_named_shape_loads_in_shards_within_the_limit() {
         for summary in shapes() {
             let shape = shape::find(summary.name).unwrap();
-            let tensors = tensors(Path::new(summary.name), shape).unwrap();
-            let bytes = weights::shard_bytes(&tensors, SHARD_BYTES_MAX);
+            let model = SynthModel::of(Path::new(summary.name), shape.config()).unwrap();
+            let bytes = weights::shard_bytes(&model.tensors, SHARD_BYTES_MAX);
             assert!(bytes.iter().all(|bytes| *bytes <= SHARD_BYTES_MAX));
             let is_large = bytes.iter().sum::<u64>() > SHARD_BYTES_MAX;
             assert_eq!(bytes.len() > 1, is_large);

@@ -39,7 +39,7 @@ impl QuantizeOptions {
             })
         };
         match self.layout {
-            QuantizedLayout::F16 => Value::Null,
+            QuantizedLayout::F16 | QuantizedLayout::F32 => Value::Null,
             QuantizedLayout::Fp8 => {
                 let weights = weights(8, "float", "channel", None);
                 compressed("float-quantized", weights, tokens("float"))

@@ -10,7 +10,7 @@ use super::experts::StackedExperts;
 use super::{SynthError, write_json};
 use crate::packed_numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, WordPacking};
 use crate::rounding::{MX_GROUP, NV_GROUP, RoundedForm};
-use crate::{Checkpoint, CheckpointError, StoredMatrix, StoredTensor, StoredType};
+use crate::{Checkpoint, CheckpointError, StoredMatrix, StoredType};
 use crate::{CheckpointProgress, e4m3};
 use cleave_models::ModelTensor;
 use half::{bf16, f16};
@@ -54,8 +54,21 @@ pub enum QuantizedLayout {
     ModelOptNvfp4,
     /// modelopt, float 8, a scale for each matrix.
     ModelOptFp8,
-    /// No quantisation: every tensor in f16.
+    /// No quantisation: every tensor in f16. Quantised weights are expanded.
     F16,
+    /// The same in f32, which has every expanded number exactly.
+    F32,
+}
+
+impl QuantizedLayout {
+    /// Element type of every tensor in a layout without quantisation.
+    const fn dense(self) -> Option<StoredType> {
+        match self {
+            Self::F16 => Some(StoredType::F16),
+            Self::F32 => Some(StoredType::F32),
+            _ => None,
+        }
+    }
 }
 
 /// Options of a conversion.
@@ -83,11 +96,11 @@ pub fn quantize(
         return Err(SynthError::Exists { dir });
     }
     let checkpoint = Checkpoint::open(from).map_err(SynthError::Source)?;
-    if checkpoint.quantization().is_some() {
+    if checkpoint.quantization().is_some() && quantizing.layout.dense().is_none() {
         return Err(SynthError::Source(CheckpointError::unsupported(
             &from.join("config.json"),
             "quantization_config",
-            "is quantised already; give a dense checkpoint",
+            "is quantised already; give a dense checkpoint, or expand this one to f16 or f32 first",
         )));
     }
     let quantizing = quantizing.of_model(&checkpoint)?;
@@ -110,8 +123,12 @@ pub fn quantize(
     let read = read.map_err(SynthError::at(from))?;
     let mut config: Value = serde_json::from_slice(&read)
         .map_err(|error| SynthError::at(from)(std::io::Error::from(error)))?;
-    match quantizing.layout {
-        QuantizedLayout::F16 => config["torch_dtype"] = "float16".into(),
+    match (quantizing.layout.dense(), config.as_object_mut()) {
+        (Some(stored), Some(config)) => {
+            config.remove("quantization_config");
+            config.remove("dtype");
+            config.insert("torch_dtype".to_owned(), stored.name().into());
+        }
         _ => config["quantization_config"] = quantizing.config(),
     }
     write_json(&config_file, &config)
@@ -151,7 +168,7 @@ fn write_weights(
             Some(module) => quantizing.written_tensors(module, &expected.shape),
             None => vec![WrittenTensor {
                 name: expected.name.clone(),
-                dtype: dtype(quantizing.stored(checkpoint.tensor(&expected.name))),
+                dtype: dtype(quantizing.stored(checkpoint, &expected.name)),
                 shape: expected.shape.clone(),
             }],
         }
@@ -172,7 +189,7 @@ fn write_weights(
                 let matrix = checkpoint.matrix(&expected.name);
                 quantizing.contents(&matrix.expect("open() found every tensor of the layout"))
             }
-            (None, None) => vec![quantizing.bytes(checkpoint.tensor(&expected.name))],
+            (None, None) => vec![quantizing.bytes(checkpoint, expected)],
         };
         for bytes in contents {
             put(&bytes)?;
@@ -254,22 +271,36 @@ impl QuantizeOptions {
         StackedExperts::of(expected).filter(|_| is_written)
     }
 
-    /// Element type of a tensor that is not quantised.
-    fn stored(self, tensor: &StoredTensor) -> StoredType {
-        match self.layout {
-            QuantizedLayout::F16 => StoredType::F16,
-            _ => tensor.stored(),
-        }
+    /// Element type of a tensor that is written without quantisation.
+    fn stored(self, checkpoint: &Checkpoint, name: &str) -> StoredType {
+        let own = || checkpoint.tensor(name).stored();
+        self.layout.dense().unwrap_or_else(own)
     }
 
-    /// Bytes of a tensor that is not quantised.
-    fn bytes(self, tensor: &StoredTensor) -> Vec<u8> {
-        if self.stored(tensor) == tensor.stored() {
-            return tensor.bytes().to_vec();
+    /// Bytes of a tensor that is written without quantisation.
+    fn bytes(self, checkpoint: &Checkpoint, expected: &ModelTensor) -> Vec<u8> {
+        let name = &expected.name;
+        let stored = self.stored(checkpoint, name);
+        let values = match (
+            checkpoint.quantized_tensor(name),
+            StackedExperts::of(expected),
+        ) {
+            (Some(quantized), Some(experts)) => experts.expanded(quantized),
+            (Some(quantized), None) => quantized.to_f32(),
+            (None, _) if stored == checkpoint.tensor(name).stored() => {
+                return checkpoint.tensor(name).bytes().to_vec();
+            }
+            (None, _) => checkpoint.tensor(name).to_f32(),
+        };
+        match stored {
+            StoredType::F16 => (values.into_iter())
+                .flat_map(|value| f16::from_f32(value).to_le_bytes())
+                .collect(),
+            StoredType::F32 => values.into_iter().flat_map(f32::to_le_bytes).collect(),
+            StoredType::Bf16 => (values.into_iter())
+                .flat_map(|value| bf16::from_f32(value).to_le_bytes())
+                .collect(),
         }
-        let values = tensor.to_f32();
-        let halves = values.iter().map(|value| f16::from_f32(*value));
-        halves.flat_map(f16::to_le_bytes).collect()
     }
 
     /// Bits of a code in a packed layout.
@@ -295,7 +326,7 @@ impl QuantizeOptions {
             return None;
         };
         let fits = match self.layout {
-            QuantizedLayout::F16 | QuantizedLayout::Mxfp4Experts => false,
+            QuantizedLayout::F16 | QuantizedLayout::F32 | QuantizedLayout::Mxfp4Experts => false,
             QuantizedLayout::Fp8
             | QuantizedLayout::Fp8Block
             | QuantizedLayout::Int8
@@ -325,7 +356,9 @@ impl QuantizeOptions {
         let words =
             |packing: WordPacking, columns: usize| self.packing(packing).words_shape(rows, columns);
         match self.layout {
-            QuantizedLayout::F16 | QuantizedLayout::Mxfp4Experts => Vec::new(),
+            QuantizedLayout::F16 | QuantizedLayout::F32 | QuantizedLayout::Mxfp4Experts => {
+                Vec::new()
+            }
             QuantizedLayout::Fp8 => vec![
                 piece("weight", "F8_E4M3", shape),
                 piece("weight_scale", "F32", &[rows, 1]),
@@ -396,7 +429,9 @@ impl QuantizeOptions {
                 .collect()
         };
         match self.layout {
-            QuantizedLayout::F16 | QuantizedLayout::Mxfp4Experts => Vec::new(),
+            QuantizedLayout::F16 | QuantizedLayout::F32 | QuantizedLayout::Mxfp4Experts => {
+                Vec::new()
+            }
             QuantizedLayout::Fp8 => rounded(matrix, RoundedForm::Fp8).1,
             QuantizedLayout::Int8 => rounded(matrix, RoundedForm::Int8).1,
             QuantizedLayout::Mxfp8 => {

@@ -22,6 +22,9 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
     message['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}\
     {{ '<|im_start|>assistant\\n' }}{% endif %}";
 
+/// Tokens of the smallest vocabulary: every byte, and the special tokens.
+pub(super) const VOCAB_MIN: usize = 256 + 4;
+
 /// Ids of the special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpecialTokenIds {

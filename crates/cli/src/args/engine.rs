@@ -17,9 +17,10 @@ pub(crate) struct ModelArgs {
     /// absent.
     #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// Name under which the API serves the model; the name of the folder if absent.
-    #[arg(long, value_name = "NAME", value_parser = parse_model_name)]
-    pub(crate) served_model_name: Option<String>,
+    /// Name under which the API serves the model; the name of the folder if absent. `serve` takes
+    /// further names, which are aliases of the first.
+    #[arg(long, value_name = "NAME", num_args = 1.., value_parser = parse_model_name)]
+    pub(crate) served_model_name: Vec<String>,
     /// Number format of weights and activations. `auto` takes the checkpoint's format, and runs f16
     /// as bf16. `f16`, on a processor, keeps the weights of an f16 checkpoint exactly: activations
     /// keep 13 bits instead of 8, and one sequence reads no more bytes, but prompts and large

@@ -72,24 +72,24 @@ pub(crate) struct GenerateArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "Example:
+#[command(after_help = "Examples:
   cleave synth --shape llama-3.2-1b --out /tmp/llama-1b && cleave serve --model /tmp/llama-1b
+  cleave synth --config ./Qwen3-8B/config.json --quantization int4 --out /tmp/qwen3-8b-int4
   cleave synth --model /tmp/llama-1b --quantization awq --out /tmp/llama-1b-awq")]
+#[command(group(clap::ArgGroup::new("source").required(true)))]
 pub(crate) struct SynthArgs {
-    /// Shape of the model; an unknown name lists all shapes.
-    #[arg(
-        long,
-        value_name = "NAME",
-        required_unless_present = "model",
-        conflicts_with = "model"
-    )]
+    /// Shape of the model, whose weights are random; an unknown name lists all shapes.
+    #[arg(long, value_name = "NAME", group = "source")]
     pub(crate) shape: Option<String>,
+    /// The config.json of a model, whose weights are random. Its quantisation is not read.
+    #[arg(long, value_name = "FILE", group = "source")]
+    pub(crate) config: Option<PathBuf>,
     /// Checkpoint whose weights are quantised and written again, rounded to nearest. It is meant
     /// for measuring speed: quantisers that consider activations lose less quality.
-    #[arg(long, value_name = "DIR", requires = "quantization")]
+    #[arg(long, value_name = "DIR", group = "source", requires = "quantization")]
     pub(crate) model: Option<PathBuf>,
     /// Quantisation format of the new checkpoint.
-    #[arg(long, value_enum, requires = "model")]
+    #[arg(long, value_enum)]
     pub(crate) quantization: Option<QuantizationArg>,
     /// Weights that share a scale, in layouts with groups; also the rows and columns of a block.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -129,6 +129,8 @@ pub(crate) enum QuantizationArg {
     ModeloptNvfp4,
     /// modelopt, eight-bit floats, one scale.
     ModeloptFp8,
-    /// Not quantised: every tensor in f16.
+    /// Not quantised: every tensor in f16; quantised weights are expanded.
     F16,
+    /// The same in f32.
+    F32,
 }

@@ -38,12 +38,14 @@ impl Golden {
 }
 
 /// Compares an f32 engine with the folder's `goldens.json`: greedy tokens must be equal, and the
-/// top logits of the first and the last of them within 1e-3.
+/// top logits of the first and the last of them within 1e-3. Returns the largest difference of a
+/// logit.
 ///
 /// # Errors
 /// The first difference, or the failure that prevented the comparison.
-pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
+pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<f32, String> {
     let list = read(dir)?;
+    let mut most = 0.0_f32;
     let mut engine = build(
         dir,
         EngineLimits {
@@ -62,32 +64,38 @@ pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<(), String> {
         });
         let mut sequence = DrivenSequence::new(0, &golden.prompt, &sampling, 0..16);
         sequence.run(&mut *engine, 256, golden.tokens.len())?;
-        compare(golden, &sequence.drawn)
+        let difference = compare(golden, &sequence.drawn)
             .map_err(|difference| format!("{}: prompt {index}: {difference}", dir.display()))?;
+        most = most.max(difference);
     }
-    Ok(())
+    Ok(most)
 }
 
-pub(super) fn compare(golden: &Golden, drawn: &[SampledToken]) -> Result<(), String> {
-    compare_top("first", drawn.first(), &golden.first_top)?;
+/// Compares an answer with its golden; returns the largest difference of a logit.
+pub(super) fn compare(golden: &Golden, drawn: &[SampledToken]) -> Result<f32, String> {
+    let first = compare_top("first", drawn.first(), &golden.first_top)?;
     let tokens: Vec<u32> = drawn.iter().map(|sampled| sampled.token).collect();
     if tokens != golden.tokens {
         return Err(format!("tokens {tokens:?}, not {:?}", golden.tokens));
     }
-    compare_top("last", drawn.last(), &golden.last_top)
+    let last = compare_top("last", drawn.last(), &golden.last_top)?;
+    Ok(first.max(last))
 }
 
 fn compare_top(
     context: &str,
     sampled: Option<&SampledToken>,
     expected: &[(u32, f32)],
-) -> Result<(), String> {
+) -> Result<f32, String> {
+    let mut most = 0.0_f32;
     let scores: Option<&TokenScores> = sampled.and_then(|sampled| sampled.scores.as_ref());
     let top = &scores.ok_or("no scores")?.top;
     for (id, logit) in expected {
         let computed = top.iter().find(|(other, _)| other == id);
         match computed {
-            Some((_, computed)) if (computed - logit).abs() <= LOGIT_TOLERANCE => {}
+            Some((_, computed)) if (computed - logit).abs() <= LOGIT_TOLERANCE => {
+                most = most.max((computed - logit).abs());
+            }
             Some((_, computed)) => {
                 return Err(format!(
                     "{context} logit of {id} is {computed}, not {logit}"
@@ -96,7 +104,7 @@ fn compare_top(
             None => return Err(format!("{context}: {id} is not among the top")),
         }
     }
-    Ok(())
+    Ok(most)
 }
 
 /// Limit of a file of goldens, in bytes.
