@@ -73,8 +73,8 @@ impl CpuPool {
     /// The elements of a plane with keys and values.
     pub(crate) fn elements<T: PlainData>(&self, plane: KvPlane) -> &[T] {
         let (start, len) = self.plane_elements::<T>(plane);
-        // SAFETY: memory is page-aligned, the plane begins at a cache line and is as long, and every
-        // bit pattern is a value.
+        // SAFETY: memory is page-aligned, the plane begins at a cache line and is as long, and
+        // every bit pattern is a value.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(start).cast(), len) }
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct CudaAttention {
 #[derive(Clone, Copy, Debug)]
 struct SentTables {
     tables: u64,
-    /// Those of the window plane; 0 without it.
+    /// Tables of the window plane; 0 without it.
     window_tables: u64,
     segments: u64,
     segments_count: u64,

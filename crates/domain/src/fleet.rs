@@ -164,8 +164,8 @@ impl Capacity {
         )
     }
 
-    /// Bytes of a block, or of a piece of a state or of a block of the window; the last piece may be
-    /// shorter than the others, and one past the end has none.
+    /// Bytes of a block, or of a piece of a state or of a block of the window; the last piece may
+    /// be shorter than the others, and one past the end has none.
     pub fn unit_bytes(&self, unit: KvUnit) -> u32 {
         match unit.plane {
             KvPlane::Blocks => self.block_bytes,

@@ -85,7 +85,7 @@ pub struct WindowLayout {
 /// The part of a sequence that its layers with a window read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvWindow {
-    /// As [`WindowLayout::tokens`].
+    /// The largest window of the layers in tokens, the token itself included; at least 1.
     pub tokens: u32,
     /// Tokens in a block.
     pub block_tokens: u32,

@@ -20,7 +20,7 @@ use crate::ops;
 use crate::ops::{
     Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PlaneCounts, PoolPlane, WeightLoader,
 };
-use crate::plan::PlanCheck;
+use crate::plan::{PlanCheck, check_windows};
 use crate::sampling::SamplingSlot;
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
@@ -561,7 +561,7 @@ impl<O: Ops> Engine for ModelEngine<O> {
     }
 
     fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
-        self.check_span(&empty_span(plane, block)).ok()?;
+        self.check_span(&BlockSpan::start_of(plane, block)).ok()?;
         self.ops.host_block(&self.pool, plane, block)
     }
 
@@ -581,8 +581,8 @@ impl<O: Ops> Engine for ModelEngine<O> {
         pairs: &[(BlockIndex, BlockIndex)],
     ) -> Result<(), EngineError> {
         for (from, to) in pairs {
-            self.check_span(&empty_span(plane, *from))?;
-            self.check_span(&empty_span(plane, *to))?;
+            self.check_span(&BlockSpan::start_of(plane, *from))?;
+            self.check_span(&BlockSpan::start_of(plane, *to))?;
         }
         for (from, to) in pairs {
             if from != to {
@@ -591,33 +591,4 @@ impl<O: Ops> Engine for ModelEngine<O> {
         }
         Ok(())
     }
-}
-
-/// The start of a block or slot, which is a range of it if it exists.
-fn empty_span(plane: KvPlane, block: BlockIndex) -> BlockSpan {
-    BlockSpan {
-        plane,
-        block,
-        offset: 0,
-        len: 0,
-    }
-}
-
-/// Checks that the window plane has room for the longest step of one sequence: it could never run
-/// else.
-fn check_windows(capacity: &Capacity) -> Result<(), EngineError> {
-    let (Some(windows), Some(window)) = (capacity.windows, capacity.window()) else {
-        return Ok(());
-    };
-    let least = window.blocks_max(capacity.step_tokens_max);
-    let context_blocks = capacity.context_tokens_max.div_ceil(capacity.block_tokens);
-    let least = least.min(context_blocks).min(capacity.blocks_count);
-    if windows.count < least {
-        return Err(EngineError::Plan(format!(
-            "the window plane has {} blocks, and a step of {} tokens needs {least}: give the KV \
-             cache more memory, or steps fewer tokens",
-            windows.count, capacity.step_tokens_max
-        )));
-    }
-    Ok(())
 }

@@ -309,6 +309,25 @@ impl PlanCheck {
     }
 }
 
+/// Checks that the window plane has room for the longest step of one sequence: it could never run
+/// else.
+pub(crate) fn check_windows(capacity: &Capacity) -> Result<(), EngineError> {
+    let (Some(windows), Some(window)) = (capacity.windows, capacity.window()) else {
+        return Ok(());
+    };
+    let least = window.blocks_max(capacity.step_tokens_max);
+    let context_blocks = capacity.context_tokens_max.div_ceil(capacity.block_tokens);
+    let least = least.min(context_blocks).min(capacity.blocks_count);
+    if windows.count < least {
+        return Err(EngineError::Plan(format!(
+            "the window plane has {} blocks, and a step of {} tokens needs {least}: give the KV \
+             cache more memory, or steps fewer tokens",
+            windows.count, capacity.step_tokens_max
+        )));
+    }
+    Ok(())
+}
+
 /// Checks that a segment that pools has a vector of its tokens.
 fn check_pooling(
     engine: &EngineDescription,

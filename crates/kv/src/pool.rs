@@ -389,8 +389,8 @@ impl PlanePool {
         }
     }
 
-    /// Removes a holder and reserves a block for it in place of that one. Only where holders pay for
-    /// shared blocks is one certain to be left.
+    /// Removes a holder and reserves a block for it in place of that one. Only where holders pay
+    /// for shared blocks is one certain to be left.
     pub fn exchange(&mut self, held: BlockRef, reservation: &mut BlockReservation) {
         self.release(held);
         let BlockReservation(one) = self.reserve(1).expect("the block that was given up pays");

@@ -309,9 +309,9 @@ impl KvPools {
 struct WindowRoom {
     /// The ordinal of the first.
     first: u32,
-    /// Those of the reused prefix.
+    /// Blocks of the reused prefix.
     held: u32,
-    /// All of them.
+    /// Blocks held and reserved.
     count: u32,
 }
 

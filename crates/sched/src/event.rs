@@ -333,7 +333,8 @@ pub enum WorkerOutput {
     #[serde(rename = "WriteOn")]
     SpillToDisk { content: BlockHash },
     /// Copy stored contents into these blocks, and then the pieces of a window and of a state, each
-    /// verified; answered by `Fetched`. They stay stored. Where one fails, those before it remain valid.
+    /// verified; answered by `Fetched`. They stay stored. Where one fails, those before it remain
+    /// valid.
     Fetch {
         handoff: HandoffId,
         /// Contents and their destinations, in the sequence's order.

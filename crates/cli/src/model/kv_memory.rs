@@ -107,8 +107,8 @@ mod tests {
             tokens: 1024,
             block_tokens: 16,
         };
-        assert_eq!((window.blocks_max(2), window.blocks_max(2048)), (66, 193));
-        assert_eq!(found.windows_count, 2 * 8 * 66 + 193);
+        assert_eq!((window.blocks_max(2), window.blocks_max(2048)), (65, 193));
+        assert_eq!(found.windows_count, 2 * 8 * 65 + 193);
         let in_one_plane = bytes / (62 * spec.blocks.bytes / 10);
         let times = f64::from(found.blocks_count) / in_one_plane as f64;
         assert!(times > 5.0, "{times}");

@@ -162,8 +162,9 @@ fn copy_across(
     from: &dyn Engine,
     to: &mut dyn Engine,
     plane: KvPlane,
-    (source, target): (BlockIndex, BlockIndex),
+    pair: (BlockIndex, BlockIndex),
 ) -> Result<(), String> {
+    let (source, target) = pair;
     let capacity = from.describe().capacity;
     let len = match plane {
         KvPlane::Window => capacity.windows.map_or(0, |windows| windows.bytes),
@@ -187,8 +188,8 @@ fn copy_across(
     Ok(())
 }
 
-/// The plan with the tables of the window plane, where the engine has one. A block of a sequence has
-/// the same index in both planes, and those that no token to come reads are left out.
+/// The plan with the tables of the window plane, where the engine has one. A block of a sequence
+/// has the same index in both planes, and those that no token to come reads are left out.
 pub(super) fn with_windows(engine: &dyn Engine, plan: &StepPlan) -> StepPlan {
     let mut plan = plan.clone();
     if let Some(window) = engine.describe().capacity.window() {

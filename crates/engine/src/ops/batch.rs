@@ -30,9 +30,9 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// A segment's block table in a plane: block `i` holds positions `i × block_tokens ..`. In place
-    /// of a block that the sequence gave up, it has the first one of its window: kernels walk keys
-    /// in tiles, and read and mask those of a tile that are before the window.
+    /// A segment's block table in a plane: block `i` holds positions `i × block_tokens ..`. In
+    /// place of a block that the sequence gave up, it has the first one of its window: kernels
+    /// walk keys in tiles, and read and mask those of a tile that are before the window.
     pub fn table(&self, segment: &BatchSegment, plane: KvPlane) -> &[BlockIndex] {
         let start = self.tables_start(plane);
         &self.blocks[start + segment.blocks.start..start + segment.blocks.end]

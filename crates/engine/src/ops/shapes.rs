@@ -122,7 +122,7 @@ pub struct PlaneCounts {
     pub blocks: usize,
     /// Blocks of the window plane.
     pub windows: u32,
-    /// State slots.
+    /// Slots of the state plane; 0 without it.
     pub states: u32,
 }
 

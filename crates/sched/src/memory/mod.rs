@@ -83,8 +83,8 @@ impl KvMemory {
         self.pools.prefix_blocks(hashes, PrefixNeed::EveryPlane)
     }
 
-    /// Holds the cached prefix of `sequence` with its window, takes its state slot, and reserves the
-    /// rest of its blocks and `growth` more, and of its window; all or none.
+    /// Holds the cached prefix of `sequence` with its window, takes its state slot, and reserves
+    /// the rest of its blocks and `growth` more, and of its window; all or none.
     pub(crate) fn secure(
         &mut self,
         sequence: &mut WorkerSequence,

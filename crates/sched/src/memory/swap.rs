@@ -20,8 +20,8 @@ pub(crate) struct SwapState {
     stage: SwapStage,
     /// Blocks with KV in them: as many are copied each way.
     blocks: u32,
-    /// The blocks and the pieces of its state and window together: its share of host memory, and its cost to
-    /// copy.
+    /// The blocks and the pieces of its state and window together: its share of host memory, and
+    /// its cost to copy.
     pub(crate) units: u32,
     /// Leading tokens whose KV is in them.
     computed: u32,
@@ -107,7 +107,7 @@ impl KvMemory {
             && policy::preemption_method(&self.swap_prices, units, sequence.kv.computed)
                 == PreemptionMethod::Swap
         {
-            // What it swaps is what it takes back: the live window alone.
+            // The live window alone is swapped, because it is what comes back.
             if let Some(sequence) = sequences.get_mut(handoff) {
                 self.slide(sequence);
             }

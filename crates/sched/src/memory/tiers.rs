@@ -7,8 +7,8 @@
 //! by the pool under [`OffloadTiers::offloading`] until the answer; a sequence with a [`TierFetch`]
 //! is active and in no step, and the contents that it fetches stay in their tier until the answer.
 //!
-//! A snapshot of a state, or a block of the window plane, is kept in pieces as long as a block, each
-//! a content of its own, so that one index and one store serve all planes.
+//! A snapshot of a state, or a block of the window plane, is kept in pieces as long as a block,
+//! each a content of its own, so that one index and one store serve all planes.
 
 mod fetch;
 

@@ -1,20 +1,20 @@
 //! Scripts: one command a line, each followed by the outputs that it caused.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= states= windows= swap= late= vocab= stall=
-//! lease= flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores
-//! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on W [as reserve]`
-//! (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to D [to= attempt=
-//! told=]` (attempt `attempt` leaves as attempt `to`, to what D reserved) · `serve W ROLE` ·
-//! `severed W PEER` (nothing of PEER reaches W) · `step W [fail|constraint] [slot= also=]` (fails
-//! for the sequences in these slots alone, by the engine or by their constraints) · `copies W
-//! [fail]` (all exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W
-//! [fail]` (to host memory, to disk, back) ·
+//! `worker NAME ROLE [blocks= slots= step= queue= context= states= windows= swap= late= vocab=
+//! stall= lease= flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on
+//! D from P [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt=
+//! waited= scores logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on
+//! W [as reserve]` (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to
+//! D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what D reserved) ·
+//! `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) · `step W [fail|constraint]
+//! [slot= also=]` (fails for the sequences in these slots alone, by the engine or by their
+//! constraints) · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
+//! `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `forget P D` (each is
 //! answered by a D that knows nothing of it) · `stop MS` (every process stands still for so long,
 //! then wakes) · `keep P D`, `replay` (a copy of the first packet, later) · `cut P D` · `router
-//! lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines) · `restart W` · `pool
-//! W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
+//! lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines) · `restart W` ·
+//! `pool W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
 
 use super::{
     ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states, windows,
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The leading blocks that are there, the reserved ones, the state slot and the window.
-type ReservedKv = (u32, Vec<BlockRef>, Option<BlockRef>, Option<WindowTarget>);
+type ReservedPlaces = (u32, Vec<BlockRef>, Option<BlockRef>, Option<WindowTarget>);
 
 #[derive(Default)]
 struct ScriptPlayer {
@@ -376,7 +376,7 @@ impl ScriptPlayer {
         self.order(at, order);
     }
 
-    fn reserved(&self, of: HandoffId) -> ReservedKv {
+    fn reserved(&self, of: HandoffId) -> ReservedPlaces {
         let mut newest_first = self.world.reports.iter().rev();
         let reserved = newest_first.find_map(|(_, report)| match report {
             StageReport::Reported(Report::Reserved {
