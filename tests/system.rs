@@ -30,3 +30,4 @@ mod slo;
 mod stored_responses;
 mod tier;
 mod tools;
+mod windows;

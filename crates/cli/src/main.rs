@@ -64,12 +64,14 @@ fn main() -> ExitCode {
                 from,
                 log,
                 states,
+                windows,
                 models,
                 constraints,
             } => {
                 let options = cleave_sim::ChaosOptions {
                     log,
                     states,
+                    windows,
                     models,
                     constraints,
                     ..Default::default()

@@ -4,6 +4,7 @@
 //! returns, every reason to refuse a checkpoint was checked.
 
 mod engines;
+mod kv_memory;
 
 pub(crate) use engines::on_own_thread;
 
@@ -19,6 +20,7 @@ use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{AdapterTarget, Checkpoint, CheckpointProgress, KvScales, StoredType};
 use cleave_cpu::{CoreBinding, CpuOptions, CpuWeightLoader, DotType, Isa, Quantize, WorkerThreads};
 use cleave_cuda::CudaWeightLoader;
+use cleave_domain::KvSpec;
 use cleave_engine::ops::{KvType, Precision, WeightLoader};
 use cleave_engine::{MatrixBytes, Weights};
 use cleave_models::{ModelCost, ModelSpec, StoredSizes};
@@ -387,7 +389,19 @@ impl LoadedModel {
         })
     }
 
-    /// Returns the bytes of a KV block of this many tokens.
+    /// Returns the planes of a worker's KV, with blocks of this many tokens.
+    pub(crate) fn kv_spec(&self, block_tokens: u32) -> KvSpec {
+        match &self.backend {
+            LoadedWeights::Cpu { weights, .. } => {
+                weights.kv_spec_with_window(block_tokens, self.kv)
+            }
+            LoadedWeights::Cuda { weights, .. } => {
+                weights.kv_spec_with_window(block_tokens, self.kv)
+            }
+        }
+    }
+
+    /// Returns the bytes of all layers' keys and values of this many tokens.
     pub(crate) fn block_bytes(&self, block_tokens: u32) -> u64 {
         match &self.backend {
             LoadedWeights::Cpu { weights, .. } => weights.block_bytes(block_tokens, self.kv),

@@ -367,8 +367,13 @@ fn log_startup<'a>(
         let capacity = description.capacity;
         let tokens = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
         let mib = (u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes)) >> 20;
+        let windows = capacity.windows.map_or(String::new(), |windows| {
+            let tokens = u64::from(windows.count) * u64::from(capacity.block_tokens);
+            let mib = (u64::from(windows.count) * u64::from(windows.bytes)) >> 20;
+            format!("; layers with a window {tokens} tokens ({mib} MiB)")
+        });
         info!(
-            "{}: {}, KV cache {tokens} tokens ({mib} MiB)",
+            "{}: {}, KV cache {tokens} tokens ({mib} MiB){windows}",
             options.name, description.device
         );
         if let Some(warning) = short_cache_warning(&options.name, tokens, context) {

@@ -89,6 +89,7 @@ fn engine(folder: &Path) -> ModelEngine<CpuOps> {
         block_tokens: BLOCK_TOKENS,
         blocks_count: ROWS * BLOCKS_EACH,
         states_count: 0,
+        windows_count: 0,
         slots_count: ROWS,
         step_tokens_max: ROWS * PROMPT_TOKENS,
     };
@@ -125,6 +126,7 @@ fn plan(done: u32, constrained_count: u32, constraint: &Arc<Constraint>) -> Step
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
         state: None,
+        window: None,
     });
     StepPlan {
         step: StepId(u64::from(done)),

@@ -21,12 +21,14 @@ pub struct CpuRows {
 pub struct CpuPool {
     bytes: PageMemory<u8>,
     pub(crate) shape: KvPoolShape,
+    /// First byte of the window plane.
+    windows_start: usize,
     /// First byte of the state slots.
     states_start: usize,
 }
 
-/// Alignment of the first state slot in bytes: a cache line.
-const STATES_ALIGNMENT: usize = 64;
+/// Alignment of a plane's first byte: a cache line.
+const PLANE_ALIGNMENT: usize = 64;
 
 impl CpuRows {
     /// Shape: `(rows_max, width)`, row by row.
@@ -56,30 +58,48 @@ impl CpuRows {
 impl CpuPool {
     /// Allocates a pool, zeroed.
     pub(crate) fn new(shape: KvPoolShape) -> Result<Self, EngineError> {
-        let [blocks, states] = [KvPlane::Blocks, KvPlane::State]
-            .map(|plane| shape.plane(plane).bytes_total().unwrap_or(usize::MAX / 4));
-        let states_start = blocks.next_multiple_of(STATES_ALIGNMENT);
+        let [blocks, windows, states] = [KvPlane::Blocks, KvPlane::Window, KvPlane::State]
+            .map(|plane| shape.plane(plane).bytes_total().unwrap_or(usize::MAX / 8));
+        let windows_start = blocks.next_multiple_of(PLANE_ALIGNMENT);
+        let states_start = (windows_start + windows).next_multiple_of(PLANE_ALIGNMENT);
         Ok(Self {
             bytes: PageMemory::zeroed(states_start + states)?,
             shape,
+            windows_start,
             states_start,
         })
     }
 
-    pub(crate) fn elements<T: PlainData>(&self) -> &[T] {
-        assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
-        let len = self.shape.blocks_count * self.shape.block_elements();
-        assert!(len * size_of::<T>() <= self.bytes.len());
-        // SAFETY: memory is page-aligned and as long, and every bit pattern is a value.
-        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), len) }
+    /// The elements of a plane with keys and values.
+    pub(crate) fn elements<T: PlainData>(&self, plane: KvPlane) -> &[T] {
+        let (start, len) = self.plane_elements::<T>(plane);
+        // SAFETY: memory is page-aligned, the plane begins at a cache line and is as long, and
+        // every bit pattern is a value.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().add(start).cast(), len) }
     }
 
-    pub(crate) fn elements_mut<T: PlainData>(&mut self) -> &mut [T] {
-        assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
-        let len = self.shape.blocks_count * self.shape.block_elements();
-        assert!(len * size_of::<T>() <= self.bytes.len());
+    pub(crate) fn elements_mut<T: PlainData>(&mut self, plane: KvPlane) -> &mut [T] {
+        let (start, len) = self.plane_elements::<T>(plane);
         // SAFETY: as in `elements`, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.bytes.as_mut_ptr().add(start).cast(), len) }
+    }
+
+    /// The first byte of a plane in memory, and its elements.
+    fn plane_elements<T: PlainData>(&self, plane: KvPlane) -> (usize, usize) {
+        assert_eq!(size_of::<T>(), self.shape.kv.element_bytes());
+        let bytes = self.shape.plane(plane).bytes_total();
+        let bytes = bytes.expect("the pool was allocated");
+        let start = self.plane_start(plane);
+        assert!(start + bytes <= self.bytes.len());
+        (start, bytes / size_of::<T>())
+    }
+
+    fn plane_start(&self, plane: KvPlane) -> usize {
+        match plane {
+            KvPlane::Blocks => 0,
+            KvPlane::Window => self.windows_start,
+            KvPlane::State => self.states_start,
+        }
     }
 
     /// The bytes of a span.
@@ -103,10 +123,7 @@ impl CpuPool {
     fn range(&self, span: &BlockSpan) -> Range<usize> {
         let range = self.shape.plane(span.plane).range(span);
         let range = range.expect("the engine names spans of the pool");
-        let start = match span.plane {
-            KvPlane::Blocks => 0,
-            KvPlane::State => self.states_start,
-        };
+        let start = self.plane_start(span.plane);
         start + range.start..start + range.end
     }
 }

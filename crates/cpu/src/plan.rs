@@ -8,7 +8,7 @@ use crate::grid::run_range;
 use cleave_cpu_kernels::kernel::attention::{
     Queries, SPAN, SpanShare, kv_heads_per_task_max, state_len, tokens_per_task_max,
 };
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::ops::{Batch, HeadShape};
 use std::ops::Range;
 
@@ -25,7 +25,8 @@ struct QueryChunk {
 /// Rows whose keys and values are stored in one block.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredRun {
-    pub(crate) block: BlockIndex,
+    /// The block's place in the batch's tables of a plane.
+    pub(crate) entry: usize,
     /// Rows of the batch.
     pub(crate) rows: Range<usize>,
     /// Position of the first row.
@@ -125,14 +126,13 @@ impl CpuAttentionPlan {
         self.stored.clear();
         self.written.clear();
         for run in &batch.segments {
-            let table = batch.table(run);
+            let table = batch.table(run, KvPlane::Blocks);
             let (mut row, mut position) = (run.rows.start, run.position);
             while row < run.rows.end {
                 let count = (block_tokens - position % block_tokens).min(run.rows.end - row);
-                let block = table[position / block_tokens];
-                self.written.push(block);
+                self.written.push(table[position / block_tokens]);
                 self.stored.push(StoredRun {
-                    block,
+                    entry: run.blocks.start + position / block_tokens,
                     rows: row..row + count,
                     position,
                 });
@@ -180,22 +180,28 @@ impl CpuAttentionPlan {
     pub(crate) fn task<'a>(
         &'a self,
         batch: &'a Batch,
+        plane: KvPlane,
         task: usize,
     ) -> (Queries<'a>, &'a SpanShare) {
         let (chunk, share) = &self.tasks[task];
-        (queries(batch, chunk), share)
+        (queries(batch, plane, chunk), share)
     }
 
-    pub(crate) fn merge<'a>(&self, batch: &'a Batch, task: usize) -> (Queries<'a>, usize) {
+    pub(crate) fn merge<'a>(
+        &self,
+        batch: &'a Batch,
+        plane: KvPlane,
+        task: usize,
+    ) -> (Queries<'a>, usize) {
         let (chunk, partial) = &self.merges[task];
-        (queries(batch, chunk), *partial)
+        (queries(batch, plane, chunk), *partial)
     }
 }
 
-fn queries<'a>(batch: &'a Batch, chunk: &QueryChunk) -> Queries<'a> {
+fn queries<'a>(batch: &'a Batch, plane: KvPlane, chunk: &QueryChunk) -> Queries<'a> {
     let run = &batch.segments[chunk.segment];
     Queries {
-        table: batch.table(run),
+        table: batch.table(run, plane),
         row: run.rows.start + chunk.first,
         position: run.position + chunk.first,
         tokens: chunk.tokens,

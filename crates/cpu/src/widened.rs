@@ -10,7 +10,7 @@ use crate::buffers::CpuPool;
 use crate::threads::Threads;
 use cleave_cpu_kernels::kernel::StoredElement;
 use cleave_cpu_kernels::memory::{PageMemory, SliceParts};
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{Batch, PoolLayerShape};
 
@@ -53,8 +53,17 @@ impl WidenedKv {
         };
         let to = memory.as_mut_slice_of::<T>(self.blocks.len() * each);
         let parts = SliceParts::new(to);
-        let (blocks, stored) = (&self.blocks, pool.elements::<u8>());
+        let (blocks, stored) = (&self.blocks, pool.elements::<u8>(layer.plane));
+        let first = self.batch.tables_start(layer.plane);
+        let last = match layer.plane {
+            KvPlane::Blocks => self.batch.windows_start.unwrap_or(blocks.len()),
+            _ => blocks.len(),
+        };
         threads.run(blocks.len(), &|turn| {
+            // The other plane's tables name other blocks.
+            if !(first..last).contains(&turn.task) {
+                return;
+            }
             let start = blocks[turn.task].0 as usize * layer.block_elements;
             let from = &stored[start + layer.key_offset(0)..][..each];
             // SAFETY: only one task writes a block.

@@ -49,6 +49,7 @@ fn build(dir: &Path, options: &CpuOptions) -> ModelEngine<CpuOps> {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: TOKENS as u32 + 16,
+        windows_count: 0,
     };
     ModelEngine::new(CpuOps::new(options).unwrap(), Arc::new(weights), limits).unwrap()
 }
@@ -74,6 +75,7 @@ fn segment(position: usize, len: usize, logits: LogitsWanted) -> Segment {
         logits,
         drafts: Vec::new(),
         state: None,
+        window: None,
     }
 }
 

@@ -329,6 +329,7 @@ fn an_adapter_that_changed_since_is_not_loaded() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
+        windows_count: 0,
     };
     let engine = engine(&testdata("llama3"), limits, &options).unwrap();
     let memory = engine.adapters().unwrap();

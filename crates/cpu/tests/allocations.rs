@@ -116,6 +116,7 @@ fn engine(dir: &Path, case: AllocationCase) -> ModelEngine<CpuOps> {
         states_count: 0,
         slots_count: STREAMS,
         step_tokens_max: 64,
+        windows_count: 0,
     };
     let ops = CpuOps::new(&options).unwrap();
     ModelEngine::new(ops, Arc::new(weights.unwrap()), limits).unwrap()
@@ -149,6 +150,7 @@ fn plan(step: u32, each: u32, sampling: &Arc<SamplingParams>) -> StepPlan {
         },
         drafts: Vec::new(),
         state: None,
+        window: None,
     });
     StepPlan {
         step: StepId(u64::from(step)),

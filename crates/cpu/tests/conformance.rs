@@ -6,7 +6,7 @@ use cleave_checkpoint::Checkpoint;
 use cleave_checkpoint::synth::{QuantizeOptions, QuantizedLayout, quantize};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, Isa, Quantize};
 use cleave_engine::conformance::{
-    drafts, goldens, path_independence, pooled_paths, pooling, vectors,
+    drafts, goldens, path_independence, poisoned, pooled_paths, pooling, vectors,
 };
 use cleave_engine::ops::{KvType, Precision};
 use cleave_engine::{Engine, EngineLimits, ModelEngine, Weights};
@@ -85,6 +85,50 @@ fn tokens_and_logits_match_the_reference_on_every_isa() {
     }
 }
 
+// Invariant: I58.
+#[test]
+fn given_up_windows_change_no_token_on_every_isa() {
+    for isa in available() {
+        for name in WINDOWED {
+            let options = options(Precision::F32, isa, 2);
+            let build = |dir: &Path, limits| engine(dir, windowed(limits), &options).map(poisoned);
+            goldens(&folder(name), &build).unwrap_or_else(|error| panic!("{isa}: {error}"));
+        }
+    }
+    for (name, kv) in [
+        ("gemma3", KvType::Fp8E4m3),
+        ("gpt-oss", KvType::Int8PerTokenHead),
+        ("mistral", KvType::Bf16),
+    ] {
+        let options = CpuOptions {
+            kv,
+            ..options(Precision::Bf16, Isa::detect(), 2)
+        };
+        let build = |dir: &Path, limits| engine(dir, windowed(limits), &options);
+        path_independence(&folder(name), &build).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+const WINDOWED: [&str; 9] = [
+    "cohere2",
+    "exaone4",
+    "gemma2",
+    "gemma3",
+    "gemma3-images",
+    "gpt-oss",
+    "mistral",
+    "olmo3",
+    "phi3",
+];
+
+/// The same limits with a window plane.
+fn windowed(limits: EngineLimits) -> EngineLimits {
+    EngineLimits {
+        windows_count: 64.max(limits.blocks_count),
+        ..limits
+    }
+}
+
 #[test]
 fn vectors_match_the_reference_on_every_isa() {
     for isa in available() {
@@ -154,6 +198,7 @@ fn the_kv_format_is_part_of_the_fingerprint() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
+        windows_count: 0,
     };
     let described = |kv: KvType| {
         let options = CpuOptions {
@@ -296,6 +341,7 @@ fn the_rounding_of_weights_is_part_of_the_fingerprint() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
+        windows_count: 0,
     };
     let described = |quantize| {
         let options = CpuOptions {
@@ -331,6 +377,7 @@ fn a_processor_refuses_to_round_weights_to_fp8() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
+        windows_count: 0,
     };
     let refused = engine(&folder("qwen2"), limits, &options).err().unwrap();
     assert!(refused.contains("fp8 are for a GPU"), "{refused}");

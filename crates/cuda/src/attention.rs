@@ -14,6 +14,7 @@ use crate::images::KernelImages;
 use crate::pack::CudaVector;
 use crate::plan::{AttentionItem, AttentionPlanShape, CudaAttentionPlan, STATE_HEADER, segments};
 use crate::step_messages::{StepMessage, StepMessages};
+use cleave_domain::KvPlane;
 use cleave_engine::ops::{Attention, Batch, HeadShape, KvPoolShape, KvType};
 use std::f32::consts::LOG2_E;
 
@@ -57,8 +58,20 @@ pub(crate) struct CudaAttention {
 #[derive(Clone, Copy, Debug)]
 struct SentTables {
     tables: u64,
+    /// Tables of the window plane; 0 without it.
+    window_tables: u64,
     segments: u64,
     segments_count: u64,
+}
+
+impl SentTables {
+    /// The tables of a plane.
+    fn of_plane(self, plane: KvPlane) -> u64 {
+        match plane {
+            KvPlane::Window => self.window_tables,
+            KvPlane::Blocks | KvPlane::State => self.tables,
+        }
+    }
 }
 
 /// Addresses of a plan's items; `None` for a kernel that this pass does not launch.
@@ -201,10 +214,18 @@ impl CudaAttention {
     ) -> Result<(), CudaError> {
         self.plans.clear();
         let tables: Vec<u32> = batch.blocks.iter().map(|block| block.0).collect();
+        // Apart, because a recorded pass has the addresses: they must not move with the batch.
+        let windows_start = batch.windows_start.unwrap_or(tables.len());
+        let (of_blocks, of_windows) = tables.split_at(windows_start);
         let segments = segments(batch);
         let count = [segments.len() as u32];
         self.tables = Some(SentTables {
-            tables: messages.send(stream, StepMessage::Tables, &tables)?,
+            tables: messages.send(stream, StepMessage::Tables, of_blocks)?,
+            window_tables: if of_windows.is_empty() {
+                0
+            } else {
+                messages.send(stream, StepMessage::WindowTables, of_windows)?
+            },
             segments: messages.send(stream, StepMessage::Segments, &segments)?,
             segments_count: messages.send(stream, StepMessage::SegmentsCount, &count)?,
         });
@@ -394,8 +415,8 @@ fn tensor_args(attention: &Attention, io: &AttentionBuffers<'_>, sent: SentTable
     AttendArgs {
         qkv: io.qkv.address(),
         out: io.out.address(),
-        pool: io.pool.memory.at(0),
-        tables: sent.tables,
+        pool: io.pool.plane_address(shape.plane),
+        tables: sent.of_plane(shape.plane),
         segments: sent.segments,
         items: 0,
         items_count: 0,
@@ -426,8 +447,8 @@ fn plain_args(
     AttendPlainArgs {
         qkv: io.qkv.address(),
         out: io.out.address(),
-        pool: io.pool.memory.at(0),
-        tables: sent.tables,
+        pool: io.pool.plane_address(shape.plane),
+        tables: sent.of_plane(shape.plane),
         segments: sent.segments,
         segments_count: sent.segments_count,
         sinks: io.sinks_of(shape.heads.query_heads),

@@ -3,6 +3,7 @@
 use crate::blocks::PoolRegions;
 use crate::driver::{CudaStream, DeviceMemory};
 use crate::error::CudaError;
+use cleave_domain::KvPlane;
 use cleave_engine::ops::{KvPoolShape, Precision};
 use std::sync::Arc;
 
@@ -61,6 +62,13 @@ pub struct CudaPool {
     pub(crate) shape: KvPoolShape,
     /// Where blocks and state slots lie in the memory.
     pub(crate) regions: PoolRegions,
+}
+
+impl CudaPool {
+    /// Returns the address of a plane's first block or slot.
+    pub(crate) fn plane_address(&self, plane: KvPlane) -> u64 {
+        self.memory.at(self.regions.first(plane))
+    }
 }
 
 /// Memory that grows when a step needs more, and never shrinks.

@@ -27,7 +27,9 @@ pub(crate) enum StepMessage {
     Tokens,
     Positions,
     RowSlots,
+    WindowRowSlots,
     Tables,
+    WindowTables,
     Segments,
     SegmentsCount,
     /// The index is a window's among the windows of the model, as in the next three variants.

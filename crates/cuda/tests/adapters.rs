@@ -94,6 +94,7 @@ const LIMITS: EngineLimits = EngineLimits {
     block_tokens: 16,
     blocks_count: 4,
     states_count: 0,
+    windows_count: 0,
     slots_count: 2,
     step_tokens_max: 32,
 };
@@ -121,6 +122,7 @@ fn plan(drawn_count: u32, slots: &[(u32, Option<AdapterId>)]) -> StepPlan {
         blocks: (slot * 2..(slot + 1) * 2).map(BlockIndex).collect(),
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
+        window: None,
         state: None,
     };
     StepPlan {

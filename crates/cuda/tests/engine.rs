@@ -9,6 +9,7 @@ use cleave_cuda::{CudaOps, CudaOptions, CudaWeightLoader};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
 };
+use cleave_engine::conformance::poisoned;
 use cleave_engine::ops::{KvType, Precision, Quantize};
 use cleave_engine::{BlockSpan, Engine, EngineLimits, ModelEngine, Weights, conformance};
 use serde_json::json;
@@ -85,6 +86,14 @@ fn build_rounded(
     Ok(Box::new(engine))
 }
 
+/// The same limits with a window plane.
+fn windowed(limits: EngineLimits) -> EngineLimits {
+    EngineLimits {
+        windows_count: 64.max(limits.blocks_count),
+        ..limits
+    }
+}
+
 #[test]
 fn cuda_f32_matches_the_reference_goldens() {
     let test = "engine::cuda_f32_matches_the_reference_goldens";
@@ -94,6 +103,23 @@ fn cuda_f32_matches_the_reference_goldens() {
     for folder in folders(|dir| !has_experts(dir)) {
         let options = CudaOptions::new(Precision::F32);
         conformance::goldens(&folder, &|dir, limits| build(dir, limits, options)).unwrap();
+    }
+}
+
+/// The same with a window plane, whose given-up blocks are overwritten before each step.
+// Invariant: I58.
+#[test]
+fn given_up_windows_change_no_token_on_a_gpu() {
+    let test = "engine::given_up_windows_change_no_token_on_a_gpu";
+    if harness::device_of_its_own(test).is_none() {
+        return;
+    }
+    let options = CudaOptions::new(Precision::F32);
+    for name in ["exaone4", "gemma3", "gpt-oss", "mistral", "phi3"] {
+        let step = if harness::is_real() { 1 } else { 7 };
+        let copy = with_fewer_prompts(&testdata().join(name), step);
+        let build = |dir: &Path, limits| build(dir, windowed(limits), options).map(poisoned);
+        conformance::goldens(copy.path(), &build).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
@@ -136,8 +162,13 @@ fn cuda_bf16_answers_are_path_independent() {
     if harness::device_of_its_own(test).is_none() {
         return;
     }
-    let build = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
-    conformance::path_independence(&testdata().join("mistral"), &build).unwrap();
+    let options = CudaOptions::new(Precision::Bf16);
+    let in_one = |dir: &Path, limits| build(dir, limits, options);
+    conformance::path_independence(&testdata().join("mistral"), &in_one).unwrap();
+    if harness::is_real() {
+        let in_two = |dir: &Path, limits| build(dir, windowed(limits), options);
+        conformance::path_independence(&testdata().join("gemma3"), &in_two).unwrap();
+    }
 }
 
 /// The prompt's step draws nothing, so the host fetches no token and never waits for the step.
@@ -152,6 +183,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 32,
+        windows_count: 0,
     };
     let folder = testdata().join("llama3");
     for seed in 1..=4 {
@@ -179,6 +211,7 @@ fn a_block_is_copied_only_after_its_step_has_computed_it() {
                 logits: LogitsWanted::No,
                 drafts: Vec::new(),
                 state: None,
+                window: None,
             };
             let plan = StepPlan {
                 step: StepId(u64::from(chunk)),

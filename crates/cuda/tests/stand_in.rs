@@ -35,6 +35,7 @@ const LIMITS: EngineLimits = EngineLimits {
     states_count: STATES,
     slots_count: SLOTS,
     step_tokens_max: 64,
+    windows_count: 0,
 };
 
 /// A lock for one test at a time, because the stand-in counts and fails for the whole process.
@@ -145,6 +146,7 @@ fn plan(drawn_count: u32) -> StepPlan {
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
         state: None,
+        window: None,
     };
     StepPlan {
         opens: match drawn_count {

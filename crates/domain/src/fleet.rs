@@ -1,6 +1,6 @@
 //! The description and the load that a worker reports of itself.
 
-use crate::{BlockIndex, KvPlane, KvUnit, SPAN_MAX};
+use crate::{BlockIndex, KvPlane, KvUnit, KvWindow, SPAN_MAX, WindowTable};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -85,6 +85,9 @@ pub struct Capacity {
     /// The state plane; `None` if no layer of the model has a state.
     #[serde(default)]
     pub states: Option<StateCapacity>,
+    /// The window plane; `None` if no layer has a window that is shorter than the context.
+    #[serde(default)]
+    pub windows: Option<WindowCapacity>,
 }
 
 /// The slots of a state plane.
@@ -96,21 +99,63 @@ pub struct StateCapacity {
     pub count: u32,
 }
 
+/// The blocks of a window plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WindowCapacity {
+    /// The largest window in tokens, the token itself included; at least 1.
+    pub tokens: u32,
+    /// Bytes of one block, at least 1.
+    pub bytes: u32,
+    /// Blocks; at least as many as one sequence needs for its longest step, or as the plane of
+    /// blocks has.
+    pub count: u32,
+}
+
 impl Capacity {
+    /// The window of the layers in the window plane, if there is one.
+    pub fn window(&self) -> Option<KvWindow> {
+        self.windows.map(|windows| KvWindow {
+            tokens: windows.tokens,
+            block_tokens: self.block_tokens,
+        })
+    }
+
+    /// The pieces in which a block of the window plane is sent and copied, none longer than a
+    /// block; 0 without such a plane.
+    pub fn window_pieces(&self) -> u32 {
+        self.windows
+            .map_or(0, |windows| windows.bytes.div_ceil(self.block_bytes))
+    }
+
+    /// The pieces of one block of the window plane, by the block's ordinal in its sequence.
+    pub fn window_units(&self, ordinal: u32) -> impl Iterator<Item = KvUnit> + use<> {
+        let (plane, pieces) = (KvPlane::Window, self.window_pieces());
+        let ordinals = ordinal * pieces..(ordinal + 1) * pieces;
+        ordinals.map(move |ordinal| KvUnit { plane, ordinal })
+    }
+
     /// The pieces in which a state is sent and copied, none longer than a block; 0 without states.
     pub fn state_pieces(&self) -> u32 {
         self.states
             .map_or(0, |states| states.bytes.div_ceil(self.block_bytes))
     }
 
-    /// The blocks of a sequence in their order, then the pieces of its state in `slot`; each with
-    /// the block or slot that it lies in.
+    /// The blocks of a sequence in their order, then the pieces of its window's blocks, then those
+    /// of its state in `slot`; each with the block or slot that it lies in.
     pub fn units<'a>(
         &self,
         blocks: &'a [BlockIndex],
+        window: Option<&'a WindowTable>,
         slot: Option<BlockIndex>,
     ) -> impl Iterator<Item = (KvUnit, BlockIndex)> + use<'a> {
+        let capacity = *self;
         let blocks = (0..).map(KvUnit::block).zip(blocks.iter().copied());
+        let window = window.into_iter().flat_map(WindowTable::entries);
+        let window = window.flat_map(move |(ordinal, block)| {
+            let units = capacity.window_units(ordinal);
+            units.map(move |unit| (unit, block))
+        });
+        let blocks = blocks.chain(window);
         let plane = KvPlane::State;
         let pieces = (0..self.state_pieces()).map(move |ordinal| KvUnit { plane, ordinal });
         blocks.chain(
@@ -119,24 +164,31 @@ impl Capacity {
         )
     }
 
-    /// Bytes of a block, or of a piece of a state; the last piece may be shorter than the others,
-    /// and one past the end has none.
+    /// Bytes of a block, or of a piece of a state or of a block of the window; the last piece may
+    /// be shorter than the others, and one past the end has none.
     pub fn unit_bytes(&self, unit: KvUnit) -> u32 {
         match unit.plane {
             KvPlane::Blocks => self.block_bytes,
-            KvPlane::State => {
-                let bytes = self.states.map_or(0, |states| states.bytes);
+            KvPlane::State | KvPlane::Window => {
+                let states = self.states.map(|states| states.bytes);
+                let windows = self.windows.map(|windows| windows.bytes);
+                let is_state = unit.plane == KvPlane::State;
+                let bytes = if is_state { states } else { windows }.unwrap_or(0);
                 let left = u64::from(bytes).saturating_sub(self.unit_start(unit));
                 u32::try_from(left).map_or(self.block_bytes, |left| left.min(self.block_bytes))
             }
         }
     }
 
-    /// The first byte of a block, or of a piece of a state, from the start of its block or slot.
+    /// The first byte of a block or piece, from the start of the block or slot that it lies in.
     pub fn unit_start(&self, unit: KvUnit) -> u64 {
         match unit.plane {
             KvPlane::Blocks => 0,
             KvPlane::State => u64::from(unit.ordinal) * u64::from(self.block_bytes),
+            KvPlane::Window => {
+                let piece = unit.ordinal % self.window_pieces().max(1);
+                u64::from(piece) * u64::from(self.block_bytes)
+            }
         }
     }
 }
@@ -155,6 +207,9 @@ pub struct WorkerLoad {
     /// State slots held by no sequence and no copy; snapshots that can be evicted count as free.
     #[serde(default)]
     pub states_free: u32,
+    /// Blocks of the window plane neither held nor reserved; cached ones count as free.
+    #[serde(default)]
+    pub windows_free: u32,
     /// Whether its steps complete in time.
     pub progress: StepProgress,
     /// Tokens, prompt and output, of the sequences that decode or will decode here: in the batch,
@@ -254,8 +309,8 @@ pub enum StepProgress {
 
 #[cfg(test)]
 mod tests {
-    use super::{Capacity, StateCapacity};
-    use crate::{KvPlane, KvUnit};
+    use super::{Capacity, StateCapacity, WindowCapacity};
+    use crate::{BlockIndex, KvPlane, KvUnit, WindowTable};
 
     fn capacity(state_bytes: Option<u32>) -> Capacity {
         Capacity {
@@ -266,6 +321,44 @@ mod tests {
             step_tokens_max: 8,
             context_tokens_max: 12,
             states: state_bytes.map(|bytes| StateCapacity { bytes, count: 2 }),
+            windows: None,
+        }
+    }
+
+    #[test]
+    fn pieces_of_a_window_follow_its_blocks() {
+        for bytes in 1..40 {
+            let mut capacity = capacity(Some(9));
+            capacity.windows = Some(WindowCapacity {
+                tokens: 5,
+                bytes,
+                count: 9,
+            });
+            let window = WindowTable {
+                first: 3,
+                blocks: vec![BlockIndex(7), BlockIndex(2)],
+            };
+            let units = capacity.units(&[BlockIndex(1)], Some(&window), Some(BlockIndex(0)));
+            let units: Vec<_> = units.collect();
+            let pieces = capacity.window_pieces();
+            assert_eq!(units.len() as u32, 1 + 2 * pieces + 2);
+            let mut end = [0, 0];
+            for (place, (unit, block)) in (3 * pieces..).zip(&units[1..1 + 2 * pieces as usize]) {
+                let plane = KvPlane::Window;
+                assert_eq!(
+                    *unit,
+                    KvUnit {
+                        plane,
+                        ordinal: place
+                    }
+                );
+                let second = usize::from(*block == BlockIndex(2));
+                assert_eq!(capacity.unit_start(*unit), end[second]);
+                let len = capacity.unit_bytes(*unit);
+                assert!((1..=8).contains(&len), "{len} of {bytes}");
+                end[second] += u64::from(len);
+            }
+            assert_eq!(end, [u64::from(bytes); 2]);
         }
     }
 

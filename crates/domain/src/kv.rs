@@ -16,6 +16,9 @@ pub enum KvPlane {
     Blocks,
     /// A state that every token replaces: one slot for each sequence.
     State,
+    /// Keys and values of the last tokens, of layers with a sliding window: a block for each
+    /// `block_tokens` tokens, until no token to come reads it.
+    Window,
 }
 
 impl fmt::Display for KvPlane {
@@ -23,11 +26,13 @@ impl fmt::Display for KvPlane {
         f.write_str(match self {
             Self::Blocks => "blocks",
             Self::State => "state",
+            Self::Window => "window",
         })
     }
 }
 
-/// A part of a sequence's KV that is exported at once: a block, or a piece of its state.
+/// A part of a sequence's KV that is exported at once: a block, or a piece of its state or of a
+/// block of its window. No piece exceeds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KvUnit {
     /// The plane that it lies in.
@@ -50,6 +55,7 @@ impl fmt::Display for KvUnit {
         match self.plane {
             KvPlane::Blocks => write!(f, "{}", self.ordinal),
             KvPlane::State => write!(f, "s{}", self.ordinal),
+            KvPlane::Window => write!(f, "w{}", self.ordinal),
         }
     }
 }
@@ -63,6 +69,45 @@ pub struct KvSpec {
     pub blocks: PlaneLayout,
     /// The layers with a state, in a slot; `None` if no layer has one.
     pub state: Option<PlaneLayout>,
+    /// The layers with a sliding window, apart from those of `blocks`; `None` if there are none.
+    pub window: Option<WindowLayout>,
+}
+
+/// The layers of the window plane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WindowLayout {
+    /// The largest window of these layers in tokens, the token itself included; at least 1.
+    pub tokens: u32,
+    /// The layers, in a block.
+    pub layout: PlaneLayout,
+}
+
+/// The part of a sequence that its layers with a window read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvWindow {
+    /// The largest window of the layers in tokens, the token itself included; at least 1.
+    pub tokens: u32,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+}
+
+impl KvWindow {
+    /// Tokens that a stream runs at once, with the step ahead. Drafts take blocks only if some are
+    /// free.
+    pub const DECODE_TOKENS: u32 = 2;
+
+    /// The ordinal of the first block that is read when the token at `position` is run, or any
+    /// token after it.
+    pub fn first_block(&self, position: u32) -> u32 {
+        (position + 1).saturating_sub(self.tokens) / self.block_tokens
+    }
+
+    /// The most blocks that running `tokens` consecutive tokens reads and writes, wherever they
+    /// lie.
+    pub fn blocks_max(&self, tokens: u32) -> u32 {
+        let positions = self.tokens.saturating_add(tokens.max(1)) - 1;
+        (positions - 1).div_ceil(self.block_tokens) + 1
+    }
 }
 
 /// Where the layers lie in one block or slot.
@@ -111,6 +156,7 @@ impl KvSpec {
         match plane {
             KvPlane::Blocks => Some(&self.blocks),
             KvPlane::State => self.state.as_ref(),
+            KvPlane::Window => self.window.as_ref().map(|window| &window.layout),
         }
     }
 
@@ -122,7 +168,14 @@ impl KvSpec {
     /// The first rule that is broken.
     pub fn check(&self) -> Result<(), KvSpecError> {
         let mut seen = Vec::new();
-        for plane in [KvPlane::Blocks, KvPlane::State] {
+        if self
+            .window
+            .as_ref()
+            .is_some_and(|window| window.tokens == 0)
+        {
+            return Err(KvSpecError::NoTokens);
+        }
+        for plane in [KvPlane::Blocks, KvPlane::State, KvPlane::Window] {
             let Some(layout) = self.plane(plane) else {
                 continue;
             };
@@ -140,7 +193,7 @@ impl KvSpec {
                 if span.bytes == 0 || span.offset < end || past.is_none_or(|p| p > layout.bytes) {
                     return Err(KvSpecError::Range { plane, layer });
                 }
-                if plane == KvPlane::Blocks
+                if plane != KvPlane::State
                     && !span.bytes.is_multiple_of(u64::from(self.block_tokens))
                 {
                     return Err(KvSpecError::UnevenTokens { layer });
@@ -162,6 +215,8 @@ impl KvSpec {
 pub enum KvSpecError {
     /// No layer of the model has KV in this plane.
     NoLayers(KvPlane),
+    /// The window has no tokens.
+    NoTokens,
     /// A block or slot exceeds 4 GiB.
     TooLarge {
         /// Plane of the block or slot.
@@ -195,6 +250,8 @@ impl fmt::Display for KvSpecError {
                 "no layer has keys and values; at least one layer of attention is needed",
             ),
             Self::NoLayers(KvPlane::State) => f.write_str("no layer has a state"),
+            Self::NoLayers(KvPlane::Window) => f.write_str("no layer has a window"),
+            Self::NoTokens => f.write_str("a window of no tokens"),
             Self::TooLarge { plane, bytes } => {
                 write!(
                     f,
@@ -222,13 +279,40 @@ impl std::error::Error for KvSpecError {}
 
 #[cfg(test)]
 mod tests {
-    use super::{KvPlane, KvSpec, KvSpecError, PlaneLayout};
+    use super::{KvPlane, KvSpec, KvSpecError, KvWindow, PlaneLayout, WindowLayout};
 
     fn hybrid() -> KvSpec {
         KvSpec {
             block_tokens: 4,
             blocks: PlaneLayout::packed([(0, 32), (3, 64)]),
             state: Some(PlaneLayout::packed([(1, 7), (2, 9)])),
+            window: Some(WindowLayout {
+                tokens: 6,
+                layout: PlaneLayout::packed([(4, 40)]),
+            }),
+        }
+    }
+
+    /// Compares with a count of the blocks that hold a position which is read or written.
+    #[test]
+    fn a_window_reads_the_blocks_of_its_last_positions() {
+        for (tokens, block_tokens) in [(1, 1), (1, 4), (2, 4), (6, 4), (8, 4), (9, 1), (16, 16)] {
+            let window = KvWindow {
+                tokens,
+                block_tokens,
+            };
+            for position in 0..60_u32 {
+                let oldest = (position + 1).max(tokens) - tokens;
+                assert_eq!(window.first_block(position), oldest / block_tokens);
+            }
+            for run in 1..=6_u32 {
+                let count = |position: u32| {
+                    let last = (position + run - 1) / block_tokens;
+                    last + 1 - window.first_block(position)
+                };
+                let most = (0..60).map(count).max();
+                assert_eq!(most, Some(window.blocks_max(run)), "{window:?} {run}");
+            }
         }
     }
 
@@ -274,6 +358,13 @@ mod tests {
         assert_eq!(uneven, KvSpecError::UnevenTokens { layer: 0 });
         let repeated = broken(|spec| spec.state = Some(PlaneLayout::packed([(3, 8)])));
         assert_eq!(repeated, KvSpecError::Repeated { layer: 3 });
+        let uneven =
+            broken(|spec| spec.window.as_mut().unwrap().layout = PlaneLayout::packed([(4, 41)]));
+        assert_eq!(uneven, KvSpecError::UnevenTokens { layer: 4 });
+        let repeated = broken(|spec| spec.window.as_mut().unwrap().layout.layers[0].layer = 0);
+        assert_eq!(repeated, KvSpecError::Repeated { layer: 0 });
+        let empty = broken(|spec| spec.window.as_mut().unwrap().tokens = 0);
+        assert_eq!(empty, KvSpecError::NoTokens);
         let large = broken(|spec| spec.blocks.bytes = 1 << 32);
         assert!(matches!(large, KvSpecError::TooLarge { bytes, .. } if bytes == 1 << 32));
     }

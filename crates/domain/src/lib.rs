@@ -30,21 +30,23 @@ pub use adapter::{AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, CacheSc
 pub use constraint::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar};
 pub use fleet::{
     Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StateCapacity, StepProgress,
-    WorkerDescription, WorkerLoad,
+    WindowCapacity, WorkerDescription, WorkerLoad,
 };
 pub use id::{
     BlockHash, BlockIndex, BlockRef, FlightId, Generation, HandoffId, Incarnation, RouterId,
     SlotIndex, StepId, TokenId, WorkerId, WorkerRef,
 };
-pub use kv::{KvPlane, KvSpec, KvSpecError, KvUnit, LayerSpan, PlaneLayout};
+pub use kv::{
+    KvPlane, KvSpec, KvSpecError, KvUnit, KvWindow, LayerSpan, PlaneLayout, WindowLayout,
+};
 pub use message::{
     AbandonCause, Deadline, Emission, Ending, Failure, FinishReason, HandoffTarget, MigrateOrder,
     OnDeadlineMiss, Order, PrefillOrder, PromptFacts, Refusal, Report, ReserveOrder, RunOrder,
-    TokenUsage,
+    TokenUsage, WindowTarget,
 };
 pub use plan::{
     LogitsWanted, OpenSlot, SampledToken, Segment, SegmentPooling, SegmentState, StepPlan,
-    StepResult, TokenScores,
+    StepResult, TokenScores, WindowTable,
 };
 pub use pooling::{POOLED_LOGITS_MAX, POOLED_TOKEN, Pooling};
 pub use price::{LinkPrice, Prices, RowPrice, StepWork};

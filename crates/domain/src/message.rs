@@ -153,6 +153,20 @@ pub struct HandoffTarget {
     /// it is sealed, so it is always sent.
     #[serde(default)]
     pub state: Option<BlockRef>,
+    /// The reserved blocks of the window plane, where the model has one.
+    #[serde(default)]
+    pub window: Option<WindowTarget>,
+}
+
+/// Blocks of the window plane that are reserved for a hand-off. They are always sent: `present`
+/// does not count for them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WindowTarget {
+    /// The ordinal of the first: no token after those of the reservation reads a block before it.
+    pub first: u32,
+    /// Block `first + i` of the sequence goes to `blocks[i]`, up to the last of
+    /// [`HandoffTarget::blocks`].
+    pub blocks: Vec<BlockRef>,
 }
 
 /// A message from a worker to the router whose order it answers.
@@ -169,6 +183,9 @@ pub enum Report {
         /// The reserved state slot, as in [`HandoffTarget::state`].
         #[serde(default)]
         state: Option<BlockRef>,
+        /// The reserved blocks of the window plane, as in [`HandoffTarget::window`].
+        #[serde(default)]
+        window: Option<WindowTarget>,
     },
     /// Answers `ReserveOrder`, `PrefillOrder` or `RunOrder`: refused; the order changed nothing. An
     /// order that names a hand-off and leg already accepted is a repetition, and gets no answer.

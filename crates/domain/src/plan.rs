@@ -76,6 +76,26 @@ pub struct Segment {
     /// The sequence's state, where the model has one.
     #[serde(default)]
     pub state: Option<SegmentState>,
+    /// The blocks of the window plane, where the model has one: those of all positions that the
+    /// segment runs or its layers with a window read.
+    #[serde(default)]
+    pub window: Option<WindowTable>,
+}
+
+/// The blocks of a sequence in the window plane. Those before the first are no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WindowTable {
+    /// The ordinal in the sequence of the first block.
+    pub first: u32,
+    /// The blocks, in order: `blocks[i]` has positions `(first + i) × block_tokens ..`.
+    pub blocks: Vec<BlockIndex>,
+}
+
+impl WindowTable {
+    /// The blocks with their ordinals.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, BlockIndex)> + use<'_> {
+        (self.first..).zip(self.blocks.iter().copied())
+    }
 }
 
 /// The state of a segment's sequence: what its layers without keys and values know of all tokens

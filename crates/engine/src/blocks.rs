@@ -44,6 +44,16 @@ impl BlockSpan {
         }
     }
 
+    /// The start of a block or slot, which is a range of it if it exists.
+    pub(crate) fn start_of(plane: KvPlane, block: BlockIndex) -> Self {
+        Self {
+            plane,
+            block,
+            offset: 0,
+            len: 0,
+        }
+    }
+
     /// The bytes of the range in its block or slot.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len

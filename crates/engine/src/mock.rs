@@ -40,8 +40,8 @@ pub const MOCK_HIDDEN: usize = 16;
 /// An engine that invents tokens instead of computing them.
 pub struct MockEngine {
     description: EngineDescription,
-    /// Bytes of the blocks, `[blocks_count][block_bytes]`, then of the state slots,
-    /// `[count][bytes]`.
+    /// Bytes of the blocks, `[blocks_count][block_bytes]`, then of the window plane's blocks, then
+    /// of the state slots, `[count][bytes]`.
     pool: Vec<u8>,
     /// `[slots_count]`; a slot's output grows with every drawn token.
     slots: Vec<Option<MockSlot>>,
@@ -71,7 +71,11 @@ impl MockEngine {
         let states = capacity.states.map_or(0, |states| {
             u64::from(states.count) * u64::from(states.bytes)
         });
-        let bytes = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes) + states;
+        let windows = capacity.windows.map_or(0, |windows| {
+            u64::from(windows.count) * u64::from(windows.bytes)
+        });
+        let blocks = u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes);
+        let bytes = blocks + windows + states;
         let no_memory = || EngineError::Device(format!("no memory for {bytes} bytes of blocks"));
         let bytes = usize::try_from(bytes).map_err(|_| no_memory())?;
         let mut pool = Vec::new();
@@ -234,6 +238,12 @@ impl MockEngine {
                     count: states.count as usize,
                     bytes: states.bytes as usize,
                 }),
+            KvPlane::Window => capacity
+                .windows
+                .map_or(PoolPlane::default(), |windows| PoolPlane {
+                    count: windows.count as usize,
+                    bytes: windows.bytes as usize,
+                }),
         }
     }
 
@@ -246,6 +256,10 @@ impl MockEngine {
         let first = match span.plane {
             KvPlane::Blocks => 0,
             KvPlane::State => self.pool.len() - states.count * states.bytes,
+            KvPlane::Window => {
+                let blocks = self.plane(KvPlane::Blocks);
+                blocks.count * blocks.bytes
+            }
         };
         Ok(first + range.start..first + range.end)
     }

@@ -18,9 +18,9 @@ use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
 use crate::ops::{
-    AdapterLoader, Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PoolPlane,
+    AdapterLoader, Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PlaneCounts, PoolPlane,
 };
-use crate::plan::PlanCheck;
+use crate::plan::{PlanCheck, check_windows};
 use crate::sampling::SamplingSlot;
 use crate::weights::Weights;
 use crate::{Engine, EngineDescription, EngineError};
@@ -48,6 +48,10 @@ pub struct EngineLimits {
     pub blocks_count: u32,
     /// State slots in the pool, at least 1 if the model has a state, else ignored.
     pub states_count: u32,
+    /// Blocks of the window plane; 0 puts layers with a window into the plane of blocks. Else at
+    /// least `blocks_count` or as many as the longest step of one sequence needs, and ignored if no
+    /// layer has a window that is shorter than the context.
+    pub windows_count: u32,
     /// Sequences that have a slot at once, at least 1.
     pub slots_count: u32,
     /// Limit of tokens in one step, at least 1. Activations are allocated for so many rows.
@@ -84,6 +88,8 @@ pub struct ModelEngine<O: Ops> {
     constraints: Option<Arc<dyn ConstraintSource>>,
     /// The step's rows, reused so that a step allocates nothing.
     batch: Batch,
+    /// The step's tables of the window plane, reused too.
+    window_blocks: Vec<BlockIndex>,
     /// Rows of the batch whose logits are needed, with their purposes; rows that the device draws
     /// come first.
     logit_rows: LogitRows,
@@ -123,7 +129,10 @@ impl<O: Ops> ModelEngine<O> {
         weights: Arc<Weights<O::Pack>>,
         limits: EngineLimits,
     ) -> Result<Self, EngineError> {
-        let spec = weights.kv_spec(limits.block_tokens, ops.kv_type());
+        let spec = match limits.windows_count {
+            0 => weights.kv_spec(limits.block_tokens, ops.kv_type()),
+            _ => weights.kv_spec_with_window(limits.block_tokens, ops.kv_type()),
+        };
         Self::with_layout(ops, weights, &spec, limits)
     }
 
@@ -145,6 +154,7 @@ impl<O: Ops> ModelEngine<O> {
             block_tokens,
             blocks_count,
             states_count,
+            windows_count,
             slots_count,
             step_tokens_max,
         } = limits;
@@ -159,7 +169,12 @@ impl<O: Ops> ModelEngine<O> {
             .map_err(|error| EngineError::Plan(error.to_string()))?;
         let block_bytes = u32::try_from(spec.blocks.bytes).expect("the layout was checked");
         let heads = weights.spec().attention().map(|attention| attention.heads);
-        let shape = KvPoolShape::new(spec, heads, blocks_count as usize, states_count, kv);
+        let counts = PlaneCounts {
+            blocks: blocks_count as usize,
+            windows: windows_count,
+            states: states_count,
+        };
+        let shape = KvPoolShape::new(spec, heads, counts, kv);
         assert_eq!(shape.block_tokens, block_tokens as usize, "another layout");
         let states = shape.states;
         let rows_max = step_tokens_max as usize;
@@ -183,9 +198,11 @@ impl<O: Ops> ModelEngine<O> {
                 step_tokens_max,
                 context_tokens_max: weights.context_tokens_max() as u32,
                 states,
+                windows: shape.windows,
             },
             vocab_size: vocab_size as u32,
         };
+        check_windows(&description.capacity)?;
         Ok(Self {
             pool: ops.pool(shape.clone())?,
             shape,
@@ -199,6 +216,7 @@ impl<O: Ops> ModelEngine<O> {
             host_draws: HostDraws::new(ops.host_threads(), vocab_size),
             constraints: None,
             batch: Batch::default(),
+            window_blocks: Vec::new(),
             logit_rows: LogitRows::default(),
             host_rows: LogitRows::default(),
             pooled: Vec::new(),
@@ -296,15 +314,18 @@ impl<O: Ops> ModelEngine<O> {
             pooled_rows: in_pools,
             slots,
             step_adapters,
+            window_blocks,
             ..
         } = self;
         let device_draws = self.ops.can_draw();
         let block_tokens = self.description.capacity.block_tokens as usize;
+        let has_windows = self.description.capacity.windows.is_some();
         batch.tokens.clear();
         batch.fed_rows.clear();
         batch.positions.clear();
         batch.segments.clear();
         batch.blocks.clear();
+        window_blocks.clear();
         logit_rows.clear();
         on_host.clear();
         pooled.clear();
@@ -343,6 +364,12 @@ impl<O: Ops> ModelEngine<O> {
             let used = &segment.blocks[..end.div_ceil(block_tokens)];
             batch.blocks.extend(used);
             step_adapters.push_rows(slot.adapter, first..first + len);
+            if let Some(window) = &segment.window {
+                let given_up = (window.first as usize).min(used.len());
+                let stand_in = window.blocks.first().copied().unwrap_or_default();
+                window_blocks.extend(std::iter::repeat_n(stand_in, given_up));
+                window_blocks.extend(&window.blocks[..used.len() - given_up]);
+            }
             batch.segments.push(BatchSegment {
                 rows: first..first + len,
                 position,
@@ -365,6 +392,8 @@ impl<O: Ops> ModelEngine<O> {
                 }
             }
         }
+        batch.windows_start = has_windows.then_some(batch.blocks.len());
+        batch.blocks.append(window_blocks);
         self.device_rows_count = logit_rows.rows.len();
         self.rules.clear();
         for purpose in &logit_rows.purposes {
@@ -530,7 +559,7 @@ impl<O: Ops> Engine for ModelEngine<O> {
     }
 
     fn host_block(&self, plane: KvPlane, block: BlockIndex) -> Option<&[u8]> {
-        self.check_span(&empty_span(plane, block)).ok()?;
+        self.check_span(&BlockSpan::start_of(plane, block)).ok()?;
         self.ops.host_block(&self.pool, plane, block)
     }
 
@@ -550,8 +579,8 @@ impl<O: Ops> Engine for ModelEngine<O> {
         pairs: &[(BlockIndex, BlockIndex)],
     ) -> Result<(), EngineError> {
         for (from, to) in pairs {
-            self.check_span(&empty_span(plane, *from))?;
-            self.check_span(&empty_span(plane, *to))?;
+            self.check_span(&BlockSpan::start_of(plane, *from))?;
+            self.check_span(&BlockSpan::start_of(plane, *to))?;
         }
         for (from, to) in pairs {
             if from != to {
@@ -559,15 +588,5 @@ impl<O: Ops> Engine for ModelEngine<O> {
             }
         }
         Ok(())
-    }
-}
-
-/// The start of a block or slot, which is a range of it if it exists.
-fn empty_span(plane: KvPlane, block: BlockIndex) -> BlockSpan {
-    BlockSpan {
-        plane,
-        block,
-        offset: 0,
-        len: 0,
     }
 }

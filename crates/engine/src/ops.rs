@@ -39,7 +39,7 @@ pub use loader::WeightLoader;
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
 pub use pass::{BufferRole, DenseStack, LoadPlan, PassMode, PassPurpose};
 pub use quantize::Quantize;
-pub use shapes::{KvPoolShape, KvType, PoolLayerShape, PoolPlane, Precision};
+pub use shapes::{KvPoolShape, KvType, PlaneCounts, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;

@@ -26,6 +26,9 @@ pub(crate) struct PlanCheck {
     /// Plan that last wrote a state slot, and plan that last restored it.
     state_written_by_plan: Vec<u64>,
     state_restored_by_plan: Vec<u64>,
+    /// Segment that last named a block of the window plane, and plan that last wrote one.
+    window_named_by_segment: Vec<u64>,
+    window_written_by_plan: Vec<u64>,
     segments_serial: u64,
     plans_serial: u64,
     /// Limit of a segment's drafts, see [`crate::Engine::drafts_max`].
@@ -36,7 +39,10 @@ impl PlanCheck {
     pub(crate) fn new(capacity: &Capacity, drafts_max: u32) -> Self {
         let blocks_count = capacity.blocks_count as usize;
         let states_count = capacity.states.map_or(0, |states| states.count as usize);
+        let windows_count = capacity.windows.map_or(0, |windows| windows.count as usize);
         Self {
+            window_named_by_segment: vec![0; windows_count],
+            window_written_by_plan: vec![0; windows_count],
             drafts_max,
             named_by_segment: vec![0; blocks_count],
             written_by_plan: vec![0; blocks_count],
@@ -145,7 +151,9 @@ impl PlanCheck {
             return Err(format!("samples after {end} of {tokens_count} tokens"));
         }
         check_pooling(engine, plan, segment, tokens_count)?;
-        self.check_blocks(engine, segment, end + segment.drafts.len())?;
+        let end = end + segment.drafts.len();
+        self.check_blocks(engine, segment, end)?;
+        self.check_window(engine, segment, end)?;
         match (engine.capacity.states, &segment.state) {
             (None, None) => Ok(()),
             (None, Some(_)) => Err("has a state slot, the model has no state".to_owned()),
@@ -253,6 +261,71 @@ impl PlanCheck {
         }
         Ok(())
     }
+}
+
+impl PlanCheck {
+    /// Checks the blocks of the window plane: those of every position that the segment runs or its
+    /// window reads. Follows `check_blocks`, of the same segment.
+    fn check_window(
+        &mut self,
+        engine: &EngineDescription,
+        segment: &Segment,
+        end: usize,
+    ) -> Result<(), String> {
+        let (window, table) = match (engine.capacity.window(), &segment.window) {
+            (None, None) => return Ok(()),
+            (None, Some(_)) => return Err("has a window, the model has none".to_owned()),
+            (Some(_), None) => return Err("has no window, the model has one".to_owned()),
+            (Some(window), Some(table)) => (window, table),
+        };
+        let size = engine.capacity.block_tokens;
+        let needed = window.first_block(segment.position)..(end as u32).div_ceil(size);
+        let past = table.first as usize + table.blocks.len();
+        if table.first > needed.start || past < needed.end as usize {
+            return Err(format!(
+                "blocks {}..{past} of its window, needs {needed:?}",
+                table.first
+            ));
+        }
+        let first_written = segment.position / size;
+        for (ordinal, block) in table.entries().take_while(|(at, _)| *at < needed.end) {
+            let index = block.0 as usize;
+            let Some(named) = self.window_named_by_segment.get_mut(index) else {
+                return Err(format!("no block {block} in the window plane"));
+            };
+            if std::mem::replace(named, self.segments_serial) == self.segments_serial {
+                return Err(format!("block {block} is twice in its window"));
+            }
+            if ordinal >= first_written {
+                let written = &mut self.window_written_by_plan[index];
+                if std::mem::replace(written, self.plans_serial) == self.plans_serial {
+                    return Err(format!(
+                        "block {block} of the window is written by two sequences"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that the window plane has room for the longest step of one sequence: it could never run
+/// else.
+pub(crate) fn check_windows(capacity: &Capacity) -> Result<(), EngineError> {
+    let (Some(windows), Some(window)) = (capacity.windows, capacity.window()) else {
+        return Ok(());
+    };
+    let least = window.blocks_max(capacity.step_tokens_max);
+    let context_blocks = capacity.context_tokens_max.div_ceil(capacity.block_tokens);
+    let least = least.min(context_blocks).min(capacity.blocks_count);
+    if windows.count < least {
+        return Err(EngineError::Plan(format!(
+            "the window plane has {} blocks, and a step of {} tokens needs {least}: give the KV \
+             cache more memory, or steps fewer tokens",
+            windows.count, capacity.step_tokens_max
+        )));
+    }
+    Ok(())
 }
 
 /// Checks that a segment that pools has a vector of its tokens.

@@ -215,6 +215,13 @@ impl<P: WeightLoader> Weights<P> {
             .kv_spec(block_tokens, element as u64, scale as u64)
     }
 
+    /// The same, with layers whose window is shorter than the context in the window plane.
+    pub fn kv_spec_with_window(&self, block_tokens: u32, kv: KvType) -> KvSpec {
+        let whole = self.kv_spec(block_tokens, kv);
+        self.spec
+            .kv_spec_with_window(whole, self.context_tokens_max)
+    }
+
     /// The head, with the cap of its logits.
     pub(crate) fn head(&self) -> Head<'_, P::Matrix> {
         Head {

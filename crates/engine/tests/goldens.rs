@@ -16,6 +16,45 @@ fn build(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {
     Ok(Box::new(reference::engine(dir, limits)?))
 }
 
+/// The same with a window plane, where the model has windows of the suites' context.
+fn build_windowed(dir: &Path, limits: EngineLimits) -> Result<Box<dyn Engine>, String> {
+    build(
+        dir,
+        EngineLimits {
+            windows_count: 64.max(limits.blocks_count),
+            ..limits
+        },
+    )
+}
+
+const WINDOWED: [&str; 9] = [
+    "cohere2",
+    "exaone4",
+    "gemma2",
+    "gemma3",
+    "gemma3-images",
+    "gpt-oss",
+    "mistral",
+    "olmo3",
+    "phi3",
+];
+
+// Invariant: I58.
+#[test]
+fn given_up_windows_change_no_token_or_logit() {
+    for name in WINDOWED {
+        goldens(&folder(name), &build_windowed).unwrap();
+    }
+}
+
+// Invariant: I11.
+#[test]
+fn answers_with_windows_are_path_independent() {
+    for name in ["gemma3", "mistral"] {
+        path_independence(&folder(name), &build_windowed).unwrap();
+    }
+}
+
 macro_rules! checkpoint {
     ($name:ident, $folder:literal) => {
         mod $name {
@@ -167,6 +206,7 @@ fn the_fingerprint_depends_on_weights_and_block_size_only() {
         states_count: 0,
         slots_count: 2,
         step_tokens_max: 8,
+        windows_count: 0,
     };
     let fingerprint = |name: &str, limits: EngineLimits| {
         let engine = build(&folder(name), limits).unwrap();
@@ -205,6 +245,7 @@ fn the_fingerprint_names_the_slices_of_both_products() {
         slots_count: 2,
         step_tokens_max: 8,
         states_count: 0,
+        windows_count: 0,
     };
     for (name, slices) in [("llama2", "o4d1"), ("llama3", "o2d4"), ("qwen3", "o2d1")] {
         let engine = build(&folder(name), limits).unwrap();

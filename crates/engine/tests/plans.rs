@@ -15,6 +15,7 @@ const LIMITS: EngineLimits = EngineLimits {
     states_count: 0,
     slots_count: 2,
     step_tokens_max: 16,
+    windows_count: 0,
 };
 
 fn engine() -> impl Engine {
@@ -51,6 +52,7 @@ fn segment(slot: u32, position: u32, len: u32, blocks: &[u32]) -> Segment {
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
         state: None,
+        window: None,
     }
 }
 

@@ -117,6 +117,7 @@ fn every_quantised_layout_loads_and_is_named() {
             states_count: 0,
             slots_count: 1,
             step_tokens_max: 16,
+            windows_count: 0,
         };
         let engine = reference::engine(&path(folder), limits).unwrap();
         let name = &cleave_engine::Engine::describe(&engine).model;

@@ -170,10 +170,15 @@ pub(crate) struct Pool {
     states: Vec<u8>,
 }
 
+/// Elements of a plane, each of four bytes.
+fn elements(shape: &KvPoolShape, plane: KvPlane) -> usize {
+    shape.plane(plane).bytes_total().unwrap() / 4
+}
+
 impl Pool {
     /// Index of the first element of a token's key.
     fn key(&self, block: BlockIndex, layer: usize, kv_head: usize, token: usize) -> usize {
-        block.0 as usize * self.shape.block_elements()
+        self.elements_of(self.shape.layer(layer).plane, block).start
             + self.shape.layer(layer).key_offset(kv_head)
             + token * self.shape.layer(layer).heads.head_dim
     }
@@ -182,6 +187,17 @@ impl Pool {
         let shape = self.shape.layer(layer);
         self.key(block, layer, kv_head, token) + shape.value_offset(kv_head)
             - shape.key_offset(kv_head)
+    }
+
+    /// The elements of a block.
+    fn elements_of(&self, plane: KvPlane, block: BlockIndex) -> Range<usize> {
+        let start = match plane {
+            KvPlane::Window => elements(&self.shape, KvPlane::Blocks),
+            KvPlane::Blocks | KvPlane::State => 0,
+        };
+        let size = self.shape.plane(plane).bytes / 4;
+        let start = start + block.0 as usize * size;
+        start..start + size
     }
 
     /// Bytes of a span of a state slot.
@@ -422,7 +438,10 @@ impl Ops for PlainOps {
 
     fn pool(&self, shape: KvPoolShape) -> Result<Pool, EngineError> {
         Ok(Pool {
-            values: vec![0.0; shape.blocks_count * shape.block_elements()],
+            values: vec![
+                0.0;
+                elements(&shape, KvPlane::Blocks) + elements(&shape, KvPlane::Window)
+            ],
             states: vec![0; shape.plane(KvPlane::State).bytes_total().unwrap()],
             shape,
         })
@@ -561,7 +580,8 @@ impl Ops for PlainOps {
         for segment in &batch.segments {
             for row in segment.rows.clone() {
                 let position = batch.positions[row] as usize;
-                let block = batch.table(segment)[position / block_tokens];
+                let table = batch.table(segment, pool.shape.layer(layer).plane);
+                let block = table[position / block_tokens];
                 let values = qkv.row_mut(row);
                 for head in values[..heads.query_width() + heads.kv_width()].chunks_mut(dim) {
                     rotate(head, rotary, position);
@@ -597,7 +617,7 @@ impl Ops for PlainOps {
         let heads = pool.shape.layer(attention.layer).heads;
         let (dim, block_tokens) = (heads.head_dim, pool.shape.block_tokens);
         for segment in &batch.segments {
-            let table = batch.table(segment);
+            let table = batch.table(segment, pool.shape.layer(attention.layer).plane);
             for row in segment.rows.clone() {
                 let position = batch.positions[row] as usize;
                 let first = attention
@@ -809,8 +829,7 @@ impl Ops for PlainOps {
             out.copy_from_slice(&pool.states[pool.state_range(&span)]);
             return Ok(());
         }
-        let start = block.0 as usize * pool.shape.block_elements();
-        let values = &pool.values[start..][..pool.shape.block_elements()];
+        let values = &pool.values[pool.elements_of(plane, block)];
         let bytes: Vec<u8> = values
             .iter()
             .flat_map(|value| value.to_le_bytes())
@@ -836,7 +855,7 @@ impl Ops for PlainOps {
             pool.states[range].copy_from_slice(bytes);
             return Ok(());
         }
-        let start = block.0 as usize * pool.shape.block_elements();
+        let start = pool.elements_of(plane, block).start;
         for (index, byte) in bytes.iter().enumerate() {
             let (element, part) = ((offset + index) / 4, (offset + index) % 4);
             let mut value = pool.values[start + element].to_le_bytes();
@@ -863,10 +882,8 @@ impl Ops for PlainOps {
             pool.states.copy_within(from, to.start);
             return Ok(());
         }
-        let size = pool.shape.block_elements();
-        let start = from.0 as usize * size;
-        pool.values
-            .copy_within(start..start + size, to.0 as usize * size);
+        let [from, to] = [from, to].map(|block| pool.elements_of(plane, block));
+        pool.values.copy_within(from, to.start);
         Ok(())
     }
 
@@ -904,7 +921,10 @@ fn engine_over(
     let checkpoint = cleave_checkpoint::Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let weights = Weights::load(&plain, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
-    let mut layout = weights.kv_spec(limits.block_tokens, plain.kv_type());
+    let mut layout = match limits.windows_count {
+        0 => weights.kv_spec(limits.block_tokens, plain.kv_type()),
+        _ => weights.kv_spec_with_window(limits.block_tokens, plain.kv_type()),
+    };
     if limits.states_count > 0 {
         // A layer behind those of the model, so that all of them may have keys and values.
         let layer = layout.blocks.layers.len() as u32;

@@ -17,6 +17,7 @@ const LIMITS: EngineLimits = EngineLimits {
     states_count: 5,
     slots_count: 2,
     step_tokens_max: 16,
+    windows_count: 0,
 };
 
 const PROMPT: [TokenId; 6] = [1, 2, 3, 4, 5, 6];
@@ -92,6 +93,7 @@ fn segment(slot: u32, position: u32, len: u32, state: u32) -> Segment {
             restore: None,
             snapshot: None,
         }),
+        window: None,
     }
 }
 

@@ -36,6 +36,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 64,
+        windows_count: 0,
     };
     let mut engine = reference::engine(dir, limits).unwrap();
     let mut opens = vec![OpenSlot {
@@ -58,6 +59,7 @@ fn generate(dir: &Path, prompt: &[u32], count: usize) -> Vec<u32> {
             logits: LogitsWanted::Sample,
             drafts: Vec::new(),
             state: None,
+            window: None,
         };
         let plan = StepPlan {
             opens: std::mem::take(&mut opens),

@@ -24,6 +24,7 @@ pub fn registration() -> Registration {
                 step_tokens_max: 512,
                 context_tokens_max: 1024,
                 states: None,
+                windows: None,
             },
             queue_max: 4,
             device: None,

@@ -586,6 +586,7 @@ mod tests {
             step_tokens_max: 16,
             context_tokens_max: 1_000,
             states: None,
+            windows: None,
         };
         let handle_report = |report: &Report| flights.handle_report(report, &receiver);
         let reserved = |number, present| {
@@ -594,6 +595,7 @@ mod tests {
                 present,
                 blocks: Vec::new(),
                 state: None,
+                window: None,
             })
         };
         let prefilled = |number| {

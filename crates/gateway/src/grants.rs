@@ -93,6 +93,7 @@ mod tests {
                 present: 0,
                 blocks: Vec::new(),
                 state: None,
+                window: None,
             },
             tokens: 0,
         })

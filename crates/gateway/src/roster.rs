@@ -483,6 +483,7 @@ mod tests {
                 step_tokens_max: 16,
                 context_tokens_max: 1000,
                 states: None,
+                windows: None,
             };
             roster.join(&registration, Arc::default());
         };

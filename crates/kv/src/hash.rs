@@ -14,6 +14,9 @@ const KEY_PREFIX: &[u8; 24] = b"cleave kv block, 1st ed.";
 /// The key of states: no block's, because the salt that follows a block's key is in the prefix.
 const SNAPSHOT_KEY: &[u8; 32] = b"cleave kv snapshot, 1st edition.";
 
+/// The key of blocks of the window plane, apart from both for the same reason.
+const WINDOW_KEY: &[u8; 32] = b"cleave kv window,   1st edition.";
+
 /// The longest block that is hashed without allocation.
 const USUAL_TOKENS: usize = 32;
 
@@ -46,25 +49,31 @@ pub fn block_hash(scope: CacheScope, previous: Option<BlockHash>, tokens: &[Toke
 
 /// The content of a state after the last token of a full block, given that block's hash.
 pub fn snapshot_hash(prefix: BlockHash) -> BlockHash {
-    let digest = blake3::keyed_hash(SNAPSHOT_KEY, &prefix.0);
+    derived(SNAPSHOT_KEY, &prefix.0)
+}
+
+/// The content of a block of the window plane, given the hash of the block of the same tokens.
+pub fn window_hash(block: BlockHash) -> BlockHash {
+    derived(WINDOW_KEY, &block.0)
+}
+
+fn derived(key: &[u8; 32], bytes: &[u8]) -> BlockHash {
+    let digest = blake3::keyed_hash(key, bytes);
     let mut hash = BlockHash::default();
     hash.0.copy_from_slice(&digest.as_bytes()[..16]);
     hash
 }
 
-/// The content of a piece of a snapshot, where it is stored apart: that of the first piece is the
-/// snapshot's own.
-pub fn snapshot_piece_hash(snapshot: BlockHash, ordinal: u32) -> BlockHash {
+/// The content of a piece of a snapshot or of a block of the window plane, where it is stored
+/// apart: that of the first piece is the whole's own.
+pub fn piece_hash(whole: BlockHash, ordinal: u32) -> BlockHash {
     if ordinal == 0 {
-        return snapshot;
+        return whole;
     }
     let mut bytes = [0; 20];
-    bytes[..16].copy_from_slice(&snapshot.0);
+    bytes[..16].copy_from_slice(&whole.0);
     bytes[16..].copy_from_slice(&ordinal.to_le_bytes());
-    let digest = blake3::keyed_hash(SNAPSHOT_KEY, &bytes);
-    let mut hash = BlockHash::default();
-    hash.0.copy_from_slice(&digest.as_bytes()[..16]);
-    hash
+    derived(SNAPSHOT_KEY, &bytes)
 }
 
 /// The hashes of every full block of `tokens`, in order: `[tokens.len() / block_tokens]`.
@@ -90,7 +99,7 @@ pub fn extend_hashes(
 
 #[cfg(test)]
 mod tests {
-    use super::{block_hash, block_hashes, extend_hashes, snapshot_hash};
+    use super::{block_hash, block_hashes, extend_hashes, snapshot_hash, window_hash};
     use cleave_domain::{AdapterId, BlockHash, CacheScope};
 
     const PUBLIC: CacheScope = CacheScope::of_salt(0);
@@ -149,12 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_another_content_than_its_prefix() {
+    fn planes_of_one_prefix_have_different_contents() {
         let hashes = block_hashes(PUBLIC, &[1, 2, 3, 4], 2);
         let states: Vec<_> = hashes.iter().map(|hash| snapshot_hash(*hash)).collect();
-        let all = hashes.iter().chain(&states);
+        let windows: Vec<_> = hashes.iter().map(|hash| window_hash(*hash)).collect();
+        let all = hashes.iter().chain(&states).chain(&windows);
         let different: std::collections::BTreeSet<_> = all.collect();
-        assert_eq!(different.len(), 4);
+        assert_eq!(different.len(), 6);
         assert_eq!(snapshot_hash(hashes[0]), states[0]);
     }
 

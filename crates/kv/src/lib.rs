@@ -18,9 +18,9 @@ mod tier;
 
 pub use checksum::{Checksum, checksum};
 pub use handoff::PoolWriter;
-pub use hash::{block_hash, block_hashes, extend_hashes, snapshot_hash, snapshot_piece_hash};
-pub use packet::{BlockPart, Packet, PayloadCondition, Seal};
-pub use pool::{BlockReservation, PlanePool, PrefixChanges, PrefixHits, ReadPin};
-pub use pools::{KvPools, PrefixNeed, SecuredKv, SecuredState};
+pub use hash::{block_hash, block_hashes, extend_hashes, piece_hash, snapshot_hash, window_hash};
+pub use packet::{BlockPart, Packet, PayloadCondition, Seal, SealedWindow};
+pub use pool::{BlockReservation, HolderCharge, PlanePool, PrefixChanges, PrefixHits, ReadPin};
+pub use pools::{KvPools, PrefixNeed, SecuredKv, SecuredState, SecuredWindow, WindowNeed};
 pub use prefix::FleetPrefixIndex;
 pub use tier::{EvictableContents, NoTierRoom, TierIndex, TierLevel};

@@ -49,7 +49,7 @@ impl Packet {
     }
 }
 
-/// A byte range of a block of a sequence, or of a piece of its state.
+/// A byte range of a block of a sequence, or of a piece of its state or window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockPart {
     /// The plane of the block or piece.
@@ -92,6 +92,19 @@ pub struct Seal {
     /// The digest over every frame of the state, in any order; `None` if the sequence has no state.
     #[serde(default)]
     pub state: Option<u64>,
+    /// The blocks of the window plane that were sent; `None` if the model has no such plane.
+    #[serde(default)]
+    pub window: Option<SealedWindow>,
+}
+
+/// The part of a seal about the window plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SealedWindow {
+    /// The ordinal of the first block that was sent; all behind it were, up to the last of the
+    /// sequence.
+    pub first: u32,
+    /// The digest over every frame of them, in any order.
+    pub digest: u64,
 }
 
 /// Whether the payload of a packet arrived intact, as checked by the receiver.

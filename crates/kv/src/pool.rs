@@ -27,12 +27,25 @@ pub struct PlanePool {
     index: BTreeMap<BlockHash, BlockIndex>,
     /// Blocks reserved for growth, out of the free and cached blocks.
     reserved: u32,
+    /// The price of holding a block that others hold.
+    charge: HolderCharge,
+    /// Blocks that further holders have paid with, out of the free and cached blocks.
+    charged: u32,
     /// Holders of all blocks: a block counts once for each holder.
     holders_total: u64,
     /// Counts touches; orders `cached`.
     clock: u64,
     /// Changes of the index since the last call of [`PlanePool::changes`].
     changes: BTreeMap<BlockHash, PrefixChange>,
+}
+
+/// The price of holding a block that others hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HolderCharge {
+    /// Nothing: all holders keep it until they end, and need no block in its place.
+    Nothing,
+    /// A block: each holder gives it up at another time, and then needs one of its own.
+    OneBlock,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -102,7 +115,7 @@ pub struct PrefixChanges {
 
 impl PlanePool {
     /// Creates a pool of free blocks, all of generation 0.
-    pub fn new(blocks_count: u32) -> Self {
+    pub fn new(blocks_count: u32, charge: HolderCharge) -> Self {
         let block = PoolBlock {
             generation: Generation(0),
             state: BlockState::Free,
@@ -115,6 +128,8 @@ impl PlanePool {
             inspected_count: 0,
             index: BTreeMap::new(),
             reserved: 0,
+            charge,
+            charged: 0,
             holders_total: 0,
             clock: 0,
             changes: BTreeMap::new(),
@@ -126,9 +141,10 @@ impl PlanePool {
         count(self.blocks.len())
     }
 
-    /// The number of blocks that can be taken or reserved: free or only cached, and not reserved.
+    /// The number of blocks that can be taken or reserved: free or only cached, and neither
+    /// reserved nor paid for a shared one.
     pub fn blocks_available(&self) -> u32 {
-        count(self.free.len() + self.cached.len()) - self.reserved
+        count(self.free.len() + self.cached.len()) - self.reserved - self.charged
     }
 
     /// The number of blocks held by sequences.
@@ -263,13 +279,21 @@ impl PlanePool {
     }
 
     /// Adds a holder to the block with this content. `None` if there is none, or if it is only
-    /// cached and its room is reserved by others.
+    /// cached, or has a price, and no room is left.
     pub fn hold(&mut self, hash: BlockHash) -> Option<BlockRef> {
         let block = *self.index.get(&hash)?;
         let available = self.blocks_available();
         let entry = &mut self.blocks[block.0 as usize];
         match &mut entry.state {
-            BlockState::Held { holders, .. } => *holders += 1,
+            BlockState::Held { holders, .. } => {
+                if self.charge == HolderCharge::OneBlock {
+                    if available == 0 {
+                        return None;
+                    }
+                    self.charged += 1;
+                }
+                *holders += 1;
+            }
             BlockState::Cached { touched, content } => {
                 if available == 0 {
                     return None;
@@ -351,6 +375,9 @@ impl PlanePool {
         let (holders, content) = (*holders, *content);
         self.holders_total -= 1;
         if holders > 0 {
+            if self.charge == HolderCharge::OneBlock {
+                self.charged -= 1;
+            }
             return;
         }
         match content {
@@ -360,6 +387,21 @@ impl PlanePool {
             }
             None => self.set_free(held.block),
         }
+    }
+
+    /// Removes a holder and reserves a block for it in place of that one. Only where holders pay
+    /// for shared blocks is one certain to be left.
+    pub fn exchange(&mut self, held: BlockRef, reservation: &mut BlockReservation) {
+        self.release(held);
+        let BlockReservation(one) = self.reserve(1).expect("the block that was given up pays");
+        reservation.0 += one;
+    }
+
+    /// Returns the reserved blocks beyond the first `blocks`.
+    pub fn reduce(&mut self, reservation: &mut BlockReservation, blocks: u32) {
+        let excess = reservation.0.saturating_sub(blocks);
+        reservation.0 -= excess;
+        self.release_all_reserved(&mut BlockReservation(excess));
     }
 
     /// Changes of the index since the last call; a content that was stored and evicted since then
@@ -387,6 +429,9 @@ impl PlanePool {
             // Implied by the blocks.
             index: _,
             reserved,
+            charge: _,
+            // Implied by the holders.
+            charged: _,
             holders_total: _,
             clock: _,
             changes,
@@ -436,6 +481,12 @@ impl PlanePool {
             };
             assert_eq!(counted, *expected, "holders of a block: {entry:?}");
         }
+        let further = holders.iter().map(|count| count.saturating_sub(1)).sum();
+        let charged = match self.charge {
+            HolderCharge::Nothing => 0,
+            HolderCharge::OneBlock => further,
+        };
+        assert_eq!(self.charged, charged, "shared blocks that are paid for");
         assert_eq!(self.holders_total, holdings, "entries in tables");
         assert_eq!(self.reserved, reserved, "reservations");
         self.check_lists();
@@ -471,7 +522,8 @@ impl PlanePool {
         assert_eq!(cached, self.cached.len(), "cached twice");
         let looked = self.cached.range(..=self.inspected_until).count();
         assert_eq!(looked, self.inspected_count as usize, "looked at");
-        assert!(self.reserved as usize <= self.free.len() + self.cached.len());
+        let spoken_for = (self.reserved + self.charged) as usize;
+        assert!(spoken_for <= self.free.len() + self.cached.len());
     }
 
     /// The entry of a held block, in the generation that `held` names.
@@ -529,7 +581,7 @@ fn count(length: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockReservation, PlanePool, PrefixHits};
+    use super::{BlockReservation, HolderCharge, PlanePool, PrefixHits};
     use cleave_domain::{BlockHash, Generation};
     use std::hash::Hasher;
 
@@ -540,7 +592,7 @@ mod tests {
     // Invariant: I2.
     #[test]
     fn freeing_a_block_advances_its_generation() {
-        let mut pool = PlanePool::new(1);
+        let mut pool = PlanePool::new(1, HolderCharge::Nothing);
         let first = pool.take().unwrap();
         pool.release(first);
         let second = pool.take().unwrap();
@@ -552,7 +604,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "is not held")]
     fn releasing_a_block_twice_panics() {
-        let mut pool = PlanePool::new(2);
+        let mut pool = PlanePool::new(2, HolderCharge::Nothing);
         let held = pool.take().unwrap();
         pool.release(held);
         pool.release(held);
@@ -560,7 +612,7 @@ mod tests {
 
     #[test]
     fn generations_wrap() {
-        let mut pool = PlanePool::new(1);
+        let mut pool = PlanePool::new(1, HolderCharge::Nothing);
         pool.blocks[0].generation = Generation(u32::MAX);
         let last = pool.take().unwrap();
         pool.release(last);
@@ -571,7 +623,7 @@ mod tests {
     // Lesson: 10.
     #[test]
     fn reserved_blocks_are_not_given_to_others() {
-        let mut pool = PlanePool::new(3);
+        let mut pool = PlanePool::new(3, HolderCharge::Nothing);
         let mut reservation = pool.reserve(2).unwrap();
         let block = pool.take().unwrap();
         assert_eq!(pool.take(), None);
@@ -586,7 +638,7 @@ mod tests {
 
     #[test]
     fn a_reserved_cached_block_cannot_be_held() {
-        let mut pool = PlanePool::new(1);
+        let mut pool = PlanePool::new(1, HolderCharge::Nothing);
         let held = pool.take().unwrap();
         pool.set_content(held, hash(1));
         pool.release(held);
@@ -598,7 +650,7 @@ mod tests {
 
     #[test]
     fn shared_blocks_outlive_a_holder_and_the_oldest_is_evicted() {
-        let mut pool = PlanePool::new(2);
+        let mut pool = PlanePool::new(2, HolderCharge::Nothing);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         pool.set_content(a, hash(1));
         pool.set_content(b, hash(2));
@@ -620,7 +672,7 @@ mod tests {
 
     #[test]
     fn a_second_block_of_the_same_content_is_freed_not_cached() {
-        let mut pool = PlanePool::new(2);
+        let mut pool = PlanePool::new(2, HolderCharge::Nothing);
         let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
         pool.set_content(a, hash(1));
         pool.set_content(b, hash(1));
@@ -633,7 +685,7 @@ mod tests {
 
     #[test]
     fn reading_a_cached_block_keeps_its_eviction_order() {
-        let mut pool = PlanePool::new(3);
+        let mut pool = PlanePool::new(3, HolderCharge::Nothing);
         let held = [1, 2, 3].map(|content| {
             let held = pool.take().unwrap();
             pool.set_content(held, hash(content));
@@ -662,6 +714,33 @@ mod tests {
         pool.check([second, shared], 0);
     }
 
+    // Invariant: I57.
+    #[test]
+    fn a_shared_block_that_is_given_up_pays_for_the_next() {
+        let mut pool = PlanePool::new(4, HolderCharge::OneBlock);
+        let shared = pool.take().unwrap();
+        pool.set_content(shared, hash(1));
+        let again = [pool.hold(hash(1)).unwrap(), pool.hold(hash(1)).unwrap()];
+        pool.check([shared, again[0], again[1]], 0);
+        assert_eq!(pool.blocks_available(), 1);
+        let mut last = pool.reserve(1).unwrap();
+        assert_eq!(pool.hold(hash(1)), None, "nothing is left to pay with");
+        // Each of the three gives it up and has a block in its place.
+        let mut own = BlockReservation::default();
+        for (left, held) in [shared, again[0], again[1]].into_iter().enumerate() {
+            pool.exchange(held, &mut own);
+            let holders = [again[0], again[1]];
+            pool.check(holders.into_iter().skip(left), own.count() + 1);
+        }
+        assert_eq!((own.count(), pool.blocks_available()), (3, 0));
+        pool.reduce(&mut own, 1);
+        assert_eq!((own.count(), pool.blocks_available()), (1, 2));
+        pool.reduce(&mut own, 2);
+        assert_eq!(own.count(), 1);
+        pool.release_all_reserved(&mut last);
+        pool.check([], 1);
+    }
+
     fn print(pool: &PlanePool) -> u64 {
         let mut hasher = std::hash::DefaultHasher::new();
         pool.fingerprint(&mut hasher);
@@ -671,7 +750,7 @@ mod tests {
     #[test]
     fn pool_fingerprints_differ_only_where_behaviour_does() {
         let made = |touches: u8| {
-            let mut pool = PlanePool::new(3);
+            let mut pool = PlanePool::new(3, HolderCharge::Nothing);
             let (a, b) = (pool.take().unwrap(), pool.take().unwrap());
             pool.set_content(a, hash(1));
             pool.set_content(b, hash(2));
@@ -701,7 +780,7 @@ mod tests {
 
     #[test]
     fn a_content_stored_and_evicted_is_not_reported() {
-        let mut pool = PlanePool::new(1);
+        let mut pool = PlanePool::new(1, HolderCharge::Nothing);
         let held = pool.take().unwrap();
         pool.set_content(held, hash(1));
         pool.release(held);

@@ -7,8 +7,8 @@
 //! later one reports; for each worker at most the number of contents that the caller allows is
 //! kept.
 
-use crate::snapshot_hash;
-use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
+use crate::{snapshot_hash, window_hash};
+use cleave_domain::{BlockHash, Incarnation, KvWindow, WorkerId, WorkerRef};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -166,6 +166,35 @@ impl FleetPrefixIndex {
         found
     }
 
+    /// For each of these workers, with leading blocks that it has: the most of them that it can
+    /// continue, because it has the whole window before their end. In the order of `prefixes`.
+    ///
+    /// Costs a lookup for each block of the window, and for each block behind a gap in it.
+    pub fn window_prefixes(
+        &self,
+        hashes: &[BlockHash],
+        window: KvWindow,
+        prefixes: &[(WorkerRef, u32)],
+    ) -> Vec<u32> {
+        let has = |worker: WorkerId, ordinal: u32| {
+            let content = window_hash(hashes[ordinal as usize]);
+            let holders = self.holders.get(&content);
+            holders.is_some_and(|holders| holders.contains(&worker))
+        };
+        let longest = |(worker, leading): &(WorkerRef, u32)| {
+            let mut blocks = *leading;
+            // Every prefix whose window begins before the gap and that ends behind it fails.
+            while let Some(gap) = (window.first_block(blocks * window.block_tokens)..blocks)
+                .rev()
+                .find(|ordinal| !has(worker.worker, *ordinal))
+            {
+                blocks = gap;
+            }
+            blocks
+        };
+        prefixes.iter().map(longest).collect()
+    }
+
     /// Splits `workers` into those that have the block, and the others.
     fn split(&self, workers: Vec<WorkerId>, hash: &BlockHash) -> (Vec<WorkerId>, Vec<WorkerId>) {
         match self.holders.get(hash) {
@@ -220,8 +249,8 @@ fn remove_holder(
 #[cfg(test)]
 mod tests {
     use super::FleetPrefixIndex;
-    use crate::snapshot_hash;
-    use cleave_domain::{BlockHash, Incarnation, WorkerId, WorkerRef};
+    use crate::{snapshot_hash, window_hash};
+    use cleave_domain::{BlockHash, Incarnation, KvWindow, WorkerId, WorkerRef};
 
     fn worker(id: u64, incarnation: u64) -> WorkerRef {
         WorkerRef {
@@ -274,6 +303,39 @@ mod tests {
             (worker(1, 1), 1)
         );
         assert_eq!(index.longest_prefixes(&[]), []);
+    }
+
+    // Invariant: I58.
+    #[test]
+    fn a_prefix_ends_where_the_worker_has_its_window() {
+        let blocks: Vec<BlockHash> = (1..=6).map(|of| BlockHash([of; 16])).collect();
+        let window = KvWindow {
+            tokens: 10,
+            block_tokens: 4,
+        };
+        // As for the pool: the token at 4 n reads three blocks before it, or those that exist.
+        for (ordinals, expected) in [
+            (&[0_usize, 1, 2, 3, 4, 5][..], 6),
+            (&[3, 4, 5], 6),
+            (&[2, 3, 4], 5),
+            (&[4, 5], 0),
+            (&[0, 3, 4], 1),
+            (&[0, 1, 3, 4], 2),
+            (&[], 0),
+        ] {
+            let worker = WorkerRef {
+                worker: WorkerId(1),
+                incarnation: Incarnation(1),
+            };
+            let mut index = FleetPrefixIndex::default();
+            index.stored(worker, &blocks, 100);
+            let windows: Vec<_> = ordinals.iter().map(|at| window_hash(blocks[*at])).collect();
+            index.stored(worker, &windows, 100);
+            let found = index.window_prefixes(&blocks, window, &[(worker, 6)]);
+            assert_eq!(found, [expected], "{ordinals:?}");
+            let one = index.window_prefixes(&blocks, window, &[(worker, 1)]);
+            assert_eq!(one, [u32::from(ordinals.contains(&0))]);
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub use experts::{
 };
 
 use crate::rope::Rope;
-use cleave_domain::{KvSpec, PlaneLayout, TokenId};
+use cleave_domain::{KvSpec, PlaneLayout, TokenId, WindowLayout};
 
 /// A model: what each layer computes, and the scalars between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -300,7 +300,8 @@ impl ModelSpec {
 
     /// The KV memory that the model needs with blocks of `block_tokens` tokens and this number
     /// format: bytes of a key's or a value's element, and of the scale of a token's key or value in
-    /// a head, or 0. [`KvSpec::check`] says whether it is possible.
+    /// a head, or 0. All layers are in the plane of blocks. [`KvSpec::check`] says whether it is
+    /// possible.
     pub fn kv_spec(&self, block_tokens: u32, element_bytes: u64, scale_bytes: u64) -> KvSpec {
         let head_bytes = |heads: HeadShape| heads.head_dim as u64 * element_bytes + scale_bytes;
         let token_bytes = |heads: HeadShape| 2 * heads.kv_heads as u64 * head_bytes(heads);
@@ -312,6 +313,42 @@ impl ModelSpec {
             block_tokens,
             blocks: PlaneLayout::packed(layers),
             state: None,
+            window: None,
+        }
+    }
+
+    /// The same, with layers whose window is shorter than a context of `context_tokens` in the
+    /// window plane. A window shorter than a block counts as none: kernels read a whole block's
+    /// tokens, masked ones too, so the first that they read must be full. One layer stays in the
+    /// plane of blocks, the last if all have such windows: every prefix then has blocks.
+    pub fn kv_spec_with_window(&self, whole: KvSpec, context_tokens: usize) -> KvSpec {
+        let window_of = |index: u32| {
+            let Mixer::Attention(attention) = &self.layers[index as usize].mixer;
+            let lengths = whole.block_tokens as usize..context_tokens;
+            attention.window.filter(|window| lengths.contains(window))
+        };
+        let layers = &whole.blocks.layers;
+        let is_whole = |layer: u32| window_of(layer).is_none();
+        let kept = layers.iter().rev().find(|span| is_whole(span.layer));
+        let kept = kept.or(layers.last()).map(|span| span.layer);
+        let stays = |layer: u32| is_whole(layer) || Some(layer) == kept;
+        let windows = layers.iter().filter(|span| !stays(span.layer));
+        let tokens = windows.clone().filter_map(|span| window_of(span.layer));
+        let Some(tokens) = tokens.max() else {
+            return whole;
+        };
+        let packed = |is_in: &dyn Fn(u32) -> bool| {
+            let spans = layers.iter().filter(|span| is_in(span.layer));
+            PlaneLayout::packed(spans.map(|span| (span.layer, span.bytes)))
+        };
+        KvSpec {
+            block_tokens: whole.block_tokens,
+            blocks: packed(&stays),
+            window: Some(WindowLayout {
+                tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+                layout: packed(&|layer| !stays(layer)),
+            }),
+            state: whole.state,
         }
     }
 

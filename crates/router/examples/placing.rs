@@ -206,6 +206,7 @@ fn joined(worker: WorkerRef, role: Role) -> RouterInput {
             step_tokens_max: 8192,
             context_tokens_max: 131_072,
             states: None,
+            windows: None,
         },
         queue_max: 1024,
         device: None,

@@ -121,6 +121,7 @@ impl FingerprintClock {
         let load = &worker.load;
         (worker.me, &worker.description).hash(hasher);
         (load.queue_tokens, load.blocks_free, load.states_free).hash(hasher);
+        load.windows_free.hash(hasher);
         // Placement uses their sum only.
         let sequences = load.sequences_running;
         load.sequences_waiting

@@ -60,6 +60,7 @@ pub(crate) fn fleet() -> RouterFleet {
         step_tokens_max: 16,
         context_tokens_max: 100,
         states: None,
+        windows: None,
     };
     for (number, role) in (1..).zip([Role::Prefill, Role::Decode, Role::Decode]) {
         let description = WorkerDescription {

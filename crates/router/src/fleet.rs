@@ -53,6 +53,10 @@ pub(crate) struct FleetWorker {
 const CONTENTS_PER_BLOCK: usize = 16;
 
 /// Number of state slots, or 0.
+fn windows_count(capacity: &Capacity) -> u32 {
+    capacity.windows.map_or(0, |windows| windows.count)
+}
+
 fn states_count(capacity: &Capacity) -> u32 {
     capacity.states.map_or(0, |states| states.count)
 }
@@ -178,6 +182,7 @@ impl RouterFleet {
         let load = WorkerLoad {
             blocks_free: description.capacity.blocks_count,
             states_free: states_count(&description.capacity),
+            windows_free: windows_count(&description.capacity),
             ..WorkerLoad::default()
         };
         let worker = FleetWorker {
@@ -278,8 +283,9 @@ impl RouterFleet {
             return 0;
         };
         let capacity = &worker.description.capacity;
-        // Snapshots of states are contents too.
-        let slots = capacity.blocks_count.saturating_add(states_count(capacity)) as usize;
+        // Snapshots of states and blocks of windows are contents too.
+        let others = states_count(capacity).saturating_add(windows_count(capacity));
+        let slots = capacity.blocks_count.saturating_add(others) as usize;
         let contents_max = slots.saturating_mul(CONTENTS_PER_BLOCK);
         // A content that was evicted and stored again in one report is present.
         group.prefixes.evicted(worker_ref, evicted);
@@ -308,6 +314,7 @@ impl RouterFleet {
         !worker.ledger.settled_by(load.orders_received).is_empty()
             || load.blocks_free > old.blocks_free
             || load.states_free > old.states_free
+            || load.windows_free > old.windows_free
             || sequences(load) < sequences(old)
             || load.queue_tokens < old.queue_tokens
             || load.context_tokens < old.context_tokens
@@ -568,6 +575,7 @@ mod tests {
             step_tokens_max: 16,
             context_tokens_max: 64,
             states: None,
+            windows: None,
         };
         let description = WorkerDescription {
             role: Role::Both,

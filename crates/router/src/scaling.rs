@@ -307,6 +307,7 @@ mod tests {
                     step_tokens_max: 16,
                     context_tokens_max: 100,
                     states: None,
+                    windows: None,
                 },
                 queue_max: 3,
                 device: None,

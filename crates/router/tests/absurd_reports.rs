@@ -112,6 +112,7 @@ impl AbsurdReports {
             step_left: self.span(),
             orders_received: self.long(),
             states_free: 0,
+            windows_free: 0,
         }
     }
 

@@ -36,6 +36,7 @@ fn reserved(attempt: u32) -> Report {
         present: 0,
         blocks: Vec::new(),
         state: None,
+        window: None,
     }
 }
 
@@ -66,6 +67,7 @@ fn joined(id: u64, role: Role) -> RouterInput {
         step_tokens_max: 16,
         context_tokens_max: 100,
         states: None,
+        windows: None,
     };
     RouterInput::WorkerJoined {
         worker: worker(id),

@@ -39,6 +39,7 @@ fn capacity(slots_count: u32) -> Capacity {
         step_tokens_max: 16,
         context_tokens_max: 100,
         states: None,
+        windows: None,
     }
 }
 

@@ -37,6 +37,7 @@ pub(crate) fn capacity() -> Capacity {
         step_tokens_max: 512,
         context_tokens_max: 16_384,
         states: None,
+        windows: None,
     }
 }
 

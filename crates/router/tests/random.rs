@@ -54,6 +54,7 @@ fn description(role: u8, revision: u8) -> WorkerDescription {
             step_tokens_max: 16,
             context_tokens_max: 100,
             states: None,
+            windows: None,
         },
         queue_max: 3,
         // Some have a device of their own, some share one of two.
@@ -586,6 +587,7 @@ fn reserved(handoff: HandoffId) -> Report {
         present: 0,
         blocks: Vec::new(),
         state: None,
+        window: None,
     }
 }
 

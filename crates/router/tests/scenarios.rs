@@ -325,6 +325,7 @@ fn description(words: &[&str]) -> WorkerDescription {
             step_tokens_max: 64,
             context_tokens_max: number("context", 200),
             states: None,
+            windows: None,
         },
         queue_max: number("queue", 8),
         device: text(words, "device").map(|device| DeviceId(device.to_owned())),
@@ -401,6 +402,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
                 })
                 .collect(),
             state: None,
+            window: None,
         },
         "running" => Report::Running {
             handoff: id(),
@@ -472,6 +474,7 @@ fn report(words: &[&str], requests: &BTreeMap<u64, Arc<Request>>) -> Report {
             step_left: Duration::from_millis(number("step").into()),
             orders_received: number("heard").into(),
             states_free: 0,
+            windows_free: 0,
         }),
         // The first blocks of a flight's prompt and output.
         "stored" => Report::Prefix {

@@ -4,9 +4,10 @@
 //! bodies do. Invariant: an output that is added here fails to compile until every body performs
 //! it.
 
-use crate::{BlockExport, SnapshotPiece, StateFetch, WorkerNote, WorkerOutput};
+use crate::{BlockExport, SnapshotPiece, StateFetch, WindowFetch, WorkerNote, WorkerOutput};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Emission, HandoffId, Report, RouterId, StepPlan, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Emission, HandoffId, KvPlane, Report, RouterId, StepPlan,
+    WindowTable, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, TierLevel};
 
@@ -50,18 +51,20 @@ pub trait WorkerActions {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
+        window: Option<WindowTable>,
         state: Option<BlockIndex>,
     ) -> Self::Outcome {
-        absent(&(handoff, blocks, state))
+        absent(&(handoff, blocks, window, state))
     }
 
     fn swap_in(
         &mut self,
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
+        window: Option<WindowTable>,
         state: Option<BlockIndex>,
     ) -> Self::Outcome {
-        absent(&(handoff, blocks, state))
+        absent(&(handoff, blocks, window, state))
     }
 
     fn drop_swapped(&mut self, handoff: HandoffId) -> Self::Outcome {
@@ -73,10 +76,11 @@ pub trait WorkerActions {
     fn offload(
         &mut self,
         content: BlockHash,
+        plane: KvPlane,
         block: BlockIndex,
         pieces: Vec<SnapshotPiece>,
     ) -> Self::Outcome {
-        absent(&(content, block, pieces))
+        absent(&(content, plane, block, pieces))
     }
 
     fn spill_to_disk(&mut self, content: BlockHash) -> Self::Outcome {
@@ -87,9 +91,10 @@ pub trait WorkerActions {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
+        window: Option<WindowFetch>,
         state: Option<StateFetch>,
     ) -> Self::Outcome {
-        absent(&(handoff, blocks, state))
+        absent(&(handoff, blocks, window, state))
     }
 
     fn stop_fetch(&mut self, handoff: HandoffId) -> Self::Outcome {
@@ -123,25 +128,29 @@ impl WorkerOutput {
             Self::SwapOut {
                 handoff,
                 blocks,
+                window,
                 state,
-            } => body.swap_out(handoff, blocks, state),
+            } => body.swap_out(handoff, blocks, window, state),
             Self::SwapIn {
                 handoff,
                 blocks,
+                window,
                 state,
-            } => body.swap_in(handoff, blocks, state),
+            } => body.swap_in(handoff, blocks, window, state),
             Self::SwapDrop { handoff } => body.drop_swapped(handoff),
             Self::Offload {
                 content,
+                plane,
                 block,
                 pieces,
-            } => body.offload(content, block, pieces),
+            } => body.offload(content, plane, block, pieces),
             Self::SpillToDisk { content } => body.spill_to_disk(content),
             Self::Fetch {
                 handoff,
                 blocks,
+                window,
                 state,
-            } => body.fetch(handoff, blocks, state),
+            } => body.fetch(handoff, blocks, window, state),
             Self::FetchStop { handoff } => body.stop_fetch(handoff),
             Self::TierDrop { content, place } => body.drop_from_tier(content, place),
             Self::Forget { handoff } => body.forget(handoff),

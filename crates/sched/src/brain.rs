@@ -295,6 +295,11 @@ impl WorkerBrain {
         self.machines.memory.states()
     }
 
+    /// The pool of window blocks, if the model has such a plane.
+    pub fn windows(&self) -> Option<&PlanePool> {
+        self.machines.memory.windows()
+    }
+
     /// Whether there is no sequence, no step under way and no block being copied out.
     pub fn idle(&self) -> bool {
         let copied = self.machines.memory.is_offloading();

@@ -7,9 +7,9 @@
 use crate::LookupLimits;
 use crate::outcome::{FetchOutcome, OffloadOutcome, StepFault, SwapOutcome};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, KvPlane, KvUnit,
-    LinkPrice, Order, Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan, StepResult,
-    StepWork, WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Capacity, Emission, Failure, HandoffId, HandoffTarget,
+    KvPlane, KvUnit, LinkPrice, Order, Prices, Report, Role, RouterId, SlotIndex, StepId, StepPlan,
+    StepResult, StepWork, WindowTable, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet, PayloadCondition, PoolWriter, TierLevel};
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,20 @@ pub struct WorkerLimits {
 }
 
 impl WorkerLimits {
+    /// Whether a target has the window that a sequence of `tokens` tokens needs there, for as many
+    /// blocks as it has itself.
+    pub(crate) fn fits_window(&self, target: &HandoffTarget, tokens: u32) -> bool {
+        match (self.capacity.window(), &target.window) {
+            (None, None) => true,
+            (Some(of_model), Some(window)) => {
+                let end = window.first as usize + window.blocks.len();
+                window.first == of_model.first_block(tokens)
+                    && end == target.present as usize + target.blocks.len()
+            }
+            _ => false,
+        }
+    }
+
     /// The limits without what a model with states cannot have: a wrong draft cannot be taken back
     /// from a state.
     pub(crate) fn possible(self) -> Self {
@@ -96,7 +110,7 @@ impl WorkerInput {
     }
 }
 
-/// A piece of a snapshot, as long as a block, but for the last.
+/// A piece of a snapshot or of a block of the window plane, as long as a block, but for the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SnapshotPiece {
     /// Its number, from 0.
@@ -112,6 +126,15 @@ pub struct StateFetch {
     pub pieces: Vec<BlockHash>,
     /// The slot that they go to.
     pub slot: BlockIndex,
+}
+
+/// A window to be fetched from a tier.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WindowFetch {
+    /// The contents of all pieces of all blocks, in order.
+    pub pieces: Vec<BlockHash>,
+    /// The blocks that they go to.
+    pub table: WindowTable,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -272,6 +295,9 @@ pub enum WorkerOutput {
         /// The slot of its state, where the model has states.
         #[serde(default)]
         state: Option<BlockIndex>,
+        /// Its live window, where the model has such a plane.
+        #[serde(default)]
+        window: Option<WindowTable>,
     },
     /// Copy what `SwapOut` stored back into these blocks, as many as it had, and this slot, and
     /// drop it; answered by `SwappedIn`.
@@ -282,29 +308,40 @@ pub enum WorkerOutput {
         /// The slot of its state, where the model has states.
         #[serde(default)]
         state: Option<BlockIndex>,
+        /// Its live window, where the model has such a plane.
+        #[serde(default)]
+        window: Option<WindowTable>,
     },
     /// Drop what `SwapOut` stored or is storing; `SwapOut` and `SwapIn` are answered all the same.
     SwapDrop { handoff: HandoffId },
     /// Copy a block of the prefix cache to host memory, under its content hash, or pieces of a
-    /// snapshot, each under its own; answered by `Offloaded`. The block does not change until then.
+    /// snapshot or of a block of the window plane, each under its own; answered by `Offloaded`. The
+    /// block does not change until then.
     #[serde(rename = "Shelve")]
     Offload {
         content: BlockHash,
+        /// The plane of the block.
+        #[serde(default)]
+        plane: KvPlane,
         /// The block, or the slot of the snapshot.
         block: BlockIndex,
-        /// The pieces of a snapshot that are to be copied; empty for a block.
+        /// The pieces that are to be copied; empty for a block of the plane of blocks.
         #[serde(default)]
         pieces: Vec<SnapshotPiece>,
     },
     /// Write a content from host memory to disk, and keep both copies; answered by `SpilledToDisk`.
     #[serde(rename = "WriteOn")]
     SpillToDisk { content: BlockHash },
-    /// Copy stored contents into these blocks, and then the pieces of a state, each verified;
-    /// answered by `Fetched`. They stay stored. Where one fails, those before it remain valid.
+    /// Copy stored contents into these blocks, and then the pieces of a window and of a state, each
+    /// verified; answered by `Fetched`. They stay stored. Where one fails, those before it remain
+    /// valid.
     Fetch {
         handoff: HandoffId,
         /// Contents and their destinations, in the sequence's order.
         blocks: Vec<(BlockHash, BlockIndex)>,
+        /// The window before their end, where the tiers have it.
+        #[serde(default)]
+        window: Option<WindowFetch>,
         /// The state after them, where the model has states.
         #[serde(default)]
         state: Option<StateFetch>,
@@ -553,6 +590,15 @@ pub enum WorkerNote {
         /// State slots held without an owner; anything but 0 is a defect.
         #[serde(default)]
         states_leaked: u32,
+        /// Blocks of the window plane held by sequences.
+        #[serde(default)]
+        windows_held: u32,
+        /// Blocks of the window plane that no sequence holds, kept for their content.
+        #[serde(default)]
+        windows_cached: u32,
+        /// Blocks of the window plane held without an owner; anything but 0 is a defect.
+        #[serde(default)]
+        windows_leaked: u32,
     },
 }
 

@@ -38,7 +38,7 @@ pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};
 pub use event::{
     BlockExport, DraftOutcome, ExportOutcome, ImportOutcome, SnapshotPiece, StateFetch,
-    WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
+    WindowFetch, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
 };
 pub use outcome::{FetchOutcome, OffloadOutcome, StepFault, SwapOutcome};
 pub use speculate::LookupLimits;

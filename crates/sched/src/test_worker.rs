@@ -48,6 +48,7 @@ pub(crate) fn limits() -> WorkerLimits {
             step_tokens_max: 64,
             context_tokens_max: 1000,
             states: None,
+            windows: None,
         },
         vocab_size: 1000,
         queue_max: 8,

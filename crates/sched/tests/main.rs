@@ -23,3 +23,4 @@ mod speculation;
 mod stage;
 mod states;
 mod tier;
+mod windows;

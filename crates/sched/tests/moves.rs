@@ -46,6 +46,7 @@ fn only_the_owning_router_moves_a_sequence() {
             present: 0,
             blocks: (10..16).map(block).collect(),
             state: None,
+            window: None,
         },
         tokens: 10,
     });

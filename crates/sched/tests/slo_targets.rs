@@ -89,6 +89,7 @@ impl PricedWorkerHarness {
             step_tokens_max: 512,
             context_tokens_max: 200_000,
             states: None,
+            windows: None,
         };
         let limits = WorkerLimits {
             queue_max: 1000,

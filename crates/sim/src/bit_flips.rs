@@ -177,6 +177,7 @@ mod tests {
                 content: BlockHash([3; 16]),
                 output: vec![1, 2, 3],
                 state: None,
+                window: None,
             }),
             Packet::Landed { handoff },
             Packet::Abandoned {

@@ -46,6 +46,8 @@ pub struct ChaosOptions {
     pub link_checks: LinkChecks,
     /// Gives the seed's model a state, drawn apart, so that the rest of its world stays the same.
     pub states: bool,
+    /// The model has layers with a sliding window.
+    pub windows: bool,
     /// Gives the fleet one to three models, with workers and requests of each, drawn apart in the
     /// same way.
     pub models: bool,
@@ -110,6 +112,9 @@ pub fn run_chaos(seed: u64, options: &ChaosOptions) -> Result<ChaosReport, Box<V
     let mut world = world::ChaosWorld::draw(seed);
     if options.states {
         world.draw_states();
+    }
+    if options.windows {
+        world.draw_windows();
     }
     if options.models {
         world.draw_models();

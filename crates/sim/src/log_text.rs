@@ -27,6 +27,7 @@ pub(crate) fn report(report: &Report) -> String {
             present,
             blocks,
             state: _,
+            window: _,
         } => format!("reserved {handoff} {present}+{}", blocks.len()),
         Report::Running { handoff, present } => format!("running {handoff} {present}"),
         Report::Refused { handoff, refusal } => {

@@ -11,7 +11,7 @@ use crate::disk::TierSettings;
 use crate::speculation::draw_speculation;
 use cleave_domain::{
     Capacity, Fingerprint, Pooling, Request, RequestSlo, Role, SamplingParams, SplitMix64,
-    StateCapacity, StopRules, Time, TokenId, WorkerDescription,
+    StateCapacity, StopRules, Time, TokenId, WindowCapacity, WorkerDescription,
 };
 use cleave_kv::PoolWriter;
 use cleave_router::OperatorRequest;
@@ -39,6 +39,10 @@ const STEPS_SEED_SALT: u64 = 0x6c62_272e_07bb_0142;
 const POOLING_SEED_SALT: u64 = 0x51ab_90f3_7c12_e4d5;
 
 /// Separates the draw of states from the seed's other draws.
+/// The most tokens that a reservation has room for beyond its own: those that a moving sequence may
+/// draw before it is there, and the rest of the last block.
+const AHEAD_TOKENS: u32 = 16 + 16;
+const WINDOWS_SEED_SALT: u64 = 0x91c7_5a3e_04bd_f862;
 const STATES_SEED_SALT: u64 = 0x2bd7_a6a6_e99c_2ddc;
 
 /// All inputs of a run.
@@ -235,6 +239,27 @@ impl ChaosWorld {
         }
     }
 
+    /// Gives the model layers with a window, in blocks of one to three pieces. Some workers have
+    /// room for one sequence's window and a chunk, some for more than their slots.
+    pub(crate) fn draw_windows(&mut self) {
+        let rng = &mut SplitMix64::new(self.seed ^ WINDOWS_SEED_SALT);
+        let tokens = *rng.pick(&[1, 2, 3, 5, 8, 16, 31]);
+        let cells = rng.count(1, 3);
+        for worker in &mut self.workers {
+            let capacity = &mut worker.capacity;
+            capacity.windows = Some(WindowCapacity {
+                tokens,
+                bytes: cells * capacity.block_bytes,
+                count: 0,
+            });
+            if let (Some(window), Some(windows)) = (capacity.window(), &mut capacity.windows) {
+                let least = window.blocks_max(capacity.step_tokens_max.max(AHEAD_TOKENS));
+                let slots = window.blocks_max(1) * capacity.slots_count;
+                windows.count = least + rng.count(0, 2 * slots);
+            }
+        }
+    }
+
     /// The longest time for which a cancelled flight may hold blocks in a world without faults:
     /// messages to both workers and back, the engines' operations in progress, and transfers that
     /// the links have taken.
@@ -254,7 +279,11 @@ impl ChaosWorld {
         let context = slots * u64::from(capacity.context_tokens_max) * context_token;
         let tokens = u64::from(capacity.step_tokens_max) * prefill_token.max(decode_sequence);
         let slots_count = capacity.states.map_or(0, |states| u64::from(states.count));
-        let pieces = slots_count * u64::from(capacity.state_pieces());
+        let windows_count = capacity
+            .windows
+            .map_or(0, |windows| u64::from(windows.count));
+        let pieces = slots_count * u64::from(capacity.state_pieces())
+            + windows_count * u64::from(capacity.window_pieces());
         let copies = 4 * (u64::from(capacity.blocks_count) + pieces) * copy;
         let engine = Duration::from_nanos(steps * (step + tokens + context) + copies);
         let units = u64::from(capacity.blocks_count) + pieces;
@@ -313,6 +342,7 @@ fn draw_capacity(rng: &mut SplitMix64) -> Capacity {
         step_tokens_max: rng.count(8, 64),
         context_tokens_max,
         states: None,
+        windows: None,
     }
 }
 

@@ -116,6 +116,35 @@ fn seeded_worlds_with_states_break_no_property() {
     }
 }
 
+// Invariant: I57.
+/// The same worlds, for a model with windows.
+#[test]
+fn seeded_worlds_with_windows_break_no_property() {
+    let from = variable("CHAOS_FROM", 0);
+    let count = variable("CHAOS_SEEDS", 500) * 2 / 5;
+    for states in [false, true] {
+        let options = ChaosOptions {
+            log: std::env::var("CHAOS_LOG").is_ok(),
+            windows: true,
+            states,
+            ..ChaosOptions::default()
+        };
+        // A model with both is rare.
+        let count = if states { count / 4 } else { count };
+        let sums = run_worlds(from..from + count, &options);
+        for corner in [
+            "moved",
+            "preempted",
+            "one-sided writes",
+            "seals changed",
+            "fetched",
+        ] {
+            let reached = sums.get(corner).is_some_and(|times| *times > 0);
+            assert!(reached || count < 200, "no world had {corner:?}");
+        }
+    }
+}
+
 // Invariant: I55.
 /// The same worlds, for fleets of one to three models. Workers of two models have equal
 /// fingerprints, and some change their model as they restart.

@@ -166,6 +166,7 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> RelativeError {
         step_tokens_max: 2048,
         context_tokens_max: 32_768,
         states: None,
+        windows: None,
     };
     device.limits.prices = prices.clone();
     device.real_prices = prices;

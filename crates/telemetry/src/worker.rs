@@ -70,6 +70,8 @@ pub struct WorkerMeters {
     block_bytes: u32,
     /// Number of state slots; `None` without states, which have no series then.
     states_count: Option<u32>,
+    /// Number of blocks of the window plane; `None` without it, as with states.
+    windows_count: Option<u32>,
     /// The device's limits, if they are known.
     ceilings: Option<DeviceCeilings>,
     used: DeviceUtilisation,
@@ -93,6 +95,7 @@ impl WorkerMeters {
             tiers: None,
             block_bytes: 0,
             states_count: None,
+            windows_count: None,
             ceilings: None,
             used: DeviceUtilisation::default(),
             adapters: AdapterUse::default(),
@@ -112,7 +115,8 @@ impl WorkerMeters {
     pub fn with_capacity(mut self, capacity: Capacity) -> Self {
         self.block_bytes = capacity.block_bytes;
         self.states_count = capacity.states.map(|states| states.count);
-        self.begin_states();
+        self.windows_count = capacity.windows.map(|windows| windows.count);
+        self.begin_planes();
         let shape = CacheConfigLabels {
             worker: self.worker.worker.clone(),
             model_name: self.model.clone(),
@@ -153,7 +157,7 @@ impl WorkerMeters {
         ] {
             drop(counter.get_or_create(&self.worker));
         }
-        self.begin_states();
+        self.begin_planes();
         drop(series.stuck.get_or_create(&self.worker));
         drop(series.grants.get_or_create(&self.worker));
         self.begin_tier();
@@ -162,10 +166,14 @@ impl WorkerMeters {
         drop(series.vllm_usage.get_or_create(&self.model_labels()));
     }
 
-    /// Creates the series of the state plane, if there is one, at zero.
-    fn begin_states(&self) {
+    /// Creates the series of the state plane and the window plane, as far as there are such planes,
+    /// at zero.
+    fn begin_planes(&self) {
         if self.states_count.is_some() {
             self.state_slots([0; STATE_SLOTS.len()]);
+        }
+        if self.windows_count.is_some() {
+            self.window_blocks([0; STATE_SLOTS.len()]);
         }
     }
 
@@ -185,6 +193,7 @@ impl WorkerMeters {
         }
         for kind in STATE_SLOTS {
             series.state_slots.remove(&self.kind_labels(kind));
+            series.window_blocks.remove(&self.kind_labels(kind));
         }
         series.stuck.remove(&self.worker);
         series.grants.remove(&self.worker);
@@ -398,6 +407,9 @@ impl WorkerMeters {
                 states_held,
                 states_cached,
                 states_leaked,
+                windows_held,
+                windows_cached,
+                windows_leaked,
             } => {
                 self.pool([
                     *blocks_held,
@@ -412,6 +424,10 @@ impl WorkerMeters {
                 if let Some(count) = self.states_count {
                     let free = count.saturating_sub(*states_held);
                     self.state_slots([*states_held, free, *states_cached, *states_leaked]);
+                }
+                if let Some(count) = self.windows_count {
+                    let free = count.saturating_sub(*windows_held);
+                    self.window_blocks([*windows_held, free, *windows_cached, *windows_leaked]);
                 }
                 self.pool = Some(note.clone());
             }
@@ -498,6 +514,13 @@ impl WorkerMeters {
     fn state_slots(&self, counts: [u32; STATE_SLOTS.len()]) {
         for (kind, slots) in STATE_SLOTS.into_iter().zip(counts) {
             set(&self.series.state_slots, &self.kind_labels(kind), slots);
+        }
+    }
+
+    /// Sets the counts of the window plane's blocks, in the order of [`STATE_SLOTS`].
+    fn window_blocks(&self, counts: [u32; STATE_SLOTS.len()]) {
+        for (kind, slots) in STATE_SLOTS.into_iter().zip(counts) {
+            set(&self.series.window_blocks, &self.kind_labels(kind), slots);
         }
     }
 
@@ -609,6 +632,9 @@ mod tests {
             states_held: 0,
             states_cached: 0,
             states_leaked: 0,
+            windows_cached: 0,
+            windows_held: 0,
+            windows_leaked: 0,
         });
         meters.load_changed(WorkerLoad {
             sequences_running: 3,

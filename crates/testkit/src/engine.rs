@@ -6,9 +6,9 @@
 
 use crate::{CellConstraint, CellMatcher, KvHash, MatcherFault};
 use cleave_domain::{
-    BlockIndex, Capacity, KvPlane, KvUnit, LogitsWanted, OpenSlot, Pooling, SampledToken, Segment,
-    SegmentPooling, SegmentState, SlotIndex, SplitMix64, StateCapacity, StepPlan, StepResult,
-    TokenId, TokenScores,
+    BlockIndex, Capacity, KvPlane, KvUnit, KvWindow, LogitsWanted, OpenSlot, Pooling, SampledToken,
+    Segment, SegmentPooling, SegmentState, SlotIndex, SplitMix64, StateCapacity, StepPlan,
+    StepResult, TokenId, TokenScores, WindowTable,
 };
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -37,6 +37,12 @@ fn state_cells(state: KvHash, salt: u64, count: usize) -> Vec<Option<KvCell>> {
         Some(KvCell { kv, salt })
     };
     (0..count).map(cell).collect()
+}
+
+/// The cells of a token in layers with a window: a different one in each, which no other cell of
+/// the token gives away.
+fn window_cells(token: KvHash, salt: u64, count: usize) -> Vec<Option<KvCell>> {
+    state_cells(KvHash(SplitMix64::finalize(token.0)), salt, count)
 }
 
 /// The slots that a segment writes.
@@ -85,6 +91,11 @@ pub struct CellEngine {
     cells: Vec<Option<KvCell>>,
     /// The cells of each state slot.
     states: Vec<Vec<Option<KvCell>>>,
+    /// The cells of each block of the window plane, whose layers keep several for each token, and
+    /// the window itself.
+    windows: Vec<Vec<Option<KvCell>>>,
+    window: Option<KvWindow>,
+    window_pieces: u32,
     /// Cells of a block, and of a piece of a state that is not the last.
     unit_cells: usize,
     draw_token: DrawToken,
@@ -110,12 +121,19 @@ impl CellEngine {
         let block_tokens = capacity.block_tokens as usize;
         let slot = |states: StateCapacity| vec![None; states.bytes.div_ceil(CELL_BYTES) as usize];
         let slots_count = capacity.states.map_or(0, |states| states.count) as usize;
+        let windows = capacity.windows.map_or((0, 0), |windows| {
+            let cells = windows.bytes.div_ceil(CELL_BYTES) as usize;
+            (windows.count as usize, cells)
+        });
         Self {
             draw_token,
             draw_salt,
             block_tokens,
             cells: vec![None; capacity.blocks_count as usize * block_tokens],
             states: vec![capacity.states.map_or(Vec::new(), slot); slots_count],
+            windows: vec![vec![None; windows.1]; windows.0],
+            window: capacity.window(),
+            window_pieces: capacity.window_pieces(),
             unit_cells: (capacity.block_bytes / CELL_BYTES) as usize,
             slots: BTreeMap::new(),
             matcher_fault: None,
@@ -210,6 +228,7 @@ impl CellEngine {
         };
         let run = [&history[..sent_len], drafts].concat();
         self.run_state(segment, &run, salt)?;
+        self.run_window(segment, &run, salt)?;
         let (mut last, mut last_sent) = (KvHash::default(), KvHash::default());
         // Every position before the segment must hold the cell of this very sequence; the
         // positions of the segment are written.
@@ -289,6 +308,45 @@ impl CellEngine {
         if let Some(snapshot) = place.snapshot {
             let snapshot = slot_of(snapshot, count)?;
             self.states[snapshot] = self.states[slot].clone();
+        }
+        Ok(())
+    }
+
+    /// Runs a segment on its blocks of the window plane: those of all positions that its window
+    /// reads must have the content of its own tokens.
+    fn run_window(&mut self, segment: &Segment, run: &[TokenId], salt: u64) -> Result<(), String> {
+        let (window, table) = match (self.window, &segment.window) {
+            (None, None) => return Ok(()),
+            (Some(window), Some(table)) => (window, table),
+            _ => return Err(format!("{} has a window that is none", segment.slot)),
+        };
+        let oldest = (segment.position + 1).saturating_sub(window.tokens);
+        let mut last = KvHash::default();
+        for (position, token) in (0..).zip(run) {
+            last = last.extend(*token);
+            if position < oldest {
+                continue;
+            }
+            let ordinal = position / window.block_tokens;
+            let index = ordinal.checked_sub(table.first);
+            let block = index.and_then(|index| table.blocks.get(index as usize));
+            let block = block.ok_or_else(|| {
+                let slot = segment.slot;
+                format!("{slot} has no block of the window for position {position}")
+            })?;
+            let cells = self.windows.get_mut(block.0 as usize);
+            let cells = cells.ok_or_else(|| format!("{block} is outside the window plane"))?;
+            let each = cells.len() / self.block_tokens;
+            let place = (position % window.block_tokens) as usize * each;
+            let own = window_cells(last, salt, each);
+            if position >= segment.position {
+                cells[place..place + each].copy_from_slice(&own);
+            } else if cells[place..place + each] != own {
+                return Err(format!(
+                    "{} reads {block} of the window at position {position}: not its own",
+                    segment.slot
+                ));
+            }
         }
         Ok(())
     }
@@ -389,6 +447,9 @@ impl CellEngine {
                 let block = segment.blocks.get(ordinal as usize);
                 blocks.extend(block.map(|block| (KvPlane::Blocks, *block)));
             }
+            let window = segment.window.iter().flat_map(WindowTable::entries);
+            let window = window.filter(|(ordinal, _)| (first..=last).contains(ordinal));
+            blocks.extend(window.map(|(_, block)| (KvPlane::Window, block)));
             let slots = segment.state.into_iter().flat_map(slots_written);
             blocks.extend(slots.map(|slot| (KvPlane::State, slot)));
         }
@@ -399,6 +460,9 @@ impl CellEngine {
     pub fn hash_into(&self, print: &mut impl Hasher) {
         self.cells.hash(print);
         self.states.hash(print);
+        if self.window.is_some() {
+            self.windows.hash(print);
+        }
         for (slot, engine_slot) in &self.slots {
             slot.hash(print);
             engine_slot.open.prompt.hash(print);
@@ -427,6 +491,11 @@ impl CellEngine {
                 let first = unit.ordinal as usize * self.unit_cells;
                 &state[first..state.len().min(first + self.unit_cells)]
             }
+            KvPlane::Window => {
+                let cells = &self.windows[block.0 as usize];
+                let first = (unit.ordinal % self.window_pieces) as usize * self.unit_cells;
+                &cells[first..cells.len().min(first + self.unit_cells)]
+            }
         }
     }
 
@@ -446,6 +515,12 @@ impl CellEngine {
                 let state = &mut self.states[block.0 as usize];
                 state[first..first + cells.len()].copy_from_slice(cells);
             }
+            KvPlane::Window => {
+                let piece = (unit.ordinal % self.window_pieces) as usize;
+                let first = piece * self.unit_cells + offset;
+                let window = &mut self.windows[block.0 as usize];
+                window[first..first + cells.len()].copy_from_slice(cells);
+            }
         }
     }
 
@@ -462,9 +537,27 @@ impl CellEngine {
                     self.write(*block, (position % size) as usize, &[Some(cell)]);
                 }
             }
+            self.write_window_garbage(segment, &mut garbage);
             for slot in segment.state.into_iter().flat_map(slots_written) {
                 let kv = KvHash(garbage());
                 self.states[slot.0 as usize].fill(Some(KvCell { kv, salt: 0 }));
+            }
+        }
+    }
+}
+
+impl CellEngine {
+    fn write_window_garbage(&mut self, segment: &Segment, mut garbage: impl FnMut() -> u64) {
+        let size = self.block_tokens as u32;
+        let positions = segment.position..segment.position + segment.len;
+        for (ordinal, block) in segment.window.iter().flat_map(WindowTable::entries) {
+            let cells = &mut self.windows[block.0 as usize];
+            let each = cells.len() / self.block_tokens;
+            for (position, cells) in (ordinal * size..).zip(cells.chunks_mut(each)) {
+                if positions.contains(&position) {
+                    let kv = KvHash(garbage());
+                    cells.fill(Some(KvCell { kv, salt: 0 }));
+                }
             }
         }
     }

@@ -254,6 +254,7 @@ fn seal(handoff: HandoffId, blocks_count: u32) -> Packet {
         content: Default::default(),
         output: vec![0],
         state: None,
+        window: None,
     })
 }
 

@@ -286,6 +286,7 @@ async fn a_damaged_message_ends_the_link_and_is_named() {
         content: BlockHash::default(),
         output: vec![7],
         state: None,
+        window: None,
     });
     let bytes = [7; BLOCK as usize];
     let (frame, slot_frame) = (head(&bytes), LinkMessage::SlotFrame(head(&bytes), 0));

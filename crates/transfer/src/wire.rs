@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// The first bytes of the first message of each direction; they distinguish foreign clients.
 pub(crate) const MAGIC: [u8; 4] = *b"CLVK";
 /// The version of the format; it grows with every change, and both ends must agree.
-pub(crate) const VERSION: u16 = 9;
+pub(crate) const VERSION: u16 = 10;
 /// The header: kind, zeros, body length.
 pub(crate) const HEADER_BYTES: usize = 8;
 /// The checksum after the fields.
@@ -315,6 +315,7 @@ impl FrameHead {
                 plane: match fields.get_u8() {
                     0 => KvPlane::Blocks,
                     1 => KvPlane::State,
+                    2 => KvPlane::Window,
                     other => return Err(LinkWireError::PlaneCode(other)),
                 },
                 ordinal: fields.get_u32_le(),
@@ -338,6 +339,7 @@ impl FrameHead {
         out.put_u8(match self.part.plane {
             KvPlane::Blocks => 0,
             KvPlane::State => 1,
+            KvPlane::Window => 2,
         });
         out.put_u32_le(self.part.ordinal);
         out.put_u32_le(self.part.offset);
@@ -345,7 +347,7 @@ impl FrameHead {
         out.put_u64_le(self.checksum);
     }
 
-    /// Whether the payload is no longer than a block: no piece of a state is.
+    /// Whether the payload is no longer than a block: no piece is.
     pub(crate) fn check_within_block(&self, block_bytes: u32) -> Result<(), LinkWireError> {
         let BlockPart { offset, len, .. } = self.part;
         let end = u64::from(offset) + u64::from(len);

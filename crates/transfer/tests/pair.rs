@@ -277,5 +277,6 @@ pub fn seal(flight: u64) -> Packet {
         content: BlockHash([8; 16]),
         output: vec![6, 7],
         state: None,
+        window: None,
     })
 }

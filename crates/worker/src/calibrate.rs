@@ -6,8 +6,8 @@
 //! the times measured so far predict the rest.
 
 use cleave_domain::{
-    BlockIndex, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SegmentState, SlotIndex,
-    StepId, StepPlan, StepWork,
+    BlockIndex, Capacity, LogitsWanted, OpenSlot, Prices, SamplingParams, Segment, SegmentState,
+    SlotIndex, StepId, StepPlan, StepWork, WindowTable,
 };
 use cleave_engine::{Engine, EngineError};
 use cleave_models::ModelCost;
@@ -103,9 +103,9 @@ impl<'a> StepTimer<'a> {
             && parts
                 .iter()
                 .all(|part| part.end() < capacity.context_tokens_max);
-        if !fits {
+        let Some(windows) = window_tables(&capacity, parts).filter(|_| fits) else {
             return Ok(None);
-        }
+        };
         let opens = (0..).zip(parts).map(|(slot, part)| self.open(slot, *part));
         self.engine.step(&StepPlan {
             step: StepId(0),
@@ -114,7 +114,7 @@ impl<'a> StepTimer<'a> {
             poolings: Vec::new(),
         })?;
         let mut next = 0;
-        let segments = (0..).zip(parts).map(|(slot, part)| {
+        let segments = (0..).zip(parts).zip(windows).map(|((slot, part), window)| {
             let first = next;
             next += part.end().div_ceil(capacity.block_tokens);
             Segment {
@@ -129,6 +129,7 @@ impl<'a> StepTimer<'a> {
                     restore: None,
                     snapshot: None,
                 }),
+                window,
             }
         });
         let plan = StepPlan {
@@ -178,6 +179,26 @@ impl<'a> StepTimer<'a> {
             adapter: None,
         }
     }
+}
+
+/// A table of the window plane for each part, where the engine has that plane; `None` if the plane
+/// is too small.
+fn window_tables(capacity: &Capacity, parts: &[StepPart]) -> Option<Vec<Option<WindowTable>>> {
+    let (Some(window), Some(windows)) = (capacity.window(), capacity.windows) else {
+        return Some(vec![None; parts.len()]);
+    };
+    let mut next = 0;
+    let tables = parts.iter().map(|part| {
+        let first = window.first_block(part.before);
+        let blocks = next..next + part.end().div_ceil(capacity.block_tokens) - first;
+        next = blocks.end;
+        Some(WindowTable {
+            first,
+            blocks: blocks.map(BlockIndex).collect(),
+        })
+    });
+    let tables = tables.collect();
+    (next <= windows.count).then_some(tables)
 }
 
 /// The result of a measurement.
@@ -332,7 +353,7 @@ fn calibration_steps(slots_count: u32, step_tokens_max: u32) -> Vec<Vec<StepPart
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::{BlockIndex, Capacity, Fingerprint, KvPlane, RowPrice, StepResult};
+    use cleave_domain::{Fingerprint, KvPlane, RowPrice, StepResult};
     use cleave_engine::{BlockSpan, EngineDescription, MockEngine};
     use cleave_models::ExpertsCost;
     use cleave_planner::{bytes_used, flops_used};
@@ -413,6 +434,7 @@ mod tests {
                 step_tokens_max: 512,
                 context_tokens_max: 4096,
                 states: None,
+                windows: None,
             },
             vocab_size: 1000,
             model: String::new(),

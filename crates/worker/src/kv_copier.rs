@@ -478,6 +478,7 @@ pub(super) mod tests {
             step_tokens_max: 16,
             context_tokens_max: 24,
             states: None,
+            windows: None,
         }
     }
 

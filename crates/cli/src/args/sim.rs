@@ -36,6 +36,9 @@ A violation prints its seed and makes the exit status 1.")]
         /// Simulate a model with a state beside its keys and values.
         #[arg(long)]
         states: bool,
+        /// Simulate a model with sliding windows.
+        #[arg(long)]
+        windows: bool,
         /// Simulate fleets of one to three models.
         #[arg(long)]
         models: bool,

@@ -312,6 +312,7 @@ impl EngineCapacity {
             states_count: 0,
             slots_count,
             step_tokens_max: self.step_tokens_max,
+            windows_count: 0,
         }
     }
 }

@@ -246,6 +246,7 @@ impl EngineBench {
             logits,
             drafts: Vec::new(),
             state: None,
+            window: None,
         }
     }
 

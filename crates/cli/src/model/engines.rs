@@ -1,5 +1,6 @@
 //! Engines of a loaded model: the division of threads, GPU and KV memory among workers.
 
+use super::kv_memory::{PlaneBlocks, SequenceLimits};
 use super::{LoadedModel, LoadedWeights};
 use crate::args::EngineArgs;
 use crate::gpu::{self, GpuShare};
@@ -10,6 +11,7 @@ use cleave_cuda::{
 };
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
+    WindowTable,
 };
 use cleave_engine::ops::AdapterLoader;
 use cleave_engine::{AdapterTable, Engine, EngineLimits, ModelEngine};
@@ -31,17 +33,24 @@ impl LoadedModel {
         roles: &[Role],
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
         let count = roles.len();
-        let block_bytes = self.block_bytes(args.block_tokens());
         let bytes = self.kv_bytes(args, count)?;
-        let slots_blocks = u64::from(args.slots_count())
-            * u64::from(self.context_tokens_max().div_ceil(args.block_tokens()));
-        let most = if args.kv_cache.is_some() {
-            u64::from(u32::MAX)
-        } else {
-            slots_blocks
+        let context_blocks = self.context_tokens_max().div_ceil(args.block_tokens());
+        let blocks_max = match args.kv_cache {
+            Some(_) => u32::MAX,
+            None => args.slots_count().saturating_mul(context_blocks),
         };
-        let blocks_count = (bytes / block_bytes).min(most).min(u64::from(u32::MAX)) as u32;
+        let limits = SequenceLimits {
+            slots_count: args.slots_count(),
+            step_tokens_max: args.step_tokens_max(),
+            blocks_max,
+        };
+        let spec = self.kv_spec(args.block_tokens());
+        let PlaneBlocks {
+            blocks_count,
+            windows_count,
+        } = PlaneBlocks::divide(bytes, &spec, limits);
         if blocks_count == 0 {
+            let block_bytes = self.block_bytes(args.block_tokens());
             bail!(
                 "a KV cache of {bytes} bytes does not hold one block of {} tokens ({block_bytes} bytes); \
                  raise --kv-cache",
@@ -52,6 +61,7 @@ impl LoadedModel {
             block_tokens: args.block_tokens(),
             blocks_count,
             states_count: 0,
+            windows_count,
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
         };
@@ -92,6 +102,7 @@ impl LoadedModel {
             states_count: 0,
             slots_count: 1,
             step_tokens_max: args.step_tokens_max(),
+            windows_count: 0,
         };
         let sole = WorkerThreads {
             index: 0,
@@ -225,6 +236,7 @@ pub(crate) fn on_own_thread<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 /// port is bound, not with the first request.
 fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
     let slot = SlotIndex(0);
+    let windows = engine.describe().capacity.windows;
     let open = OpenSlot {
         slot,
         sampling: Arc::new(SamplingParams::greedy()),
@@ -242,6 +254,10 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
         logits: LogitsWanted::Sample,
         drafts: Vec::new(),
         state: None,
+        window: windows.map(|_| WindowTable {
+            first: 0,
+            blocks: vec![BlockIndex(0)],
+        }),
     };
     engine.step(&StepPlan {
         step: StepId(0),

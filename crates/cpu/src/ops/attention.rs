@@ -17,6 +17,7 @@ use cleave_cpu_kernels::kernel::{CpuKernels, SoftCap, StoredElement};
 use cleave_cpu_kernels::layout::{KvLayout, TokenSpot};
 use cleave_cpu_kernels::memory::{PlainData, SliceParts, bytes_of, bytes_of_mut};
 use cleave_cpu_kernels::simd::LANES;
+use cleave_domain::BlockIndex;
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
     Attention, AttentionIo, Batch, HeadShape, KvType, PoolLayer, PoolLayerShape, QkNorms,
@@ -89,6 +90,8 @@ struct KvStoring<'a, T> {
     layout: KvLayout,
     /// `(rows, q | k | v)`.
     qkv: SliceParts<'a, f32>,
+    /// The batch's tables of the layer's plane.
+    tables: &'a [BlockIndex],
     stored: SliceParts<'a, T>,
     round: &'a RoundHead<'a, T>,
 }
@@ -115,7 +118,7 @@ impl<'a, T: PlainData> KvStoring<'a, T> {
 
     /// A head of a run's block, which begins at this element of the block.
     fn head(&self, run: &StoredRun, offset: usize) -> &'a mut [T] {
-        let start = run.block.0 as usize * self.shape.block_elements + offset;
+        let start = self.tables[run.entry].0 as usize * self.shape.block_elements + offset;
         // SAFETY: a block belongs to one run, which the plan asserts, and a run to one task, which
         // uses one head at a time.
         unsafe { self.stored.part(start..start + self.shape.head_elements()) }
@@ -261,7 +264,8 @@ impl CpuOps {
             shape,
             layout: KvLayout::of(self.precision, shape.heads, shape.block_tokens),
             qkv: SliceParts::new(qkv.head_mut(batch.rows_count())),
-            stored: SliceParts::new(pool.elements_mut::<T>()),
+            tables: &batch.blocks[batch.tables_start(shape.plane)..],
+            stored: SliceParts::new(pool.elements_mut::<T>(shape.plane)),
             round,
         };
         let runs = self.plan.stored();
@@ -298,13 +302,13 @@ impl CpuOps {
             out,
         } = io;
         let rows = AttendedRows { qkv, sinks, out };
-        let of = |elements| PoolLayerView {
-            shape: pool.shape.layer(attention.layer),
-            elements,
-        };
+        let shape = pool.shape.layer(attention.layer);
+        let of = |elements| PoolLayerView { shape, elements };
         let view = match self.kv {
-            KvType::F32 | KvType::Bf16 => of(PoolContents::Elements(pool.elements::<T>())),
-            KvType::Int8PerTokenHead => of(PoolContents::Codes(pool.elements())),
+            KvType::F32 | KvType::Bf16 => {
+                of(PoolContents::Elements(pool.elements::<T>(shape.plane)))
+            }
+            KvType::Int8PerTokenHead => of(PoolContents::Codes(pool.elements(shape.plane))),
             KvType::Fp8E4m3 => {
                 return self.attend_widened::<T>(attention, pool, rows);
             }
@@ -377,7 +381,7 @@ impl CpuOps {
             // SAFETY: one scratch per worker; `CpuKernels::of` checked the instructions.
             unsafe {
                 let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
-                let (queries, share) = plan.task(batch, turn.task);
+                let (queries, share) = plan.task(batch, shape.plane, turn.task);
                 (kernels.attend)(&attend, queries, share, scratch);
             }
         });
@@ -385,7 +389,7 @@ impl CpuOps {
             // SAFETY: as above.
             unsafe {
                 let scratch = &mut scratch.part(turn.worker..turn.worker + 1)[0];
-                let (queries, partial) = plan.merge(batch, turn.task);
+                let (queries, partial) = plan.merge(batch, shape.plane, turn.task);
                 (kernels.combine)(&attend, queries, partial, scratch);
             }
         });

@@ -35,11 +35,14 @@ pub(super) struct PoolHandle {
     /// Zeros if the pool has no state slots.
     states_count: u64,
     state_bytes: u64,
+    /// Zeros if the pool has no window plane.
+    windows_count: u64,
+    window_bytes: u64,
     memory: [u8; HANDLE_BYTES],
 }
 
 /// The number of integers in an encoded handle, before the identifier.
-const NUMBERS_COUNT: usize = 6;
+const NUMBERS_COUNT: usize = 8;
 /// The size of an encoded handle in bytes.
 const WIRE_BYTES: usize = NUMBERS_COUNT * 8 + 16 + HANDLE_BYTES;
 
@@ -64,7 +67,12 @@ impl PoolHandle {
         let mut shared = shared();
         shared.retain(|_, memory| memory.strong_count() > 0);
         shared.insert(serial, Arc::downgrade(&pool.memory));
-        let PoolRegions { blocks, states, .. } = pool.regions;
+        let PoolRegions {
+            blocks,
+            windows,
+            states,
+            ..
+        } = pool.regions;
         Ok(Self {
             process: this_process(),
             pool: serial,
@@ -73,6 +81,8 @@ impl PoolHandle {
             block_bytes: blocks.bytes as u64,
             states_count: states.count as u64,
             state_bytes: states.bytes as u64,
+            windows_count: windows.count as u64,
+            window_bytes: windows.bytes as u64,
             memory,
         })
     }
@@ -86,6 +96,8 @@ impl PoolHandle {
             block_bytes,
             states_count,
             state_bytes,
+            windows_count,
+            window_bytes,
             memory,
         } = self;
         let numbers: [u64; NUMBERS_COUNT] = [
@@ -95,6 +107,8 @@ impl PoolHandle {
             block_bytes,
             states_count,
             state_bytes,
+            windows_count,
+            window_bytes,
         ];
         let mut bytes = Vec::with_capacity(WIRE_BYTES);
         bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
@@ -115,6 +129,8 @@ impl PoolHandle {
             block_bytes: number(3),
             states_count: number(4),
             state_bytes: number(5),
+            windows_count: number(6),
+            window_bytes: number(7),
             uuid: uuid.try_into().ok()?,
             memory: memory.try_into().ok()?,
         })
@@ -127,7 +143,8 @@ impl PoolHandle {
             Some(PoolPlane { count, bytes })
         };
         let blocks = plane(self.blocks_count, self.block_bytes)?;
-        PoolRegions::new(blocks, plane(self.states_count, self.state_bytes)?)
+        let windows = plane(self.windows_count, self.window_bytes)?;
+        PoolRegions::new(blocks, windows, plane(self.states_count, self.state_bytes)?)
     }
 }
 

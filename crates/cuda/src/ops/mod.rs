@@ -79,6 +79,8 @@ struct StepAddresses {
     tokens: DeviceAddress,
     positions: DeviceAddress,
     row_slots: DeviceAddress,
+    /// The same in the window plane; 0 without it.
+    window_slots: DeviceAddress,
     /// The kind of a decode step, and its handling.
     decode: Option<(RecordedStep, GraphUse)>,
 }
@@ -342,8 +344,11 @@ impl Ops for CudaOps {
             sin: rotary.sin.address(),
             query_factors: rotary.query_factors.as_ref().map_or(0, WeightPart::address),
             positions: self.step.positions,
-            row_slots: self.step.row_slots,
-            pool: pool.memory.at(0),
+            row_slots: match shape.plane {
+                KvPlane::Window => self.step.window_slots,
+                _ => self.step.row_slots,
+            },
+            pool: pool.plane_address(shape.plane),
             block_elements: shape.block_elements as u64,
             key_offset: shape.key_offset(0) as u64,
             value_offset: shape.value_offset(0) as u64,

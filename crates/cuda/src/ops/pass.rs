@@ -10,7 +10,7 @@ use crate::adapters::CudaAdapter;
 use crate::attention::CudaAttention;
 use crate::recording::{GraphUse, RecordedStep, bucket};
 use crate::step_messages::StepMessage;
-use cleave_domain::BlockIndex;
+use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{AdapterGroup, Batch, PassMode, PassPurpose};
 
@@ -83,7 +83,9 @@ impl CudaOps {
             values.resize(launched.max(values.len()), with);
             values
         };
-        let slots = padded(&row_slots(batch, block_tokens), NO_SLOT);
+        let slots_in = |plane| padded(&row_slots(batch, plane, block_tokens), NO_SLOT);
+        let slots = slots_in(KvPlane::Blocks);
+        let window_slots = batch.windows_start.map(|_| slots_in(KvPlane::Window));
         let (mut tokens, positions) = (padded(&batch.tokens, 0), padded(&batch.positions, 0));
         for fed in &batch.fed_rows {
             tokens[fed.row as usize] = FED | fed.draw_row;
@@ -93,6 +95,10 @@ impl CudaOps {
             tokens: messages.send(stream, StepMessage::Tokens, &tokens)?,
             positions: messages.send(stream, StepMessage::Positions, &positions)?,
             row_slots: messages.send(stream, StepMessage::RowSlots, &slots)?,
+            window_slots: match window_slots {
+                Some(slots) => messages.send(stream, StepMessage::WindowRowSlots, &slots)?,
+                None => 0,
+            },
             decode: None,
         };
         self.matmul
@@ -124,13 +130,13 @@ impl CudaOps {
     }
 }
 
-/// Returns the slot of each row's keys and values: `block × block_tokens + token`.
-fn row_slots(batch: &Batch, block_tokens: usize) -> Vec<u32> {
+/// Returns the slot of each row's keys and values in a plane: `block × block_tokens + token`.
+fn row_slots(batch: &Batch, plane: KvPlane, block_tokens: usize) -> Vec<u32> {
     let slot = |table: &[BlockIndex], position: usize| {
         table[position / block_tokens].0 * block_tokens as u32 + (position % block_tokens) as u32
     };
     let of_segment = |segment: &cleave_engine::ops::BatchSegment| {
-        let table = batch.table(segment);
+        let table = batch.table(segment, plane);
         let first = segment.position;
         (first..first + segment.rows.len())
             .map(|position| slot(table, position))

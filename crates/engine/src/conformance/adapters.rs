@@ -25,6 +25,7 @@ fn limits(sequences_count: u32) -> EngineLimits {
         states_count: 0,
         slots_count: sequences_count,
         step_tokens_max: sequences_count * BLOCKS_PER_SEQUENCE * BLOCK_TOKENS,
+        windows_count: 0,
     }
 }
 

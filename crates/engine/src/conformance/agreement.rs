@@ -31,6 +31,7 @@ pub fn agreement(dir: &Path, build: [BuildEngine<'_>; 2], tolerance: f32) -> Res
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 128,
+        windows_count: 0,
     };
     let sampling = Arc::new(SamplingParams {
         logprobs: Some(TOP),

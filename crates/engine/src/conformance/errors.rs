@@ -28,6 +28,7 @@ pub fn logit_error(dir: &Path, build: [BuildEngine<'_>; 2]) -> Result<f32, Strin
         block_tokens: BLOCK_TOKENS,
         blocks_count: TABLE,
         states_count: 0,
+        windows_count: 0,
         slots_count: 1,
         step_tokens_max: 128,
     };

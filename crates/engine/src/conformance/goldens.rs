@@ -54,6 +54,7 @@ pub fn goldens(dir: &Path, build: BuildEngine<'_>) -> Result<f32, String> {
             states_count: 0,
             slots_count: 1,
             step_tokens_max: 256,
+            windows_count: 0,
         },
     )?;
     for (index, golden) in list.iter().enumerate() {

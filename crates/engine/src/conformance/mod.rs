@@ -2,7 +2,7 @@
 //!
 //! Owns: comparisons with a reference's goldens and of two devices; path independence to the bit;
 //! overlapping steps against the same steps one at a time; drafts against none; vectors; adapters;
-//! errors of logits.
+//! an engine that spoils what no step may read; errors of logits.
 //! Never: knows how an engine is built: the caller passes a [`BuildEngine`].
 //! Invariant: a suite returns the first difference as a sentence, and `Ok` only after every check.
 
@@ -14,6 +14,7 @@ mod errors;
 mod goldens;
 mod overlap;
 mod paths;
+mod poison;
 mod pooling;
 mod residues;
 mod rng;
@@ -29,6 +30,7 @@ pub use errors::logit_error;
 pub use goldens::goldens;
 pub use overlap::overlap;
 pub use paths::path_independence;
+pub use poison::poisoned;
 pub use pooling::{pooled_paths, pooling};
 pub use vectors::vectors;
 

@@ -27,6 +27,7 @@ pub(super) const LIMITS: EngineLimits = EngineLimits {
     states_count: 0,
     slots_count: BATCH as u32,
     step_tokens_max: 256,
+    windows_count: 0,
 };
 
 /// A prompt with its sampling, and the tokens that it draws when it runs alone with its whole
@@ -221,9 +222,16 @@ fn copied(engine: &mut dyn Engine, cases: &[PathCase]) -> Result<(), String> {
             .iter()
             .map(|block| (*block, BlockIndex(block.0 + 3 * BLOCKS_PER_SEQUENCE)))
             .collect();
-        engine
-            .copy_blocks(KvPlane::Blocks, &pairs)
-            .map_err(|error| error.to_string())?;
+        let has_windows = engine.describe().capacity.windows.is_some();
+        let planes = [
+            Some(KvPlane::Blocks),
+            has_windows.then_some(KvPlane::Window),
+        ];
+        for plane in planes.into_iter().flatten() {
+            engine
+                .copy_blocks(plane, &pairs)
+                .map_err(|error| error.to_string())?;
+        }
         sequence.blocks = pairs.iter().map(|(_, to)| *to).collect();
         let mut other = DrivenSequence::new(
             1,

@@ -8,6 +8,7 @@
 use super::residues::residues;
 use super::rng::ConformanceRng;
 use super::sequence::BLOCK_TOKENS;
+use super::sequence::with_windows;
 use crate::{Engine, EngineLimits};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
@@ -31,6 +32,7 @@ pub(super) const LIMITS: EngineLimits = EngineLimits {
     states_count: 0,
     slots_count: SLOTS,
     step_tokens_max: 48,
+    windows_count: 0,
 };
 
 /// A block that no sequence uses.
@@ -118,6 +120,7 @@ impl RandomSchedule {
                 ..StepPlan::default()
             };
             scheduler.fill(&mut plan, &mut schedule);
+            let plan = with_windows(engine, &plan);
             let result = engine.step(&plan);
             let result = result.map_err(|error| format!("step {number}: {error}"))?;
             // The tokens of the step before are received only now, after the next step was planned
@@ -264,6 +267,7 @@ impl RandomScheduler {
                 (true, true) => LogitsWanted::ScoreAndSample,
             },
             state: None,
+            window: None,
         })
     }
 

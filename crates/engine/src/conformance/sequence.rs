@@ -6,9 +6,10 @@
 
 use crate::{BlockSpan, Engine};
 use cleave_domain::{
-    AdapterId, BlockIndex, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment,
-    SlotIndex, StepId, StepPlan, StepResult,
+    AdapterId, BlockIndex, KvPlane, LogitsWanted, OpenSlot, SampledToken, SamplingParams, Segment,
+    SlotIndex, StepId, StepPlan, StepResult, WindowTable,
 };
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Tokens per block in every suite; prompts of the goldens end on both sides of its multiples.
@@ -83,6 +84,7 @@ impl DrivenSequence {
                 LogitsWanted::No
             },
             state: None,
+            window: None,
         });
         self.done = end;
     }
@@ -137,20 +139,17 @@ impl DrivenSequence {
         blocks: std::ops::Range<u32>,
     ) -> Result<(), String> {
         let blocks: Vec<BlockIndex> = blocks.map(BlockIndex).collect();
-        let mut bytes = vec![0; from.describe().capacity.block_bytes as usize];
-        let used = self.done.div_ceil(BLOCK_TOKENS as usize);
-        for (source, target) in self.blocks.iter().zip(&blocks).take(used) {
-            // In two parts, as a transfer link does.
-            let cut = bytes.len() / 3;
-            let (head, tail) = bytes.split_at_mut(cut);
-            from.read_block(BlockSpan::of_block(*source, 0, cut), head)
-                .map_err(|error| error.to_string())?;
-            from.read_block(BlockSpan::of_block(*source, cut, tail.len()), tail)
-                .map_err(|error| error.to_string())?;
-            to.write_block(BlockSpan::of_block(*target, cut, tail.len()), tail)
-                .map_err(|error| error.to_string())?;
-            to.write_block(BlockSpan::of_block(*target, 0, cut), head)
-                .map_err(|error| error.to_string())?;
+        let capacity = from.describe().capacity;
+        let used = self.done.div_ceil(capacity.block_tokens as usize);
+        let window = capacity.window();
+        // Of the window plane, only the blocks that the next token reads.
+        let live = window.map_or(used, |window| window.first_block(self.done as u32) as usize);
+        let pairs = self.blocks.iter().zip(&blocks).take(used).enumerate();
+        for (ordinal, (source, target)) in pairs {
+            copy_across(from, to, KvPlane::Blocks, (*source, *target))?;
+            if window.is_some() && ordinal >= live {
+                copy_across(from, to, KvPlane::Window, (*source, *target))?;
+            }
         }
         self.blocks = blocks;
         self.is_open = false;
@@ -158,10 +157,57 @@ impl DrivenSequence {
     }
 }
 
+/// Copies a block to another engine, in two parts, as a transfer link does.
+fn copy_across(
+    from: &dyn Engine,
+    to: &mut dyn Engine,
+    plane: KvPlane,
+    pair: (BlockIndex, BlockIndex),
+) -> Result<(), String> {
+    let (source, target) = pair;
+    let capacity = from.describe().capacity;
+    let len = match plane {
+        KvPlane::Window => capacity.windows.map_or(0, |windows| windows.bytes),
+        KvPlane::Blocks | KvPlane::State => capacity.block_bytes,
+    } as usize;
+    let mut bytes = vec![0; len];
+    let cut = len / 3;
+    let span = |block, range: Range<usize>| BlockSpan {
+        plane,
+        block,
+        offset: range.start,
+        len: range.len(),
+    };
+    for part in [0..cut, cut..len] {
+        let error = |error: crate::EngineError| error.to_string();
+        let bytes = &mut bytes[part.clone()];
+        from.read_block(span(source, part.clone()), bytes)
+            .map_err(error)?;
+        to.write_block(span(target, part), bytes).map_err(error)?;
+    }
+    Ok(())
+}
+
+/// The plan with the tables of the window plane, where the engine has one. A block of a sequence
+/// has the same index in both planes, and those that no token to come reads are left out.
+pub(super) fn with_windows(engine: &dyn Engine, plan: &StepPlan) -> StepPlan {
+    let mut plan = plan.clone();
+    if let Some(window) = engine.describe().capacity.window() {
+        for segment in &mut plan.segments {
+            let first = window.first_block(segment.position);
+            segment.window = Some(WindowTable {
+                first,
+                blocks: segment.blocks[first as usize..].to_vec(),
+            });
+        }
+    }
+    plan
+}
+
 pub(super) fn step(engine: &mut dyn Engine, plan: &StepPlan) -> Result<StepResult, String> {
     let plan = StepPlan {
         step: StepId(1),
-        ..plan.clone()
+        ..with_windows(engine, plan)
     };
     engine.step(&plan).map_err(|error| error.to_string())
 }

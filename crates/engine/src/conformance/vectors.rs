@@ -36,6 +36,7 @@ pub fn vectors(dir: &Path, tokens_max: usize, build: BuildEngine<'_>) -> Result<
             states_count: 0,
             slots_count: 1,
             step_tokens_max: STEP_TOKENS,
+            windows_count: 0,
         },
     )?;
     for (pooling, name) in [

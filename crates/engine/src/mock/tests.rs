@@ -20,6 +20,7 @@ fn engine_with_states(states: Option<StateCapacity>) -> MockEngine {
         step_tokens_max: 16,
         context_tokens_max: 24,
         states,
+        windows: None,
     };
     MockEngine::new(EngineDescription {
         model: "mock".into(),
@@ -66,6 +67,7 @@ fn step(
             logits: LogitsWanted::Sample,
             drafts: Vec::new(),
             state: None,
+            window: None,
         }],
         opens,
         poolings: Vec::new(),
@@ -101,6 +103,7 @@ fn decode(step: u64, position: u32) -> StepPlan {
             logits: LogitsWanted::Sample,
             drafts: Vec::new(),
             state: None,
+            window: None,
         }],
         opens: vec![],
         poolings: Vec::new(),

@@ -5,7 +5,7 @@
 
 use crate::ops::{KvPoolShape, WeightLoader};
 use crate::weights::Weights;
-use cleave_domain::{Fingerprint, KvSpec};
+use cleave_domain::{Fingerprint, KvSpec, WindowLayout};
 
 /// Compatibility key: blocks can be exchanged only between engines with equal keys.
 pub(super) fn fingerprint<P: WeightLoader>(
@@ -20,13 +20,17 @@ pub(super) fn fingerprint<P: WeightLoader>(
     let state = spec.state.as_ref().map_or(String::new(), |layout| {
         format!("-s{}b{}", layout.layers.len(), layout.bytes)
     });
+    let window = spec.window.as_ref().map_or(String::new(), |window| {
+        let WindowLayout { tokens, layout } = window;
+        format!("-w{tokens}l{}", layout.layers.len())
+    });
     let form = match weights.weight_form {
         "" => String::new(),
         form => format!("-{form}"),
     };
     let rope = weights.rope_choice;
     Fingerprint(format!(
-        "{}-{}{form}-{arithmetic}{rope}-{}-{}l{layers_count}h{}d{}t{block_tokens}{state}",
+        "{}-{}{form}-{arithmetic}{rope}-{}-{}l{layers_count}h{}d{}t{block_tokens}{state}{window}",
         weights.revision,
         weights.precision.name(),
         weights.slices,

@@ -3,7 +3,7 @@
 //! Owns: which tokens run, and where each of them lies.
 //! Invariant: the segments' tokens follow one another, without gaps.
 
-use cleave_domain::{BlockIndex, TokenId};
+use cleave_domain::{BlockIndex, KvPlane, TokenId};
 use std::ops::Range;
 
 /// The rows of one forward pass: every segment's tokens one after the other.
@@ -17,8 +17,11 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// Segments in row order; together they cover every row.
     pub segments: Vec<BatchSegment>,
-    /// Block tables of all segments, one after the other.
+    /// Block tables of all segments, one after the other; then, if the model has a window plane,
+    /// those of that plane in the same order, each as long as the other of its segment.
     pub blocks: Vec<BlockIndex>,
+    /// Where the tables of the window plane begin; `None` without that plane.
+    pub windows_start: Option<usize>,
 }
 
 impl Batch {
@@ -27,9 +30,24 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// A segment's block table: block `i` holds positions `i × block_tokens ..`.
-    pub fn table(&self, segment: &BatchSegment) -> &[BlockIndex] {
-        &self.blocks[segment.blocks.clone()]
+    /// A segment's block table in a plane: block `i` holds positions `i × block_tokens ..`. In
+    /// place of a block that the sequence gave up, it has the first one of its window: kernels
+    /// walk keys in tiles, and read and mask those of a tile that are before the window.
+    pub fn table(&self, segment: &BatchSegment, plane: KvPlane) -> &[BlockIndex] {
+        let start = self.tables_start(plane);
+        &self.blocks[start + segment.blocks.start..start + segment.blocks.end]
+    }
+
+    /// Where the tables of a plane begin in [`Batch::blocks`].
+    ///
+    /// # Panics
+    /// If the batch has no such plane.
+    pub fn tables_start(&self, plane: KvPlane) -> usize {
+        match plane {
+            KvPlane::Blocks => 0,
+            KvPlane::Window => self.windows_start.expect("a plane of the pool"),
+            KvPlane::State => unreachable!("states have no tables"),
+        }
     }
 }
 
@@ -50,8 +68,9 @@ pub struct BatchSegment {
     pub rows: Range<usize>,
     /// Position of the first row. Keys and values of `0..position` are already in the pool.
     pub position: usize,
-    /// Block table, a range of [`Batch::blocks`]; covers `position + rows.len()` tokens. No other
-    /// segment stores rows in the blocks that this one stores its rows in.
+    /// Block table in the plane of blocks, a range of [`Batch::blocks`]; covers
+    /// `position + rows.len()` tokens. No other segment stores rows in the blocks that this one
+    /// stores its rows in.
     pub blocks: Range<usize>,
     /// Slot of the sequence's state, where the model has one: the state after `position` tokens,
     /// which the segment's rows replace. No other segment has this slot.

@@ -5,7 +5,7 @@
 //! Invariant: all of it is plain data; equal shapes mean equal layouts.
 
 use crate::blocks::BlockSpan;
-use cleave_domain::{BlockIndex, KvPlane, KvSpec, PlaneLayout, StateCapacity};
+use cleave_domain::{BlockIndex, KvPlane, KvSpec, PlaneLayout, StateCapacity, WindowCapacity};
 use cleave_models::HeadShape;
 use std::ops::Range;
 use std::sync::Arc;
@@ -107,10 +107,23 @@ pub struct KvPoolShape {
     /// The slots of the state plane; `None` if no layer has a state. A slot is one contiguous span,
     /// whose layout its layers choose.
     pub states: Option<StateCapacity>,
+    /// The blocks of the window plane; `None` if no layer is in it.
+    pub windows: Option<WindowCapacity>,
     /// Elements of a block.
     block_elements: usize,
-    /// The layers of a block, in order; at least one.
+    /// The layers of both planes with keys and values, in order; at least one.
     layers: Arc<[PoolLayerShape]>,
+}
+
+/// The blocks and slots of each plane of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlaneCounts {
+    /// Blocks of the plane of blocks.
+    pub blocks: usize,
+    /// Blocks of the window plane.
+    pub windows: u32,
+    /// Slots of the state plane; 0 without it.
+    pub states: u32,
 }
 
 /// One layer of a KV pool.
@@ -122,15 +135,17 @@ pub struct PoolLayerShape {
     pub block_tokens: usize,
     /// Number format of keys and values.
     pub kv: KvType,
-    /// First element of the layer, within a block.
+    /// The plane that the layer lies in.
+    pub plane: KvPlane,
+    /// First element of the layer, within a block of its plane.
     pub offset: usize,
-    /// Elements of a block, from one block to the next.
+    /// Elements of a block of its plane, from one block to the next.
     pub block_elements: usize,
 }
 
 impl KvPoolShape {
     /// The shape of a pool with this layout. `heads` has those of each layer with keys and values,
-    /// in order. `states_count` is ignored if no layer has a state.
+    /// in order. A count of a plane that the layout has not is ignored.
     ///
     /// # Panics
     /// If the layout has no layer, its layers have other sizes than these heads, or a state slot
@@ -138,19 +153,33 @@ impl KvPoolShape {
     pub fn new(
         spec: &KvSpec,
         heads: impl IntoIterator<Item = HeadShape>,
-        blocks_count: usize,
-        states_count: u32,
+        counts: PlaneCounts,
         kv: KvType,
     ) -> Self {
+        let PlaneCounts {
+            blocks: blocks_count,
+            windows: windows_count,
+            states: states_count,
+        } = counts;
         let elements = |bytes: u64| bytes as usize / kv.element_bytes();
-        let PlaneLayout { bytes, layers } = &spec.blocks;
-        let block_elements = elements(*bytes);
+        let block_elements = elements(spec.blocks.bytes);
         let block_tokens = spec.block_tokens as usize;
-        let layers = layers.iter().zip(heads).map(|(span, heads)| {
+        let planes = [KvPlane::Blocks, KvPlane::Window].into_iter();
+        let spans = planes.filter_map(|plane| Some((plane, spec.plane(plane)?)));
+        let spans = spans.flat_map(|(plane, PlaneLayout { bytes, layers })| {
+            let each = elements(*bytes);
+            layers.iter().map(move |span| (plane, span, each))
+        });
+        let mut spans: Vec<_> = spans.collect();
+        spans.sort_unstable_by_key(|(_, span, _)| span.layer);
+        let spans_count = spans.len();
+        let layers = spans.into_iter().zip(heads).map(|(span, heads)| {
+            let (plane, span, block_elements) = span;
             let shape = PoolLayerShape {
                 heads,
                 block_tokens,
                 kv,
+                plane,
                 offset: elements(span.offset),
                 block_elements,
             };
@@ -158,7 +187,7 @@ impl KvPoolShape {
             shape
         });
         let layers: Arc<[_]> = layers.collect();
-        assert_eq!(layers.len(), spec.blocks.layers.len(), "heads of layers");
+        assert_eq!(layers.len(), spans_count, "heads of layers");
         assert!(!layers.is_empty(), "a pool without layers");
         Self {
             blocks_count,
@@ -167,6 +196,11 @@ impl KvPoolShape {
             states: spec.state.as_ref().map(|layout| StateCapacity {
                 bytes: u32::try_from(layout.bytes).expect("a slot exceeds 4 GiB"),
                 count: states_count,
+            }),
+            windows: spec.window.as_ref().map(|window| WindowCapacity {
+                tokens: window.tokens,
+                bytes: u32::try_from(window.layout.bytes).expect("a block exceeds 4 GiB"),
+                count: windows_count,
             }),
             block_elements,
             layers,
@@ -185,6 +219,7 @@ impl KvPoolShape {
             heads,
             block_tokens,
             kv,
+            plane: KvPlane::Blocks,
             offset: 0,
             block_elements: 0,
         };
@@ -193,12 +228,17 @@ impl KvPoolShape {
             block_tokens: block_tokens as u32,
             blocks: PlaneLayout::packed((0..layers_count as u32).map(|layer| (layer, bytes))),
             state: None,
+            window: None,
         };
         let heads = (0..layers_count).map(|_| heads);
-        Self::new(&spec, heads, blocks_count, 0, kv)
+        let counts = PlaneCounts {
+            blocks: blocks_count,
+            ..PlaneCounts::default()
+        };
+        Self::new(&spec, heads, counts, kv)
     }
 
-    /// Layers in a block.
+    /// Layers with keys and values.
     pub fn layers_count(&self) -> usize {
         self.layers.len()
     }
@@ -243,6 +283,12 @@ impl KvPoolShape {
                 .map_or(PoolPlane::default(), |states| PoolPlane {
                     count: states.count as usize,
                     bytes: states.bytes as usize,
+                }),
+            KvPlane::Window => self
+                .windows
+                .map_or(PoolPlane::default(), |windows| PoolPlane {
+                    count: windows.count as usize,
+                    bytes: windows.bytes as usize,
                 }),
         }
     }
@@ -351,9 +397,15 @@ mod tests {
             block_tokens: 4,
             blocks,
             state: None,
+            window: None,
         };
-        let shape = KvPoolShape::new(&spec, [HEADS, wide], 1, 9, KvType::Bf16);
-        assert_eq!(shape.states, None);
+        let counts = PlaneCounts {
+            blocks: 1,
+            windows: 5,
+            states: 9,
+        };
+        let shape = KvPoolShape::new(&spec, [HEADS, wide], counts, KvType::Bf16);
+        assert_eq!((shape.states, shape.windows), (None, None));
         assert_eq!(shape.plane(KvPlane::State), PoolPlane::default());
         assert_eq!(shape.block_elements(), 128 + 256);
         assert_eq!((shape.layer(0).offset, shape.layer(1).offset), (0, 128));

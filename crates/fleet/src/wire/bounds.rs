@@ -13,7 +13,7 @@ use cleave_domain::{
     AdapterCommand, AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
     FleetDemand, HandoffId, MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts,
     Refusal, Report, Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity,
-    WorkerDescription, WorkerLoad, WorkerRef,
+    WindowCapacity, WorkerDescription, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;
@@ -164,7 +164,7 @@ bounded_fields! {
     DecodeTiming { wait, first; }
     WorkerLoad {
         tpot_least, step_left;
-        queue_tokens, sequences_waiting, sequences_running, blocks_free, states_free, progress,
+        queue_tokens, sequences_waiting, sequences_running, blocks_free, states_free, windows_free, progress,
         context_tokens, streams, backlog, orders_received
     }
     Emission { prompt; index, sampled }
@@ -193,7 +193,7 @@ bounded_variants! {
         Relayed(gossip),
         MigrationAborted { failure; handoff },
         LegFailed { failure; handoff },
-        Reserved { ; handoff, present, blocks, state },
+        Reserved { ; handoff, present, blocks, state, window },
         Running { ; handoff, present },
         Landed { ; handoff },
         MemoryPressure { ; handoff },
@@ -377,6 +377,7 @@ impl Bounded for Capacity {
             step_tokens_max,
             context_tokens_max,
             states,
+            windows,
         } = *self;
         let bounded = [
             ("capacity.block_tokens", block_tokens, BLOCK_TOKENS),
@@ -393,12 +394,24 @@ impl Bounded for Capacity {
         bounded
             .into_iter()
             .try_for_each(|(field, value, bounds)| within(field, u64::from(value), bounds))?;
-        let Some(StateCapacity { bytes, count }) = states else {
+        if let Some(StateCapacity { bytes, count }) = states {
+            within("capacity.states.bytes", u64::from(bytes), STATE_BYTES)?;
+            within("capacity.states.count", u64::from(count), SLOTS)?;
+            let pieces = u64::from(self.state_pieces());
+            within("capacity.states.pieces", pieces, STATE_PIECES)?;
+        }
+        let Some(windows) = windows else {
             return Ok(());
         };
-        within("capacity.states.bytes", u64::from(bytes), STATE_BYTES)?;
-        within("capacity.states.count", u64::from(count), SLOTS)?;
-        let pieces = u64::from(self.state_pieces());
-        within("capacity.states.pieces", pieces, STATE_PIECES)
+        let WindowCapacity {
+            tokens,
+            bytes,
+            count,
+        } = windows;
+        within("capacity.windows.tokens", u64::from(tokens), CONTEXT_TOKENS)?;
+        within("capacity.windows.bytes", u64::from(bytes), STATE_BYTES)?;
+        within("capacity.windows.count", u64::from(count), BLOCKS)?;
+        let pieces = u64::from(self.window_pieces());
+        within("capacity.windows.pieces", pieces, STATE_PIECES)
     }
 }

@@ -15,7 +15,7 @@ use cleave_domain::{
     PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow, RequestSlo,
     ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, ScalingGossip,
     ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity, StepProgress, StopRules,
-    TokenScores, WorkerId, WorkerLoad, WorkerRef,
+    TokenScores, WindowCapacity, WindowTarget, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{ModelFiles, ModelTask, RerankTask};
@@ -71,12 +71,24 @@ fn state() -> BlockRef {
     }
 }
 
+fn window() -> WindowTarget {
+    let block = BlockRef {
+        block: BlockIndex(67),
+        generation: Generation(68),
+    };
+    WindowTarget {
+        first: 66,
+        blocks: vec![block],
+    }
+}
+
 fn target() -> HandoffTarget {
     HandoffTarget {
         worker: worker(),
         present: 15,
         blocks: blocks(),
         state: Some(state()),
+        window: Some(window()),
     }
 }
 
@@ -192,7 +204,7 @@ fn orders_keep_their_bytes() {
         target: target(),
         tokens: 22,
     });
-    assert_order(migrate, "020102010203040f011011013d3e16");
+    assert_order(migrate, "020102010203040f011011013d3e014201434416");
     let handoffs = vec![handoff()];
     assert_order(Order::Renew { handoffs }, "03010102");
     let handoff = handoff();
@@ -226,7 +238,8 @@ fn orders_keep_their_bytes() {
             flags: 1,
         }),
     };
-    let expected = format!("010102{REQUEST}03040f011011013d3e0180cab5ee010102000101017201121301");
+    let expected =
+        format!("010102{REQUEST}03040f011011013d3e01420143440180cab5ee010102000101017201121301");
     assert_bytes(&(prefill, Some(context)), &expected);
 }
 
@@ -242,8 +255,9 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         present: 15,
         blocks: blocks(),
         state: Some(state()),
+        window: Some(window()),
     };
-    assert_bytes(&reserved, "0001020f011011013d3e");
+    assert_bytes(&reserved, "0001020f011011013d3e0142014344");
     let running = Report::Running {
         handoff,
         present: 15,
@@ -330,10 +344,11 @@ fn reports_about_a_worker_keep_their_bytes() {
         tpot_least: Some(SECOND),
         step_left: 2 * SECOND,
         orders_received: 46,
+        windows_free: 65,
     };
     assert_bytes(
         &Report::Load(load),
-        "0928292a2b3f012c2d0102030405060708090a0b0c0d0e0f101112131415161718191a1b01010002002e",
+        "0928292a2b3f41012c2d0102030405060708090a0b0c0d0e0f101112131415161718191a1b01010002002e",
     );
     let price = |latency_nanos, byte_picos| LinkPrice {
         latency_nanos,
@@ -421,6 +436,11 @@ fn a_registration_keeps_its_bytes() {
         bytes: 3000,
         count: 64,
     });
+    registration.description.capacity.windows = Some(WindowCapacity {
+        tokens: 69,
+        bytes: 70,
+        count: 71,
+    });
     registration.description.device = Some(DeviceId("d".to_owned()));
     registration.files = Arc::new(ModelFiles {
         name: "m".to_owned(),
@@ -439,7 +459,7 @@ fn a_registration_keeps_its_bytes() {
     });
     assert_bytes(
         &registration,
-        "030401770201016d016610800828088004801001b817400401016403683a31016d016301740001017300000101\
+        "030401770201016d016610800828088004801001b81740014546470401016403683a31016d016301740001017300000101\
          6e0170015002017801790500",
     );
 }

@@ -221,6 +221,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
                 present,
                 blocks,
                 state,
+                window: None,
             }
         })
     };
@@ -314,6 +315,7 @@ fn load() -> impl Strategy<Value = WorkerLoad> {
             tpot_least,
             step_left,
             orders_received,
+            windows_free: 0,
         }
     })
 }
@@ -333,6 +335,7 @@ pub(super) fn report() -> impl Strategy<Value = Report> {
                     present,
                     blocks,
                     state,
+                    window: None,
                 }
             }
         ),
@@ -431,6 +434,7 @@ pub(super) fn registration() -> impl Strategy<Value = Registration> {
         step_tokens_max: drawn[4],
         context_tokens_max: drawn[5],
         states,
+        windows: None,
     });
     let names = (".{0,9}", ".{0,9}", option::of(".{1,9}"));
     let description = (role(), names, capacity, 0..=1_u32 << 24).prop_map(

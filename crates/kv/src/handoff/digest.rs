@@ -5,7 +5,7 @@
 //! up to a chance of one in 2^64; changing one field of the seal always changes it. The digest
 //! detects mistakes, not an adversary on the link.
 
-use crate::{BlockPart, Seal};
+use crate::{BlockPart, Seal, SealedWindow};
 use cleave_domain::{BlockHash, SplitMix64};
 
 /// The digest of a set of frames; equal sets have equal digests.
@@ -31,7 +31,7 @@ impl HandoffDigest {
     }
 
     /// The digest of a seal: the frames of blocks so far, then every other field of the seal in its
-    /// order, the tokens after their number, and last the state's digest if there is one. The
+    /// order, the tokens after their number, and last what there is of state and window. The
     /// seal's own digest is not looked at. Each step is a bijection, so two seals that differ in
     /// one field have different digests, and the order of tokens matters.
     pub fn seal_digest(self, seal: &Seal) -> u64 {
@@ -42,6 +42,7 @@ impl HandoffDigest {
             content,
             output,
             state,
+            window,
         } = seal;
         let fold = |digest: u64, word: u64| SplitMix64::hash(digest ^ word);
         let [first, second] = halves(*content);
@@ -54,9 +55,12 @@ impl HandoffDigest {
             output.len() as u64,
         ];
         let tokens = output.iter().map(|token| u64::from(*token));
+        // A mark, because a state's digest alone would be followed by the same words.
+        let window = window.map(|SealedWindow { first, digest }| [u64::MAX, first.into(), digest]);
         head.into_iter()
             .chain(tokens)
             .chain(*state)
+            .chain(window.into_iter().flatten())
             .fold(self.0, fold)
     }
 }
@@ -69,7 +73,7 @@ fn halves(BlockHash(bytes): BlockHash) -> [u64; 2] {
 #[cfg(test)]
 mod tests {
     use super::{HandoffDigest, SplitMix64};
-    use crate::{BlockPart, Seal};
+    use crate::{BlockPart, Seal, SealedWindow};
     use cleave_domain::{BlockHash, FlightId, HandoffId, KvPlane};
 
     fn part(ordinal: u32, offset: u32) -> BlockPart {
@@ -123,12 +127,18 @@ mod tests {
             content: BlockHash([7; 16]),
             output: vec![4, 5],
             state: None,
+            window: None,
         };
+        let window = |first, digest| Some(SealedWindow { first, digest });
         let sealed = whole.seal_digest(&seal);
         let changed = |change: fn(&mut Seal)| {
             let mut seal = seal.clone();
             change(&mut seal);
             whole.seal_digest(&seal)
+        };
+        let sealed_with = |window| {
+            let seal = seal.clone();
+            whole.seal_digest(&Seal { window, ..seal })
         };
         let others = [
             fold(&[]).seal_digest(&seal),
@@ -143,6 +153,9 @@ mod tests {
             changed(|seal| seal.output = Vec::new()),
             changed(|seal| seal.state = Some(0)),
             changed(|seal| seal.state = Some(6)),
+            sealed_with(window(0, 0)),
+            sealed_with(window(0, 1)),
+            sealed_with(window(1, 0)),
         ];
         assert_eq!(sealed, changed(|seal| seal.digest = 9));
         assert!(others.iter().all(|other| *other != sealed), "{others:x?}");

@@ -1,7 +1,7 @@
 //! The receiving end of a hand-off.
 //!
-//! Owns: the record of the bytes that arrived for each reserved block and for each piece of the
-//! state, the verdict, and the quarantine of blocks that the sender writes to itself.
+//! Owns: the record of the bytes that arrived for each reserved block and for each piece of state
+//! and window, the verdict, and the quarantine of blocks that the sender writes to itself.
 //! Never: accepts a write for another generation, from another sender, or twice; never depends on
 //! the order in which frames and seal arrive.
 //! Invariant: `Landed` is emitted at most once, and only when the seal matches and every byte is in
@@ -12,9 +12,10 @@ use super::{HandoffDigest, PoolWriter};
 use crate::{BlockPart, Packet, Seal};
 use cleave_domain::{
     AbandonCause, BlockHash, BlockRef, Capacity, Failure, HandoffId, KvPlane, KvUnit, TokenId,
-    WorkerRef,
+    WindowTarget, WorkerRef,
 };
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 /// The reservation that a hand-off fills.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +29,9 @@ pub struct ExpectedHandoff {
     pub blocks: Vec<BlockRef>,
     /// The reserved state slot, where the model has states.
     pub state: Option<BlockRef>,
-    /// The sizes of blocks and of states.
+    /// The reserved blocks of the window plane, where the model has one.
+    pub window: Option<WindowTarget>,
+    /// The sizes of the planes' units.
     pub capacity: Capacity,
     /// The size of the vocabulary: a seal with another token is damaged, or of another model.
     pub vocab_size: u32,
@@ -115,6 +118,8 @@ pub struct HandoffReceiver {
     blocks: PlaneArrival,
     /// The state; without pieces if there is none.
     state_pieces: PlaneArrival,
+    /// The pieces of the window's reserved blocks; without pieces if there is no window.
+    window_pieces: PlaneArrival,
     /// The accepted frames whose write has not ended.
     importing: BTreeSet<BlockPart>,
     /// Whether the sender may write to the blocks itself at any time.
@@ -125,7 +130,7 @@ pub struct HandoffReceiver {
 /// The content that arrived for one plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PlaneArrival {
-    /// The bytes accepted for each reserved block, or for each piece of the state.
+    /// The bytes accepted for each reserved block, or for each piece of state or window.
     accepted_bytes: Vec<u32>,
     digest: HandoffDigest,
 }
@@ -174,7 +179,15 @@ impl HandoffReceiver {
             pieces > 0,
             "a slot exactly where the model has states"
         );
+        let window_pieces = expected.capacity.window_pieces() as usize;
+        assert_eq!(
+            expected.window.is_some(),
+            window_pieces > 0,
+            "window blocks exactly where the model has a window"
+        );
+        let window_blocks = expected.window.as_ref().map_or(0, |w| w.blocks.len());
         Self {
+            window_pieces: PlaneArrival::new(window_blocks * window_pieces),
             blocks: PlaneArrival::new(expected.blocks.len()),
             state_pieces: PlaneArrival::new(pieces as usize),
             sender_may_write: expected.writer == PoolWriter::Sender,
@@ -192,7 +205,7 @@ impl HandoffReceiver {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.blocks.bytes() + self.state_pieces.bytes()
+        self.blocks.bytes() + self.state_pieces.bytes() + self.window_pieces.bytes()
     }
 
     /// Whether the hand-off has neither landed nor ended.
@@ -261,25 +274,29 @@ impl HandoffReceiver {
     }
 
     pub fn check(&self) {
-        let mut bytes =
-            [&self.blocks, &self.state_pieces].map(|plane| vec![0; plane.accepted_bytes.len()]);
+        let mut bytes = [&self.blocks, &self.state_pieces, &self.window_pieces]
+            .map(|plane| vec![0; plane.accepted_bytes.len()]);
         let mut last = None;
         for part in &self.accepted {
             let (unit, end) = (part.unit(), part.offset + part.len);
-            let [blocks, pieces] = &mut bytes;
-            match unit.plane {
-                KvPlane::Blocks => {
-                    blocks[(unit.ordinal - self.expected.present) as usize] += part.len
-                }
-                KvPlane::State => pieces[unit.ordinal as usize] += part.len,
-            }
+            let [blocks, pieces, window] = &mut bytes;
+            let plane = match unit.plane {
+                KvPlane::Blocks => blocks,
+                KvPlane::State => pieces,
+                KvPlane::Window => window,
+            };
+            plane[(unit.ordinal - self.first_unit(unit.plane)) as usize] += part.len;
             if let Some((before, end_before)) = last {
                 assert!(unit > before || part.offset >= end_before, "overlap");
             }
             assert!(end <= self.expected.capacity.unit_bytes(unit), "too long");
             last = Some((unit, end));
         }
-        let [blocks, pieces] = bytes;
+        let [blocks, pieces, window] = bytes;
+        assert_eq!(
+            window, self.window_pieces.accepted_bytes,
+            "bytes of a window"
+        );
         assert_eq!(blocks, self.blocks.accepted_bytes, "bytes of blocks");
         assert_eq!(pieces, self.state_pieces.accepted_bytes, "bytes of a state");
         assert!(self.importing.is_subset(&self.accepted), "unasked import");
@@ -294,11 +311,13 @@ impl HandoffReceiver {
     fn handle_frame(&mut self, block: BlockRef, part: BlockPart, checksum: Option<u64>) {
         match (self.placement(block, part), checksum) {
             (FramePlacement::New, Some(checksum)) => {
-                let present = self.expected.present;
-                match part.plane {
-                    KvPlane::Blocks => self.blocks.accept(part.ordinal - present, part, checksum),
-                    KvPlane::State => self.state_pieces.accept(part.ordinal, part, checksum),
-                }
+                let index = part.ordinal - self.first_unit(part.plane);
+                let plane = match part.plane {
+                    KvPlane::Blocks => &mut self.blocks,
+                    KvPlane::State => &mut self.state_pieces,
+                    KvPlane::Window => &mut self.window_pieces,
+                };
+                plane.accept(index, part, checksum);
                 self.accepted.insert(part);
                 self.importing.insert(part);
                 self.outputs
@@ -341,13 +360,30 @@ impl HandoffReceiver {
         }
     }
 
-    /// The block or slot into which a block, or a piece of the state, is to be written.
+    /// The ordinal of the first block or piece of a plane that is taken.
+    fn first_unit(&self, plane: KvPlane) -> u32 {
+        match plane {
+            KvPlane::Blocks => self.expected.present,
+            KvPlane::State => 0,
+            KvPlane::Window => {
+                let first = self.expected.window.as_ref().map_or(0, |w| w.first);
+                first * self.expected.capacity.window_pieces()
+            }
+        }
+    }
+
+    /// The block or slot into which a block or piece is to be written.
     fn target(&self, unit: KvUnit) -> Option<BlockRef> {
+        let index = unit.ordinal.checked_sub(self.first_unit(unit.plane))?;
         match unit.plane {
             KvPlane::Blocks => {
-                let index = unit.ordinal.checked_sub(self.expected.present)?;
                 let index = usize::try_from(index).ok()?;
                 self.expected.blocks.get(index).copied()
+            }
+            KvPlane::Window => {
+                let block = index.checked_div(self.expected.capacity.window_pieces())?;
+                let window = self.expected.window.as_ref()?;
+                window.blocks.get(block as usize).copied()
             }
             KvPlane::State => {
                 let exists = unit.ordinal < self.expected.capacity.state_pieces();
@@ -397,17 +433,31 @@ impl HandoffReceiver {
         if seal.state.is_some() != self.expected.state.is_some() {
             return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         }
+        let Some(window) = self.sealed_window(seal) else {
+            return self.abandon(AbandonCause::Failed(Failure::Corrupt));
+        };
+        let others = self.window_pieces.accepted_bytes.iter().enumerate();
+        let mut others = others.filter(|(index, _)| !window.contains(index));
+        if others.any(|(_, bytes)| *bytes > 0) {
+            return self.abandon(AbandonCause::Failed(Failure::Corrupt));
+        }
         let (due, rest) = self.blocks.accepted_bytes.split_at(blocks);
         if rest.iter().any(|bytes| *bytes > 0) {
             return self.abandon(AbandonCause::Failed(Failure::Corrupt));
         }
         let block_bytes = self.expected.capacity.block_bytes;
-        if due.iter().any(|bytes| *bytes < block_bytes) || !self.has_whole_state() {
+        if due.iter().any(|bytes| *bytes < block_bytes)
+            || !self.has_whole_state()
+            || !self.has_whole_window(window)
+        {
             return;
         }
         let state = seal.state.map(|_| self.state_pieces.digest.value());
         if seal.digest != self.expected_digest(seal)
             || seal.state != state
+            || seal
+                .window
+                .is_some_and(|sent| sent.digest != self.window_pieces.digest.value())
             || seal.content != self.expected.content
         {
             return self.abandon(AbandonCause::Failed(Failure::Corrupt));
@@ -431,6 +481,42 @@ impl HandoffReceiver {
         (0..).zip(&self.state_pieces.accepted_bytes).all(whole)
     }
 
+    /// Whether every byte of these pieces of the window was accepted.
+    fn has_whole_window(&self, mut due: Range<usize>) -> bool {
+        let first = self.first_unit(KvPlane::Window);
+        due.all(|index| {
+            let plane = KvPlane::Window;
+            let ordinal = first + u32::try_from(index).expect("pieces are counted in 32 bits");
+            let bytes = self.expected.capacity.unit_bytes(KvUnit { plane, ordinal });
+            self.window_pieces.accepted_bytes[index] == bytes
+        })
+    }
+
+    /// The pieces of the window that the seal covers, among the reserved ones; `None` if it does
+    /// not match the reservation, or leaves out what the next token reads.
+    fn sealed_window(&self, seal: &Seal) -> Option<Range<usize>> {
+        let (sent, expected) = match (seal.window, &self.expected.window) {
+            (None, None) => return Some(0..0),
+            (Some(sent), Some(expected)) => (sent, expected),
+            _ => return None,
+        };
+        let capacity = &self.expected.capacity;
+        let position = self.sealed_position(seal)?;
+        let end = position.div_ceil(capacity.block_tokens);
+        let live = capacity.window()?.first_block(position).min(end);
+        let reserved = u32::try_from(expected.blocks.len()).ok()?;
+        let covers_live = (expected.first..=live).contains(&sent.first);
+        let fits = end.checked_sub(expected.first)? <= reserved;
+        let index = |block: u32| ((block - expected.first) * capacity.window_pieces()) as usize;
+        (covers_live && fits).then(|| index(sent.first)..index(end))
+    }
+
+    /// The tokens whose KV the seal covers.
+    fn sealed_position(&self, seal: &Seal) -> Option<u32> {
+        let drawn = u32::try_from(seal.output.len()).ok()?.checked_sub(1)?;
+        self.expected.tokens.checked_add(drawn)
+    }
+
     /// The digest that this seal must carry.
     fn expected_digest(&self, seal: &Seal) -> u64 {
         self.blocks.digest.seal_digest(seal)
@@ -439,8 +525,7 @@ impl HandoffReceiver {
     /// The number of reserved blocks that the seal covers; `None` if it does not match the
     /// reservation.
     fn sealed_blocks(&self, seal: &Seal) -> Option<usize> {
-        let drawn = u32::try_from(seal.output.len()).ok()?.checked_sub(1)?;
-        let position = self.expected.tokens.checked_add(drawn)?;
+        let position = self.sealed_position(seal)?;
         let blocks = position.div_ceil(self.expected.capacity.block_tokens);
         let due = blocks.checked_sub(self.expected.present)?;
         let reserved = self.expected.blocks.len();

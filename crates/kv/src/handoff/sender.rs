@@ -8,18 +8,18 @@
 //! no block is being read, and none will be.
 
 use super::HandoffDigest;
-use crate::{Packet, Seal};
+use crate::{Packet, Seal, SealedWindow};
 use cleave_domain::{
-    AbandonCause, BlockHash, BlockIndex, BlockRef, Failure, HandoffId, HandoffTarget, KvPlane,
-    KvUnit, TokenId, WorkerRef,
+    AbandonCause, BlockHash, BlockIndex, BlockRef, Capacity, Failure, HandoffId, HandoffTarget,
+    KvPlane, KvUnit, TokenId, WorkerRef,
 };
 use std::collections::{BTreeSet, VecDeque};
 
 /// An event for the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SenderInput {
-    /// A block of the sequence, or a piece of its state, is final. Reported in order within each
-    /// plane, once for each.
+    /// A block of the sequence, or a piece of its state or window, is final. Reported in order
+    /// within each plane, once for each; of the window, from the first block on that is still here.
     Computed {
         /// The block or piece.
         unit: KvUnit,
@@ -97,6 +97,7 @@ pub struct HandoffSender {
     /// The number of pieces of the state, and of those given to export so far.
     pieces_due: u32,
     pieces_count: u32,
+    window: WindowSent,
     bytes: u64,
     /// The digest over the frames of blocks, and that over the frames of the state.
     digest: HandoffDigest,
@@ -104,6 +105,18 @@ pub struct HandoffSender {
     /// Whether the receiver waits for `Stopped`.
     stop_requested: bool,
     outputs: VecDeque<SenderOutput>,
+}
+
+/// The record of the window plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct WindowSent {
+    /// The pieces of one block; 0 without such a plane.
+    pieces: u32,
+    /// The ordinal of the first block given to export; `None` before it.
+    first: Option<u32>,
+    /// The number of pieces given to export so far.
+    count: u32,
+    digest: HandoffDigest,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -121,12 +134,25 @@ enum SenderState {
 }
 
 impl HandoffSender {
-    /// `state_pieces`: the pieces of a state, 0 exactly if the target has no slot for it.
-    pub fn new(handoff: HandoffId, target: HandoffTarget, state_pieces: u32) -> Self {
+    /// # Panics
+    /// If the target lacks a slot or a window that the model has, or has one that it has not.
+    pub fn new(handoff: HandoffId, target: HandoffTarget, capacity: &Capacity) -> Self {
+        let state_pieces = capacity.state_pieces();
         assert_eq!(
             target.state.is_some(),
             state_pieces > 0,
             "a slot exactly where the model has states"
+        );
+        let window = WindowSent {
+            pieces: capacity.window_pieces(),
+            first: None,
+            count: 0,
+            digest: HandoffDigest::default(),
+        };
+        assert_eq!(
+            target.window.is_some(),
+            window.pieces > 0,
+            "window blocks exactly where the model has a window"
         );
         Self {
             handoff,
@@ -136,6 +162,7 @@ impl HandoffSender {
             blocks_count: 0,
             pieces_due: state_pieces,
             pieces_count: 0,
+            window,
             bytes: 0,
             digest: HandoffDigest::default(),
             state_digest: HandoffDigest::default(),
@@ -176,6 +203,15 @@ impl HandoffSender {
     /// Whether this block of the sequence, or piece of its state, is being read.
     pub fn is_reading(&self, unit: KvUnit) -> bool {
         self.exporting.contains(&unit)
+    }
+
+    /// Whether a piece of a block of the window is being read.
+    pub fn is_reading_window(&self, ordinal: u32) -> bool {
+        let pieces = self.window.pieces;
+        let of_block = |unit: &KvUnit| {
+            unit.plane == KvPlane::Window && unit.ordinal.checked_div(pieces) == Some(ordinal)
+        };
+        self.exporting.iter().any(of_block)
     }
 
     /// Whether a piece of the state is being read.
@@ -230,6 +266,10 @@ impl HandoffSender {
         let expected = |unit: &KvUnit| match unit.plane {
             KvPlane::Blocks => target.contains(&unit.ordinal),
             KvPlane::State => unit.ordinal < self.pieces_count,
+            KvPlane::Window => {
+                let first = self.window.first.unwrap_or(0) * self.window.pieces;
+                (first..first + self.window.count).contains(&unit.ordinal)
+            }
         };
         assert!(self.exporting.iter().all(expected));
         assert!(self.blocks_count as usize <= self.target.blocks.len());
@@ -242,11 +282,21 @@ impl HandoffSender {
         let index = match unit.plane {
             KvPlane::Blocks => unit.ordinal.checked_sub(self.target.present),
             KvPlane::State => Some(unit.ordinal),
+            KvPlane::Window => self.window_index(unit),
         };
         let Some(i) = index else {
             return;
         };
         let (next, target) = match unit.plane {
+            KvPlane::Window => {
+                let block = unit.ordinal / self.window.pieces;
+                let window = self.target.window.as_ref();
+                let target = window.and_then(|window| {
+                    let index = block.checked_sub(window.first)?;
+                    window.blocks.get(index as usize).copied()
+                });
+                (&mut self.window.count, target)
+            }
             KvPlane::Blocks => {
                 let block = self.target.blocks.get(i as usize).copied();
                 (&mut self.blocks_count, block)
@@ -272,6 +322,18 @@ impl HandoffSender {
         }
     }
 
+    /// The place of a piece among those of the window that are sent, which begin with the first
+    /// one reported; `None` if the receiver takes no piece of its block.
+    fn window_index(&mut self, unit: KvUnit) -> Option<u32> {
+        let block = unit.ordinal.checked_div(self.window.pieces)?;
+        let taken_from = self.target.window.as_ref()?.first;
+        if block < taken_from {
+            return None;
+        }
+        let first = *self.window.first.get_or_insert(block);
+        unit.ordinal.checked_sub(first * self.window.pieces)
+    }
+
     fn handle_exported(&mut self, unit: KvUnit, outcome: Result<(u64, u64), Failure>) {
         if !self.exporting.remove(&unit) {
             return;
@@ -282,6 +344,7 @@ impl HandoffSender {
                 match unit.plane {
                     KvPlane::Blocks => self.digest.merge(digest),
                     KvPlane::State => self.state_digest.merge(digest),
+                    KvPlane::Window => self.window.digest.merge(digest),
                 }
                 self.bytes += bytes;
                 self.send_seal_if_exported();
@@ -334,6 +397,13 @@ impl HandoffSender {
                 content: *content,
                 output: std::mem::take(output),
                 state: (self.pieces_due > 0).then(|| self.state_digest.value()),
+                window: (self.window.pieces > 0).then(|| SealedWindow {
+                    first: self
+                        .window
+                        .first
+                        .unwrap_or(self.target.present + self.blocks_count),
+                    digest: self.window.digest.value(),
+                }),
             };
             seal.digest = self.digest.seal_digest(&seal);
             self.state = SenderState::Sealed(seal.clone());

@@ -2,6 +2,7 @@
 
 mod seals;
 mod states;
+mod windows;
 
 use super::{HandoffDigest, PoolWriter, receiver, sender};
 use crate::{BlockPart, Packet, Seal};
@@ -44,6 +45,7 @@ fn capacity(state_bytes: Option<u32>) -> Capacity {
         step_tokens_max: 4,
         context_tokens_max: 40,
         states: state_bytes.map(|bytes| StateCapacity { bytes, count: 10 }),
+        windows: None,
     }
 }
 
@@ -60,6 +62,7 @@ fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
         present: 1,
         blocks: blocks.clone(),
         state: None,
+        window: None,
     };
     let expected = ExpectedHandoff {
         handoff: HANDOFF,
@@ -67,6 +70,7 @@ fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
         present: 1,
         blocks,
         state: None,
+        window: None,
         capacity: capacity(None),
         vocab_size: VOCAB_SIZE,
         tokens: 10,
@@ -74,7 +78,7 @@ fn pair_with(writer: PoolWriter) -> (HandoffSender, HandoffReceiver) {
         writer,
     };
     (
-        HandoffSender::new(HANDOFF, target, 0),
+        HandoffSender::new(HANDOFF, target, &capacity(None)),
         HandoffReceiver::new(expected),
     )
 }
@@ -375,14 +379,16 @@ fn blocks_reserved_for_growth_may_be_unused() {
                 present,
                 blocks: blocks.clone(),
                 state: None,
+                window: None,
             };
-            let mut sender = HandoffSender::new(HANDOFF, target, 0);
+            let mut sender = HandoffSender::new(HANDOFF, target, &capacity(None));
             let mut receiver = HandoffReceiver::new(ExpectedHandoff {
                 handoff: HANDOFF,
                 sender: worker(1, 1),
                 present,
                 blocks,
                 state: None,
+                window: None,
                 capacity: capacity(None),
                 vocab_size: VOCAB_SIZE,
                 tokens: 10,

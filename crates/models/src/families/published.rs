@@ -4,6 +4,7 @@ mod cohere;
 mod experts;
 mod gemma;
 mod usual;
+mod windows;
 
 use crate::cost::StoredSizes;
 use crate::error::ConfigError;
@@ -269,37 +270,39 @@ fn ministral3_stretches_and_grows() {
     assert_eq!((growth.beta, growth.original_context), (0.1, 16384.0));
 }
 
+/// The keys of OLMo 3 7B.
+fn olmo3() -> Value {
+    json!({
+        "architectures": ["Olmo3ForCausalLM"],
+        "attention_bias": false,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "layer_types": three_of_four_sliding(32),
+        "max_position_embeddings": 65536,
+        "model_type": "olmo3",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "yarn",
+        },
+        "rope_theta": 500000,
+        "sliding_window": 4096,
+        "tie_word_embeddings": false,
+        "vocab_size": 100278,
+    })
+}
+
 #[test]
 fn olmo3_stretches_layers_without_a_window() {
-    let spec = published(
-        7.3,
-        &json!({
-            "architectures": ["Olmo3ForCausalLM"],
-            "attention_bias": false,
-            "hidden_act": "silu",
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "layer_types": three_of_four_sliding(32),
-            "max_position_embeddings": 65536,
-            "model_type": "olmo3",
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 32,
-            "rms_norm_eps": 1e-06,
-            "rope_scaling": {
-                "attention_factor": 1.2079441541679836,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "factor": 8.0,
-                "original_max_position_embeddings": 8192,
-                "rope_type": "yarn",
-            },
-            "rope_theta": 500000,
-            "sliding_window": 4096,
-            "tie_word_embeddings": false,
-            "vocab_size": 100278,
-        }),
-    );
+    let spec = published(7.3, &olmo3());
     for layer in 0..32 {
         let attention = attention(&spec, layer);
         let rope = &spec.ropes[attention.rope.0];
@@ -459,9 +462,9 @@ fn glm4_rotates_neighbours_of_half_a_head() {
     assert_eq!(spec.ropes[0].pairs, RopePairs::Neighbours);
 }
 
-#[test]
-fn text_parts_of_wrapped_models_are_read() {
-    let mut gemma = json!({
+/// The keys of Gemma 3 4B.
+fn gemma3_4b() -> Value {
+    json!({
         "architectures": ["Gemma3ForConditionalGeneration"],
         "boi_token_index": 255999,
         "eoi_token_index": 256000,
@@ -478,7 +481,12 @@ fn text_parts_of_wrapped_models_are_read() {
             "sliding_window": 1024,
         },
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
-    });
+    })
+}
+
+#[test]
+fn text_parts_of_wrapped_models_are_read() {
+    let mut gemma = gemma3_4b();
     let spec = published(3.88, &gemma);
     assert_eq!(
         (spec.context_tokens_max, spec.vocab_size),

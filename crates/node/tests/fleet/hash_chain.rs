@@ -184,6 +184,7 @@ impl ChainPool {
                 let count = self.states.expect("an engine with states").count;
                 (BLOCK_BYTES * BLOCKS as usize, STATE_BYTES, count)
             }
+            KvPlane::Window => unreachable!("this engine has no window plane"),
         };
         assert!(span.block.0 < count && span.range().end <= size, "{span:?}");
         let start = first + span.block.0 as usize * size;
@@ -305,6 +306,7 @@ impl HashChainEngine {
             step_tokens_max: 16,
             context_tokens_max: BLOCKS * BLOCK_TOKENS as u32,
             states: None,
+            windows: None,
         };
         Self {
             description: EngineDescription {
@@ -357,6 +359,7 @@ impl HashChainEngine {
             len: match plane {
                 KvPlane::Blocks => BLOCK_BYTES,
                 KvPlane::State => STATE_BYTES,
+                KvPlane::Window => unreachable!("this engine has no window plane"),
             },
         }
     }

@@ -33,6 +33,7 @@ const CAPACITY: Capacity = Capacity {
     step_tokens_max: 128,
     context_tokens_max: 1024,
     states: None,
+    windows: None,
 };
 
 /// The cost of a step besides rows and draws, in milliseconds. Virtual clocks tick in milliseconds,

@@ -205,6 +205,7 @@ pub(super) mod tests {
             step_tokens_max: 8192,
             context_tokens_max: 100_000,
             states: None,
+            windows: None,
         };
         (prices, capacity)
     }

@@ -24,6 +24,7 @@ fn description(role: Role) -> WorkerDescription {
         step_tokens_max: 64,
         context_tokens_max: 500,
         states: None,
+        windows: None,
     };
     WorkerDescription {
         queue_max: 1,

@@ -40,6 +40,7 @@ fn fleet(roles: &[Role], states: Option<u32>) -> RouterFleet {
             step_tokens_max: 64,
             context_tokens_max: 500,
             states: states.map(|count| StateCapacity { bytes: 100, count }),
+            windows: None,
         };
         let description = WorkerDescription {
             role: *role,

@@ -152,12 +152,14 @@ impl<'a> FlightSteps<'a> {
                 present,
                 blocks,
                 state,
+                window,
             } => {
                 let target = HandoffTarget {
                     worker,
                     present,
                     blocks,
                     state,
+                    window,
                 };
                 self.reserved(handoff, target);
             }

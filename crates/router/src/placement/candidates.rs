@@ -373,10 +373,15 @@ impl RouterFleet {
         };
         let hashes = query.content.hashes(capacity.block_tokens);
         let found = group.prefixes.longest_prefixes(hashes);
-        let hits = match capacity.states {
+        let mut hits = match capacity.states {
             Some(_) => group.prefixes.snapshot_prefixes(hashes, &found),
             None => found.iter().map(|(_, blocks)| *blocks).collect(),
         };
+        if let Some(window) = capacity.window() {
+            let workers = found.iter().map(|(worker, _)| *worker);
+            let known: Vec<_> = workers.zip(hits).collect();
+            hits = group.prefixes.window_prefixes(hashes, window, &known);
+        }
         let cached = found.into_iter().zip(hits);
         cached
             .map(|((worker, blocks), hit_blocks)| {
@@ -437,6 +442,12 @@ impl RouterFleet {
             .saturating_add(load.sequences_waiting)
             .saturating_add(totals.sequences_fresh);
         let queue_tokens = load.queue_tokens.saturating_add(totals.tokens_fresh);
+        let window = about.capacity.window();
+        let of_claim = window.map_or(0, |window| window.blocks_max(1));
+        let windows_fresh = totals
+            .claims_fresh
+            .saturating_mul(of_claim)
+            .min(totals.blocks_fresh);
         WorkerSnapshot {
             worker: worker.me,
             role: about.role,
@@ -447,6 +458,7 @@ impl RouterFleet {
             capacity: about.capacity,
             blocks_free: load.blocks_free.saturating_sub(totals.blocks_fresh),
             states_free: load.states_free.saturating_sub(totals.claims_fresh),
+            windows_free: load.windows_free.saturating_sub(windows_fresh),
             sequences: busy.max(totals.sequences),
             queue_max: about.queue_max,
             prompts_open: totals.prompts,

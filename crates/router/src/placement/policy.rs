@@ -70,6 +70,8 @@ pub struct WorkerSnapshot {
     pub blocks_free: u32,
     /// State slots free after all claims; 0 where the model has no states.
     pub states_free: u32,
+    /// Blocks of the window plane free after all claims; 0 where the model has no such plane.
+    pub windows_free: u32,
     /// Sequences that it runs, has waiting, or is to receive.
     pub sequences: u32,
     /// Upper limit of queued prompts.
@@ -268,7 +270,8 @@ pub(crate) fn takes_whole(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
 }
 
 fn has_prompt_room(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
-    let able = !c.closed && ask.prompt_tokens < c.tokens_max() && c.has_state();
+    let able =
+        !c.closed && ask.prompt_tokens < c.tokens_max() && c.has_state() && c.has_window(ask);
     able && c.prompts_open < c.queue_max
 }
 
@@ -286,7 +289,10 @@ pub(crate) fn fits_ever(c: &WorkerSnapshot, ask: &AttemptSize) -> bool {
 /// and a state slot.
 pub(crate) fn has_memory(c: &WorkerSnapshot, ask: &AttemptSize, cached_blocks: u32) -> bool {
     let blocks_usable = c.blocks_free.saturating_add(cached_blocks);
-    !c.memory_short && c.blocks(ask.tokens_expected) <= blocks_usable && c.has_state()
+    !c.memory_short
+        && c.blocks(ask.tokens_expected) <= blocks_usable
+        && c.has_state()
+        && c.has_window(ask)
 }
 
 /// Whether the request could ever be placed.
@@ -368,17 +374,31 @@ impl WorkerSnapshot {
         self.capacity.states.is_none() || self.states_free > 0
     }
 
+    /// Whether it has the window of one more sequence, if the model has such a plane. A prompt may
+    /// need more, for its chunks: then the worker refuses it.
+    fn has_window(&self, ask: &AttemptSize) -> bool {
+        self.capacity.window().is_none_or(|window| {
+            let blocks = self.blocks(ask.prompt_tokens).min(window.blocks_max(1));
+            blocks <= self.windows_free
+        })
+    }
+
     /// At least one token is always computed: its logits give the first output token.
     pub(crate) fn cached_tokens(&self, ask: &AttemptSize) -> u32 {
         let tokens = self.hit_blocks.saturating_mul(self.capacity.block_tokens);
         tokens.min(ask.prompt_tokens - 1)
     }
 
-    /// Bytes of the prompt's blocks that it does not have.
+    /// Bytes of the prompt's blocks that it does not have, and of the prompt's window.
     pub(crate) fn blocks_to_send(&self, ask: &AttemptSize) -> u64 {
         let blocks = self.blocks(ask.prompt_tokens);
         let sent = blocks.saturating_sub(self.cached_blocks);
+        let live = self.capacity.window().map_or(0, |window| {
+            blocks.saturating_sub(window.first_block(ask.prompt_tokens))
+        });
+        let window_bytes = self.capacity.windows.map_or(0, |windows| windows.bytes);
         u64::from(sent) * u64::from(self.capacity.block_bytes)
+            + u64::from(live) * u64::from(window_bytes)
     }
 
     /// Slots are overbooked by a quarter: a sequence is promised one while its prompt still runs

@@ -14,7 +14,7 @@ use crate::batch::StepPipeline;
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
 use crate::handoff::{EndedHandoff, PeerTraffic};
-use crate::memory::{CacheReuse, KvMemory};
+use crate::memory::{CacheReuse, KvMemory, SequenceWindow};
 use crate::policy::{self, ServiceRank};
 use crate::report::RouterReports;
 use crate::sequences::{SequenceTable, WorkerSequence, prompt_due};
@@ -151,9 +151,11 @@ impl Admission<'_> {
         let blocks = ahead(self.context.limits(), &sequence, ahead_tokens);
         let growth =
             growth(self.context.limits(), &sequence, expected_output_tokens).max(blocks) - now;
-        self.hold(&mut sequence, CacheReuse::EveryFullBlock, growth)?;
+        self.hold(&mut sequence, CacheReuse::EveryFullBlock { blocks }, growth)?;
         let present = sequence.kv.published();
         self.memory.take_reserved(&mut sequence, blocks);
+        self.memory.take_window(&mut sequence, blocks);
+        let window = sequence.kv.window().map(SequenceWindow::target);
         let blocks = sequence.kv.table()[present as usize..].to_vec();
         let state = sequence.kv.state().map(|state| state.live);
         let content = block_hash(sequence.request.cache_scope(), None, &sequence.tokens);
@@ -164,6 +166,7 @@ impl Admission<'_> {
             present,
             blocks: blocks.clone(),
             state,
+            window: window.clone(),
             capacity: self.context.limits().capacity,
             vocab_size: self.context.limits().vocab_size,
             tokens,
@@ -176,6 +179,7 @@ impl Admission<'_> {
             present,
             blocks,
             state,
+            window,
         })
     }
 
@@ -210,6 +214,7 @@ impl Admission<'_> {
             || blocks_reserved < blocks
             || target.present as usize > blocks
             || target.state.is_some() != self.memory.states().is_some()
+            || !self.context.limits().fits_window(target, tokens as u32)
         {
             return Err(Refusal::WrongWorker);
         }
@@ -248,8 +253,8 @@ impl Admission<'_> {
         self.snapshot().refuse_late_prompt(&mut sequence)?;
         self.hold(&mut sequence, CacheReuse::AllButLastToken, 0)?;
         sequence.peer_state_open = true;
-        let pieces = self.context.limits().capacity.state_pieces();
-        sequence.outgoing = Some(HandoffSender::new(handoff, target, pieces));
+        let capacity = &self.context.limits().capacity;
+        sequence.outgoing = Some(HandoffSender::new(handoff, target, capacity));
         self.start_prompt(sequence);
         Ok(())
     }

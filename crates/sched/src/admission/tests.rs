@@ -18,6 +18,7 @@ fn target(worker: cleave_domain::WorkerRef, present: u32, blocks: usize) -> Hand
         present,
         blocks: vec![BlockRef::default(); blocks],
         state: None,
+        window: None,
     }
 }
 
@@ -57,6 +58,7 @@ fn a_prompt_of_another_worker_is_not_computed_here() {
         present: 0,
         blocks,
         state: None,
+        window: None,
     };
     worker.prefill(1, want, target);
     assert_eq!(refusal(&worker), Some(Refusal::WrongWorker));

@@ -166,6 +166,7 @@ impl StepPlanner<'_> {
         self.steps.chunk_placed(self.context.now());
         let blocks = (sequence.kv.computed() + tokens).div_ceil(size);
         self.memory.take_reserved(sequence, blocks);
+        self.memory.take_window(sequence, blocks);
         self.place(handoff, tokens, draft);
     }
 

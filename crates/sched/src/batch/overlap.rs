@@ -14,10 +14,11 @@ use super::steps::{SegmentInFlight, StepInFlight};
 use super::targets::{self, DecodeCandidate};
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
-use crate::memory::KvMemory;
+use crate::memory::{KvMemory, SequenceWindow};
 use crate::policy::ServiceRank;
 use crate::sequences::{SequencePhase, SequenceTable, WorkerSequence};
 use cleave_domain::{Segment, StepPlan};
+use cleave_kv::PlanePool;
 
 /// The choice of the step after the one under way.
 pub(crate) struct StepAhead<'a> {
@@ -103,8 +104,12 @@ impl StepAhead<'_> {
         let sequences = ranks
             .iter()
             .filter_map(|rank| self.sequences.get(rank.handoff));
-        let lacking = sequences.map(|sequence| sequence.lacks(2, size));
+        let lacking = sequences.clone().map(|sequence| sequence.lacks(2, size));
+        let windows = self.memory.windows();
+        let windows = windows.map_or(0, PlanePool::blocks_available);
+        let window_lacking = sequences.map(|sequence| sequence.window_lacks(2, size));
         lacking.sum::<u64>() <= u64::from(self.memory.blocks().blocks_available())
+            && window_lacking.sum::<u64>() <= u64::from(windows)
     }
 
     /// Whether all of them would run together by the planner's rule.
@@ -144,6 +149,7 @@ impl StepAhead<'_> {
             logits: sequence.logits(1),
             drafts: Vec::new(),
             state: sequence.kv.state().map(|state| state.segment_ahead()),
+            window: sequence.kv.window().map(SequenceWindow::table),
         };
         let placed = SegmentInFlight {
             handoff: rank.handoff,

@@ -13,7 +13,7 @@ use super::targets::BatchLoad;
 use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
 use crate::handoff::{Handoffs, PeerTraffic};
-use crate::memory::KvMemory;
+use crate::memory::{KvMemory, SequenceWindow};
 use crate::sequences::{SequenceTable, WorkerSequence};
 use crate::speculate::{DraftAcceptance, Drafting};
 use cleave_domain::{Failure, HandoffId, LogitsWanted, Segment, StepPlan};
@@ -132,6 +132,7 @@ impl StepPlanner<'_> {
                 .kv
                 .state()
                 .map(|state| state.segment(sequence.kv.computed())),
+            window: sequence.kv.window().map(SequenceWindow::table),
         });
         draft.segments.push(SegmentInFlight {
             handoff,

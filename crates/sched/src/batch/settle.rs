@@ -165,7 +165,8 @@ impl StepResults<'_> {
         }
         if drawn.is_empty() {
             self.memory.publish(sequence);
-            return self.handoffs().export(handoff, ReadyBlocks::FullBlocks);
+            self.handoffs().export(handoff, ReadyBlocks::FullBlocks);
+            return self.slide(handoff);
         }
         for (place, sampled) in drawn.into_iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(handoff) else {
@@ -173,7 +174,7 @@ impl StepResults<'_> {
             };
             // Tokens that the step drew beyond the sequence's end are dropped.
             if sequence.stage() != SequenceStage::Active {
-                return;
+                break;
             }
             // The token before was an accepted draft, so its KV was computed.
             sequence.kv.advance(u32::from(place > 0));
@@ -187,6 +188,18 @@ impl StepResults<'_> {
         };
         if self.sequences.get(handoff).is_some_and(continues) {
             self.handoffs().advance_move(handoff);
+        }
+        self.slide(handoff);
+    }
+
+    /// Gives up what lies behind the window of a sequence, unless it is over, moves, or is still
+    /// being read for a move. A hand-off of its prompt reads only what its next token reads too.
+    fn slide(&mut self, handoff: HandoffId) {
+        let reads = self.peers.reads_for_move(handoff);
+        let sequence = self.sequences.get_mut(handoff);
+        let stays = |s: &&mut WorkerSequence| !s.closing() && s.moving.is_none() && !reads;
+        if let Some(sequence) = sequence.filter(stays) {
+            self.memory.slide(sequence);
         }
     }
 

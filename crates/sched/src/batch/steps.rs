@@ -309,6 +309,7 @@ mod tests {
             logits: cleave_domain::LogitsWanted::Sample,
             drafts: Vec::new(),
             state: None,
+            window: None,
         });
         steps.begin(plan, vec![placed], None, &WorkForecast::new(&limits), now)
     }

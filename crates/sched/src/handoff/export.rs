@@ -3,8 +3,11 @@
 //! Owns: which of them will not change any more. Never: exports one twice.
 
 use super::Handoffs;
-use cleave_domain::{BlockIndex, HandoffId, KvPlane, KvUnit};
+use crate::memory::SequenceWindow;
+use crate::sequences::WorkerSequence;
+use cleave_domain::{BlockIndex, Capacity, HandoffId, KvPlane, KvUnit, WindowTable};
 use cleave_kv::handoff::sender::SenderInput;
+use std::ops::Range;
 
 /// Blocks of a sequence that will not change any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +45,8 @@ impl Handoffs<'_> {
         }
         let new = sequence.exported..done;
         sequence.exported = done;
-        let table = &sequence.kv.table()[new.start as usize..new.end as usize];
-        let blocks = new.zip(table.iter().map(|block| block.block)).collect();
-        self.send_blocks(handoff, blocks);
+        let units = ready_units(&self.context.limits().capacity, sequence, new);
+        self.send_units(handoff, units);
     }
 
     /// Gives the sender of a moving sequence's move the blocks that will not change any more.
@@ -65,15 +67,13 @@ impl Handoffs<'_> {
             .max(outbound.exported);
         let new = outbound.exported..done;
         outbound.exported = done;
-        let table = &sequence.kv.table()[new.start as usize..new.end as usize];
-        let blocks = new.zip(table.iter().map(|block| block.block)).collect();
-        self.send_blocks(handoff, blocks);
+        let units = ready_units(&self.context.limits().capacity, sequence, new);
+        self.send_units(handoff, units);
     }
 
-    /// Gives the sender of a hand-off blocks, each with its ordinal.
-    fn send_blocks(&mut self, handoff: HandoffId, blocks: Vec<(u32, BlockIndex)>) {
-        for (ordinal, from) in blocks {
-            let unit = KvUnit::block(ordinal);
+    /// Gives the sender of a hand-off blocks and pieces, each with its place in the pool.
+    fn send_units(&mut self, handoff: HandoffId, units: Vec<(KvUnit, BlockIndex)>) {
+        for (unit, from) in units {
             self.send(handoff, SenderInput::Computed { unit, from });
         }
     }
@@ -90,4 +90,23 @@ impl Handoffs<'_> {
             self.send(handoff, SenderInput::Computed { unit, from });
         }
     }
+}
+
+/// The blocks of these ordinals, and the pieces of those of the window that are still here.
+fn ready_units(
+    capacity: &Capacity,
+    sequence: &WorkerSequence,
+    ordinals: Range<u32>,
+) -> Vec<(KvUnit, BlockIndex)> {
+    let table = &sequence.kv.table()[ordinals.start as usize..ordinals.end as usize];
+    let blocks = table.iter().map(|held| held.block);
+    let blocks = ordinals.clone().map(KvUnit::block).zip(blocks);
+    let window = sequence.kv.window().map(SequenceWindow::table);
+    let window = window.iter().flat_map(WindowTable::entries);
+    let window = window.filter(|(ordinal, _)| ordinals.contains(ordinal));
+    let pieces = window.flat_map(|(ordinal, block)| {
+        let units = capacity.window_units(ordinal);
+        units.map(move |unit| (unit, block))
+    });
+    blocks.chain(pieces).collect()
 }

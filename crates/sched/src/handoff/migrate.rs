@@ -89,6 +89,7 @@ impl Handoffs<'_> {
                 && self.peers.ended(handoff).is_none()
                 && target.worker.worker != self.context.limits().me.worker
                 && target.state.is_some() == sequence.kv.state().is_some()
+                && self.context.limits().fits_window(target, tokens)
                 && sequence.decodes_next()
                 && sequence.moving.is_none()
                 && (sequence.prompt_count()..=sequence.len()).contains(&tokens)
@@ -105,7 +106,7 @@ impl Handoffs<'_> {
         let sender = HandoffSender::new(
             handoff,
             order.target.clone(),
-            self.context.limits().capacity.state_pieces(),
+            &self.context.limits().capacity,
         );
         let started = OutboundMigration {
             order,

@@ -253,6 +253,8 @@ impl Handoffs<'_> {
         let blocks = blocks.div_ceil(self.context.block_tokens()) - present;
         let ended = sequence.finish_reason(context);
         self.memory.state_reached(sequence);
+        // The sender may have given up window blocks that were live at the reservation.
+        self.memory.slide(sequence);
         self.memory.publish(sequence);
         self.sequences.activate(handoff);
         self.context.changed();
@@ -337,6 +339,7 @@ mod tests {
             content: BlockHash([0; 16]),
             output: vec![1],
             state: None,
+            window: None,
         });
         let condition = PayloadCondition::Intact;
         let input = WorkerInput::Arrived {

@@ -20,6 +20,7 @@ use cleave_kv::handoff::sender::{HandoffSender, SenderInput, SenderOutput};
 use cleave_planner::Predict;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 use std::time::Duration;
 
 /// Shortest time to wait for the frames of a sealed hand-off: they left before the seal, and any
@@ -351,11 +352,11 @@ impl PeerTraffic {
     /// Whether the block that the sequence writes to next, or its state, is being read for a move
     /// that is over.
     pub(crate) fn reads_last_block(&self, sequence: &WorkerSequence, block_tokens: u32) -> bool {
-        let unit = KvUnit::block(sequence.kv.computed() / block_tokens);
+        let ordinal = sequence.kv.computed() / block_tokens;
         let mut moves = self.moves.values();
         moves.any(|outbound| {
             let of_sequence = outbound.order.of == sequence.handoff();
-            of_sequence && (outbound.sender.is_reading(unit) || outbound.sender.is_reading_state())
+            of_sequence && is_reading(&outbound.sender, ordinal..ordinal + 1)
         })
     }
 
@@ -365,16 +366,9 @@ impl PeerTraffic {
     }
 
     /// Whether one of these blocks of the sequence, or its state, is being read.
-    pub(crate) fn reads_blocks(
-        &self,
-        sequence: &WorkerSequence,
-        ordinals: std::ops::Range<u32>,
-    ) -> bool {
-        self.senders_of(sequence).any(|sender| {
-            let mut ordinals = ordinals.clone();
-            ordinals.any(|ordinal| sender.is_reading(KvUnit::block(ordinal)))
-                || sender.is_reading_state()
-        })
+    pub(crate) fn reads_blocks(&self, sequence: &WorkerSequence, ordinals: Range<u32>) -> bool {
+        let mut senders = self.senders_of(sequence);
+        senders.any(|sender| is_reading(sender, ordinals.clone()))
     }
 
     // === memory ===
@@ -482,6 +476,13 @@ impl PeerTraffic {
     }
 }
 
+/// Whether a block with one of these ordinals is being read, of either plane, or the state.
+fn is_reading(sender: &HandoffSender, mut ordinals: Range<u32>) -> bool {
+    let reads =
+        |ordinal| sender.is_reading(KvUnit::block(ordinal)) || sender.is_reading_window(ordinal);
+    ordinals.any(reads) || sender.is_reading_state()
+}
+
 /// How long to wait for frames of a hand-off whose seal is here; `None` if it waits for something
 /// else.
 fn frames_wait(
@@ -540,8 +541,13 @@ mod tests {
             present: 0,
             blocks: Vec::new(),
             state: None,
+            window: None,
         };
-        HandoffSender::new(handoff(number), target, 0)
+        HandoffSender::new(
+            handoff(number),
+            target,
+            &crate::test_worker::limits().capacity,
+        )
     }
 
     impl Fixture {
@@ -637,6 +643,7 @@ mod tests {
                     present: 0,
                     blocks: Vec::new(),
                     state: None,
+                    window: None,
                 },
                 tokens: 20,
             },

@@ -6,7 +6,7 @@
 //! Invariant: the KV of the first `computed` tokens is in `table`; the content of the first
 //! `published` blocks is known to the pool.
 
-use super::{SequenceState, SwapState, TierFetch};
+use super::{SequenceState, SequenceWindow, SwapState, TierFetch};
 use crate::sequences::WorkerSequence;
 use cleave_domain::{BlockHash, BlockRef};
 use cleave_kv::{BlockReservation, extend_hashes};
@@ -21,6 +21,8 @@ pub(crate) struct SequenceKv {
     pub(super) reservation: BlockReservation,
     /// Its state; `None` if the model has none, or it holds nothing.
     pub(super) state: Option<SequenceState>,
+    /// Its window; `None` if the model has no such plane, or it holds nothing.
+    pub(super) window: Option<SequenceWindow>,
     /// Hashes of its leading full blocks, as far as they were needed.
     pub(super) hashes: Vec<BlockHash>,
     /// Leading blocks whose content the pool knows.
@@ -56,6 +58,10 @@ impl SequenceKv {
         self.state
     }
 
+    pub(crate) fn window(&self) -> Option<&SequenceWindow> {
+        self.window.as_ref()
+    }
+
     pub(crate) fn published(&self) -> u32 {
         self.published
     }
@@ -82,6 +88,7 @@ impl SequenceKv {
             table,
             reservation,
             state,
+            window,
             // Derived from the tokens.
             hashes: _,
             // Hashed by the caller.
@@ -91,6 +98,9 @@ impl SequenceKv {
             state_fetch_failed,
         } = self;
         (computed, table, reservation, state, state_fetch_failed).hash(hasher);
+        if let Some(window) = window {
+            window.fingerprint(hasher);
+        }
     }
 }
 

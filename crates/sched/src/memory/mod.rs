@@ -12,18 +12,20 @@ mod pressure;
 mod states;
 mod swap;
 mod tiers;
+mod window;
 
 pub(crate) use held::SequenceKv;
 pub(crate) use pressure::MemoryPressure;
 pub(crate) use states::SequenceState;
 pub(crate) use swap::{BlockRelease, SwapEnd, SwapState, drop_swap};
 pub(crate) use tiers::TierFetch;
+pub(crate) use window::SequenceWindow;
 
 use crate::WorkerLimits;
 use crate::policy::SwapPrices;
 use crate::sequences::WorkerSequence;
-use cleave_domain::KvPlane;
-use cleave_kv::{KvPools, PlanePool, PrefixNeed, SecuredKv};
+use cleave_domain::{KvPlane, KvWindow};
+use cleave_kv::{KvPools, PlanePool, PrefixNeed, SecuredKv, WindowNeed};
 use std::hash::Hasher;
 use tiers::OffloadTiers;
 
@@ -35,6 +37,8 @@ pub(crate) struct KvMemory {
     tiers: OffloadTiers,
     swap_prices: SwapPrices,
     block_tokens: u32,
+    /// The most prompt tokens in a step.
+    chunk_tokens: u32,
     prefix_cache: bool,
 }
 
@@ -42,10 +46,15 @@ pub(crate) struct KvMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheReuse {
     /// Every full block: another worker runs the last token.
-    EveryFullBlock,
+    EveryFullBlock {
+        /// Blocks that the other worker may fill.
+        blocks: u32,
+    },
     AllButLastToken,
-    /// Nothing: its KV comes from host memory.
-    NoBlock,
+    /// Nothing: the KV of its first `computed` tokens comes from host memory.
+    NoBlock {
+        computed: u32,
+    },
 }
 
 impl KvMemory {
@@ -53,14 +62,12 @@ impl KvMemory {
         Self {
             pools: KvPools::new(&limits.capacity),
             tiers: match limits.host_blocks {
-                0 => OffloadTiers::new(0, 0, 0),
-                blocks => {
-                    let pieces = limits.capacity.state_pieces();
-                    OffloadTiers::new(blocks, limits.disk_blocks, pieces)
-                }
+                0 => OffloadTiers::new(0, 0, &limits.capacity),
+                blocks => OffloadTiers::new(blocks, limits.disk_blocks, &limits.capacity),
             },
             swap_prices: SwapPrices::default(),
             block_tokens: limits.capacity.block_tokens,
+            chunk_tokens: limits.capacity.step_tokens_max,
             prefix_cache: limits.prefix_cache,
         }
     }
@@ -76,8 +83,8 @@ impl KvMemory {
         self.pools.prefix_blocks(hashes, PrefixNeed::EveryPlane)
     }
 
-    /// Holds the cached prefix of `sequence` and takes its state slot, and reserves the rest of its
-    /// blocks and `growth` more; all or none.
+    /// Holds the cached prefix of `sequence` with its window, takes its state slot, and reserves
+    /// the rest of its blocks and `growth` more, and of its window; all or none.
     pub(crate) fn secure(
         &mut self,
         sequence: &mut WorkerSequence,
@@ -86,39 +93,54 @@ impl KvMemory {
     ) -> bool {
         let size = self.block_tokens;
         let blocks = sequence.len().div_ceil(size) + growth;
-        let reach = if self.prefix_cache {
-            reach
-        } else {
-            CacheReuse::NoBlock
-        };
+        let of_window = self.window_need(sequence, reach);
         let (hashes, need) = match reach {
-            CacheReuse::NoBlock => (&[][..], PrefixNeed::EveryPlane),
+            _ if !self.prefix_cache => (&[][..], PrefixNeed::EveryPlane),
+            CacheReuse::NoBlock { .. } => (&[][..], PrefixNeed::EveryPlane),
             CacheReuse::AllButLastToken => (sequence.reusable(size), PrefixNeed::EveryPlane),
-            CacheReuse::EveryFullBlock => {
+            CacheReuse::EveryFullBlock { .. } => {
                 sequence.extend_hashes(size);
                 (&sequence.kv.hashes[..], PrefixNeed::Blocks)
             }
         };
-        let Some(secured) = self.pools.secure(hashes, need, blocks) else {
+        let Some(secured) = self.pools.secure(hashes, need, blocks, of_window) else {
             return false;
         };
         let SecuredKv {
             table,
             reservation,
             state,
+            window,
         } = secured;
         sequence.kv.published = u32::try_from(table.len()).expect("a table fits the pool");
         sequence.kv.computed = sequence.kv.published * size;
         sequence.kv.table = table;
         sequence.kv.reservation = reservation;
         // A snapshot serves only prompts that are run here.
-        let points = |known_blocks| match (reach, need) {
-            (CacheReuse::NoBlock, _) | (_, PrefixNeed::Blocks) => [0; 2],
-            _ => sequence.snapshot_points(known_blocks, size),
+        let points = |known_blocks| match reach {
+            CacheReuse::AllButLastToken if self.prefix_cache => {
+                sequence.snapshot_points(known_blocks, size)
+            }
+            _ => [0; 2],
         };
         let state = state.map(|state| SequenceState::new(state, points(state.known_blocks)));
         sequence.kv.state = state;
+        sequence.kv.window = window.map(SequenceWindow::new);
         true
+    }
+
+    /// The part of the window plane that a sequence needs: a prompt that runs here reads back from
+    /// where it begins, one that arrives from where it goes on.
+    fn window_need(&self, sequence: &WorkerSequence, reach: CacheReuse) -> WindowNeed {
+        let (position, tokens) = match reach {
+            CacheReuse::AllButLastToken => (None, self.chunk_tokens),
+            CacheReuse::NoBlock { computed } => (Some(computed), KvWindow::DECODE_TOKENS),
+            CacheReuse::EveryFullBlock { blocks } => {
+                let ahead = (blocks * self.block_tokens).saturating_sub(sequence.len());
+                (Some(sequence.len()), ahead.max(KvWindow::DECODE_TOKENS))
+            }
+        };
+        WindowNeed { position, tokens }
     }
 
     /// Takes blocks of the sequence's reservation until it has `count`.
@@ -147,7 +169,7 @@ impl KvMemory {
             };
             sequence.kv.table.push(block);
         }
-        true
+        self.grow_window(sequence, count)
     }
 
     /// Replaces blocks still to be computed by blocks that other sequences have completed
@@ -156,8 +178,18 @@ impl KvMemory {
         let size = self.block_tokens;
         // A block alone does not bring the state after it.
         let able = self.prefix_cache && sequence.kv.state.is_none();
-        if able && sequence.kv.computed == sequence.kv.published * size {
-            self.adopt_blocks(sequence, u32::MAX);
+        if !able || sequence.kv.computed != sequence.kv.published * size {
+            return;
+        }
+        if sequence.kv.window.is_none() {
+            return self.adopt_blocks(sequence, u32::MAX);
+        }
+        // Blocks without the window before their end are of no use.
+        let known = self.prefix_blocks(sequence);
+        if known > sequence.kv.published {
+            let blocks = known - sequence.kv.published;
+            self.adopt_blocks(sequence, blocks);
+            self.adopt_window(sequence, known);
         }
     }
 
@@ -194,7 +226,9 @@ impl KvMemory {
     /// Registers the content of blocks that became full.
     pub(crate) fn publish(&mut self, sequence: &mut WorkerSequence) {
         let size = self.block_tokens;
-        if !self.prefix_cache || sequence.kv.computed / size <= sequence.kv.published {
+        let is_new = sequence.kv.computed / size > sequence.kv.published
+            || self.has_unpublished_window(sequence);
+        if !self.prefix_cache || !is_new {
             return;
         }
         sequence.extend_hashes(size);
@@ -204,6 +238,7 @@ impl KvMemory {
             pool.set_content(sequence.kv.table[i], sequence.kv.hashes[i]);
             sequence.kv.published += 1;
         }
+        self.publish_window(sequence);
     }
 
     /// Takes back every block, reservation and state slot of a sequence, the last blocks first, so
@@ -217,6 +252,10 @@ impl KvMemory {
         if let Some(state) = sequence.kv.state.take() {
             let states = self.pools.states.as_mut();
             state.release(states.expect("a sequence has a state only where the pool has slots"));
+        }
+        if let Some(window) = sequence.kv.window.take() {
+            let windows = self.pools.windows.as_mut();
+            window.release(windows.expect("a sequence has a window only where the pool has one"));
         }
         sequence.kv.computed = 0;
         sequence.kv.published = 0;
@@ -238,6 +277,11 @@ impl KvMemory {
     /// The pool of state slots, if the model has states.
     pub(crate) fn states(&self) -> Option<&PlanePool> {
         self.pools.states.as_ref()
+    }
+
+    /// The pool of window blocks, if the model has such a plane.
+    pub(crate) fn windows(&self) -> Option<&PlanePool> {
+        self.pools.windows.as_ref()
     }
 
     /// Costs of giving up blocks.
@@ -265,6 +309,13 @@ impl KvMemory {
             Some(states) => states.check(slots, 0),
             None => assert_eq!(slots.count(), 0, "a state without a plane"),
         }
+        let windows = sequences.clone().filter_map(|s| s.kv.window.as_ref());
+        let held = windows.clone().flat_map(SequenceWindow::held);
+        let held = held.chain(offloading(KvPlane::Window));
+        match &self.pools.windows {
+            Some(pool) => pool.check(held, windows.map(SequenceWindow::reserved).sum()),
+            None => assert_eq!(held.count(), 0, "a window without a plane"),
+        }
         let named: u64 = sequences.clone().map(|s| s.kv.table.len() as u64).sum();
         let named = named + offloading(KvPlane::Blocks).count() as u64;
         assert_eq!(self.pools.blocks.holders_total(), named, "blocks leaked");
@@ -273,6 +324,8 @@ impl KvMemory {
             let has_blocks = !sequence.kv.table.is_empty() || sequence.kv.reservation.count() > 0;
             let expects_state = has_blocks && self.pools.states.is_some();
             assert_eq!(sequence.kv.state.is_some(), expects_state, "{sequence:?}");
+            let expects_window = has_blocks && self.pools.windows.is_some();
+            assert_eq!(sequence.kv.window.is_some(), expects_window, "{sequence:?}");
             assert!(
                 sequence.kv.published as usize <= sequence.kv.table.len(),
                 "more blocks are published than held: {sequence:?}"
@@ -283,7 +336,7 @@ impl KvMemory {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::context::WorkerContext;
     use crate::sequences::SequenceTable;
@@ -291,6 +344,8 @@ mod tests {
     use crate::test_worker::{MS, handoff, limits};
     use crate::{SwapOutcome, WorkerOutput};
     use cleave_domain::Time;
+
+    pub(crate) const NO_BLOCK: CacheReuse = CacheReuse::NoBlock { computed: 0 };
 
     /// A memory of ten blocks of 16 tokens, with a cache.
     fn memory() -> (KvMemory, WorkerLimits) {
@@ -318,7 +373,7 @@ mod tests {
     fn a_sequence_grows_from_its_reservation_first() {
         let (mut memory, _) = memory();
         let mut sequence = sequence(1, 100);
-        assert!(memory.secure(&mut sequence, CacheReuse::NoBlock, 1));
+        assert!(memory.secure(&mut sequence, NO_BLOCK, 1));
         memory.take_reserved(&mut sequence, 7);
         assert!(memory.grow(&mut sequence, 8), "one was reserved for growth");
         assert_eq!(memory.blocks().blocks_available(), 2);
@@ -355,7 +410,7 @@ mod tests {
         let mut context = WorkerContext::new(limits);
         let mut table = SequenceTable::new(context.limits());
         let mut one = sequence(1, 40);
-        assert!(memory.secure(&mut one, CacheReuse::NoBlock, 0));
+        assert!(memory.secure(&mut one, NO_BLOCK, 0));
         memory.take_reserved(&mut one, 3);
         one.tokens.push(1);
         (one.kv.computed, one.phase) = (40, crate::sequences::SequencePhase::Decode);

@@ -88,13 +88,18 @@ fn is_short(sequences: &SequenceTable, memory: &KvMemory, block_tokens: u32) -> 
 impl WorkerSequence {
     /// Blocks beyond its own, held and reserved, that its next `steps` tokens need.
     pub(crate) fn lacks(&self, steps: u32, block_tokens: u32) -> u64 {
+        let blocks = self.tokens_ahead(steps).div_ceil(block_tokens);
+        u64::from(blocks).saturating_sub(self.kv.blocks())
+    }
+
+    /// Leading tokens that its next `steps` steps run to, if each draws one.
+    pub(super) fn tokens_ahead(&self, steps: u32) -> u32 {
         let left = self
             .request
             .stop
             .max_tokens
             .saturating_sub(self.output_count());
-        let tokens = self.len() + steps.min(left).saturating_sub(1);
-        u64::from(tokens.div_ceil(block_tokens)).saturating_sub(self.kv.blocks())
+        self.len() + steps.min(left).saturating_sub(1)
     }
 }
 
@@ -102,7 +107,7 @@ impl WorkerSequence {
 mod tests {
     use super::*;
     use crate::WorkerOutput;
-    use crate::memory::CacheReuse;
+    use crate::memory::tests::NO_BLOCK;
     use crate::sequences::SequencePhase;
     use crate::sequences::sample::sequence;
     use crate::test_worker::{ROUTER, handoff, limits};
@@ -115,7 +120,7 @@ mod tests {
         let mut table = SequenceTable::new(&limits);
         for number in [1, 2] {
             let mut stream = sequence(number, 40);
-            assert!(memory.secure(&mut stream, CacheReuse::NoBlock, 0));
+            assert!(memory.secure(&mut stream, NO_BLOCK, 0));
             memory.take_reserved(&mut stream, 3);
             stream.tokens.push(1);
             (stream.kv.computed, stream.phase) = (40, SequencePhase::Decode);

@@ -5,7 +5,7 @@
 //! Invariant: a sequence with blocks, held or reserved, has a live slot, and no other has one; a
 //! step reads a state of exactly the tokens before its segment.
 
-use super::KvMemory;
+use super::{KvMemory, SequenceWindow};
 use crate::sequences::WorkerSequence;
 use cleave_domain::{BlockRef, SegmentState};
 use cleave_kv::{PlanePool, SecuredState, snapshot_hash};
@@ -129,11 +129,13 @@ impl WorkerSequence {
         }
     }
 
-    /// Whether no step can go on from the state that it has, and none is on its way: a step failed
-    /// after it had changed it, or a fetch failed.
+    /// Whether no step can go on from the state or window that it has, and none is on its way: a
+    /// step failed after it had changed the state, or a fetch failed.
     pub(crate) fn lacks_state(&self) -> bool {
         let lacks = |state: SequenceState| !state.is_ready(self.kv.computed);
-        self.kv.fetch.is_none() && self.kv.state.is_some_and(lacks)
+        let window = self.kv.window.as_ref();
+        let lacks = self.kv.state.is_some_and(lacks) || window.is_some_and(SequenceWindow::is_lost);
+        self.kv.fetch.is_none() && lacks
     }
 
     /// Whether its state, if it has one, is in its slot: it can be copied from there.

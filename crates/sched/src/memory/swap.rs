@@ -6,12 +6,12 @@
 //! dropped at least once, by `SwapIn` or by `SwapDrop`. After a failed copy, `SwapDrop` may name
 //! blocks that the body has dropped itself.
 
-use super::{CacheReuse, KvMemory};
+use super::{CacheReuse, KvMemory, SequenceWindow};
 use crate::context::WorkerContext;
 use crate::policy::{self, PreemptionMethod};
 use crate::sequences::{SequenceTable, WorkerSequence};
 use crate::{SwapOutcome, WorkerNote, WorkerOutput};
-use cleave_domain::HandoffId;
+use cleave_domain::{HandoffId, WindowTable};
 use std::time::Duration;
 
 /// State of a swapped sequence.
@@ -20,8 +20,8 @@ pub(crate) struct SwapState {
     stage: SwapStage,
     /// Blocks with KV in them: as many are copied each way.
     blocks: u32,
-    /// The blocks and the pieces of its state together: its share of host memory, and its cost to
-    /// copy.
+    /// The blocks and the pieces of its state and window together: its share of host memory, and
+    /// its cost to copy.
     pub(crate) units: u32,
     /// Leading tokens whose KV is in them.
     computed: u32,
@@ -54,7 +54,7 @@ enum SwapStage {
 struct SwapSize {
     /// Blocks with KV in them.
     blocks: u32,
-    /// The blocks and the pieces of its state together.
+    /// The blocks and the pieces of its state and window together.
     units: u32,
 }
 
@@ -94,8 +94,12 @@ impl KvMemory {
         // Swapping needs room in host memory, and pays only for a sequence that would decode at
         // once.
         let blocks = sequence.kv.computed.div_ceil(self.block_tokens);
-        let pieces = context.limits().capacity.state_pieces();
-        let units = blocks + sequence.kv.state.map_or(0, |_| pieces);
+        let capacity = &context.limits().capacity;
+        let mut units = blocks + sequence.kv.state.map_or(0, |_| capacity.state_pieces());
+        if let Some(window) = self.pools.window() {
+            let live = blocks - window.first_block(sequence.kv.computed).min(blocks);
+            units += live * capacity.window_pieces();
+        }
         let fits_host = swapped + u64::from(units) <= u64::from(context.limits().swap_blocks);
         let whole = sequence.decodes_next() && sequence.has_current_state();
         let able = whole && blocks > 0 && fits_host;
@@ -103,6 +107,10 @@ impl KvMemory {
             && policy::preemption_method(&self.swap_prices, units, sequence.kv.computed)
                 == PreemptionMethod::Swap
         {
+            // The live window alone is swapped, because it is what comes back.
+            if let Some(sequence) = sequences.get_mut(handoff) {
+                self.slide(sequence);
+            }
             swap_out(context, sequences, handoff, SwapSize { blocks, units });
             return BlockRelease::Later;
         }
@@ -177,18 +185,21 @@ impl KvMemory {
         // One block more than it needs now, or it would be the next victim.
         let whole = sequence.len().div_ceil(self.block_tokens) == self.pools.blocks.blocks_count();
         let growth = u32::from(!whole);
-        if !self.secure(sequence, CacheReuse::NoBlock, growth) {
+        let computed = sequence.kv.swap.map_or(0, |swap| swap.computed);
+        if !self.secure(sequence, CacheReuse::NoBlock { computed }, growth) {
             return false;
         }
         if let Some(swap) = &mut sequence.kv.swap {
             swap.stage = SwapStage::In;
             let blocks = swap.blocks;
             self.take_reserved(sequence, blocks);
+            self.take_window(sequence, blocks);
         }
         context.emit(WorkerOutput::SwapIn {
             handoff: sequence.handoff(),
             blocks: sequence.kv.table.iter().map(|held| held.block).collect(),
             state: sequence.kv.state.map(|state| state.live.block),
+            window: sequence.kv.window.as_ref().map(SequenceWindow::table),
         });
         true
     }
@@ -217,7 +228,12 @@ impl KvMemory {
                 handoff,
                 recomputed_tokens: swap.computed,
             });
-            return SwapEnd::Lost;
+            if sequence.kv.window.is_none() {
+                return SwapEnd::Lost;
+            }
+            // Its window is for the tokens that follow, and it is to be computed from the first.
+            self.release(sequence);
+            return SwapEnd::Settled;
         }
         sequence.kv.computed = swap.computed;
         self.state_reached(sequence);
@@ -267,10 +283,16 @@ fn swap_out(
     let table = sequence.kv.table[..blocks as usize].iter();
     let blocks = table.map(|held| held.block).collect();
     let state = sequence.kv.state.map(|state| state.live.block);
+    let window = sequence.kv.window.as_ref().map(|window| {
+        let WindowTable { first, mut blocks } = window.table();
+        blocks.truncate(size.blocks.saturating_sub(first) as usize);
+        WindowTable { first, blocks }
+    });
     context.emit(WorkerOutput::SwapOut {
         handoff,
         blocks,
         state,
+        window,
     });
 }
 

@@ -7,8 +7,8 @@
 //! by the pool under [`OffloadTiers::offloading`] until the answer; a sequence with a [`TierFetch`]
 //! is active and in no step, and the contents that it fetches stay in their tier until the answer.
 //!
-//! A snapshot of a state is kept in pieces as long as a block, each a content of its own, so that
-//! one index and one store serve both planes.
+//! A snapshot of a state, or a block of the window plane, is kept in pieces as long as a block,
+//! each a content of its own, so that one index and one store serve all planes.
 
 mod fetch;
 
@@ -20,8 +20,8 @@ use crate::context::WorkerContext;
 use crate::deadline::Deadlines;
 use crate::sequences::{SequenceStage, WorkerSequence};
 use crate::{OffloadOutcome, SnapshotPiece, WorkerNote, WorkerOutput};
-use cleave_domain::{BlockHash, HandoffId, KvPlane, Time};
-use cleave_kv::{EvictableContents, ReadPin, TierIndex, TierLevel, snapshot_piece_hash};
+use cleave_domain::{BlockHash, Capacity, HandoffId, KvPlane, Time};
+use cleave_kv::{EvictableContents, ReadPin, TierIndex, TierLevel, piece_hash};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
@@ -57,6 +57,8 @@ pub(super) struct OffloadTiers {
     offloading: BTreeMap<BlockHash, OffloadUnderWay>,
     /// Pieces of a snapshot; 0 without states.
     state_pieces: u32,
+    /// Pieces of a block of the window plane; 0 without it.
+    window_pieces: u32,
     /// Contents being written to disk.
     writing: u32,
     /// When a write last began or ended.
@@ -80,12 +82,14 @@ struct OffloadUnderWay {
 }
 
 impl OffloadTiers {
-    pub(crate) fn new(host_blocks_max: u32, disk_blocks_max: u32, state_pieces: u32) -> Self {
+    /// Tiers of so many blocks, for the pieces of this capacity.
+    pub(crate) fn new(host_blocks_max: u32, disk_blocks_max: u32, capacity: &Capacity) -> Self {
         Self {
             index: TierIndex::new(host_blocks_max, disk_blocks_max),
             host_blocks_max,
             offloading: BTreeMap::new(),
-            state_pieces,
+            state_pieces: capacity.state_pieces(),
+            window_pieces: capacity.window_pieces(),
             writing: 0,
             last_write_at: Time::ZERO,
             from_host: None,
@@ -121,10 +125,11 @@ impl OffloadTiers {
         let count = match plane {
             KvPlane::Blocks => 1,
             KvPlane::State => self.state_pieces,
+            KvPlane::Window => self.window_pieces,
         };
         (0..count).map(move |ordinal| SnapshotPiece {
             ordinal,
-            content: snapshot_piece_hash(content, ordinal),
+            content: piece_hash(content, ordinal),
         })
     }
 
@@ -174,9 +179,8 @@ impl KvMemory {
         // An idle engine copies the whole cache; a busy one only as deep as eviction may soon
         // reach.
         let is_idle = steps.is_empty();
-        self.offload_plane(context, KvPlane::Blocks, is_idle);
-        if self.pools.states.is_some() {
-            self.offload_plane(context, KvPlane::State, is_idle);
+        for plane in [KvPlane::Blocks, KvPlane::State, KvPlane::Window] {
+            self.offload_plane(context, plane, is_idle);
         }
     }
 
@@ -199,7 +203,7 @@ impl KvMemory {
         let available = pool.blocks_available() + offloading;
         let most = available / OFFLOADING_PARTS;
         let most = match plane {
-            KvPlane::Blocks => most,
+            KvPlane::Blocks | KvPlane::Window => most,
             // There are few slots; one stays for a new sequence.
             KvPlane::State => most.max(u32::from(available > 1)),
         };
@@ -273,19 +277,20 @@ impl KvMemory {
         self.tiers.offloading.insert(content, copy);
         context.emit(WorkerOutput::Offload {
             content,
+            plane,
             block,
             pieces: match plane {
                 KvPlane::Blocks => Vec::new(),
-                KvPlane::State => pieces,
+                KvPlane::State | KvPlane::Window => pieces,
             },
         });
         true
     }
 
-    /// Whether fetching a block from host memory costs less than computing it. A snapshot stands
-    /// for its whole prefix, and is kept always.
+    /// Whether fetching a block from host memory costs less than computing it. A snapshot or a
+    /// window stands for its whole prefix, and is kept always.
     fn worth_keeping(&mut self, plane: KvPlane) -> bool {
-        if plane == KvPlane::State {
+        if plane != KvPlane::Blocks {
             return true;
         }
         let (Some(back), Some(token)) = (self.tiers.from_host, self.swap_prices.recompute_token())
@@ -502,7 +507,10 @@ mod tests {
     #[test]
     fn a_snapshot_is_in_a_tier_once_all_its_pieces_are() {
         let snapshot = BlockHash([7; 16]);
-        let mut tiers = OffloadTiers::new(8, 8, 3);
+        let mut capacity = limits().capacity;
+        let (bytes, count) = (3 * capacity.block_bytes, 2);
+        capacity.states = Some(StateCapacity { bytes, count });
+        let mut tiers = OffloadTiers::new(8, 8, &capacity);
         let pieces: Vec<SnapshotPiece> = tiers.pieces(KvPlane::State, snapshot).collect();
         assert_eq!(pieces[0].content, snapshot);
         for (number, piece) in pieces.iter().enumerate() {
@@ -530,9 +538,10 @@ mod tests {
         for content in contents {
             assert!(memory.tiers.index.add_from_disk(content));
         }
-        let found = memory.prefix_with_state(&hashes);
+        let found = memory.prefix_with_rest(&hashes, 0);
         assert_eq!((found.adopted, found.blocks), (0, 2));
-        assert_eq!(memory.prefix_with_state(&hashes[..1]), TierMatch::default());
+        let one = memory.prefix_with_rest(&hashes[..1], 0);
+        assert_eq!(one, TierMatch::default());
         // All of them are on disk alone: three pieces and two blocks.
         memory.tiers.from_disk = Some(Duration::from_millis(1));
         assert_eq!(found.price(&memory.tiers), Some(Duration::from_millis(5)));

@@ -6,6 +6,7 @@
 //! difference is leaked.
 
 use crate::WorkerNote;
+use crate::memory::SequenceWindow;
 use crate::sequences::SequenceStage;
 use crate::snapshot::LoadSnapshot;
 use cleave_domain::{KvPlane, WorkerLoad};
@@ -18,6 +19,7 @@ impl LoadSnapshot<'_> {
         let offloading = |plane| u64::from(self.memory.offloading_count(plane));
         let mut slots_named = offloading(KvPlane::State);
         let mut named = offloading(KvPlane::Blocks);
+        let mut windows_named = offloading(KvPlane::Window);
         for sequence in self.sequences.iter() {
             let blocks = sequence.kv.table().len() as u64;
             named += blocks;
@@ -25,6 +27,7 @@ impl LoadSnapshot<'_> {
                 .kv
                 .state()
                 .map_or(0, |state| state.held().count() as u64);
+            windows_named += sequence.kv.window().map_or(0, SequenceWindow::blocks_held);
             match sequence.stage() {
                 SequenceStage::Reserved => reserved += blocks,
                 SequenceStage::Closing { .. } if sequence.quarantined() => quarantined += blocks,
@@ -40,6 +43,8 @@ impl LoadSnapshot<'_> {
         let leaked = self.memory.blocks().holders_total().abs_diff(named);
         let states = self.memory.states();
         let slots_held = states.map_or(0, PlanePool::holders_total);
+        let windows = self.memory.windows();
+        let windows_held = windows.map_or(0, PlanePool::holders_total);
         let count = |blocks: u64| u32::try_from(blocks).unwrap_or(u32::MAX);
         WorkerNote::Pool {
             blocks_held: self.memory.blocks().blocks_held(),
@@ -55,6 +60,9 @@ impl LoadSnapshot<'_> {
             states_held: states.map_or(0, PlanePool::blocks_held),
             states_cached: states.map_or(0, PlanePool::blocks_cached),
             states_leaked: count(slots_held.abs_diff(slots_named)),
+            windows_held: windows.map_or(0, PlanePool::blocks_held),
+            windows_cached: windows.map_or(0, PlanePool::blocks_cached),
+            windows_leaked: count(windows_held.abs_diff(windows_named)),
         }
     }
 }
@@ -77,6 +85,7 @@ pub(crate) mod tests {
                 step_tokens_max: 4,
                 context_tokens_max: 8,
                 states: None,
+                windows: None,
             },
             vocab_size: 10,
             queue_max: 1,

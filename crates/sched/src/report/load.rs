@@ -25,6 +25,7 @@ impl LoadSnapshot<'_> {
             step_left: self.steps.left(now),
             blocks_free: self.memory.blocks().blocks_available(),
             states_free: self.memory.states().map_or(0, PlanePool::blocks_available),
+            windows_free: self.memory.windows().map_or(0, PlanePool::blocks_available),
             ..WorkerLoad::default()
         };
         for sequence in self.sequences.iter() {

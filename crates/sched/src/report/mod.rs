@@ -73,6 +73,7 @@ impl RouterReports {
             load: WorkerLoad {
                 blocks_free: capacity.blocks_count,
                 states_free: capacity.states.map_or(0, |states| states.count),
+                windows_free: capacity.windows.map_or(0, |windows| windows.count),
                 ..WorkerLoad::default()
             },
             load_at: None,

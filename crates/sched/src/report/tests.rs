@@ -117,6 +117,7 @@ fn a_prompt_for_another_worker_is_no_stream_here() {
         present: 0,
         blocks: vec![BlockRef::default(); 2],
         state: None,
+        window: None,
     };
     worker.prefill(1, Want::tokens(32), target);
     let load = worker.brain.load();

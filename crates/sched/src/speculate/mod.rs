@@ -19,12 +19,13 @@ pub(crate) use acceptance::DraftAcceptance;
 
 use crate::batch::{SegmentInFlight, StepBuilder};
 use crate::forecast::WorkForecast;
-use crate::memory::KvMemory;
+use crate::memory::{KvMemory, SequenceWindow};
 use crate::sequences::SequenceTable;
 use crate::{DraftOutcome, WorkerLimits};
 use acceptance::DraftKind;
 use choose::{DraftCandidate, DraftCosts};
 use cleave_domain::{SampledToken, StepWork, TokenId};
+use cleave_kv::PlanePool;
 use lookup::{NgramIndex, PromptLookup};
 use serde::{Deserialize, Serialize};
 use std::hash::Hash;
@@ -134,6 +135,8 @@ impl Drafting<'_> {
     fn drafters(&mut self, lookup: LookupLimits, draft: &StepBuilder) -> Vec<DraftCandidate> {
         let size = self.limits.capacity.block_tokens;
         let mut blocks_free = self.memory.blocks().blocks_available();
+        let windows = self.memory.windows();
+        let mut windows_free = windows.map_or(0, PlanePool::blocks_available);
         let mut drafters = Vec::new();
         for (place, placed) in draft.segments.iter().enumerate() {
             let most = self.drafts_allowed(placed, lookup);
@@ -164,10 +167,17 @@ impl Drafting<'_> {
                 .saturating_sub(own);
             let extra_blocks = lacks.min(blocks_free);
             blocks_free -= extra_blocks;
+            let mut reach = own + extra_blocks;
+            if let Some(window) = sequence.kv.window() {
+                let end = (sequence.len() + guessed).div_ceil(size);
+                let extra_blocks = end.saturating_sub(window.reach()).min(windows_free);
+                windows_free -= extra_blocks;
+                reach = reach.min(window.reach() + extra_blocks);
+            }
             drafters.push(DraftCandidate {
                 place,
                 tokens: sequence.len(),
-                most: guessed.min((own + extra_blocks) * size - sequence.len()),
+                most: guessed.min(reach * size - sequence.len()),
                 probability: (sequence.speculating.acceptance).probability(kind, *self.acceptance),
             });
         }
@@ -199,6 +209,7 @@ impl Drafting<'_> {
         assert!(self.memory.grow(sequence, blocks), "blocks were counted");
         let new = sequence.kv.table()[held..].iter().map(|block| block.block);
         segment.blocks.extend(new);
+        segment.window = sequence.kv.window().map(SequenceWindow::table);
         segment.len += count;
         segment.drafts = sequence.speculating.drafts[..count as usize].to_vec();
         placed.tokens += count;

@@ -14,13 +14,17 @@ mod tiers;
 
 use crate::stage::script::guessing;
 use crate::stage::{ROUTER, StageEvent, StageEventOutcome, StageWorld, limits, states};
-use cleave_domain::{Order, Prices, Role, RowPrice, SplitMix64, Time};
+use cleave_domain::{Order, Prices, Role, RowPrice, SplitMix64, Time, WindowCapacity};
 use cleave_sched::{PoolWriter, WorkerInput};
 use proptest::prelude::{ProptestConfig, any};
 use proptest::proptest;
 use router_stub::RouterStub;
 use std::collections::BTreeSet;
 use std::time::Duration;
+
+/// The most tokens that a reservation has room for beyond its own, see `move_to`, and the rest of
+/// the last block.
+const AHEAD_TOKENS: u32 = 24 + 4;
 
 struct PairRng(SplitMix64);
 
@@ -120,6 +124,14 @@ impl PairWorld {
         // States too: a third of the worlds have them.
         let mut state_rng = PairRng::new(seed ^ 0x7f4a_7c15_9e37_79b9);
         chaos.state_rng = state_rng.percent(33).then_some(state_rng);
+        // And windows: one that all workers have, in blocks of up to two pieces.
+        let mut window_rng = PairRng::new(seed ^ 0x0fd2_7a5b_93c1_e64d);
+        let windows = window_rng.percent(40).then(|| WindowCapacity {
+            tokens: window_rng.between(1, 24),
+            bytes: 0,
+            count: window_rng.between(0, 16),
+        });
+        let window_pieces = window_rng.between(1, 2);
         for i in 0..count {
             let role = match (roles_draw, i % 2) {
                 (0, _) => Role::Both,
@@ -145,6 +157,12 @@ impl PairWorld {
             }
             if let Some(state_rng) = &mut chaos.state_rng {
                 limits.capacity.states = states(state_rng.between(1, 8));
+            }
+            let capacity = &mut limits.capacity;
+            capacity.windows = windows;
+            if let (Some(window), Some(windows)) = (capacity.window(), &mut capacity.windows) {
+                windows.bytes = window_pieces * capacity.block_bytes;
+                windows.count += window.blocks_max(capacity.step_tokens_max.max(AHEAD_TOKENS));
             }
             (limits.host_blocks, limits.disk_blocks) = below;
             if below.0 > 0 {
@@ -341,6 +359,27 @@ fn run_world(seed: u64, acts: u32) -> Vec<String> {
     }
     chaos.heal();
     chaos.world.log
+}
+
+/// In this world a preempted stream restores a snapshot of all tokens but its last, in a step that
+/// another one follows at once.
+#[test]
+fn a_step_ahead_restores_no_snapshot() {
+    run_world(3_367_614_328_099_978_104, 221);
+}
+
+/// In this world the window of a preempted stream is fetched, whose blocks but for the last token
+/// are in the pool.
+#[test]
+fn a_stream_runs_only_after_its_fetch() {
+    run_world(4_114_143_034_624_945_339, 106);
+}
+
+/// In this world a sequence gives up blocks of its window before it moves, for which blocks were
+/// reserved.
+#[test]
+fn window_blocks_that_never_arrived_are_not_cached() {
+    run_world(5_177_412_845_038_560_847, 428);
 }
 
 /// Without this, the test below could pass because nothing happened.

@@ -11,7 +11,7 @@ use crate::stage::{StageEvent, StageReport, draws};
 use cleave_domain::{
     BlockRef, Deadline, Emission, HandoffId, HandoffTarget, MigrateOrder, OnDeadlineMiss, Order,
     PrefillOrder, Report, Request, RequestSlo, ReserveOrder, Role, RunOrder, SamplingParams,
-    StopRules, Time,
+    StopRules, Time, WindowTarget,
 };
 use cleave_testkit::build;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,6 +78,7 @@ struct ReservedKv {
     present: u32,
     blocks: Vec<BlockRef>,
     state: Option<BlockRef>,
+    window: Option<WindowTarget>,
 }
 
 impl PairWorld {
@@ -291,6 +292,7 @@ impl PairWorld {
                 present: reserved.present,
                 blocks: reserved.blocks,
                 state: reserved.state,
+                window: reserved.window,
             },
             tokens: moving.tokens,
         });
@@ -398,11 +400,13 @@ impl PairWorld {
                 present,
                 blocks,
                 state,
+                window,
             } => {
                 let reserved = ReservedKv {
                     present,
                     blocks,
                     state,
+                    window,
                 };
                 assert!(self.router.open.insert(key(handoff)), "reserved twice");
                 if let Some(flight) = self.current(handoff) {
@@ -531,6 +535,7 @@ impl PairWorld {
                 present: reserved.present,
                 blocks: reserved.blocks,
                 state: reserved.state,
+                window: reserved.window,
             },
             waited: Duration::ZERO,
             due: self.due(flight),

@@ -4,7 +4,7 @@
 
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, HandoffId, KvUnit, Order, Report, SegmentState, StepPlan,
-    StepProgress, StepResult, WorkerRef,
+    StepProgress, StepResult, WindowTable, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
@@ -261,21 +261,26 @@ pub fn output(output: &WorkerOutput) -> String {
             handoff,
             blocks,
             state: slot,
+            window: of,
         } => {
             let slot = slot.map_or(String::new(), |slot| format!(" state {slot}"));
-            format!("swap out {} [{}]{slot}", id(*handoff), indices(blocks))
+            let (of, blocks) = (window(of.as_ref()), indices(blocks));
+            format!("swap out {} [{blocks}]{slot}{of}", id(*handoff))
         }
         WorkerOutput::SwapIn {
             handoff,
             blocks,
             state: slot,
+            window: of,
         } => {
             let slot = slot.map_or(String::new(), |slot| format!(" state {slot}"));
-            format!("swap in {} [{}]{slot}", id(*handoff), indices(blocks))
+            let (of, blocks) = (window(of.as_ref()), indices(blocks));
+            format!("swap in {} [{blocks}]{slot}{of}", id(*handoff))
         }
         WorkerOutput::SwapDrop { handoff } => format!("swap drop {}", id(*handoff)),
         WorkerOutput::Offload {
             content,
+            plane: _,
             block,
             pieces,
         } => {
@@ -287,14 +292,16 @@ pub fn output(output: &WorkerOutput) -> String {
         WorkerOutput::Fetch {
             handoff,
             blocks,
+            window: of,
             state,
         } => {
+            let of = window(of.as_ref().map(|of| &of.table));
             let word = |(content, block): &(_, BlockIndex)| format!("{} {block}", short(*content));
             let words: Vec<_> = blocks.iter().map(word).collect();
             let state = state.as_ref().map_or(String::new(), |state| {
                 format!(" state {} of {} pieces", state.slot, state.pieces.len())
             });
-            format!("fetch {} [{}]{state}", id(*handoff), words.join(", "))
+            format!("fetch {} [{}]{state}{of}", id(*handoff), words.join(", "))
         }
         WorkerOutput::FetchStop { handoff } => format!("fetch stop {}", id(*handoff)),
         WorkerOutput::TierDrop { content, place } => format!("drop {} {place:?}", short(*content)),
@@ -304,6 +311,12 @@ pub fn output(output: &WorkerOutput) -> String {
     }
 }
 
+fn window(of: Option<&WindowTable>) -> String {
+    of.map_or(String::new(), |WindowTable { first, blocks }| {
+        format!(" window {first}+[{}]", indices(blocks))
+    })
+}
+
 fn report(report: &Report) -> String {
     match report {
         Report::Reserved {
@@ -311,12 +324,18 @@ fn report(report: &Report) -> String {
             present,
             blocks: list,
             state: slot,
-        } => format!(
-            "reserved {} present {present} [{}]{}",
-            id(*handoff),
-            blocks(list),
-            state(*slot)
-        ),
+            window,
+        } => {
+            let window = window.as_ref().map_or(String::new(), |window| {
+                format!(" window {}+[{}]", window.first, blocks(&window.blocks))
+            });
+            format!(
+                "reserved {} present {present} [{}]{}{window}",
+                id(*handoff),
+                blocks(list),
+                state(*slot)
+            )
+        }
         Report::Running { handoff, present } => {
             format!("running {} present {present}", id(*handoff))
         }

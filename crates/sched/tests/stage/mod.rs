@@ -12,7 +12,7 @@ pub mod script;
 
 use cleave_domain::{
     BlockHash, Capacity, Emission, HandoffId, Order, Report, Role, RouterId, SlotIndex,
-    StateCapacity, Time, WorkerRef,
+    StateCapacity, Time, WindowCapacity, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_sched::{
@@ -129,6 +129,16 @@ pub fn states(count: u32) -> Option<StateCapacity> {
     (count > 0).then_some(StateCapacity { bytes, count })
 }
 
+/// Blocks for a window of six tokens, each in two pieces; no plane for them at 0.
+pub fn windows(count: u32) -> Option<WindowCapacity> {
+    let (tokens, bytes) = (6, BLOCK_TOKENS * 16);
+    (count > 0).then_some(WindowCapacity {
+        tokens,
+        bytes,
+        count,
+    })
+}
+
 pub fn limits(worker: u64, role: Role) -> WorkerLimits {
     let capacity = Capacity {
         block_tokens: BLOCK_TOKENS,
@@ -138,6 +148,7 @@ pub fn limits(worker: u64, role: Role) -> WorkerLimits {
         step_tokens_max: 8,
         context_tokens_max: 64,
         states: None,
+        windows: None,
     };
     WorkerLimits {
         role,

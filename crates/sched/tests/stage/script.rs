@@ -1,28 +1,28 @@
 //! Scripts: one command a line, each followed by the outputs that it caused.
 //!
-//! `worker NAME ROLE [blocks= slots= step= queue= context= states= swap= late= vocab= stall= lease=
-//! flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on D from P
-//! [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt= waited= scores
-//! logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on W [as reserve]`
-//! (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to D [to= attempt=
-//! told=]` (attempt `attempt` leaves as attempt `to`, to what D reserved) · `serve W ROLE` ·
-//! `severed W PEER` (nothing of PEER reaches W) · `step W [fail|constraint] [slot= also=]` (fails
-//! for the sequences in these slots alone, by the engine or by their constraints) · `copies W
-//! [fail]` (all exports and imports under way) · `swaps W [fail]` · `shelves|writes|fetches W
-//! [fail]` (to host memory, to disk, back) ·
+//! `worker NAME ROLE [blocks= slots= step= queue= context= states= windows= swap= late= vocab=
+//! stall= lease= flying= guess= host= disk= price=] [cache=off] [onesided]` · `reserve FLIGHT on
+//! D from P [prompt= max= expect= ahead= output= priority= family= salt= stop= min= attempt=
+//! waited= scores logprobs]` · `prefill FLIGHT on P to D` (to what D reserved) · `start FLIGHT on
+//! W [as reserve]` (both legs) · `cancel|renew FLIGHT on W` · `drain W` · `migrate FLIGHT on W to
+//! D [to= attempt= told=]` (attempt `attempt` leaves as attempt `to`, to what D reserved) ·
+//! `serve W ROLE` · `severed W PEER` (nothing of PEER reaches W) · `step W [fail|constraint]
+//! [slot= also=]` (fails for the sequences in these slots alone, by the engine or by their
+//! constraints) · `copies W [fail]` (all exports and imports under way) · `swaps W [fail]` ·
+//! `shelves|writes|fetches W [fail]` (to host memory, to disk, back) ·
 //! `deliver|drop|damage|repeat|reverse P D [N]` (packets under way) · `forget P D` (each is
 //! answered by a D that knows nothing of it) · `stop MS` (every process stands still for so long,
 //! then wakes) · `keep P D`, `replay` (a copy of the first packet, later) · `cut P D` · `router
-//! lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines) · `restart W` · `pool
-//! W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
+//! lost|joined W` · `run MS` (all in its order) · `wait MS` (only deadlines) · `restart W` ·
+//! `pool W` (the audit's last sums) · `empty` (asserts that nothing is held anywhere)
 
 use super::{
-    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states,
+    ROUTER, StageEvent, StageEventOutcome, StageReport, StageWorld, draws, limits, states, windows,
 };
 use cleave_domain::{
     AbandonCause, BlockRef, FlightId, HandoffId, HandoffTarget, MigrateOrder, Order, Pooling,
     PrefillOrder, Report, Request, ReserveOrder, Role, RowPrice, RunOrder, SamplingParams,
-    SlotIndex, StopRules,
+    SlotIndex, StopRules, WindowTarget,
 };
 use cleave_kv::Packet;
 use cleave_sched::{LookupLimits, PayloadCondition, PoolWriter, StepFault, WorkerInput};
@@ -30,6 +30,9 @@ use cleave_testkit::{EngineOp, build};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The leading blocks that are there, the reserved ones, the state slot and the window.
+type ReservedPlaces = (u32, Vec<BlockRef>, Option<BlockRef>, Option<WindowTarget>);
 
 #[derive(Default)]
 struct ScriptPlayer {
@@ -277,6 +280,7 @@ impl ScriptPlayer {
         capacity.step_tokens_max = words.number("step", capacity.step_tokens_max);
         capacity.context_tokens_max = words.number("context", capacity.context_tokens_max);
         capacity.states = states(words.number("states", 0));
+        capacity.windows = windows(words.number("windows", 0));
         limits.vocab_size = words.number("vocab", limits.vocab_size);
         if let Some(millis) = words.keyed.get("lease") {
             limits.lease = Duration::from_millis(millis.unsigned_abs());
@@ -355,7 +359,7 @@ impl ScriptPlayer {
     fn prefill(&mut self, words: &CommandWords) {
         let of = self.handoff(words);
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let (present, blocks, state) = self.reserved(of);
+        let (present, blocks, state, window) = self.reserved(of);
         let order = Order::Prefill(PrefillOrder {
             handoff: of,
             request: Arc::clone(&self.requests[&of]),
@@ -364,6 +368,7 @@ impl ScriptPlayer {
                 present,
                 blocks,
                 state,
+                window,
             },
             waited: Duration::ZERO,
             due: None,
@@ -371,7 +376,7 @@ impl ScriptPlayer {
         self.order(at, order);
     }
 
-    fn reserved(&self, of: HandoffId) -> (u32, Vec<BlockRef>, Option<BlockRef>) {
+    fn reserved(&self, of: HandoffId) -> ReservedPlaces {
         let mut newest_first = self.world.reports.iter().rev();
         let reserved = newest_first.find_map(|(_, report)| match report {
             StageReport::Reported(Report::Reserved {
@@ -379,7 +384,8 @@ impl ScriptPlayer {
                 present,
                 blocks,
                 state,
-            }) if *handoff == of => Some((*present, blocks.clone(), *state)),
+                window,
+            }) if *handoff == of => Some((*present, blocks.clone(), *state, window.clone())),
             _ => None,
         });
         reserved.expect("reserved before")
@@ -390,7 +396,7 @@ impl ScriptPlayer {
         let attempt = words.number("to", of.attempt + 1);
         let handoff = HandoffId { attempt, ..of };
         let (at, to) = (words.machine(&self.world, 3), words.machine(&self.world, 5));
-        let (present, blocks, state) = self.reserved(handoff);
+        let (present, blocks, state, window) = self.reserved(handoff);
         let request = &self.requests[&handoff];
         let tokens_sent = request.prompt.len() + request.generated.len();
         let order = Order::Migrate(MigrateOrder {
@@ -401,6 +407,7 @@ impl ScriptPlayer {
                 present,
                 blocks,
                 state,
+                window,
             },
             tokens: words.number("told", u32::try_from(tokens_sent).expect("small")),
         });

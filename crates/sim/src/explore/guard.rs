@@ -92,6 +92,7 @@ impl SmallWorldState {
                     present: 0,
                     blocks: (0..tokens.div_ceil(2) as u32).map(block).collect(),
                     state: None,
+                    window: None,
                 };
                 self.send_to_router(worker, SmallWorldMessage::Report(report));
                 None

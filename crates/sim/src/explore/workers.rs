@@ -326,6 +326,6 @@ impl CellHost for SmallWorldHost<'_> {
 pub(super) fn other_plane(plane: KvPlane) -> KvPlane {
     match plane {
         KvPlane::Blocks => KvPlane::State,
-        KvPlane::State => KvPlane::Blocks,
+        KvPlane::State | KvPlane::Window => KvPlane::Blocks,
     }
 }

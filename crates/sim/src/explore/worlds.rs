@@ -7,7 +7,7 @@ use super::guard::Guard;
 use crate::model::VOCAB_SIZE;
 use cleave_domain::{
     Capacity, FlightId, Pooling, Prices, Request, RequestSlo, Role, RouterId, RowPrice,
-    SamplingParams, StateCapacity, WorkerDescription,
+    SamplingParams, StateCapacity, WindowCapacity, WorkerDescription,
 };
 use cleave_router::OperatorRequest;
 use cleave_sched::PoolWriter;
@@ -80,6 +80,8 @@ pub(super) struct SmallWorld {
     pub(super) slo_target: Option<Duration>,
     /// The slots of each worker's state plane; `None` if the model has no states.
     pub(super) states: Option<StateCapacity>,
+    /// The blocks of each worker's window plane; `None` if the model has no windows.
+    pub(super) windows: Option<WindowCapacity>,
     /// Whether the requests have constraints, which leave several tokens at each place.
     pub(super) constraints: bool,
     /// The guard that is disabled, if any.
@@ -123,6 +125,7 @@ fn one_request() -> SmallWorld {
         step: Duration::ZERO,
         slo_target: None,
         states: None,
+        windows: None,
         constraints: false,
         missing_guard: None,
     }
@@ -282,13 +285,13 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
             order: DeliveryOrder::Usual,
             surprises_max: 2,
             states: STATES,
-            ..one
+            ..one.clone()
         },
         // A running sequence's state leaves with its last block.
         SmallWorld {
             name: "state-moves",
             states: STATES,
-            ..drain
+            ..drain.clone()
         },
         SmallWorld {
             name: "state-one-sided",
@@ -301,6 +304,44 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
             ],
             writer: PoolWriter::Sender,
             states: STATES,
+            ..three.clone()
+        },
+        // A prompt's window is handed over with its blocks; its first block was given up before.
+        SmallWorld {
+            name: "window",
+            requests: &[(4, 2)],
+            faults: &[
+                SmallWorldFault::Lose,
+                SmallWorldFault::Duplicate,
+                SmallWorldFault::Cancel,
+                SmallWorldFault::Crash,
+                SmallWorldFault::Cut,
+                SmallWorldFault::EngineFault,
+                SmallWorldFault::Misroute,
+                SmallWorldFault::ChangeSeal,
+            ],
+            order: DeliveryOrder::Usual,
+            surprises_max: 2,
+            windows: WINDOWS,
+            ..one
+        },
+        // A running sequence's window leaves while it generates.
+        SmallWorld {
+            name: "window-moves",
+            windows: WINDOWS,
+            ..drain
+        },
+        SmallWorld {
+            name: "window-one-sided",
+            requests: &[(3, 2)],
+            faults: &[
+                SmallWorldFault::Cancel,
+                SmallWorldFault::Crash,
+                SmallWorldFault::Cut,
+                SmallWorldFault::Expire,
+            ],
+            writer: PoolWriter::Sender,
+            windows: WINDOWS,
             ..three
         },
     ]
@@ -331,6 +372,7 @@ impl SmallWorld {
     fn capacity(&self) -> Capacity {
         Capacity {
             states: self.states,
+            windows: self.windows,
             ..CAPACITY
         }
     }
@@ -415,6 +457,13 @@ const STATES: Option<StateCapacity> = Some(StateCapacity {
     count: 2,
 });
 
+/// Windows of three tokens, in blocks of two pieces: room for two sequences and a chunk.
+const WINDOWS: Option<WindowCapacity> = Some(WindowCapacity {
+    tokens: 3,
+    bytes: 32,
+    count: 6,
+});
+
 /// Three blocks of two tokens.
 const CAPACITY: Capacity = Capacity {
     block_tokens: 2,
@@ -424,4 +473,5 @@ const CAPACITY: Capacity = Capacity {
     step_tokens_max: 4,
     context_tokens_max: 12,
     states: None,
+    windows: None,
 };

@@ -108,6 +108,7 @@ impl WorkerProfile {
             step_tokens_max: self.step_tokens,
             context_tokens_max: self.context_tokens,
             states: None,
+            windows: None,
         };
         let limits = cleave_sched::WorkerLimits {
             me: WorkerRef {

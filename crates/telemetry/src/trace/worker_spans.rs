@@ -139,6 +139,7 @@ impl WorkerSpans {
                 present,
                 blocks,
                 state: _,
+                window: _,
             } => {
                 if let Some(builder) = self.decode(*handoff) {
                     let attributes = vec![

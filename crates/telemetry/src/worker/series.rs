@@ -80,6 +80,10 @@ series_table! {
         "Slots for states of sequences, where the model has states: held (by sequences, hand-offs and copies), \
          free (cached ones too), cached (snapshots kept for reuse); leaked ones are held without an owner (a \
          defect)";
+    pub(super) window_blocks: Family<WorkerKindLabels, Gauge>, "cleave_window_blocks",
+        "KV blocks of layers with a sliding window, where the model has such a plane: held (by sequences, \
+         hand-offs and copies), free (cached ones too), cached (kept for reuse); leaked ones are held without \
+         an owner (a defect)";
     pub(super) vllm_running: Family<WorkerModelLabels, Gauge>, "vllm:num_requests_running",
         "Sequences in the running batch";
     pub(super) vllm_waiting: Family<WorkerModelLabels, Gauge>, "vllm:num_requests_waiting",

@@ -137,6 +137,7 @@ mod tests {
             step_tokens_max: 4,
             context_tokens_max: 32,
             states: None,
+            windows: None,
         });
         let took = Duration::from_millis(2);
         meters.handle_note(&WorkerNote::Tiers {

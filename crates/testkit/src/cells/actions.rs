@@ -6,13 +6,13 @@
 
 use super::{CellWorker, EngineOp, FetchPart, FetchSource};
 use cleave_domain::{
-    BlockHash, BlockIndex, BlockRef, Emission, HandoffId, Report, RouterId, StepPlan, Time,
-    WorkerRef,
+    BlockHash, BlockIndex, BlockRef, Emission, HandoffId, KvPlane, Report, RouterId, StepPlan,
+    Time, WindowTable, WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
-    BlockExport, SnapshotPiece, StateFetch, TierLevel, WorkerActions, WorkerInput, WorkerNote,
-    WorkerOutput,
+    BlockExport, SnapshotPiece, StateFetch, TierLevel, WindowFetch, WorkerActions, WorkerInput,
+    WorkerNote, WorkerOutput,
 };
 
 /// The world around a worker of cells: what the worker's outputs reach beside its own engine.
@@ -101,13 +101,15 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
         if let WorkerNote::Pool {
             blocks_leaked,
             states_leaked,
+            windows_leaked,
             ..
         } = note
-            && blocks_leaked + states_leaked > 0
+            && blocks_leaked + states_leaked + windows_leaked > 0
         {
             let me = self.0.cells().worker;
             return Err(format!(
-                "{me} reports {blocks_leaked} leaked blocks and {states_leaked} leaked slots"
+                "{me} reports {blocks_leaked} leaked blocks, {states_leaked} leaked slots and \
+                 {windows_leaked} leaked blocks of windows"
             ));
         }
         self.0.note(note)
@@ -143,10 +145,12 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
+        window: Option<WindowTable>,
         state: Option<BlockIndex>,
     ) -> Result<(), String> {
         let cells = self.0.cells();
-        let units = cells.limits.capacity.units(&blocks, state).collect();
+        let units = cells.limits.capacity.units(&blocks, window.as_ref(), state);
+        let units = units.collect();
         let taken = cells.swap(EngineOp::SwapOut { handoff, units });
         self.queued(taken)
     }
@@ -155,10 +159,12 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<BlockIndex>,
+        window: Option<WindowTable>,
         state: Option<BlockIndex>,
     ) -> Result<(), String> {
         let cells = self.0.cells();
-        let units = cells.limits.capacity.units(&blocks, state).collect();
+        let units = cells.limits.capacity.units(&blocks, window.as_ref(), state);
+        let units = units.collect();
         let taken = cells.swap(EngineOp::SwapIn { handoff, units });
         self.queued(taken)
     }
@@ -171,10 +177,11 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
     fn offload(
         &mut self,
         content: BlockHash,
+        plane: KvPlane,
         block: BlockIndex,
         pieces: Vec<SnapshotPiece>,
     ) -> Result<(), String> {
-        let taken = self.0.cells().offload(content, block, &pieces);
+        let taken = self.0.cells().offload(content, plane, block, &pieces);
         self.queued(taken)
     }
 
@@ -186,13 +193,17 @@ impl<H: CellHost> WorkerActions for CellActions<'_, H> {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
+        window: Option<WindowFetch>,
         state: Option<StateFetch>,
     ) -> Result<(), String> {
         let now = self.0.now();
         let (contents, blocks): (Vec<_>, Vec<_>) = blocks.into_iter().unzip();
         let slot = state.as_ref().map(|state| state.slot);
-        let pieces = state.into_iter().flat_map(|state| state.pieces);
-        let units = self.0.cells().limits.capacity.units(&blocks, slot);
+        let table = window.as_ref().map(|window| &window.table);
+        let capacity = &self.0.cells().limits.capacity;
+        let units: Vec<_> = capacity.units(&blocks, table, slot).collect();
+        let pieces = window.into_iter().flat_map(|window| window.pieces);
+        let pieces = pieces.chain(state.into_iter().flat_map(|state| state.pieces));
         let parts = contents.into_iter().chain(pieces).zip(units);
         let parts = parts.map(|(content, (unit, block))| FetchPart {
             content,

@@ -19,6 +19,7 @@ impl CellWorker {
                 present,
                 blocks,
                 state,
+                window,
             } => {
                 for (ordinal, block) in (*present..).zip(blocks) {
                     self.reserve(*handoff, KvUnit::block(ordinal), *block);
@@ -30,6 +31,13 @@ impl CellWorker {
                         self.reserve(*handoff, KvUnit { plane, ordinal }, *slot);
                     }
                     self.own(*handoff, KvPlane::State, *slot)?;
+                }
+                let window = window.iter().flat_map(|w| (w.first..).zip(&w.blocks));
+                for (ordinal, block) in window {
+                    for unit in self.limits.capacity.window_units(ordinal) {
+                        self.reserve(*handoff, unit, *block);
+                    }
+                    self.own(*handoff, KvPlane::Window, *block)?;
                 }
             }
             Report::Landed { handoff } | Report::Released { handoff } => {
@@ -146,6 +154,10 @@ impl CellWorker {
         let slots_held = self.brain.states().map_or(0, |states| states.blocks_held());
         if slots_held > 0 {
             return Err(format!("{me} leaked {slots_held} state slots"));
+        }
+        let windows_held = self.brain.windows().map_or(0, |pool| pool.blocks_held());
+        if windows_held > 0 {
+            return Err(format!("{me} leaked {windows_held} blocks of windows"));
         }
         if !self.block_owners.is_empty() {
             return Err(format!("{me} never released {:?}", self.block_owners));

@@ -39,10 +39,10 @@ impl CellWorker {
     pub(super) fn offload(
         &mut self,
         content: BlockHash,
+        plane: KvPlane,
         block: BlockIndex,
         pieces: &[SnapshotPiece],
     ) -> Result<(), String> {
-        let plane = KvPlane::State;
         let piece = |piece: &SnapshotPiece| {
             let ordinal = piece.ordinal;
             (piece.content, KvUnit { plane, ordinal })

@@ -5,6 +5,7 @@
 
 use super::*;
 use cleave_domain::{BlockHash, Failure, Incarnation, WorkerId};
+use cleave_kv::SealedWindow;
 
 /// Asserts the kind and the fields of a message, in hexadecimal digits.
 fn assert_bytes(message: &LinkMessage, expected: &str) {
@@ -65,17 +66,17 @@ fn messages_that_open_a_stream_keep_their_bytes() {
     let (me, from, key) = (worker(), worker(), 11);
     assert_bytes(
         &LinkMessage::Hello(hello()),
-        "1 434c564b09000304000080200166",
+        "1 434c564b0a000304000080200166",
     );
     assert_bytes(
         &LinkMessage::HelloRdma(hello()),
-        "24 434c564b09000304000080200166",
+        "24 434c564b0a000304000080200166",
     );
     assert_bytes(
         &LinkMessage::Reject("no".to_owned()),
-        "3 434c564b0900026e6f",
+        "3 434c564b0a00026e6f",
     );
-    assert_bytes(&LinkMessage::Join { from, key }, "12 434c564b090003040b");
+    assert_bytes(&LinkMessage::Join { from, key }, "12 434c564b0a0003040b");
     let (credit, frame_bytes) = (12, 13);
     let welcome = LinkMessage::Welcome {
         me,
@@ -83,7 +84,7 @@ fn messages_that_open_a_stream_keep_their_bytes() {
         key,
         frame_bytes,
     };
-    assert_bytes(&welcome, "2 434c564b090003040c0b0d");
+    assert_bytes(&welcome, "2 434c564b0a0003040c0b0d");
 }
 
 #[test]
@@ -95,6 +96,10 @@ fn messages_of_a_hand_off_keep_their_bytes() {
         content: BlockHash([4; 16]),
         output: vec![5, 600],
         state: Some(6),
+        window: Some(SealedWindow {
+            first: 7,
+            digest: 8,
+        }),
     };
     assert_bytes(
         &LinkMessage::Frame(frame()),
@@ -107,7 +112,7 @@ fn messages_of_a_hand_off_keep_their_bytes() {
     assert_bytes(&LinkMessage::PoolFrame(frame()), "23 ac02020506010708090a");
     assert_bytes(
         &LinkMessage::Seal(seal),
-        "5 ac02020203040404040404040404040404040404040205d8040106",
+        "5 ac02020203040404040404040404040404040404040205d8040106010708",
     );
     assert_bytes(&LinkMessage::Landed(handoff()), "6 ac0202");
     assert_bytes(&LinkMessage::Stop(handoff()), "14 ac0202");

@@ -75,6 +75,7 @@ fn message() -> impl Strategy<Value = LinkMessage> {
                     content: BlockHash(content),
                     output,
                     state,
+                    window: None,
                 })
             },
         );

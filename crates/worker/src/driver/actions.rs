@@ -11,11 +11,13 @@ use crate::swap::{SwapDirection, SwapJob};
 use crate::tier::OffloadJob;
 use cleave_domain::{
     BlockHash, BlockIndex, BlockRef, Emission, HandoffId, KvPlane, KvUnit, Report, RouterId,
-    StepPlan, WorkerRef,
+    StepPlan, WindowTable, WorkerRef,
 };
 use cleave_fleet::FromWorker;
 use cleave_kv::{BlockPart, Packet};
-use cleave_sched::{BlockExport, SnapshotPiece, StateFetch, TierLevel, WorkerActions, WorkerNote};
+use cleave_sched::{
+    BlockExport, SnapshotPiece, StateFetch, TierLevel, WindowFetch, WorkerActions, WorkerNote,
+};
 use cleave_telemetry::log_ids;
 use tracing::{Level, debug};
 
@@ -100,12 +102,26 @@ impl WorkerActions for WorkerDriver {
 
     // === host memory for sequences ===
 
-    fn swap_out(&mut self, handoff: HandoffId, blocks: Vec<BlockIndex>, state: Option<BlockIndex>) {
-        self.swap(handoff, SwapDirection::Out, &blocks, state);
+    fn swap_out(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        window: Option<WindowTable>,
+        state: Option<BlockIndex>,
+    ) {
+        let units = self.capacity.units(&blocks, window.as_ref(), state);
+        self.swap(handoff, SwapDirection::Out, units.collect());
     }
 
-    fn swap_in(&mut self, handoff: HandoffId, blocks: Vec<BlockIndex>, state: Option<BlockIndex>) {
-        self.swap(handoff, SwapDirection::In, &blocks, state);
+    fn swap_in(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        window: Option<WindowTable>,
+        state: Option<BlockIndex>,
+    ) {
+        let units = self.capacity.units(&blocks, window.as_ref(), state);
+        self.swap(handoff, SwapDirection::In, units.collect());
     }
 
     fn drop_swapped(&mut self, handoff: HandoffId) {
@@ -115,8 +131,13 @@ impl WorkerActions for WorkerDriver {
 
     // === tiers for the prefix cache ===
 
-    fn offload(&mut self, content: BlockHash, block: BlockIndex, pieces: Vec<SnapshotPiece>) {
-        let plane = KvPlane::State;
+    fn offload(
+        &mut self,
+        content: BlockHash,
+        plane: KvPlane,
+        block: BlockIndex,
+        pieces: Vec<SnapshotPiece>,
+    ) {
         let piece = |piece: SnapshotPiece| {
             let ordinal = piece.ordinal;
             let span = unit_span(&self.capacity, block, KvUnit { plane, ordinal });
@@ -139,13 +160,17 @@ impl WorkerActions for WorkerDriver {
         &mut self,
         handoff: HandoffId,
         blocks: Vec<(BlockHash, BlockIndex)>,
+        window: Option<WindowFetch>,
         state: Option<StateFetch>,
     ) {
         let (contents, blocks): (Vec<BlockHash>, Vec<BlockIndex>) = blocks.into_iter().unzip();
         let slot = state.as_ref().map(|state| state.slot);
-        let pieces = state.into_iter().flat_map(|state| state.pieces);
+        let table = window.as_ref().map(|window| &window.table);
         let span = |(unit, block)| unit_span(&self.capacity, block, unit);
-        let spans = self.capacity.units(&blocks, slot).map(span);
+        let units: Vec<_> = self.capacity.units(&blocks, table, slot).collect();
+        let spans = units.into_iter().map(span);
+        let pieces = window.into_iter().flat_map(|window| window.pieces);
+        let pieces = pieces.chain(state.into_iter().flat_map(|state| state.pieces));
         let parts = contents.into_iter().chain(pieces).zip(spans).collect();
         self.effects.engine.fetch(handoff, parts);
     }
@@ -160,16 +185,9 @@ impl WorkerActions for WorkerDriver {
 }
 
 impl WorkerDriver {
-    fn swap(
-        &self,
-        handoff: HandoffId,
-        direction: SwapDirection,
-        blocks: &[BlockIndex],
-        state: Option<BlockIndex>,
-    ) {
-        let capacity = &self.capacity;
-        let span = |(unit, block)| unit_span(capacity, block, unit);
-        let spans = capacity.units(blocks, state).map(span).collect();
+    fn swap(&self, handoff: HandoffId, direction: SwapDirection, units: Vec<(KvUnit, BlockIndex)>) {
+        let span = |(unit, block)| unit_span(&self.capacity, block, unit);
+        let spans = units.into_iter().map(span).collect();
         let swap = SwapJob::new(handoff, spans, direction);
         self.effects.engine.push(EngineWork::Swap(swap));
     }

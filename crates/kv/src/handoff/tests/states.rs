@@ -24,6 +24,7 @@ fn pair() -> (HandoffSender, HandoffReceiver) {
         present: 0,
         blocks: blocks.clone(),
         state: Some(slot()),
+        window: None,
     };
     let expected = ExpectedHandoff {
         handoff: HANDOFF,
@@ -31,6 +32,7 @@ fn pair() -> (HandoffSender, HandoffReceiver) {
         present: 0,
         blocks,
         state: Some(slot()),
+        window: None,
         capacity: capacity(Some(STATE_BYTES)),
         vocab_size: VOCAB_SIZE,
         tokens: 10,
@@ -38,7 +40,7 @@ fn pair() -> (HandoffSender, HandoffReceiver) {
         writer: PoolWriter::Receiver,
     };
     (
-        HandoffSender::new(HANDOFF, target, 3),
+        HandoffSender::new(HANDOFF, target, &capacity(Some(STATE_BYTES))),
         HandoffReceiver::new(expected),
     )
 }

@@ -39,7 +39,7 @@ fn command_r_rotates_every_layer() {
 }
 
 /// The keys of Command R7B.
-fn cohere2() -> Value {
+pub(super) fn cohere2() -> Value {
     json!({
         "architectures": ["Cohere2ForCausalLM"],
         "attention_bias": false,

@@ -369,15 +369,14 @@ fn minimax_rotates_as_much_as_its_config_states() {
     }
 }
 
-/// The weights are those of the published model after they were made 16 bits wide: `mxfp4` is a
-/// format of its own.
-#[test]
-fn gpt_oss_has_sinks_biases_and_a_clamped_gate() {
-    let layer_types = |count| -> Vec<&str> {
-        let kinds = ["sliding_attention", "full_attention"];
-        kinds.into_iter().cycle().take(count).collect()
-    };
-    let keys = json!({
+fn every_second_sliding(layers_count: usize) -> Vec<&'static str> {
+    let kinds = ["sliding_attention", "full_attention"];
+    kinds.into_iter().cycle().take(layers_count).collect()
+}
+
+/// The keys of gpt-oss-20b.
+pub(super) fn gpt_oss() -> Value {
+    json!({
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": true,
         "eos_token_id": 200002,
@@ -387,7 +386,7 @@ fn gpt_oss_has_sinks_biases_and_a_clamped_gate() {
         "hidden_size": 2880,
         "initial_context_length": 4096,
         "intermediate_size": 2880,
-        "layer_types": layer_types(24),
+        "layer_types": every_second_sliding(24),
         "max_position_embeddings": 131072,
         "model_type": "gpt_oss",
         "num_attention_heads": 64,
@@ -412,7 +411,14 @@ fn gpt_oss_has_sinks_biases_and_a_clamped_gate() {
         "swiglu_limit": 7.0,
         "tie_word_embeddings": false,
         "vocab_size": 201088,
-    });
+    })
+}
+
+/// The weights are those of the published model after they were made 16 bits wide: `mxfp4` is a
+/// format of its own.
+#[test]
+fn gpt_oss_has_sinks_biases_and_a_clamped_gate() {
+    let keys = gpt_oss();
     let spec = published(20.91, &keys);
     let (experts, _) = experts(&spec);
     let limit = 7.0;
@@ -431,7 +437,7 @@ fn gpt_oss_has_sinks_biases_and_a_clamped_gate() {
     assert!((rope.attention_factor() - (0.1 * 32f32.ln() + 1.0)).abs() < 1e-6);
     assert_eq!(spec.context_tokens_max, 131_072);
     let larger = json!({
-        "layer_types": layer_types(36),
+        "layer_types": every_second_sliding(36),
         "num_hidden_layers": 36,
         "num_local_experts": 128,
     });

@@ -4,7 +4,7 @@ use super::{attention, config, published, read};
 use serde_json::{Value, json};
 
 /// The keys of Gemma 2 2B.
-fn gemma2() -> Value {
+pub(super) fn gemma2() -> Value {
     json!({
         "architectures": ["Gemma2ForCausalLM"],
         "attention_bias": false,
@@ -56,36 +56,38 @@ fn gemma2_caps_scores_and_logits() {
     assert!(error.contains("attn_logit_softcapping"), "{error}");
 }
 
+/// The keys of Gemma 3 1B.
+pub(super) fn gemma3_1b() -> Value {
+    json!({
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": false,
+        "attn_logit_softcapping": null,
+        "cache_implementation": "hybrid",
+        "eos_token_id": [1, 106],
+        "final_logit_softcapping": null,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "max_position_embeddings": 32768,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": null,
+        "rope_theta": 1000000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262144,
+    })
+}
+
 #[test]
 fn gemma3_has_a_rope_for_windows() {
-    let spec = published(
-        1.0,
-        &json!({
-            "architectures": ["Gemma3ForCausalLM"],
-            "attention_bias": false,
-            "attn_logit_softcapping": null,
-            "cache_implementation": "hybrid",
-            "eos_token_id": [1, 106],
-            "final_logit_softcapping": null,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": 1152,
-            "intermediate_size": 6912,
-            "max_position_embeddings": 32768,
-            "model_type": "gemma3_text",
-            "num_attention_heads": 4,
-            "num_hidden_layers": 26,
-            "num_key_value_heads": 1,
-            "query_pre_attn_scalar": 256,
-            "rms_norm_eps": 1e-06,
-            "rope_local_base_freq": 10000,
-            "rope_scaling": null,
-            "rope_theta": 1000000,
-            "sliding_window": 512,
-            "sliding_window_pattern": 6,
-            "vocab_size": 262144,
-        }),
-    );
+    let spec = published(1.0, &gemma3_1b());
     let theta = |layer| spec.ropes[attention(&spec, layer).rope.0].theta;
     assert_eq!((theta(4), theta(5), theta(6)), (1e4, 1e6, 1e4));
     assert_eq!(attention(&spec, 5).window, None);

@@ -57,21 +57,23 @@ fn llama_3_1_stretches_low_frequencies() {
     );
 }
 
+/// The keys of Mistral 7B of version 0.1.
+pub(super) fn mistral() -> Value {
+    keys(&json!({
+        "architectures": ["MistralForCausalLM"],
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "model_type": "mistral",
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "vocab_size": 32000,
+    }))
+}
+
 #[test]
 fn mistral_has_a_window_in_every_layer() {
-    let spec = published(
-        7.24,
-        &keys(&json!({
-            "architectures": ["MistralForCausalLM"],
-            "intermediate_size": 14336,
-            "max_position_embeddings": 32768,
-            "model_type": "mistral",
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 10000.0,
-            "sliding_window": 4096,
-            "vocab_size": 32000,
-        })),
-    );
+    let spec = published(7.24, &mistral());
     assert!(
         spec.attention()
             .all(|attention| attention.window == Some(4096))

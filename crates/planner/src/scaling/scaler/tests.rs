@@ -155,6 +155,7 @@ fn absurd_gossip_neither_panics_nor_breaks_bounds() {
         step_tokens_max: 512,
         context_tokens_max: 1600,
         states: None,
+        windows: None,
     };
     let present = ScalerFleet {
         prefill: Some((prices.clone(), capacity)),

@@ -164,6 +164,10 @@ pub(super) fn worker_forecast<'a>(
             .states
             .map_or(0, |states| states.count / LEFT_FREE_PARTS);
         snapshot.states_free = snapshot.states_free.saturating_sub(states);
+        let windows = capacity
+            .windows
+            .map_or(0, |windows| windows.count / LEFT_FREE_PARTS);
+        snapshot.windows_free = snapshot.windows_free.saturating_sub(windows);
         if ahead.all() > YIELDING_BACKLOG_MAX {
             snapshot.prompts_open = u32::MAX;
         }

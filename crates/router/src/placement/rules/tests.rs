@@ -60,6 +60,7 @@ fn with_flight(classes: &[SloClass], class: &SloClass) -> (RulesFixture, FlightR
             step_tokens_max: 64,
             context_tokens_max: 400,
             states: None,
+            windows: None,
         },
         queue_max: 8,
         device: None,

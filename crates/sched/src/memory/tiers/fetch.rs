@@ -1,8 +1,9 @@
 //! Contents of the tiers that are fetched into the pool instead of being computed.
 //!
 //! Owns: the fetches of the sequences, their deadlines and their measured prices.
-//! Never: begins a fetch that leaves a sequence with blocks but without the state after them, where
-//! the model has states. If such a fetch fails, the sequence computes its tokens.
+//! Never: begins a fetch that leaves a sequence with blocks but without the state after them or the
+//! window before their end, where the model has these. If such a fetch fails, the sequence computes
+//! its tokens.
 
 use super::{OffloadTiers, PRICE_DECAY_PARTS};
 use crate::batch::StepPipeline;
@@ -10,9 +11,10 @@ use crate::context::WorkerContext;
 use crate::forecast::WorkForecast;
 use crate::memory::KvMemory;
 use crate::sequences::{SequenceTable, WorkerSequence};
-use crate::{FetchOutcome, StateFetch, WorkerNote, WorkerOutput};
+use crate::{FetchOutcome, StateFetch, WindowFetch, WorkerNote, WorkerOutput};
 use cleave_domain::{BlockHash, KvPlane};
-use cleave_kv::{TierLevel, snapshot_hash};
+use cleave_kv::{TierLevel, snapshot_hash, window_hash};
+use std::ops::Range;
 use std::time::Duration;
 
 /// Shortest time allowed for a fetch, otherwise limited by the time to compute the same tokens: a
@@ -24,8 +26,12 @@ const FETCH_LEAST: Duration = Duration::from_millis(250);
 pub(crate) struct TierFetch {
     /// Number of blocks, from the first unpublished one on.
     pub(crate) blocks: u32,
-    /// Number of pieces of the state after them; 0 without states.
+    /// Number of pieces of the state after them and of the window before their end.
     pieces: u32,
+    /// Ordinal of the first block of the window, if the window is fetched.
+    window_first: Option<u32>,
+    /// The blocks are of use only all together, and with the pieces.
+    is_whole: bool,
     /// Number of blocks and pieces on disk.
     on_disk: u32,
     /// A `FetchStop` was emitted for it.
@@ -45,12 +51,15 @@ impl TierFetch {
 /// Leading blocks that the tiers have, and the predicted time to fetch them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TierMatch {
-    /// Blocks in the pool that are of use only with a state from the tiers; before the others.
+    /// Blocks in the pool that are of use only with a state or window from the tiers; before the
+    /// others.
     pub(crate) adopted: u32,
     /// Blocks that follow those in the pool.
     pub(crate) blocks: u32,
-    /// Pieces of the state after all of them.
+    /// Pieces of the state after all of them, and of the window before their end.
     pieces: u32,
+    /// Whether the window is in the tiers, not in the pool.
+    fetches_window: bool,
     on_disk: u32,
     /// Zero before anything was measured.
     pub(crate) takes: Duration,
@@ -91,9 +100,9 @@ impl OffloadTiers {
         Some(of(self.from_host, units - on_disk)? + of(self.from_disk, on_disk)?)
     }
 
-    /// The number of pieces of a snapshot on disk alone; `None` unless the tiers have all pieces.
-    fn pieces_on_disk(&self, snapshot: BlockHash) -> Option<u32> {
-        let pieces = self.pieces(KvPlane::State, snapshot);
+    /// The number of pieces of a content on disk alone; `None` unless the tiers have all pieces.
+    fn pieces_on_disk(&self, plane: KvPlane, content: BlockHash) -> Option<u32> {
+        let pieces = self.pieces(plane, content);
         pieces
             .map(|piece| {
                 Some(u32::from(
@@ -135,11 +144,11 @@ impl KvMemory {
         }
         let able = !sequence.kv.state_fetch_failed;
         let hashes = sequence.reusable(size);
-        let hashes = &hashes[hashes.len().min(blocks_known as usize)..];
-        let mut found = if self.pools.states.is_none() {
-            self.blocks_in_tiers(hashes)
+        let one_plane = self.pools.states.is_none() && self.pools.windows.is_none();
+        let mut found = if one_plane {
+            self.blocks_in_tiers(&hashes[hashes.len().min(blocks_known as usize)..])
         } else if able {
-            self.prefix_with_state(hashes)
+            self.prefix_with_rest(hashes, blocks_known)
         } else {
             TierMatch::default()
         };
@@ -163,28 +172,74 @@ impl KvMemory {
         found
     }
 
-    /// The longest beginning of contents whose first blocks are in the pool, the others in the
-    /// tiers, and the state after them in the tiers.
-    pub(super) fn prefix_with_state(&self, hashes: &[BlockHash]) -> TierMatch {
-        let in_pool = self.pools.blocks.prefix_hits(hashes).blocks;
-        let (pooled, others) = hashes.split_at(in_pool as usize);
-        let in_tiers = self.blocks_in_tiers(others).blocks as usize;
-        let ends = pooled.len() + in_tiers;
-        let snapshot = |end: &usize| self.tiers.pieces_on_disk(snapshot_hash(hashes[end - 1]));
-        let longest = (1..=ends)
-            .rev()
-            .find_map(|end| Some((end, snapshot(&end)?)));
-        let Some((end, pieces_on_disk)) = longest else {
+    /// The longest beginning of contents, past the first `known` that the sequence has, whose next
+    /// blocks are in the pool, the others in the tiers, the state after them in the tiers, and the
+    /// window before their end all in the pool or all in the tiers.
+    pub(super) fn prefix_with_rest(&self, hashes: &[BlockHash], known: u32) -> TierMatch {
+        let known = hashes.len().min(known as usize);
+        let in_pool = self.pools.blocks.prefix_hits(&hashes[known..]).blocks as usize;
+        let in_tiers = self.blocks_in_tiers(&hashes[known + in_pool..]).blocks as usize;
+        let mut ends = (known + 1..=known + in_pool + in_tiers).rev();
+        let Some((end, rest)) = ends.find_map(|end| Some((end, self.rest_in_tiers(hashes, end)?)))
+        else {
             return TierMatch::default();
         };
-        let adopted = end.min(pooled.len());
-        let fetched = self.blocks_in_tiers(&hashes[adopted..end]);
+        let adopted = (end - known).min(in_pool);
+        let fetched = self.blocks_in_tiers(&hashes[known + adopted..end]);
         TierMatch {
             adopted: u32::try_from(adopted).expect("blocks of a sequence are few"),
-            pieces: self.tiers.state_pieces,
-            on_disk: fetched.on_disk + pieces_on_disk,
-            ..fetched
+            on_disk: fetched.on_disk + rest.on_disk,
+            blocks: fetched.blocks,
+            ..rest
         }
+    }
+
+    /// The state after the first `end` blocks and the window before their end; `None` if they
+    /// cannot all be had.
+    fn rest_in_tiers(&self, hashes: &[BlockHash], end: usize) -> Option<TierMatch> {
+        let tiers = &self.tiers;
+        let mut rest = TierMatch::default();
+        if self.pools.states.is_some() {
+            let snapshot = snapshot_hash(hashes[end - 1]);
+            rest.pieces += tiers.state_pieces;
+            rest.on_disk += tiers.pieces_on_disk(KvPlane::State, snapshot)?;
+        }
+        let Some(windows) = &self.pools.windows else {
+            return Some(rest);
+        };
+        let end = u32::try_from(end).expect("blocks of a sequence are few");
+        let window = self.window_before(end);
+        let window = &hashes[window.start as usize..window.end as usize];
+        let mut contents = window.iter().map(|hash| window_hash(*hash));
+        if contents.clone().all(|content| windows.contains(content)) {
+            return Some(rest);
+        }
+        let on_disk: Option<u32> = contents.try_fold(0, |sum, content| {
+            Some(sum + tiers.pieces_on_disk(KvPlane::Window, content)?)
+        });
+        rest.on_disk += on_disk?;
+        rest.pieces += window.len() as u32 * tiers.window_pieces;
+        rest.fetches_window = true;
+        Some(rest)
+    }
+
+    /// The ordinals of the window's blocks before the end of the first `blocks` blocks.
+    fn window_before(&self, blocks: u32) -> Range<u32> {
+        let window = self.pools.window();
+        let first = window.map_or(blocks, |window| {
+            window.first_block(blocks * self.block_tokens).min(blocks)
+        });
+        first..blocks
+    }
+
+    /// The contents of the pieces of a sequence's window before the end of its first `blocks`
+    /// blocks, from `first` on.
+    fn window_pieces(&self, sequence: &WorkerSequence, ordinals: Range<u32>) -> Vec<BlockHash> {
+        let hashes = &sequence.kv.hashes[ordinals.start as usize..ordinals.end as usize];
+        let pieces = hashes
+            .iter()
+            .flat_map(|hash| self.tiers.pieces(KvPlane::Window, window_hash(*hash)));
+        pieces.map(|piece| piece.content).collect()
     }
 
     /// Time to compute so many tokens after the first `tokens_known`; `None` before anything was
@@ -261,18 +316,22 @@ impl KvMemory {
         }
         let (from, to) = (sequence.kv.published, sequence.kv.published + found.blocks);
         self.take_reserved(sequence, to);
+        let window = self.begin_window_fetch(sequence, to, &found);
         let range = from as usize..to as usize;
         let hashes = sequence.kv.hashes[range.clone()].iter().copied();
         let table = sequence.kv.table[range].iter().map(|held| held.block);
         let blocks: Vec<_> = hashes.zip(table).collect();
-        let state = self.state_fetch(sequence, to).filter(|_| found.pieces > 0);
-        let pieces = state.iter().flat_map(|state| &state.pieces);
+        let state = self.state_fetch(sequence, to);
+        let pieces = window.iter().flat_map(|window| &window.pieces);
+        let pieces = pieces.chain(state.iter().flat_map(|state| &state.pieces));
         for content in blocks.iter().map(|(content, _)| content).chain(pieces) {
             self.tiers.index.begin_read(*content);
         }
         sequence.kv.fetch = Some(TierFetch {
             blocks: found.blocks,
             pieces: found.pieces,
+            window_first: window.as_ref().map(|window| window.table.first),
+            is_whole: sequence.kv.state.is_some() || sequence.kv.window.is_some(),
             on_disk: found.on_disk,
             stopped: false,
             counts_step: false,
@@ -281,8 +340,29 @@ impl KvMemory {
         context.emit(WorkerOutput::Fetch {
             handoff,
             blocks,
+            window,
             state,
         });
+    }
+
+    /// Gives a sequence the window before the end of its first `blocks` blocks: that of the pool,
+    /// or blocks for the one that is fetched.
+    fn begin_window_fetch(
+        &mut self,
+        sequence: &mut WorkerSequence,
+        blocks: u32,
+        found: &TierMatch,
+    ) -> Option<WindowFetch> {
+        if !found.fetches_window {
+            self.adopt_window(sequence, blocks);
+            return None;
+        }
+        let ordinals = self.window_before(blocks);
+        self.renew_window(sequence, ordinals.clone());
+        Some(WindowFetch {
+            pieces: self.window_pieces(sequence, ordinals),
+            table: sequence.kv.window.as_ref()?.table(),
+        })
     }
 
     /// The pieces of the state after a sequence's first `blocks` blocks, and its live slot.
@@ -343,10 +423,12 @@ impl KvMemory {
         let units_fetched = units.min(fetch.units());
         let from = sequence.kv.published as usize;
         let mut contents = sequence.kv.hashes[from..from + fetch.blocks as usize].to_vec();
-        if fetch.pieces > 0 {
-            let state = self.state_fetch(sequence, sequence.kv.published + fetch.blocks);
-            contents.extend(state.into_iter().flat_map(|state| state.pieces));
+        let to = sequence.kv.published + fetch.blocks;
+        if let Some(first) = fetch.window_first {
+            contents.extend(self.window_pieces(sequence, first..to));
         }
+        let state = self.state_fetch(sequence, to);
+        contents.extend(state.into_iter().flat_map(|state| state.pieces));
         let closing = sequence.closing();
         if !closing {
             self.reached_by_fetch(sequence, fetch, units_fetched);
@@ -369,22 +451,24 @@ impl KvMemory {
         }
     }
 
-    /// Counts the tokens that a fetch brought. Blocks without the state after them bring none: the
-    /// sequence goes on from where it was, or, if it took blocks of the pool for the fetch, begins
-    /// again, see [`WorkerSequence::lacks_state`].
+    /// Counts the tokens that a fetch brought. Blocks without the state after them, or the window
+    /// before their end, bring none: the sequence goes on from where it was, or, if it gave up its
+    /// window or took blocks of the pool for the fetch, begins again, see
+    /// [`WorkerSequence::lacks_state`].
     fn reached_by_fetch(
         &mut self,
         sequence: &mut WorkerSequence,
         fetch: TierFetch,
         units_fetched: u32,
     ) {
-        if fetch.pieces == 0 {
+        if !fetch.is_whole {
             sequence.kv.computed += units_fetched * self.block_tokens;
         } else if units_fetched == fetch.units() {
             sequence.kv.computed += fetch.blocks * self.block_tokens;
             self.state_reached(sequence);
         } else {
             sequence.kv.state_fetch_failed = true;
+            self.window_lost(sequence);
         }
     }
 

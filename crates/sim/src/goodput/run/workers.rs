@@ -4,7 +4,8 @@ use super::{GoodputEvent, GoodputWorld, SwapCopy};
 use crate::goodput::links::{latency, link_price};
 use crate::goodput::worker::StepImprecision;
 use cleave_domain::{
-    BlockIndex, BlockRef, Emission, HandoffId, LinkPrice, Report, RouterId, StepPlan, WorkerRef,
+    BlockIndex, BlockRef, Emission, HandoffId, LinkPrice, Report, RouterId, StepPlan, WindowTable,
+    WorkerRef,
 };
 use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
@@ -244,13 +245,25 @@ impl WorkerActions for GoodputBody<'_, '_> {
 
     fn discard(&mut self, _: HandoffId, _: BlockPart) {}
 
-    fn swap_out(&mut self, handoff: HandoffId, blocks: Vec<BlockIndex>, _: Option<BlockIndex>) {
+    fn swap_out(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        _: Option<WindowTable>,
+        _: Option<BlockIndex>,
+    ) {
         let count = blocks.len();
         self.world
             .begin_swap_copy(self.place, SwapCopy::Out, handoff, count);
     }
 
-    fn swap_in(&mut self, handoff: HandoffId, blocks: Vec<BlockIndex>, _: Option<BlockIndex>) {
+    fn swap_in(
+        &mut self,
+        handoff: HandoffId,
+        blocks: Vec<BlockIndex>,
+        _: Option<WindowTable>,
+        _: Option<BlockIndex>,
+    ) {
         let count = blocks.len();
         self.world
             .begin_swap_copy(self.place, SwapCopy::In, handoff, count);
