@@ -136,7 +136,11 @@ fn an_adapter_is_listed_as_a_child_of_its_model() {
         "{answer}"
     );
     let unknown = json!({"model": "llama3-none", "prompt": "Hi", "max_tokens": 1});
-    assert_eq!(client.post("/v1/completions", &unknown).0, 404);
+    let (status, answer) = client.post("/v1/completions", &unknown);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert_eq!(status, 404);
+    let expected = "this server has `base`, `llama3-all`, `llama3-qv`, `llama3-third`.";
+    assert!(message.ends_with(expected), "{message}");
 }
 
 #[test]
@@ -198,6 +202,71 @@ fn a_router_learns_adapters_from_its_workers() {
     drop(worker);
     // A name stays known while its workers are away, as the model's does.
     assert!(is_listed());
+}
+
+/// Adapters that were loaded at run time come to a worker that is started anew, and to one that is
+/// started for the first time; one that was unloaded goes from a worker that has it by a flag.
+#[test]
+fn workers_that_join_get_the_adapters_of_run_time() {
+    let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let client = HttpClient::new(&address);
+    let (model, adapters) = (checkpoint(), root().join("testdata/adapters"));
+    let adapters = adapters.display().to_string();
+    let listed = module("llama3-third");
+    let start = |name: &str| {
+        let plain = "worker --leg both --threads 1 --kv-cache 64MiB --dtype f32 --router";
+        let model = ["--model", &model, "--served-model-name", "base"];
+        let lora = ["--lora-root", &adapters, "--lora-modules", &listed];
+        let own = [&address[..], "--name", name];
+        let plain: Vec<&str> = plain.split(' ').collect();
+        CleaveProcess::start(&[&plain[..], &own, &model, &lora].concat())
+    };
+    let change = |verb: &str, body: Value| {
+        let (status, answer) = client.post(&format!("/v1/{verb}_lora_adapter"), &body);
+        assert_eq!(status, 200, "{answer}");
+    };
+    let (prompt, tokens) = goldens(&folder("llama3-all")).pop().unwrap();
+    let first = start("first");
+    client.wait_ready();
+    wait_for("the adapters", || {
+        let models = client.get("/v1/models").1;
+        models.contains("llama3-third").then_some(())
+    });
+    change(
+        "load",
+        json!({"lora_name": "tuned", "lora_path": "llama3-all"}),
+    );
+    change("unload", json!({"lora_name": "llama3-third"}));
+    let expected = detokenized(&client, &tokens);
+    assert_eq!(
+        completion(&client, "tuned", &prompt, tokens.len()),
+        expected
+    );
+    // The only worker ends, and its name comes back.
+    drop(first);
+    let first = start("first");
+    let is_served = || {
+        let ask = json!({"model": "tuned", "prompt": prompt, "max_tokens": 1});
+        (client.post("/v1/completions", &ask).0 == 200).then_some(())
+    };
+    let answer = || completion(&client, "tuned", &prompt, tokens.len());
+    wait_for("the adapter to be loaded again", is_served);
+    assert_eq!(answer(), expected);
+    let unloaded = json!({"model": "llama3-third", "prompt": prompt, "max_tokens": 1});
+    wait_for("the unloaded adapter to go", || {
+        (client.post("/v1/completions", &unloaded).0 == 404).then_some(())
+    });
+    // Another worker, which alone is left.
+    let second = start("second");
+    wait_for("the second worker", || {
+        let fleet = client.get("/admin/workers").1;
+        fleet.contains("second").then_some(())
+    });
+    drop(first);
+    wait_for("the other worker to serve the adapter", is_served);
+    assert_eq!(answer(), expected);
+    drop(second);
 }
 
 // Invariant: I56.

@@ -1,12 +1,12 @@
 // A router's logits, out[r] = W · x[r] + bias, in f32.
 //
-// Owns: the order of a logit's sum, which the width alone decides: a lane's elements in order, then lanes by halves.
+// Owns: the choice between warps of one logit and of several; the order of a sum is that of warp_sums.
 // Never: rounds a weight or a row.
 //
 // Few rows are bound by the latency of their loads, so that every warp has one logit. Many would read the matrix again
 // and again: there a warp has eight rows and four columns, which are read once for 32 logits.
 #include "piece.cuh"
-#include "stored.cuh"
+#include "warp_sums.cuh"
 
 struct ExpertLogitsArgs {
     const void* x;         // (rows, width), T
@@ -27,34 +27,19 @@ constexpr u32 TILE_ROWS = 8, TILE_COLUMNS = 4;
 // The logits of ROWS rows and COLUMNS columns, N elements of each at a time.
 template <class T, u32 ROWS, u32 COLUMNS, u32 N> DEVICE void multiply_logits(const ExpertLogitsArgs& args, u32 first_row, u32 first_column) {
     const u32 rows = min(ROWS, args.piece.rows() - first_row), columns = min(COLUMNS, args.columns - first_column);
-    const T* x = static_cast<const T*>(args.x) + u64(args.piece.first + first_row) * args.width;
-    const float* weights = args.weights + u64(first_column) * args.width;
-    float sums[ROWS][COLUMNS];
+    const T* x[ROWS];
 #pragma unroll
-    for (u32 i = 0; i < ROWS * COLUMNS; i++) sums[i / COLUMNS][i % COLUMNS] = 0;
-    for (u32 at = lane_index() * N; at < args.width; at += 32 * N) {
-        float left[ROWS][N];
-#pragma unroll
-        for (u32 row = 0; row < ROWS; row++) load_all<N>(x + u64(min(row, rows - 1)) * args.width + at, left[row]);
-#pragma unroll
-        for (u32 column = 0; column < COLUMNS; column++) {
-            float right[N];
-            load_all<N>(weights + u64(min(column, columns - 1)) * args.width + at, right);
-#pragma unroll
-            for (u32 i = 0; i < ROWS * N; i++) {
-                float& sum = sums[i / N][column];
-                sum = fma_rn(left[i / N][i % N], right[i % N], sum);
-            }
-        }
+    for (u32 row = 0; row < ROWS; row++) {
+        x[row] = static_cast<const T*>(args.x) + u64(args.piece.first + first_row + min(row, rows - 1)) * args.width;
     }
+    float sums[ROWS][COLUMNS];
+    warp_sums<ROWS, COLUMNS, N>(x, args.weights + u64(first_column) * args.width, columns, args.width, sums);
+    if (lane_index() != 0) return;
 #pragma unroll
     for (u32 i = 0; i < ROWS * COLUMNS; i++) {
-        const u32 row = i / COLUMNS, column = i % COLUMNS;
-        float sum = sums[row][column];
-#pragma unroll
-        for (u32 mask = 16; mask > 0; mask /= 2) sum = add_rn(sum, shuffle_xor(sum, mask));
-        if (lane_index() != 0 || row >= rows || column >= columns) continue;
-        const u32 of = first_column + column;
+        const u32 row = i / COLUMNS, column = i % COLUMNS, of = first_column + column;
+        if (row >= rows || column >= columns) continue;
+        const float sum = sums[row][column];
         args.logits[u64(first_row + row) * args.columns + of] = args.bias == nullptr ? sum : add_rn(sum, args.bias[of]);
     }
 }

@@ -6,7 +6,6 @@
 use crate::app::{App, no_model_yet};
 use crate::caller::AuthenticatedCaller;
 use crate::error::ApiError;
-use crate::field::clipped;
 use crate::frontend::{Frontend, ServedAdapter};
 use crate::models::{ListedModels, ServedModel, ServedModels};
 use crate::surface::anthropic_messages::{is_of_anthropic, model_info, model_list};
@@ -67,7 +66,7 @@ pub(crate) async fn model(
         Some(served) if served.model.name() == id => Ok(axum::Json(model_json(&app, served))),
         Some(served) => Ok(axum::Json(alias_json(&app, &id, served))),
         None if models.is_empty() || listed.knows(&id) => Err(no_model_yet()),
-        None => Err(models.not_found(&clipped(&id), &listed)),
+        None => Err(app.model_not_found(&id)),
     }
 }
 

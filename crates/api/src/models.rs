@@ -13,6 +13,9 @@ use cleave_text::json::{Json, JsonShape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// Names in an error's message, at most.
+const NAMES_SHOWN_MAX: usize = 50;
+
 /// The text side of one served model.
 #[derive(Clone)]
 pub(crate) struct ServedModel {
@@ -193,26 +196,35 @@ impl ServedModels {
         names.into_iter().collect()
     }
 
-    /// The names of all models, for messages.
-    fn names(&self, listed: &ListedModels) -> String {
+    /// The names of all models, and `more` names, for messages; of very many, the first.
+    fn names(&self, listed: &ListedModels, more: &[String]) -> String {
         let names = self.known(listed).into_iter();
         let names = names.chain(listed.aliases().map(|(alias, _)| alias));
-        names
-            .map(|name| format!("`{name}`"))
-            .collect::<Vec<_>>()
-            .join(", ")
+        let all: Vec<&str> = names.chain(more.iter().map(String::as_str)).collect();
+        let shown = all.iter().take(NAMES_SHOWN_MAX);
+        let mut names: Vec<String> = shown.map(|name| format!("`{name}`")).collect();
+        if all.len() > NAMES_SHOWN_MAX {
+            names.push(format!("and {} more", all.len() - NAMES_SHOWN_MAX));
+        }
+        names.join(", ")
     }
 
-    /// The error of a request for a model that is not here.
-    pub(crate) fn not_found(&self, requested: &str, listed: &ListedModels) -> ApiError {
-        ApiError::model_not_found(requested, &self.names(listed))
+    /// The error of a request for a model that is not here, neither as a model nor as one of these
+    /// adapters.
+    pub(crate) fn not_found(
+        &self,
+        requested: &str,
+        listed: &ListedModels,
+        adapters: &[String],
+    ) -> ApiError {
+        ApiError::model_not_found(requested, &self.names(listed, adapters))
     }
 
     /// The error of a request that names no model where there are several.
     pub(crate) fn unnamed(&self, listed: &ListedModels) -> ApiError {
         let message = format!(
             "`model`: several models are served here; name one of {}.",
-            self.names(listed)
+            self.names(listed, &[])
         );
         ApiError::invalid("model", message)
     }

@@ -22,6 +22,15 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
+/// The stacks of projections whose product an adapter may change.
+pub const ADAPTED_STACKS: [&[Projection]; 4] = [
+    Projection::QKV,
+    Projection::OUTPUT,
+    Projection::GATE_UP,
+    Projection::DOWN,
+];
+/// The reason why an adapter of experts' matrices is refused.
+const EXPERTS_REFUSED: &str = "an adapter of experts is not supported";
 /// The class that PEFT wraps around a model, and its attribute that has the model.
 const WRAPPER: &str = "base_model.model.";
 
@@ -115,15 +124,14 @@ impl AdapterTarget {
             _ => return,
         };
         let (TensorPlace::Layer(layer), &[rows, columns]) = (place, shape) else {
-            const REASON: &str = "an adapter of experts is not supported";
-            return self.refused.extend([refuse(REASON)]);
+            return self.refused.extend([refuse(EXPERTS_REFUSED)]);
         };
         let spec = &checkpoint.spec().layers[layer];
         let stack = spec
             .stacks()
             .into_iter()
             .find(|stack| stack.contains(&parts[0]));
-        let stack = stack.filter(|stack| is_adapted(stack));
+        let stack = stack.filter(|stack| ADAPTED_STACKS.contains(stack));
         let Some(stack) = stack else {
             const REASON: &str = "an adapter of the shared expert is not supported";
             return self.refused.extend([refuse(REASON)]);
@@ -155,25 +163,17 @@ impl AdapterTarget {
         if self.modules.contains_key(module) {
             return None;
         }
+        // An adapter has a module for each expert, or one for all, whatever the checkpoint has.
+        let is_of_experts = module.split('.').any(|part| part == "experts");
         Some(match self.refused.get(module) {
             Some(reason) => (*reason).to_owned(),
+            None if is_of_experts => EXPERTS_REFUSED.to_owned(),
             None => format!(
                 "the model has no such module; adapters may change {}",
                 self.kinds()
             ),
         })
     }
-}
-
-/// Whether a stack's output can be changed by an adapter: experts' cannot.
-fn is_adapted(stack: &'static [Projection]) -> bool {
-    [
-        Projection::QKV,
-        Projection::OUTPUT,
-        Projection::GATE_UP,
-        Projection::DOWN,
-    ]
-    .contains(&stack)
 }
 
 fn last_part(module: &str) -> &str {

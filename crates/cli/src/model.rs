@@ -40,6 +40,8 @@ pub(crate) struct LoadedModel {
     adapter_target: AdapterTarget,
     /// Largest rank of an adapter that is accepted.
     lora_rank_max: usize,
+    /// Adapters that an engine has loaded at once, for which a GPU's memory is set aside.
+    loras_max: usize,
     /// Time that loading the weights took.
     pub(crate) weights_time: Duration,
 }
@@ -199,6 +201,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     Ok(LoadedModel {
         adapter_target: AdapterTarget::of(&checkpoint),
         lora_rank_max: engine.max_lora_rank as usize,
+        loras_max: 0,
         files,
         backend,
         precision,
@@ -293,6 +296,11 @@ fn precision(dtype: DtypeArg, checkpoint: &Checkpoint) -> Precision {
 }
 
 impl LoadedModel {
+    /// Returns the model with room for so many adapters in each engine.
+    pub(crate) fn with_loras_max(self, loras_max: usize) -> Self {
+        Self { loras_max, ..self }
+    }
+
     fn facts(&self) -> WeightFacts<'_> {
         fn of<P: WeightLoader>(weights: &Weights<P>) -> WeightFacts<'_> {
             WeightFacts {

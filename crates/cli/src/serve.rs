@@ -248,7 +248,8 @@ fn name_default(role: Role) -> String {
 }
 
 fn source(host: &HostArgs) -> anyhow::Result<EngineSource> {
-    EngineSource::open(&host.model, &host.mock, &host.engine)
+    let source = EngineSource::open(&host.model, &host.mock, &host.engine)?;
+    Ok(source.with_loras_max(host.adapters.loras_max()))
 }
 
 /// Checks the folder before the model is loaded, which may take minutes.

@@ -39,6 +39,14 @@ impl EngineSource {
         })
     }
 
+    /// Returns the source with room for so many LoRA adapters in each engine.
+    pub(crate) fn with_loras_max(self, loras_max: usize) -> Self {
+        match self {
+            Self::Model(loaded) => Self::Model(Box::new(loaded.with_loras_max(loras_max))),
+            Self::Mock(mock) => Self::Mock(mock),
+        }
+    }
+
     /// Returns the text side, for the API and the routers.
     pub(crate) fn into_files(self) -> ModelFiles {
         match self {

@@ -62,7 +62,8 @@ fn attention(criterion: &mut Criterion) {
         let mut out = ops
             .rows(rows, HEADS.query_width(), BufferRole::Activations)
             .expect("memory");
-        ops.begin(&batch, PassPurpose::Unspecified).expect("a plan");
+        ops.begin(&batch, PassPurpose::Unspecified, &[])
+            .expect("a plan");
         let keys_bytes = 4 * sequences * (position + tokens) * HEADS.kv_width();
         let mut group = criterion.benchmark_group("attention, 32 over 8 heads of 64, bf16");
         group.throughput(Throughput::Bytes(keys_bytes as u64));

@@ -12,7 +12,8 @@ mod product;
 mod router;
 mod sorted_rows;
 
-use self::adapters::AdapterScratch;
+use self::adapters::CpuAdapter;
+use self::adapters::{AdapterScratch, AdapterSum};
 use self::experts::ExpertsScratch;
 use self::product::{ProductGate, RowsSource};
 use crate::affinity;
@@ -25,16 +26,16 @@ use crate::threads::Threads;
 use crate::widened::WidenedKv;
 use cleave_cpu_kernels::isa::Isa;
 use cleave_cpu_kernels::kernel::attention::AttentionScratch;
-use cleave_cpu_kernels::kernel::product::{RowAddends, SCRATCH_WORDS};
+use cleave_cpu_kernels::kernel::product::SCRATCH_WORDS;
 use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, SoftCap};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
-    AdapterSum, Attention, AttentionIo, Batch, BufferRole, Experts, GatedIo, Head, HeadShape,
-    KvPoolShape, KvType, Norm, NormFormula, NormIo, Ops, PassMode, PassPurpose, PoolLayer,
-    Precision, QkNorms, ResidualIo,
+    AdaptedStack, AdapterGroup, Attention, AttentionIo, Batch, BufferRole, Experts, GatedIo, Head,
+    HeadShape, KvPoolShape, KvType, Norm, NormFormula, NormIo, Ops, PassMode, PassPurpose,
+    PoolLayer, Precision, QkNorms, ResidualIo,
 };
-use cleave_engine::{BlockSpan, EngineError, LowRank};
+use cleave_engine::{BlockSpan, EngineError};
 
 /// One engine's share of the processor.
 pub struct CpuOps {
@@ -145,6 +146,7 @@ fn ensure_len<T: PlainData>(memory: &mut PageMemory<T>, len: usize) -> Result<()
 
 impl Ops for CpuOps {
     type Pack = CpuWeightLoader;
+    type Adapters = CpuWeightLoader;
     type Rows = CpuRows;
     type Pool = CpuPool;
 
@@ -198,7 +200,12 @@ impl Ops for CpuOps {
         CpuPool::new(shape)
     }
 
-    fn begin(&mut self, batch: &Batch, _: PassPurpose<'_>) -> Result<PassMode, EngineError> {
+    fn begin(
+        &mut self,
+        batch: &Batch,
+        _: PassPurpose<'_>,
+        _: &[AdapterGroup<CpuAdapter>],
+    ) -> Result<PassMode, EngineError> {
         self.plan.reset();
         if self.kv == KvType::Fp8E4m3 {
             self.widened.begin(batch);
@@ -439,19 +446,17 @@ impl Ops for CpuOps {
         self.product(matrix, Some(gate), rows, from, to.out.head_mut(rows))
     }
 
-    fn adapts(&self) -> bool {
-        true
+    fn is_adapted(&self, stack: &AdaptedStack<'_, CpuAdapter>) -> bool {
+        stack.changes().next().is_some()
     }
 
     fn adapt(
         &mut self,
-        adapter: &LowRank<CpuMatrix>,
-        rows: &[u32],
+        stack: &AdaptedStack<'_, CpuAdapter>,
         x: &CpuRows,
         out: &mut CpuRows,
-        sum: AdapterSum,
     ) -> Result<(), EngineError> {
-        self.adapt_rows(adapter, rows, x, out, sum)
+        self.adapt_rows(stack, x, out, AdapterSum::Added)
     }
 
     fn adapted_gated(
@@ -460,21 +465,9 @@ impl Ops for CpuOps {
         rows: usize,
         x: &CpuRows,
         to: GatedIo<'_, CpuRows>,
-        is_adapted: &[bool],
+        stack: &AdaptedStack<'_, CpuAdapter>,
     ) -> Result<(), EngineError> {
-        assert_eq!(x.width, matrix.width, "width of a product's left side");
-        assert_eq!(is_adapted.len(), rows, "rows of a product");
-        assert_eq!(to.gate_up.width, 2 * matrix.columns, "width of gate and up");
-        let addends = RowAddends {
-            values: to.gate_up.head(rows),
-            is_adapted,
-        };
-        let gate = ProductGate {
-            addends: Some(addends),
-            ..ProductGate::of(to.activation)
-        };
-        let from = RowsSource::Rows(x.head(rows));
-        self.product(matrix, Some(gate), rows, from, to.out.head_mut(rows))
+        self.gated_with_adapters(matrix, rows, x, to, stack)
     }
 
     fn experts(

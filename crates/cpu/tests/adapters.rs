@@ -44,11 +44,10 @@ fn engine(
     let weights = Weights::load(&pack, &checkpoint, None, &mut |_| {});
     let weights = Arc::new(weights.map_err(|error| error.to_string())?);
     let target = AdapterTarget::of(&checkpoint);
-    let table = Arc::new(AdapterTable::new(pack, &weights, target, 64));
+    let table = Arc::new(AdapterTable::new(pack, weights.spec().clone(), target, 64));
     let ops = CpuOps::new(options).map_err(|error| error.to_string())?;
     let engine = ModelEngine::new(ops, weights, limits).map_err(|error| error.to_string())?;
-    let engine = engine.with_adapters(table);
-    Ok(Box::new(engine.map_err(|error| error.to_string())?))
+    Ok(Box::new(engine.with_adapters(table)))
 }
 
 // Invariant: I17.
@@ -237,6 +236,58 @@ fn tensors_that_would_be_ignored_are_refused() {
     let experts = AdapterTarget::of(&Checkpoint::open(&testdata("qwen3-moe")).unwrap());
     let dense = Adapter::open(&adapter("llama3-all"), &experts, 64).unwrap_err();
     assert!(dense.to_string().contains("shape"), "{dense}");
+}
+
+/// An adapter with one more tensor, and the reason why a model refuses it.
+fn refusal_of_extra(name: &str, base: &str, extra: &str) -> String {
+    let dir = copy(name);
+    let file = dir.path().join("adapter_model.safetensors");
+    let stored = std::fs::read(&file).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let zeros = [0; 16];
+    let added = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![4, 1], &zeros);
+    let mut tensors = stored.tensors();
+    tensors.push((extra.to_owned(), added.unwrap()));
+    safetensors::serialize_to_file(tensors, None, &file).unwrap();
+    let error = Adapter::open(dir.path(), &target(base), 64).unwrap_err();
+    error.to_string()
+}
+
+#[test]
+fn a_tensor_beside_the_pairs_is_refused() {
+    let layer = "base_model.model.model.layers.1";
+    for (name, base, extra, expected) in [
+        (
+            "llama3-all",
+            "llama3",
+            "mlp.up_proj.lora_B.bias",
+            "is a bias of LoRA's second matrix",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.experts.0.gate_proj.lora_A.weight",
+            "an adapter of experts is not supported",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.experts.base_layer.lora_B.weight",
+            "an adapter of experts is not supported",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.gate.lora_A.weight",
+            "an adapter of experts or of their router is not supported",
+        ),
+    ] {
+        let error = refusal_of_extra(name, base, &format!("{layer}.{extra}"));
+        assert!(error.contains(expected), "{extra}: {error}");
+    }
+    // PEFT's form for parameters of experts that are one tensor.
+    let error = refusal(|c| c["target_parameters"] = json!(["mlp.experts.gate_up_proj"]));
+    assert!(error.contains("field `target_parameters`"), "{error}");
 }
 
 #[test]

@@ -536,7 +536,7 @@ impl AttentionCase {
             let rows = batch.rows_count();
             let mut qkv = filled(&ops, rows, &values);
             let mut out = ops.rows(rows, width, BufferRole::Activations).unwrap();
-            ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+            ops.begin(&batch, PassPurpose::Unspecified, &[]).unwrap();
             let pool_layer = PoolLayer {
                 pool: &mut pool,
                 layer: 1,
@@ -843,7 +843,7 @@ fn stored_block_bytes(
         let width = heads.qkv_width();
         let values = &qkv[position * width..(position + rows) * width];
         let mut values = filled(&ops, rows, values);
-        ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+        ops.begin(&batch, PassPurpose::Unspecified, &[]).unwrap();
         let (pool, layer) = (&mut pool, 0);
         ops.rotate_store(&batch, &rotary, &mut values, PoolLayer { pool, layer })
             .unwrap();

@@ -212,7 +212,7 @@ impl GpuBench {
         let mut out = ops
             .rows(count, heads.query_width(), BufferRole::Activations)
             .unwrap();
-        ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+        ops.begin(&batch, PassPurpose::Unspecified, &[]).unwrap();
         self.time(|turn| {
             let attention = Attention {
                 layer: turn % shape.layers_count(),
@@ -278,7 +278,7 @@ impl GpuBench {
             ops.set_values(&x, &noise_f32(4, rows * width)).unwrap();
             let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
             let batch = batch(rows, 1, 1, 1);
-            ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+            ops.begin(&batch, PassPurpose::Unspecified, &[]).unwrap();
             let figure = GpuMeasurement {
                 lab: "matmul",
                 variant: "bf16",

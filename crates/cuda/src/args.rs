@@ -293,6 +293,22 @@ args! {
         chosen: u32,
         width: u32,
     }
+    /// Arguments of `adapt_shrink_*` in `kernels/adapt`.
+    ShrinkArgs {
+        x: DeviceAddress,
+        shrunk: DeviceAddress,
+        rows: AdapterRowsArgs,
+        width: u32,
+        is_tiled: u32,
+    }
+    /// Arguments of `adapt_expand_*` in `kernels/adapt`.
+    ExpandArgs {
+        shrunk: DeviceAddress,
+        out: DeviceAddress,
+        rows: AdapterRowsArgs,
+        width: u32,
+        padding: u32,
+    }
     /// Arguments of all kernels of `kernels/blocks`.
     BlocksArgs {
         pool: DeviceAddress,
@@ -338,6 +354,34 @@ pub(crate) struct DevicePiece {
     pub(crate) pool: u64,
     pub(crate) staging: u64,
     pub(crate) bytes: u64,
+}
+
+/// Mirrors `AdapterRows` of `kernels/adapt`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct AdapterRowsArgs {
+    pub(crate) places: DeviceAddress,
+    pub(crate) tiles: DeviceAddress,
+    pub(crate) counts: DeviceAddress,
+    pub(crate) product: u32,
+    pub(crate) ranks_most: u32,
+}
+
+/// Mirrors `AdapterPlace` of `kernels/adapt`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct DevicePlace {
+    pub(crate) changes: u64,
+    pub(crate) row: u32,
+    pub(crate) padding: u32,
+}
+
+/// Mirrors `AdapterTile` of `kernels/adapt`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct DeviceTile {
+    pub(crate) first: u32,
+    pub(crate) end: u32,
 }
 
 /// Mirrors `DrawRule` of `kernels/sample`.

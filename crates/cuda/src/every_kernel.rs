@@ -5,6 +5,7 @@
 //! Invariant: a kernel without a recipe fails the test, so that none is left out.
 #![allow(clippy::unwrap_used)] // Tests.
 
+mod adapters;
 mod experts;
 mod norms;
 mod sample;
@@ -169,6 +170,7 @@ fn run_recipe(bench: &KernelBench, name: &str) {
         _ if name.starts_with("blocks_") => blocks(bench, name),
         _ if name.starts_with("attend_plain_") => attend_plain(bench, name),
         _ if name.starts_with("attend_") => attend(bench, name),
+        _ if name.starts_with("adapt_") => adapters::run(bench, name),
         _ if name.starts_with("experts_") => experts::run(bench, name),
         _ if name.starts_with("matmul_plain_") => matmul_plain(bench, name),
         _ if name.starts_with("matmul_") => matmul(bench, name),

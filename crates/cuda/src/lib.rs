@@ -14,6 +14,7 @@
 //! number of rows), and keys and values may be fp8.
 #![allow(unsafe_code)] // Needed for calls of the driver and for kernels, which take addresses.
 
+mod adapters;
 mod args;
 mod attention;
 mod blocks;
@@ -42,6 +43,7 @@ mod tiled;
 mod upload;
 mod wgmma;
 
+pub use adapters::{CudaAdapter, CudaAdapterLoader, adapter_bytes_max};
 pub use buffers::{CudaPool, CudaRows};
 pub use driver::{CudaDevice, DeviceFacts};
 pub use error::CudaError;

@@ -21,10 +21,19 @@ const STEPS_OF_OCTAVE: usize = 8;
 /// The recordings of one engine.
 #[derive(Debug, Default)]
 pub(crate) struct StepRecordings {
-    made: BTreeMap<usize, StepRecording>,
-    /// The buckets whose operations have run once, so that workspaces have their sizes, each with
+    made: BTreeMap<RecordedStep, StepRecording>,
+    /// The kinds whose operations have run once, so that workspaces have their sizes, each with
     /// the number of moves at that time.
-    warmed_up: BTreeMap<usize, u64>,
+    warmed_up: BTreeMap<RecordedStep, u64>,
+}
+
+/// A kind of decode steps that one recording serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RecordedStep {
+    /// Rows that are launched.
+    pub(crate) bucket: usize,
+    /// Whether products of adapters are launched; of which adapters plays no part.
+    pub(crate) has_adapters: bool,
 }
 
 #[derive(Debug)]
@@ -33,7 +42,7 @@ struct StepRecording {
     reallocations_count: u64,
 }
 
-/// The handling of a decode step of some bucket.
+/// The handling of a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GraphUse {
     /// Run it, so that workspaces grow.
@@ -56,26 +65,26 @@ pub(crate) fn bucket(rows: usize, rows_max: usize) -> Option<usize> {
 }
 
 impl StepRecordings {
-    /// Decides how a bucket's next step is handled; `moves_count` counts the moves of everything
-    /// that may move.
-    pub(crate) fn next_use(&mut self, bucket: usize, moves_count: u64) -> GraphUse {
+    /// Decides how the next step of this kind is handled; `moves_count` counts the moves of
+    /// everything that may move.
+    pub(crate) fn next_use(&mut self, step: RecordedStep, moves_count: u64) -> GraphUse {
         if self
             .made
-            .get(&bucket)
+            .get(&step)
             .is_some_and(|made| made.reallocations_count == moves_count)
         {
             return GraphUse::Replay;
         }
-        self.made.remove(&bucket);
-        match self.warmed_up.insert(bucket, moves_count) {
+        self.made.remove(&step);
+        match self.warmed_up.insert(step, moves_count) {
             Some(before) if before == moves_count => GraphUse::Record,
             _ => GraphUse::RunUnrecorded,
         }
     }
 
-    pub(crate) fn keep(&mut self, bucket: usize, graph: CudaGraph, moves_count: u64) {
+    pub(crate) fn keep(&mut self, step: RecordedStep, graph: CudaGraph, moves_count: u64) {
         self.made.insert(
-            bucket,
+            step,
             StepRecording {
                 graph,
                 reallocations_count: moves_count,
@@ -83,9 +92,9 @@ impl StepRecordings {
         );
     }
 
-    /// Returns the recording of a bucket for which [`StepRecordings::next_use`] returned a replay.
-    pub(crate) fn graph(&self, bucket: usize) -> &CudaGraph {
-        &self.made[&bucket].graph
+    /// Returns the recording of a kind for which [`StepRecordings::next_use`] returned a replay.
+    pub(crate) fn graph(&self, step: RecordedStep) -> &CudaGraph {
+        &self.made[&step].graph
     }
 }
 
@@ -125,10 +134,24 @@ mod tests {
     /// recorded.
     #[test]
     fn a_step_is_recorded_only_after_one_without_reallocation() {
+        let of = |bucket, has_adapters| RecordedStep {
+            bucket,
+            has_adapters,
+        };
         let mut recordings = StepRecordings::default();
-        assert_eq!(recordings.next_use(8, 3), GraphUse::RunUnrecorded);
-        assert_eq!(recordings.next_use(8, 5), GraphUse::RunUnrecorded);
-        assert_eq!(recordings.next_use(8, 5), GraphUse::Record);
-        assert_eq!(recordings.next_use(16, 5), GraphUse::RunUnrecorded);
+        assert_eq!(
+            recordings.next_use(of(8, false), 3),
+            GraphUse::RunUnrecorded
+        );
+        assert_eq!(
+            recordings.next_use(of(8, false), 5),
+            GraphUse::RunUnrecorded
+        );
+        assert_eq!(recordings.next_use(of(8, false), 5), GraphUse::Record);
+        assert_eq!(
+            recordings.next_use(of(16, false), 5),
+            GraphUse::RunUnrecorded
+        );
+        assert_eq!(recordings.next_use(of(8, true), 5), GraphUse::RunUnrecorded);
     }
 }

@@ -40,6 +40,10 @@ pub(crate) enum StepMessage {
     /// One number of rows each; the first is the batch's.
     RowsCount(usize),
     Indices,
+    AdapterPlaces,
+    AdapterTiles,
+    /// How many there are of both.
+    AdapterCounts,
     Rules,
     Edits,
     MaskedRules,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Returns the test data's folder by cargo's variable at run time, so that this program finds it on
 /// a machine that it was not built on.
-fn testdata() -> PathBuf {
+pub(crate) fn testdata() -> PathBuf {
     let folder = std::env::var("CARGO_MANIFEST_DIR");
     let folder = folder.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
     Path::new(folder).join("../../testdata")
@@ -43,7 +43,7 @@ fn folders(is_meant: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
 }
 
 /// A copy of a checkpoint whose goldens are every `step`-th alone.
-fn with_fewer_prompts(folder: &Path, step: usize) -> tempfile::TempDir {
+pub(crate) fn with_fewer_prompts(folder: &Path, step: usize) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -4,6 +4,7 @@
 //! `CLEAVE_TEST_DEVICE` asks for it.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
+mod adapters;
 mod blocks;
 mod engine;
 mod experts;

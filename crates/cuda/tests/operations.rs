@@ -169,7 +169,9 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             tokens: vec![0; rows],
             ..Batch::default()
         };
-        self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+        self.ops
+            .begin(&batch, PassPurpose::Unspecified, &[])
+            .unwrap();
     }
 
     fn tensor(name: &str, rows: usize, columns: usize, seed: u64) -> StoredTensor {
@@ -187,7 +189,9 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
             ..Batch::default()
         };
         let mut out = self.ops.rows(rows, width, BufferRole::Residual).unwrap();
-        self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+        self.ops
+            .begin(&batch, PassPurpose::Unspecified, &[])
+            .unwrap();
         self.ops.embed(&batch, &table, 1.0, &mut out).unwrap();
         self.ops.get_rows(&out)
     }
@@ -395,7 +399,9 @@ impl<O: BufferAccess> DeviceUnderTest<O> {
                 .ops
                 .rows(rows, heads.query_width(), BufferRole::Activations)
                 .unwrap();
-            self.ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+            self.ops
+                .begin(&batch, PassPurpose::Unspecified, &[])
+                .unwrap();
             for layer in [1, 0] {
                 let mut qkv = self.rows(
                     &numbers(20 + 2 * turn as u64 + layer as u64, rows * width),
@@ -998,7 +1004,7 @@ fn recorded_decode_steps_fill_the_device() {
                 stand_in.calls_count("graph_launch"),
             );
             let purpose = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
-            if gpu.ops.begin(&batch, purpose).unwrap() == PassMode::Execute {
+            if gpu.ops.begin(&batch, purpose, &[]).unwrap() == PassMode::Execute {
                 let io = AttentionIo {
                     qkv: &qkv,
                     pool: &pool,
@@ -1057,7 +1063,7 @@ fn a_grid_uses_only_the_multiprocessors_of_its_share() {
         pack.finish().unwrap();
         let x = ops.rows(rows, width, BufferRole::Activations).unwrap();
         let mut out = ops.rows(rows, columns, BufferRole::Activations).unwrap();
-        ops.begin(&Batch::default(), PassPurpose::Unspecified)
+        ops.begin(&Batch::default(), PassPurpose::Unspecified, &[])
             .unwrap();
         ops.get_rows(&out);
         let before = stand_in.calls_count("block");
@@ -1110,7 +1116,7 @@ fn draws_are_from_capped_logits() {
     };
     let mut one = ops.rows(1, 1, BufferRole::Activations).unwrap();
     ops.set_rows(&mut one, &[1.0]);
-    ops.begin(&Batch::default(), PassPurpose::Unspecified)
+    ops.begin(&Batch::default(), PassPurpose::Unspecified, &[])
         .unwrap();
     let mut capped = vec![0.0; vocab];
     ops.logits(head, 1, &one, &mut capped).unwrap();
@@ -1126,7 +1132,7 @@ fn draws_are_from_capped_logits() {
         let mut tokens = Vec::new();
         for head in [head, Head::uncapped(&again)] {
             let rule = std::slice::from_ref(&rule);
-            ops.begin(&Batch::default(), PassPurpose::Unspecified)
+            ops.begin(&Batch::default(), PassPurpose::Unspecified, &[])
                 .unwrap();
             ops.queue_draw(head, rule, &one).unwrap();
             ops.fetch_drawn(&mut tokens).unwrap();
@@ -1156,7 +1162,7 @@ fn a_drawn_token_is_embedded_before_the_host_receives_it() {
     ops.set_rows(&mut picks, &[0.0, 1.0, f32::NAN, 0.0]);
     let mut out = ops.rows(3, width, BufferRole::Residual).unwrap();
     let greedy = Some(DrawRule::greedy());
-    ops.begin(&Batch::default(), PassPurpose::Unspecified)
+    ops.begin(&Batch::default(), PassPurpose::Unspecified, &[])
         .unwrap();
     ops.queue_draw(Head::uncapped(&head), &[greedy.clone(), greedy], &picks)
         .unwrap();
@@ -1174,7 +1180,7 @@ fn a_drawn_token_is_embedded_before_the_host_receives_it() {
         ],
         ..Batch::default()
     };
-    ops.begin(&batch, PassPurpose::Unspecified).unwrap();
+    ops.begin(&batch, PassPurpose::Unspecified, &[]).unwrap();
     ops.embed(&batch, &table, 1.0, &mut out).unwrap();
     let embedded = ops.get_rows(&out);
     let mut tokens = Vec::new();

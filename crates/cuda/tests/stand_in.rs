@@ -247,7 +247,7 @@ fn copies_work_after_a_pass_fails_while_recorded() {
     // One step allocates, one is recorded.
     for _ in 0..2 {
         let purpose = PassPurpose::DrawEveryRow(std::slice::from_ref(&rule));
-        assert_eq!(ops.begin(&batch, purpose).unwrap(), PassMode::Execute);
+        assert_eq!(ops.begin(&batch, purpose, &[]).unwrap(), PassMode::Execute);
     }
     ops.abandon_pass();
     let wrote = vec![7; shape.block_bytes()];

@@ -48,6 +48,15 @@ pub enum AdapterCommand {
     },
 }
 
+impl AdapterCommand {
+    /// The model name that it is about.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Load { name, folder: _ } | Self::Unload { name } => name,
+        }
+    }
+}
+
 /// The place of an adapter's weights on a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum AdapterPlace {

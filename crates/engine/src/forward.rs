@@ -44,7 +44,7 @@ pub(crate) struct ForwardPass<'a, O: Ops> {
     pub(crate) pool: &'a mut O::Pool,
     pub(crate) buffers: &'a mut ActivationBuffers<O>,
     /// Adapters of the pass, by their rows.
-    pub(crate) adapters: &'a mut StepAdapters<O::Pack>,
+    pub(crate) adapters: &'a mut StepAdapters<ops::AdapterOf<O>>,
 }
 
 impl<O: Ops> ActivationBuffers<O> {
@@ -102,7 +102,8 @@ impl<O: Ops> ForwardPass<'_, O> {
         let rows = batch.rows_count();
         let weights = self.weights;
         // A device that replays a recorded pass runs all operations below by itself.
-        if self.ops.begin(batch, purpose)? == ops::PassMode::Replay {
+        let mode = (self.ops).begin(batch, purpose, self.adapters.groups())?;
+        if mode == ops::PassMode::Replay {
             return Ok(());
         }
         self.ops.embed(
@@ -229,8 +230,8 @@ impl<O: Ops> ForwardPass<'_, O> {
             MixerWeights::Attention(attention) => {
                 let (x, out) = (&buffers.attention_out, &mut buffers.delta);
                 self.ops.matmul(&attention.output, rows, x, out)?;
-                if let Some(adapted) = self.adapters.of(index, Projection::OUTPUT) {
-                    adapted.add(self.ops, x, out)?;
+                if let Some(stack) = adapted(self.ops, self.adapters, index, Projection::OUTPUT) {
+                    self.ops.adapt(&stack, x, out)?;
                 }
             }
         }
@@ -272,7 +273,7 @@ impl<O: Ops> ForwardPass<'_, O> {
         let buffers = &mut *self.buffers;
         let rows = batch.rows_count();
         let norm = norm(&weights.mixer_input, norms.mixer_input);
-        let adapted = self.adapters.of(index, Projection::QKV);
+        let adapted = adapted(self.ops, self.adapters, index, Projection::QKV);
         let (ops, out) = (&mut *self.ops, &mut buffers.qkv);
         let from = NormIo {
             residual: &mut buffers.residual,
@@ -286,7 +287,7 @@ impl<O: Ops> ForwardPass<'_, O> {
             (Some(norm), None) => return ops.norm_matmul(norm, rows, from, &attention.qkv, out),
         };
         ops.matmul(&attention.qkv, rows, x, out)?;
-        adapted.map_or(Ok(()), |adapted| adapted.add(ops, x, out))
+        adapted.map_or(Ok(()), |stack| ops.adapt(&stack, x, out))
     }
 
     /// Normalises and rotates queries and keys, and stores keys and values in the pool.
@@ -354,6 +355,7 @@ impl<O: Ops> ForwardPass<'_, O> {
             &mut buffers.residual_selected,
         )?;
         self.adapters.select(logit_rows);
+        self.ops.regroup(self.adapters.groups())?;
         // Swapped instead of copied back: the next operation reads the gathered rows under the
         // usual names, and the old buffers serve as scratch of the next pass.
         std::mem::swap(&mut buffers.attention_out, &mut buffers.attended_selected);
@@ -391,7 +393,7 @@ impl<O: Ops> ForwardPass<'_, O> {
                     gate_up: &mut buffers.gate_up,
                     out: &mut buffers.gated,
                 };
-                let adapted = self.adapters.of(index, Projection::GATE_UP);
+                let adapted = adapted(ops, self.adapters, index, Projection::GATE_UP);
                 let x = match (&norm, &adapted) {
                     (None, _) => ops.activations(rows, from.residual, from.normed)?,
                     (Some(norm), Some(_)) => ops.normalize(norm, rows, from)?,
@@ -399,11 +401,10 @@ impl<O: Ops> ForwardPass<'_, O> {
                         return ops.norm_gated(norm, rows, from, &mlp.gate_up, gated);
                     }
                 };
-                let Some(mut adapted) = adapted else {
-                    return ops.gated(&mlp.gate_up, rows, x, gated);
-                };
-                let is_adapted = adapted.write(ops, x, gated.gate_up)?;
-                ops.adapted_gated(&mlp.gate_up, rows, x, gated, is_adapted)
+                match adapted {
+                    None => ops.gated(&mlp.gate_up, rows, x, gated),
+                    Some(stack) => ops.adapted_gated(&mlp.gate_up, rows, x, gated, &stack),
+                }
             }
             // Router and experts read the normed rows, which stay until `mlp_output`.
             _ => match norm {
@@ -424,8 +425,8 @@ impl<O: Ops> ForwardPass<'_, O> {
             (Mlp::Gated(_), MlpWeights::Gated(mlp)) => {
                 let (x, out) = (&buffers.gated, &mut buffers.delta);
                 self.ops.matmul(&mlp.down, rows, x, out)?;
-                if let Some(adapted) = self.adapters.of(index, Projection::DOWN) {
-                    adapted.add(self.ops, x, out)?;
+                if let Some(stack) = adapted(self.ops, self.adapters, index, Projection::DOWN) {
+                    self.ops.adapt(&stack, x, out)?;
                 }
             }
             (Mlp::Experts(spec), MlpWeights::Experts(weights)) => {
@@ -445,6 +446,17 @@ impl<O: Ops> ForwardPass<'_, O> {
         }
         self.add_output(norm(&layer.norms.mlp_output, norms.mlp_output), rows)
     }
+}
+
+/// The product of a stack, if adapters of the pass may change it.
+fn adapted<'a, O: Ops>(
+    ops: &O,
+    adapters: &'a StepAdapters<ops::AdapterOf<O>>,
+    layer: usize,
+    stack: &'static [Projection],
+) -> Option<ops::AdaptedStack<'a, ops::AdapterOf<O>>> {
+    let adapted = adapters.of(layer, stack)?;
+    ops.is_adapted(&adapted).then_some(adapted)
 }
 
 /// A norm of the residual stream or of a part's output, if a layer has it.

@@ -24,7 +24,10 @@ mod rotary;
 mod sampling;
 mod weights;
 
-pub use adapters::{AdapterError, AdapterFacts, AdapterMemory, AdapterTable, LowRank};
+pub use adapters::{
+    AdapterError, AdapterFacts, AdapterMatrices, AdapterMemory, AdapterTable, LowRank,
+    StoredChanges, StoredLowRank,
+};
 pub use blocks::{BlockSpan, DeviceBlocks, PeerBlocks};
 pub use constraint::{ConstraintError, ConstraintSource, TokenMask, TokenMatcher};
 pub use engine::{Engine, EngineDescription, EngineError, Overlap, STEPS_IN_FLIGHT_MAX};

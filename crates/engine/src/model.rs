@@ -18,7 +18,7 @@ use crate::engine::Overlap;
 use crate::forward::{ActivationBuffers, ForwardPass, selects_all_rows};
 use crate::ops;
 use crate::ops::{
-    Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PlaneCounts, PoolPlane, WeightLoader,
+    AdapterLoader, Batch, BatchSegment, DrawRule, FedRow, KvPoolShape, Ops, PlaneCounts, PoolPlane,
 };
 use crate::plan::{PlanCheck, check_windows};
 use crate::sampling::SamplingSlot;
@@ -108,14 +108,14 @@ pub struct ModelEngine<O: Ops> {
     /// Logits on the host, `(logit_rows_max, vocab)`.
     logits: Vec<f32>,
     /// Adapters that slots may have, if the device applies any.
-    adapters: Option<EngineAdapters<O::Pack>>,
+    adapters: Option<EngineAdapters<O::Adapters>>,
     /// Adapters of the step, reused so that a step allocates nothing.
-    step_adapters: StepAdapters<O::Pack>,
+    step_adapters: StepAdapters<ops::AdapterOf<O>>,
 }
 
 /// The adapters of an engine, as itself and as others see them.
-struct EngineAdapters<P: WeightLoader> {
-    table: Arc<AdapterTable<P>>,
+struct EngineAdapters<L: AdapterLoader> {
+    table: Arc<AdapterTable<L>>,
     memory: Arc<dyn AdapterMemory>,
 }
 
@@ -235,22 +235,16 @@ impl<O: Ops> ModelEngine<O> {
     }
 
     /// Applies the adapters of this table, which is for the same weights.
-    ///
-    /// # Errors
-    /// `Plan` if the device applies no adapters.
-    pub fn with_adapters(self, table: Arc<AdapterTable<O::Pack>>) -> Result<Self, EngineError>
+    #[must_use]
+    pub fn with_adapters(self, table: Arc<AdapterTable<O::Adapters>>) -> Self
     where
-        O::Pack: 'static,
+        O::Adapters: 'static,
     {
-        if !self.ops.adapts() {
-            let device = self.ops.device();
-            return Err(EngineError::Plan(format!("{device} applies no adapters")));
-        }
         let memory = Arc::clone(&table) as Arc<dyn AdapterMemory>;
-        Ok(Self {
+        Self {
             adapters: Some(EngineAdapters { table, memory }),
             ..self
-        })
+        }
     }
 
     fn open_slots(&mut self, plan: &StepPlan) -> Result<(), EngineError> {
@@ -282,6 +276,7 @@ impl<O: Ops> ModelEngine<O> {
             let table = self.adapters.as_ref().map(|adapters| &adapters.table);
             let Some(weights) = table.and_then(|table| table.get(adapter)) else {
                 let problem = format!("its adapter {adapter} is not loaded");
+                self.step_adapters.clear();
                 return Err(EngineError::Slot(segment.slot, problem));
             };
             self.step_adapters.hold(adapter, weights);
@@ -421,6 +416,9 @@ impl<O: Ops> ModelEngine<O> {
         self.build_batch(plan);
         let prepared = self.prepare_states(plan);
         let queued = prepared.and_then(|()| self.queue_operations());
+        // The device needs no more of the host: the memory of an adapter that is unloaded now is
+        // free at once.
+        self.step_adapters.clear();
         if queued.is_err() {
             self.ops.abandon_pass();
             return queued;

@@ -14,6 +14,7 @@
 //! see [`WeightLoader::matrix`]. An implementation may rely on these contracts, and panics with
 //! `assert!` if one is broken: a wrong shape is a defect of the forward pass, not an input.
 
+mod adapt;
 mod batch;
 mod draw;
 mod host;
@@ -25,23 +26,23 @@ mod quantize;
 mod shapes;
 mod supports;
 
+pub use adapt::{AdaptedStack, AdapterGroup, AdapterLoader, NoAdapters};
 pub use batch::{Batch, BatchSegment, FedRow};
 pub use cleave_models::{
     Activation, ChosenWeights, ExpertGroups, ExpertsSpec, GatedMlpSpec, GroupScore, HeadShape,
-    InnerSlices, ModelSpec, NormFormula, RouterScore, RouterSpec, SLICES_MAX, SharedExpertSpec,
-    Unsupported,
+    InnerSlices, ModelSpec, NormFormula, Projection, RouterScore, RouterSpec, SLICES_MAX,
+    SharedExpertSpec, Unsupported,
 };
 pub use draw::{DrawRule, LogitChange, LogitEdit, MaskedDraw};
 pub use io::{AttentionIo, GatedIo, NormIo, PoolLayer, ResidualIo};
 pub use loader::WeightLoader;
 pub use parameters::{Attention, Experts, GatedMatrices, Head, Norm, QkNorms, RotaryTable};
-pub use pass::{AdapterSum, BufferRole, DenseStack, LoadPlan, PassMode, PassPurpose};
+pub use pass::{BufferRole, DenseStack, LoadPlan, PassMode, PassPurpose};
 pub use quantize::Quantize;
 pub use shapes::{KvPoolShape, KvType, PlaneCounts, PoolLayerShape, PoolPlane, Precision};
 pub use supports::supports_decoder;
 
 use crate::EngineError;
-use crate::adapters::LowRank;
 use crate::blocks::{BlockSpan, DeviceBlocks};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use std::sync::Arc;
@@ -55,6 +56,8 @@ pub type TableOf<O> = <<O as Ops>::Pack as WeightLoader>::Table;
 pub type VectorOf<O> = <<O as Ops>::Pack as WeightLoader>::Vector;
 /// [`WeightLoader::Rotary`] of an [`Ops`].
 pub type RotaryOf<O> = <<O as Ops>::Pack as WeightLoader>::Rotary;
+/// [`AdapterLoader::Adapter`] of an [`Ops`].
+pub type AdapterOf<O> = <<O as Ops>::Adapters as AdapterLoader>::Adapter;
 
 /// One engine's device. Used by one thread.
 ///
@@ -65,6 +68,8 @@ pub type RotaryOf<O> = <<O as Ops>::Pack as WeightLoader>::Rotary;
 pub trait Ops: Send {
     /// Loader of its weights.
     type Pack: WeightLoader;
+    /// Loader of its adapters, [`NoAdapters`] if it applies none.
+    type Adapters: AdapterLoader;
     /// An activation buffer `(rows_max, width)`.
     type Rows: Send;
     /// A KV pool on this device.
@@ -102,9 +107,15 @@ pub trait Ops: Send {
     /// `Device` if memory is short.
     fn pool(&self, shape: KvPoolShape) -> Result<Self::Pool, EngineError>;
 
-    /// Begins a pass: all operations up to the next `begin` are for this batch. A device with its
-    /// own memory copies the batch there; a processor may plan its work.
-    fn begin(&mut self, batch: &Batch, purpose: PassPurpose<'_>) -> Result<PassMode, EngineError>;
+    /// Begins a pass: all operations up to the next `begin` are for this batch, whose rows have
+    /// these adapters. A device with its own memory copies the batch there; a processor may plan
+    /// its work.
+    fn begin(
+        &mut self,
+        batch: &Batch,
+        purpose: PassPurpose<'_>,
+        adapters: &[AdapterGroup<AdapterOf<Self>>],
+    ) -> Result<PassMode, EngineError>;
 
     /// `out[r] = factor · table[batch.tokens[r]]`, `(rows, width)`; rows in [`Batch::fed_rows`]
     /// take the drawn token instead. Every token is within the table.
@@ -298,38 +309,45 @@ pub trait Ops: Send {
         Err(has_no_experts())
     }
 
-    /// Whether the device applies adapters.
-    fn adapts(&self) -> bool {
+    /// Tells which rows the pass's adapters have from now on, after [`Ops::gather`] moved rows to
+    /// the front.
+    fn regroup(&mut self, adapters: &[AdapterGroup<AdapterOf<Self>>]) -> Result<(), EngineError> {
+        let _ = adapters;
+        Ok(())
+    }
+
+    /// Whether [`Ops::adapt`] must be called for this product. A device that records passes says so
+    /// of every stack that any adapter changes, whatever adapters this pass has.
+    fn is_adapted(&self, stack: &AdaptedStack<'_, AdapterOf<Self>>) -> bool {
+        let _ = stack;
         false
     }
 
-    /// The product of an adapter with some rows, `expand · (shrink · x[r])` for each `r` of `rows`,
-    /// which ascend: added to `out[r]` or written to it. `x` is `(rows, in)`, `out` `(rows, out)`.
-    /// Only if [`Ops::adapts`].
+    /// `out[r] += expand · (shrink · x[r])` for each row `r` of each group, with the group's change
+    /// of this stack, if it has one; `x` is `(rows, in)`, `out` `(rows, out)`. Both products are
+    /// summed in f32.
     fn adapt(
         &mut self,
-        adapter: &LowRank<MatrixOf<Self>>,
-        rows: &[u32],
+        stack: &AdaptedStack<'_, AdapterOf<Self>>,
         x: &Self::Rows,
         out: &mut Self::Rows,
-        sum: AdapterSum,
     ) -> Result<(), EngineError> {
-        let _ = (adapter, rows, x, out, sum);
+        let _ = (stack, x, out);
         Err(has_no_adapters())
     }
 
-    /// As [`Ops::gated`], where `to.gate_up` holds numbers in each row with `is_adapted`, `(rows)`,
-    /// that are added to the row's gate and up, biases included, before the activation. The result
-    /// of every other row is that of [`Ops::gated`] to the bit. Only if [`Ops::adapts`].
+    /// As [`Ops::gated`], where the changes of this stack are added to the gate and up of their
+    /// rows, biases included, before the activation. The result of every other row is that of
+    /// [`Ops::gated`] to the bit.
     fn adapted_gated(
         &mut self,
         matrix: &MatrixOf<Self>,
         rows: usize,
         x: &Self::Rows,
         to: GatedIo<'_, Self::Rows>,
-        is_adapted: &[bool],
+        stack: &AdaptedStack<'_, AdapterOf<Self>>,
     ) -> Result<(), EngineError> {
-        let _ = (matrix, rows, x, to, is_adapted);
+        let _ = (matrix, rows, x, to, stack);
         Err(has_no_adapters())
     }
 

@@ -3,15 +3,17 @@
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, PlaneLayout, TokenId};
 use cleave_engine::ops::{
-    Activation, Attention, AttentionIo, Batch, BufferRole, ChosenWeights, DrawRule, Experts,
-    ExpertsSpec, GatedIo, GatedMatrices, GatedMlpSpec, GroupScore, Head, HeadShape, InnerSlices,
-    KvPoolShape, KvType, LogitEdit, MaskedDraw, Norm, NormFormula, Ops, PassMode, PassPurpose,
-    PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, RouterScore, WeightLoader,
+    Activation, AdapterGroup, Attention, AttentionIo, Batch, BufferRole, ChosenWeights, DrawRule,
+    Experts, ExpertsSpec, GatedIo, GatedMatrices, GatedMlpSpec, GroupScore, Head, HeadShape,
+    InnerSlices, KvPoolShape, KvType, LogitEdit, MaskedDraw, NoAdapters, Norm, NormFormula, Ops,
+    PassMode, PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo, RotaryTable, RouterScore,
+    WeightLoader,
 };
 use cleave_engine::{
     BlockSpan, EngineError, EngineLimits, ModelEngine, STEPS_IN_FLIGHT_MAX, Weights,
 };
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::f64::consts::PI;
 use std::ops::Range;
 use std::path::Path;
@@ -407,6 +409,7 @@ fn rotate(head: &mut [f32], rotary: &Rotary, position: usize) {
 
 impl Ops for PlainOps {
     type Pack = PlainOps;
+    type Adapters = NoAdapters;
     type Rows = Rows;
     type Pool = Pool;
 
@@ -444,7 +447,12 @@ impl Ops for PlainOps {
         })
     }
 
-    fn begin(&mut self, _: &Batch, _: PassPurpose<'_>) -> Result<PassMode, EngineError> {
+    fn begin(
+        &mut self,
+        _: &Batch,
+        _: PassPurpose<'_>,
+        _: &[AdapterGroup<Infallible>],
+    ) -> Result<PassMode, EngineError> {
         Ok(PassMode::Execute)
     }
 

@@ -1,12 +1,14 @@
 //! The LoRA adapters that workers serve, by the names that clients give.
 //!
-//! Owns: which content a name stands for. Never: loads an adapter, or chooses a worker.
+//! Owns: which content a name stands for, and what operators changed at run time, which workers
+//! that join later are told. Never: loads an adapter, or chooses a worker.
 //! Invariant: a name stands for one content at a time: that of the most workers, and the present
 //! one where as many have another. A name stays while its workers are away, so that a request for
-//! it waits as one for their model does; it goes when a worker of the model comes without it.
+//! it waits as one for their model does; it goes when a worker of the model comes without it,
+//! unless an operator loaded it.
 
 use cleave_api::ServedAdapter;
-use cleave_domain::{AdapterId, AdapterOffer, WorkerId, WorkerRef};
+use cleave_domain::{AdapterCommand, AdapterId, AdapterOffer, WorkerId, WorkerRef};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +25,8 @@ struct DirectoryState {
     /// Adapters of each worker, with the name of its model.
     offers: BTreeMap<WorkerId, (String, Vec<AdapterOffer>)>,
     served: BTreeMap<String, ServedAdapter>,
+    /// The last command for each name of each model that a worker has carried out.
+    ordered: BTreeMap<String, BTreeMap<String, AdapterCommand>>,
 }
 
 impl AdapterDirectory {
@@ -33,10 +37,17 @@ impl AdapterDirectory {
             .offers
             .insert(worker, (model.to_owned(), offers.to_vec()));
         let named = state.count_offers();
-        let is_offered = |name: &String| named.contains_key(name);
-        state
-            .served
-            .retain(|name, adapter| adapter.base != model || is_offered(name));
+        let DirectoryState {
+            served, ordered, ..
+        } = &mut *state;
+        let ordered = ordered.get(model);
+        let is_loaded = |name: &String| {
+            let command = ordered.and_then(|ordered| ordered.get(name));
+            matches!(command, Some(AdapterCommand::Load { .. }))
+        };
+        served.retain(|name, adapter| {
+            adapter.base != model || named.contains_key(name) || is_loaded(name)
+        });
         state.serve(named);
     }
 
@@ -47,6 +58,22 @@ impl AdapterDirectory {
             let named = state.count_offers();
             state.serve(named);
         }
+    }
+
+    /// A worker of this model has carried out a command of an operator.
+    pub(crate) fn ordered(&self, model: &str, command: AdapterCommand) {
+        let mut state = self.state.lock();
+        let of_model = state.ordered.entry(model.to_owned()).or_default();
+        of_model.insert(command.name().to_owned(), command);
+    }
+
+    /// The commands of operators that a worker of this model must carry out when it joins.
+    pub(crate) fn commands_for(&self, model: &str) -> Vec<AdapterCommand> {
+        let state = self.state.lock();
+        let of_model = state.ordered.get(model).into_iter();
+        of_model
+            .flat_map(|ordered| ordered.values().cloned())
+            .collect()
     }
 
     /// The adapter of this name.
@@ -109,6 +136,10 @@ pub(crate) struct AdapterChanges {
 
 #[derive(Debug)]
 struct PendingChange {
+    model: String,
+    command: AdapterCommand,
+    /// Whether a worker has carried it out.
+    is_done_somewhere: bool,
     /// Workers that have not answered.
     waiting: BTreeSet<WorkerRef>,
     /// The reasons of workers that refused, each with the worker's name.
@@ -117,14 +148,19 @@ struct PendingChange {
 }
 
 impl AdapterChanges {
-    /// Begins a change at these workers; gives its number.
+    /// Begins a change of a model at these workers; gives its number.
     pub(crate) fn begin(
         &mut self,
+        model: &str,
+        command: AdapterCommand,
         workers: BTreeSet<WorkerRef>,
         answer: oneshot::Sender<Result<(), String>>,
     ) -> u64 {
         self.begun_count += 1;
         let change = PendingChange {
+            model: model.to_owned(),
+            command,
+            is_done_somewhere: false,
             waiting: workers,
             refusals: Vec::new(),
             answer,
@@ -133,21 +169,36 @@ impl AdapterChanges {
         self.begun_count
     }
 
-    /// A worker of this name answered.
+    /// The commands for a model that not every worker has answered.
+    pub(crate) fn pending_for(&self, model: &str) -> impl Iterator<Item = &AdapterCommand> {
+        let pending = self.pending.values();
+        let of_model = pending.filter(move |pending| pending.model == model);
+        of_model.map(|pending| &pending.command)
+    }
+
+    /// A worker of this name answered. Gives the command, with its model, if this is the first
+    /// worker that has carried it out.
     pub(crate) fn answered(
         &mut self,
         worker: WorkerRef,
         name: &str,
         change: u64,
         outcome: Result<(), String>,
-    ) {
+    ) -> Option<(String, AdapterCommand)> {
+        let mut first_done = None;
         if let Some(pending) = self.pending.get_mut(&change)
             && pending.waiting.remove(&worker)
         {
-            let refusal = outcome.err().map(|reason| format!("{name}: {reason}"));
-            pending.refusals.extend(refusal);
+            match outcome {
+                Err(reason) => pending.refusals.push(format!("{name}: {reason}")),
+                Ok(()) if !std::mem::replace(&mut pending.is_done_somewhere, true) => {
+                    first_done = Some((pending.model.clone(), pending.command.clone()));
+                }
+                Ok(()) => {}
+            }
         }
         self.end_answered();
+        first_done
     }
 
     /// A worker is gone, and answers nothing any more.
@@ -233,12 +284,19 @@ mod tests {
         let mut changes = AdapterChanges::default();
         let begin = |changes: &mut AdapterChanges| {
             let (answer, outcome) = oneshot::channel();
-            (changes.begin(workers.into(), answer), outcome)
+            let command = AdapterCommand::Unload {
+                name: "a".to_owned(),
+            };
+            (changes.begin("m", command, workers.into(), answer), outcome)
         };
         let (change, mut outcome) = begin(&mut changes);
-        changes.answered(workers[0], "one", change, Ok(()));
+        assert_eq!(changes.pending_for("m").count(), 1);
+        assert_eq!(changes.pending_for("other").count(), 0);
+        let done = changes.answered(workers[0], "one", change, Ok(()));
+        assert_eq!(done.unwrap().0, "m");
         assert!(outcome.try_recv().is_err(), "the other has not answered");
-        changes.answered(workers[1], "two", change, Err("no".to_owned()));
+        let refused = changes.answered(workers[1], "two", change, Err("no".to_owned()));
+        assert_eq!(refused, None);
         assert_eq!(outcome.try_recv().unwrap(), Err("two: no".to_owned()));
         let (change, mut outcome) = begin(&mut changes);
         changes.answered(workers[0], "one", change, Ok(()));
@@ -258,5 +316,27 @@ mod tests {
         assert_eq!(content(&directory, "a"), Some(1), "another model's worker");
         directory.report(WorkerId(3), "m", &[]);
         assert_eq!(content(&directory, "a"), None, "it was unloaded");
+    }
+
+    #[test]
+    fn an_ordered_name_outlives_workers_without_it() {
+        let directory = AdapterDirectory::default();
+        let name = || "a".to_owned();
+        let load = AdapterCommand::Load {
+            name: name(),
+            folder: "f".to_owned(),
+        };
+        directory.report(WorkerId(1), "m", &[offer("a", 1)]);
+        directory.ordered("m", load.clone());
+        assert_eq!(directory.commands_for("m"), [load]);
+        assert_eq!(directory.commands_for("other"), []);
+        directory.leave(WorkerId(1));
+        directory.report(WorkerId(2), "m", &[]);
+        assert_eq!(content(&directory, "a"), Some(1), "it is being loaded");
+        let unload = AdapterCommand::Unload { name: name() };
+        directory.ordered("m", unload.clone());
+        assert_eq!(directory.commands_for("m"), [unload], "the last command");
+        directory.report(WorkerId(2), "m", &[]);
+        assert_eq!(content(&directory, "a"), None);
     }
 }

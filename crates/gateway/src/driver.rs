@@ -262,9 +262,7 @@ impl RouterDriver {
                 outcome,
             } => {
                 if self.is_current(worker, serial) {
-                    let name = self.effects.roster.name(&worker);
-                    let changes = &mut self.adapter_changes;
-                    changes.answered(worker, &name, change, outcome);
+                    self.adapter_answered(worker, change, outcome);
                 }
             }
             WorkerConnectionEvent::LinkMeasured {

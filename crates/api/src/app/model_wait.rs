@@ -71,6 +71,15 @@ impl App {
         }
     }
 
+    /// The error of a request for a model that is not here: it names models and adapters that are.
+    pub(crate) fn model_not_found(&self, requested: &str) -> ApiError {
+        let adapters = self.adapters().into_iter().map(|adapter| adapter.name);
+        let adapters: Vec<String> = adapters.collect();
+        let listed = self.listed_models();
+        self.models()
+            .not_found(&clipped(requested), &listed, &adapters)
+    }
+
     /// The LoRA adapters that workers serve now, by name.
     pub(crate) fn adapters(&self) -> Vec<ServedAdapter> {
         self.frontend().adapters()
@@ -118,10 +127,7 @@ impl App {
             let changed = tokio::time::timeout_at(next, watched.changed()).await;
             if !matches!(changed, Ok(Ok(()))) && Instant::now() >= until {
                 return Err(match choice {
-                    ModelChoice::Unknown(name) => {
-                        let listed = self.listed_models();
-                        self.models().not_found(&clipped(&name), &listed)
-                    }
+                    ModelChoice::Unknown(name) => self.model_not_found(&name),
                     _ => no_model_yet(),
                 });
             }

@@ -29,6 +29,14 @@ pub(crate) struct AdapterArgs {
     pub(crate) lora_root: Option<PathBuf>,
 }
 
+impl AdapterArgs {
+    /// Adapters that each worker may have loaded at once: none if none can be named.
+    pub(crate) fn loras_max(&self) -> usize {
+        let is_used = !self.lora_modules.is_empty() || self.lora_root.is_some();
+        if is_used { self.max_loras } else { 0 }
+    }
+}
+
 /// An adapter with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoraModule {

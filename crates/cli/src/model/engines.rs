@@ -6,12 +6,16 @@ use crate::args::EngineArgs;
 use crate::gpu::{self, GpuShare};
 use anyhow::{Context, bail};
 use cleave_cpu::{CpuOps, CpuOptions, CpuWeightLoader, WorkerThreads};
-use cleave_cuda::{CudaOps, CudaOptions, experts_workspace_bytes};
+use cleave_cuda::{
+    CudaAdapterLoader, CudaOps, CudaOptions, adapter_bytes_max, experts_workspace_bytes,
+};
 use cleave_domain::{
     BlockIndex, LogitsWanted, OpenSlot, Role, SamplingParams, Segment, SlotIndex, StepId, StepPlan,
     WindowTable,
 };
+use cleave_engine::ops::AdapterLoader;
 use cleave_engine::{AdapterTable, Engine, EngineLimits, ModelEngine};
+use cleave_models::ModelSpec;
 use std::sync::Arc;
 
 /// KV cache of all workers together, in bytes, if free memory cannot be read.
@@ -131,10 +135,8 @@ impl LoadedModel {
                     threads: 1,
                     ..options
                 });
-                let target = self.adapter_target.clone();
-                let adapters = AdapterTable::new(pack, weights, target, self.lora_rank_max);
                 let engine = ModelEngine::new(ops, Arc::clone(weights), limits)?;
-                Box::new(engine.with_adapters(Arc::new(adapters))?)
+                Box::new(engine.with_adapters(self.adapters(pack, weights.spec())))
             }
             LoadedWeights::Cuda {
                 weights,
@@ -149,9 +151,24 @@ impl LoadedModel {
                     ..CudaOptions::new(self.precision)
                 };
                 let ops = CudaOps::new(device, &options)?;
-                Box::new(ModelEngine::new(ops, Arc::clone(weights), limits)?)
+                let engine = ModelEngine::new(ops, Arc::clone(weights), limits)?;
+                if self.loras_max == 0 {
+                    return Ok(Box::new(engine));
+                }
+                let (spec, rank_max) = (weights.spec(), self.lora_rank_max);
+                let loader = CudaAdapterLoader::new(device, spec, self.loras_max, rank_max);
+                let loader = loader
+                    .context("no room for LoRA adapters; lower --max-loras or --max-lora-rank")?;
+                Box::new(engine.with_adapters(self.adapters(loader, spec)))
             }
         })
+    }
+
+    /// Returns an engine's table of adapters, with none yet.
+    fn adapters<L: AdapterLoader>(&self, loader: L, spec: &ModelSpec) -> Arc<AdapterTable<L>> {
+        let target = self.adapter_target.clone();
+        let table = AdapterTable::new(loader, spec.clone(), target, self.lora_rank_max);
+        Arc::new(table)
     }
 
     /// Returns the bytes of the KV cache of each of this many workers.
@@ -172,16 +189,23 @@ impl LoadedModel {
         };
         let (free, total) = device.memory()?;
         let used = (total - free) as f64;
-        let activations = (self.activation_bytes(args) * workers_count as u64) as f64;
+        let each = self.activation_bytes(args) + self.adapters_bytes();
+        let activations = (each * workers_count as u64) as f64;
         let left = total as f64 * args.gpu_memory_utilization - used - activations;
         if left <= 0.0 {
             bail!(
-                "of the GPU's {total} bytes {free} are free, and the activations of {workers_count} workers take \
+                "of the GPU's {total} bytes {free} are free, and the activations and adapters of {workers_count} workers take \
                  {activations}: nothing is left for a KV cache; raise --gpu-memory-utilization, lower \
-                 --max-num-batched-tokens, or use a larger GPU"
+                 --max-num-batched-tokens or --max-loras, or use a larger GPU"
             );
         }
         Ok(left as u64 / workers_count.max(1) as u64)
+    }
+
+    /// Memory of an engine's adapters on a GPU, which is allocated at the start.
+    fn adapters_bytes(&self) -> u64 {
+        let each = adapter_bytes_max(self.facts().spec, self.lora_rank_max);
+        (each * self.loras_max) as u64
     }
 
     /// Upper bound of an engine's memory on a GPU besides weights and KV: rows of every width,

@@ -65,7 +65,7 @@ impl CudaOps {
         }
         let decode = self.step.decode.take();
         let bucket = match decode {
-            Some((bucket, _)) => bucket,
+            Some((step, _)) => step.bucket,
             None => {
                 self.sampling
                     .send_rules(rules, rows, &self.stream, &mut self.messages)?;
@@ -89,16 +89,16 @@ impl CudaOps {
             let queued = queued
                 .and_then(|()| sampling.queue_cap(head.soft_cap, bucket, &self.stream))
                 .and_then(|()| sampling.queue_draw(bucket, &self.stream));
-            if let Some((_, GraphUse::Record)) = decode {
+            if let Some((step, GraphUse::Record)) = decode {
                 let graph = self.stream.end_recording();
                 queued?;
-                self.recordings.keep(bucket, graph?, self.moves_count());
+                self.recordings.keep(step, graph?, self.moves_count());
             } else {
                 queued?;
             }
         }
-        if let Some((_, GraphUse::Record | GraphUse::Replay)) = decode {
-            self.stream.replay(self.recordings.graph(bucket))?;
+        if let Some((step, GraphUse::Record | GraphUse::Replay)) = decode {
+            self.stream.replay(self.recordings.graph(step))?;
         }
         self.sampling.queue_token_copy(rows, &self.stream)?;
         Ok(self.idle.pass_drawn(&self.stream)?)

@@ -6,6 +6,7 @@
 //! the device has read them (see [`StepMessages`]). While a decode step is recorded, nothing is
 //! sent and no memory grows.
 
+mod adapters;
 mod arithmetic;
 mod draw;
 mod experts;
@@ -15,6 +16,7 @@ mod norms;
 mod pass;
 mod products;
 
+use crate::adapters::{CudaAdapter, CudaAdapterLoader, CudaAdapters};
 use crate::args::{DeviceAddress, EmbedArgs, GatherArgs, RotateArgs};
 use crate::attention::{AttentionBuffers, CudaAttention};
 use crate::blocks::{CudaBlocks, PoolRegions};
@@ -27,15 +29,15 @@ use crate::images::{KernelImages, SOURCES_HASH};
 use crate::matmul::CudaMatmul;
 use crate::options::CudaOptions;
 use crate::pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader, WeightPart};
-use crate::recording::{GraphUse, StepRecordings};
+use crate::recording::{GraphUse, RecordedStep, StepRecordings};
 use crate::sample::CudaSampling;
 use crate::step_messages::{StepMessage, StepMessages};
 use arithmetic::arithmetic_name;
 use cleave_domain::{BlockIndex, DeviceId, KvPlane, TokenId};
 use cleave_engine::ops::{
-    Attention, AttentionIo, Batch, BufferRole, DrawRule, Experts, GatedIo, Head, HeadShape,
-    KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose, PoolLayer, Precision,
-    QkNorms, ResidualIo,
+    AdaptedStack, AdapterGroup, Attention, AttentionIo, Batch, BufferRole, DrawRule, Experts,
+    GatedIo, Head, HeadShape, KvPoolShape, KvType, MaskedDraw, Norm, Ops, PassMode, PassPurpose,
+    PoolLayer, Precision, QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, DeviceBlocks, EngineError};
 use host::HOST_COPY_BYTES;
@@ -56,6 +58,7 @@ pub struct CudaOps {
     attention: RefCell<Option<CudaAttention>>,
     matmul: CudaMatmul,
     experts: CudaExperts,
+    adapters: CudaAdapters,
     sampling: CudaSampling,
     stream: CudaStream,
     idle: DeviceIdleTimer,
@@ -78,8 +81,8 @@ struct StepAddresses {
     row_slots: DeviceAddress,
     /// The same in the window plane; 0 without it.
     window_slots: DeviceAddress,
-    /// The bucket of a decode step, and its handling.
-    decode: Option<(usize, GraphUse)>,
+    /// The kind of a decode step, and its handling.
+    decode: Option<(RecordedStep, GraphUse)>,
 }
 
 impl CudaOps {
@@ -97,6 +100,7 @@ impl CudaOps {
             attention: RefCell::new(None),
             matmul: CudaMatmul::new(&images, &stream, options)?,
             experts: CudaExperts::new(&images, &stream, options.precision)?,
+            adapters: CudaAdapters::new(&images, &stream, options.precision)?,
             sampling: CudaSampling::new(&images, &stream)?,
             images,
             idle: DeviceIdleTimer::new(&stream)?,
@@ -124,6 +128,7 @@ impl Drop for CudaOps {
 
 impl Ops for CudaOps {
     type Pack = CudaWeightLoader;
+    type Adapters = CudaAdapterLoader;
     type Rows = CudaRows;
     type Pool = CudaPool;
 
@@ -212,8 +217,13 @@ impl Ops for CudaOps {
         })
     }
 
-    fn begin(&mut self, batch: &Batch, purpose: PassPurpose<'_>) -> Result<PassMode, EngineError> {
-        self.begin_pass(batch, purpose)
+    fn begin(
+        &mut self,
+        batch: &Batch,
+        purpose: PassPurpose<'_>,
+        adapters: &[AdapterGroup<CudaAdapter>],
+    ) -> Result<PassMode, EngineError> {
+        self.begin_pass(batch, purpose, adapters)
     }
 
     fn embed(
@@ -407,6 +417,35 @@ impl Ops for CudaOps {
         to: GatedIo<'_, CudaRows>,
     ) -> Result<(), EngineError> {
         self.gated_product(matrix, rows, x, to)
+    }
+
+    fn regroup(&mut self, adapters: &[AdapterGroup<CudaAdapter>]) -> Result<(), EngineError> {
+        let (stream, messages) = (&self.stream, &mut self.messages);
+        Ok(self.adapters.send(adapters, None, stream, messages)?)
+    }
+
+    fn is_adapted(&self, stack: &AdaptedStack<'_, CudaAdapter>) -> bool {
+        self.adapters.is_adapted(stack)
+    }
+
+    fn adapt(
+        &mut self,
+        stack: &AdaptedStack<'_, CudaAdapter>,
+        x: &CudaRows,
+        out: &mut CudaRows,
+    ) -> Result<(), EngineError> {
+        self.add_adapters(stack, x, out)
+    }
+
+    fn adapted_gated(
+        &mut self,
+        matrix: &CudaMatrix,
+        rows: usize,
+        x: &CudaRows,
+        to: GatedIo<'_, CudaRows>,
+        stack: &AdaptedStack<'_, CudaAdapter>,
+    ) -> Result<(), EngineError> {
+        self.gated_with_adapters(matrix, rows, x, to, stack)
     }
 
     fn experts(

@@ -6,12 +6,13 @@
 //! the device exclude them.
 
 use super::{CudaOps, StepAddresses};
+use crate::adapters::CudaAdapter;
 use crate::attention::CudaAttention;
-use crate::recording::{GraphUse, bucket};
+use crate::recording::{GraphUse, RecordedStep, bucket};
 use crate::step_messages::StepMessage;
 use cleave_domain::{BlockIndex, KvPlane};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{Batch, PassMode, PassPurpose};
+use cleave_engine::ops::{AdapterGroup, Batch, PassMode, PassPurpose};
 
 /// The slot of a padding row: `NO_SLOT` of the kernels.
 const NO_SLOT: u32 = u32::MAX;
@@ -27,6 +28,7 @@ impl CudaOps {
         &mut self,
         batch: &Batch,
         purpose: PassPurpose<'_>,
+        adapters: &[AdapterGroup<CudaAdapter>],
     ) -> Result<PassMode, EngineError> {
         self.stream.bind()?;
         self.end_failed_recording();
@@ -41,6 +43,8 @@ impl CudaOps {
         let launched = decode.map_or(rows, |(_, bucket)| bucket);
         // All messages go before a recording begins, which must contain none.
         self.send_batch(batch, launched)?;
+        let recorded = decode.map(|(_, bucket)| bucket);
+        (self.adapters).send(adapters, recorded, &self.stream, &mut self.messages)?;
         let Some((rules, bucket)) = decode else {
             self.idle.pass_begins(&self.stream)?;
             return Ok(PassMode::Execute);
@@ -48,8 +52,12 @@ impl CudaOps {
         self.sampling
             .send_rules(rules, bucket, &self.stream, &mut self.messages)?;
         self.idle.pass_begins(&self.stream)?;
-        let recording_use = self.recordings.next_use(bucket, self.moves_count());
-        self.step.decode = Some((bucket, recording_use));
+        let step = RecordedStep {
+            bucket,
+            has_adapters: !adapters.is_empty(),
+        };
+        let recording_use = self.recordings.next_use(step, self.moves_count());
+        self.step.decode = Some((step, recording_use));
         match recording_use {
             GraphUse::RunUnrecorded => Ok(PassMode::Execute),
             GraphUse::Record => {
@@ -107,6 +115,7 @@ impl CudaOps {
         self.messages.reallocations_count()
             + self.matmul.reallocations_count()
             + self.experts.reallocations_count()
+            + self.adapters.reallocations_count()
             + self.sampling.reallocations_count()
             + attending
                 .as_ref()
@@ -117,7 +126,7 @@ impl CudaOps {
     pub(super) fn launched(&self, rows: usize) -> usize {
         self.step
             .decode
-            .map_or(rows, |(bucket, _)| bucket.max(rows))
+            .map_or(rows, |(step, _)| step.bucket.max(rows))
     }
 }
 

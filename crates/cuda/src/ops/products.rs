@@ -50,12 +50,17 @@ impl CudaOps {
         x: &CudaRows,
         to: GatedIo<'_, CudaRows>,
     ) -> Result<(), EngineError> {
+        self.product(matrix, rows, x, to.gate_up)?;
+        self.gate(rows, to)
+    }
+
+    /// Queues the gate of products in `to.gate_up`.
+    pub(super) fn gate(&self, rows: usize, to: GatedIo<'_, CudaRows>) -> Result<(), EngineError> {
         let GatedIo {
             activation,
             gate_up,
             out,
         } = to;
-        self.product(matrix, rows, x, gate_up)?;
         let width = out.width;
         assert_eq!(
             (gate_up.width, gate_up.stored),

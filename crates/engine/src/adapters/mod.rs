@@ -1,21 +1,22 @@
 //! LoRA adapters of an engine.
 //!
-//! Owns: which adapters are open and which are loaded, and the rows of a step that each changes.
+//! Owns: which adapters are open and which are loaded, the rows of a step that each changes, and
+//! the form of a change.
 //! Never: decides when an adapter is loaded or leaves; knows a name of one.
 //! Invariant: an adapter that a step uses stays loaded until the step has ended.
 
+mod changes;
+mod matrices;
 mod step;
-mod weights;
 
-pub use weights::LowRank;
+pub use changes::{StoredChanges, StoredLowRank};
+pub use matrices::{AdapterMatrices, LowRank};
 
 pub(crate) use step::StepAdapters;
-pub(crate) use weights::AdapterWeights;
 
 use crate::EngineError;
 use crate::model::locked;
-use crate::ops::WeightLoader;
-use crate::weights::Weights;
+use crate::ops::AdapterLoader;
 use cleave_checkpoint::{Adapter, AdapterTarget, CheckpointError};
 use cleave_domain::AdapterId;
 use cleave_models::ModelSpec;
@@ -83,23 +84,25 @@ pub enum AdapterError {
     Device(#[from] EngineError),
 }
 
-/// The open and the loaded adapters of an engine whose weights come from `P`.
-pub struct AdapterTable<P: WeightLoader> {
-    pack: P,
+/// The open and the loaded adapters of an engine.
+pub struct AdapterTable<L: AdapterLoader> {
+    loader: L,
     spec: ModelSpec,
     target: AdapterTarget,
     rank_max: usize,
     open: Mutex<BTreeMap<AdapterId, Arc<Adapter>>>,
-    loaded: Mutex<BTreeMap<AdapterId, Arc<AdapterWeights<P>>>>,
+    loaded: Mutex<BTreeMap<AdapterId, Arc<L::Adapter>>>,
 }
 
-impl<P: WeightLoader> AdapterTable<P> {
-    /// A table without adapters, for engines with these weights. `pack` loads their matrices; the
-    /// names of tensors in it stand for one adapter only, so it has no cache by name.
-    pub fn new(pack: P, weights: &Weights<P>, target: AdapterTarget, rank_max: usize) -> Self {
+impl<L: AdapterLoader> AdapterTable<L> {
+    /// A table without adapters, for an engine with weights of [`Weights::spec`]. The names of
+    /// tensors stand for one adapter only, so that the loader has no cache by name.
+    ///
+    /// [`Weights::spec`]: crate::Weights::spec
+    pub fn new(loader: L, spec: ModelSpec, target: AdapterTarget, rank_max: usize) -> Self {
         Self {
-            pack,
-            spec: weights.spec().clone(),
+            loader,
+            spec,
             target,
             rank_max,
             open: Mutex::default(),
@@ -108,18 +111,18 @@ impl<P: WeightLoader> AdapterTable<P> {
     }
 
     /// The weights of a loaded adapter.
-    pub(crate) fn get(&self, adapter: AdapterId) -> Option<Arc<AdapterWeights<P>>> {
+    pub(crate) fn get(&self, adapter: AdapterId) -> Option<Arc<L::Adapter>> {
         locked(&self.loaded).get(&adapter).cloned()
     }
 }
 
-impl<P: WeightLoader> AdapterMemory for AdapterTable<P> {
+impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
     fn open(&self, folder: &Path) -> Result<AdapterFacts, AdapterError> {
         let adapter = Adapter::open(folder, &self.target, self.rank_max)?;
         let facts = AdapterFacts {
             adapter: adapter.id(),
             rank_max: adapter.rank_max(),
-            bytes: weights::bytes(&self.spec, &adapter),
+            bytes: StoredChanges::new(&self.spec, &adapter).bytes(),
         };
         // Two folders of one content are one adapter; the files of the later one are the fresher.
         locked(&self.open).insert(adapter.id(), Arc::new(adapter));
@@ -132,7 +135,7 @@ impl<P: WeightLoader> AdapterMemory for AdapterTable<P> {
         }
         let adapter = locked(&self.open).get(&id).cloned();
         let adapter = adapter.ok_or(AdapterError::Unknown(id))?;
-        let weights = AdapterWeights::load(&self.pack, &self.spec, &adapter)?;
+        let weights = (self.loader).load(&StoredChanges::new(&self.spec, &adapter))?;
         // A file that is written in place changes its mapping, too.
         let now = adapter.id_now();
         adapter.release();

@@ -3,9 +3,7 @@
 //! Owns: these lists. Never: allocates once they are as long as a step needs.
 //! Invariant: a row belongs to one adapter at most.
 
-use super::{AdapterWeights, LowRank};
-use crate::EngineError;
-use crate::ops::{AdapterSum, Ops, WeightLoader};
+use crate::ops::{AdaptedStack, AdapterGroup};
 use cleave_domain::AdapterId;
 use cleave_models::Projection;
 use std::ops::Range;
@@ -15,46 +13,28 @@ use std::sync::Arc;
 const NO_GROUP: u32 = u32::MAX;
 
 /// Rows of a step by their adapters.
-pub(crate) struct StepAdapters<P: WeightLoader> {
-    groups: Vec<AdapterGroup<P>>,
+pub(crate) struct StepAdapters<A> {
+    groups: Vec<AdapterGroup<A>>,
     /// Group of each row, `(rows)`; empty in a step without adapters.
     group_of_row: Vec<u32>,
-    /// Rows whose gate has an addend in the present layer, `(rows)`.
-    is_adapted: Vec<bool>,
     /// Lists of earlier steps, and of groups of rows, reused.
     spare_rows: Vec<Vec<u32>>,
     spare_groups: Vec<u32>,
 }
 
-/// One adapter of a step.
-struct AdapterGroup<P: WeightLoader> {
-    adapter: AdapterId,
-    weights: Arc<AdapterWeights<P>>,
-    /// Rows of the batch, ascending.
-    rows: Vec<u32>,
-}
-
-/// A layer's stack in a step with adapters.
-pub(crate) struct AdaptedLayer<'a, P: WeightLoader> {
-    adapters: &'a mut StepAdapters<P>,
-    layer: usize,
-    stack: &'static [Projection],
-}
-
-impl<P: WeightLoader> Default for StepAdapters<P> {
+impl<A> Default for StepAdapters<A> {
     fn default() -> Self {
         Self {
             groups: Vec::new(),
             group_of_row: Vec::new(),
-            is_adapted: Vec::new(),
             spare_rows: Vec::new(),
             spare_groups: Vec::new(),
         }
     }
 }
 
-impl<P: WeightLoader> StepAdapters<P> {
-    /// Begins a step without adapters.
+impl<A> StepAdapters<A> {
+    /// Lets go of all adapters.
     pub(crate) fn clear(&mut self) {
         self.group_of_row.clear();
         for mut group in self.groups.drain(..) {
@@ -64,8 +44,8 @@ impl<P: WeightLoader> StepAdapters<P> {
     }
 
     /// Adds an adapter of the step; its rows follow.
-    pub(crate) fn hold(&mut self, adapter: AdapterId, weights: Arc<AdapterWeights<P>>) {
-        if self.groups.iter().any(|group| group.adapter == adapter) {
+    pub(crate) fn hold(&mut self, adapter: AdapterId, weights: Arc<A>) {
+        if self.holds(adapter) {
             return;
         }
         self.groups.push(AdapterGroup {
@@ -100,6 +80,8 @@ impl<P: WeightLoader> StepAdapters<P> {
     }
 
     /// Keeps the rows of these numbers, in this order, which [`Ops::gather`] moved to the front.
+    ///
+    /// [`Ops::gather`]: crate::ops::Ops::gather
     pub(crate) fn select(&mut self, rows: &[u32]) {
         if self.groups.is_empty() {
             return;
@@ -116,61 +98,22 @@ impl<P: WeightLoader> StepAdapters<P> {
         }
     }
 
-    /// The changes of a stack's product; `None` if no row of the step has any.
+    /// The adapters, each with its rows.
+    pub(crate) fn groups(&self) -> &[AdapterGroup<A>] {
+        &self.groups
+    }
+
+    /// The product of a stack; `None` in a step without adapters.
     pub(crate) fn of(
-        &mut self,
+        &self,
         layer: usize,
         stack: &'static [Projection],
-    ) -> Option<AdaptedLayer<'_, P>> {
-        let changes = |group: &AdapterGroup<P>| {
-            !group.rows.is_empty() && group.weights.change(layer, stack).is_some()
-        };
-        self.groups.iter().any(changes).then_some(AdaptedLayer {
-            adapters: self,
+    ) -> Option<AdaptedStack<'_, A>> {
+        let groups = &self.groups[..];
+        (!groups.is_empty()).then_some(AdaptedStack {
             layer,
             stack,
+            groups,
         })
-    }
-}
-
-impl<P: WeightLoader> AdaptedLayer<'_, P> {
-    /// The changes, each with its rows.
-    fn changes(&self) -> impl Iterator<Item = (&LowRank<P::Matrix>, &[u32])> {
-        let groups = self.adapters.groups.iter();
-        groups.filter_map(|group| {
-            let change = group.weights.change(self.layer, self.stack)?;
-            (!group.rows.is_empty()).then_some((change, &group.rows[..]))
-        })
-    }
-
-    /// Adds the changes to the product's output.
-    pub(crate) fn add<O: Ops<Pack = P>>(
-        &self,
-        ops: &mut O,
-        x: &O::Rows,
-        out: &mut O::Rows,
-    ) -> Result<(), EngineError> {
-        let mut changes = self.changes();
-        changes.try_for_each(|(change, rows)| ops.adapt(change, rows, x, out, AdapterSum::Added))
-    }
-
-    /// Writes the changes over `out`, and returns which of its rows have one, `(rows)`.
-    pub(crate) fn write<O: Ops<Pack = P>>(
-        &mut self,
-        ops: &mut O,
-        x: &O::Rows,
-        out: &mut O::Rows,
-    ) -> Result<&[bool], EngineError> {
-        for (change, rows) in self.changes() {
-            ops.adapt(change, rows, x, out, AdapterSum::Written)?;
-        }
-        let mut is_adapted = std::mem::take(&mut self.adapters.is_adapted);
-        is_adapted.clear();
-        is_adapted.resize(self.adapters.group_of_row.len(), false);
-        for (_, rows) in self.changes() {
-            rows.iter().for_each(|row| is_adapted[*row as usize] = true);
-        }
-        self.adapters.is_adapted = is_adapted;
-        Ok(&self.adapters.is_adapted)
     }
 }

@@ -123,8 +123,7 @@ pub trait WeightLoader: Send + Sync {
 
     /// As [`WeightLoader::matrix`], but in f32 whatever the precision, for products of f32 rows:
     /// the router of [`Ops::experts`](super::Ops::experts), whose rounding would choose other
-    /// experts, and adapters. Only if [`WeightLoader::supports`] accepts experts, or
-    /// [`Ops::adapts`](super::Ops::adapts).
+    /// experts. Only if [`WeightLoader::supports`] accepts experts.
     ///
     /// # Errors
     /// `Device` if memory is short.

@@ -36,15 +36,6 @@ pub struct LoadPlan {
     pub tensors_count: usize,
 }
 
-/// Use of an adapter's product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdapterSum {
-    /// It is added to the rows.
-    Added,
-    /// It replaces what the rows hold.
-    Written,
-}
-
 /// Results that a pass is run for.
 #[derive(Clone, Copy, Debug)]
 pub enum PassPurpose<'a> {

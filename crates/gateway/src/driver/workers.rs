@@ -14,6 +14,9 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
+/// The number of a change of adapters whose answer nobody waits for; others begin with 1.
+const NO_CHANGE: u64 = 0;
+
 #[derive(Debug)]
 pub(super) struct ConnectedWorker {
     connection: WorkerConnection,
@@ -66,12 +69,12 @@ impl RouterDriver {
         self.effects
             .dashboard
             .worker_changed("joined", &serves, name);
-        let model = &connection.registration.description.model;
+        let model = connection.registration.description.model.clone();
         let connected = self
             .workers
             .values()
             .map(|other| &other.connection.registration)
-            .filter(|other| other.description.model == *model);
+            .filter(|other| other.description.model == model);
         warn_of_mismatch(&connection.registration, connected);
         let activity = Arc::clone(&connection.activity);
         self.effects.roster.join(&connection.registration, activity);
@@ -84,6 +87,18 @@ impl RouterDriver {
             worker,
             description,
         });
+        self.send_adapters(worker, &model);
+    }
+
+    /// Tells a worker that has joined what operators changed of its model's adapters before. Nobody
+    /// waits for its answers.
+    fn send_adapters(&mut self, worker: WorkerRef, model: &str) {
+        let mut commands = self.effects.roster.adapters().commands_for(model);
+        commands.extend(self.adapter_changes.pending_for(model).cloned());
+        for command in commands {
+            let change = NO_CHANGE;
+            self.enqueue_for_worker(worker, ToWorker::Adapter { change, command });
+        }
     }
 
     pub(super) fn worker_lost(&mut self, worker: WorkerRef, serial: u64, reason: &str) {
@@ -160,10 +175,29 @@ impl RouterDriver {
             return;
         }
         info!(model, ?command, "adapters are changed");
-        let change = self.adapter_changes.begin(workers.clone(), answer);
+        let changes = &mut self.adapter_changes;
+        let change = changes.begin(model, command.clone(), workers.clone(), answer);
         for worker in workers {
             let command = command.clone();
             self.enqueue_for_worker(worker, ToWorker::Adapter { change, command });
+        }
+    }
+
+    /// A worker answered a change of adapters.
+    pub(super) fn adapter_answered(
+        &mut self,
+        worker: WorkerRef,
+        change: u64,
+        outcome: Result<(), String>,
+    ) {
+        let name = self.effects.roster.name(&worker);
+        if let (NO_CHANGE, Err(reason)) = (change, &outcome) {
+            warn!(%worker, name, reason, "a worker that joined refused a change of adapters");
+        }
+        let changes = &mut self.adapter_changes;
+        let done = changes.answered(worker, &name, change, outcome);
+        if let Some((model, command)) = done {
+            self.effects.roster.adapters().ordered(&model, command);
         }
     }
 

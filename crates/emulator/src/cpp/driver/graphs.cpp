@@ -47,6 +47,7 @@ int compare(const Recipe& old, const Recipe& fresh, size_t* at) {
 CUresult instantiate(CUgraphExec* made, CUgraph graph) {
     ENTER(call, During::Anything);
     if (made == nullptr || !is_live(graph)) return CUDA_ERROR_INVALID_VALUE;
+    count("graph_made");
     *made = new GraphExec;
     (*made)->recipe = recipe_of(*graph);
     state().handles.insert(*made);

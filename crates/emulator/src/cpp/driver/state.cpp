@@ -97,7 +97,7 @@ extern "C" __attribute__((visibility("default"))) void cleave_standin_seed(uint6
 }
 
 // Counts since the library was loaded: "launch", "copy", "fill", "alloc", "free", "host_alloc",
-// "graph_launch", "block" (of launches), "peer" (accesses enabled), "wait" (calls that wait for the
+// "graph_made", "graph_launch", "block" (of launches), "peer" (accesses enabled), "wait" (calls that wait for the
 // device).
 extern "C" __attribute__((visibility("default"))) uint64_t cleave_standin_count(const char* what) {
     std::lock_guard<std::mutex> held(state().mutex);
