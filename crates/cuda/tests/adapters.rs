@@ -124,7 +124,6 @@ fn plan(drawn_count: u32, slots: &[(u32, Option<AdapterId>)]) -> StepPlan {
         drafts: Vec::new(),
         window: None,
         state: None,
-        window: None,
     };
     StepPlan {
         opens: match drawn_count {

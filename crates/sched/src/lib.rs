@@ -26,6 +26,7 @@ mod forecast;
 mod handoff;
 mod machines;
 mod memory;
+mod note;
 mod outcome;
 mod policy;
 mod report;
@@ -37,9 +38,10 @@ pub use actions::WorkerActions;
 pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};
 pub use event::{
-    BlockExport, DraftOutcome, ExportOutcome, ImportOutcome, SnapshotPiece, StateFetch,
-    WindowFetch, WorkerInput, WorkerLimits, WorkerNote, WorkerOutput,
+    BlockExport, ExportOutcome, ImportOutcome, SnapshotPiece, StateFetch, WindowFetch, WorkerInput,
+    WorkerLimits, WorkerOutput,
 };
+pub use note::{DraftOutcome, WorkerNote};
 pub use outcome::{FetchOutcome, OffloadOutcome, StepFault, SwapOutcome};
 pub use speculate::LookupLimits;
 

@@ -1,5 +1,5 @@
-//! Sequences with a window of six tokens, in blocks of four. The stage's engine panics where a block
-//! of the window is missing or not the sequence's own.
+//! Sequences with a window of six tokens, in blocks of four. The stage's engine panics where a
+//! block of the window is missing or not the sequence's own.
 
 use crate::stage::script::play;
 
