@@ -64,6 +64,11 @@ cargo test --no-run -p cleave-cuda --message-format=json | executables | while r
   strip -o "$bundle/tests/$name" "$path"
 done
 
+say "families"
+cargo build -p cleave-cuda --example families --message-format=json | executables | while read -r name path; do
+  strip -o "$bundle/$name" "$path"
+done
+
 say "labs"
 cargo bench --no-run --profile "$profile" -p cleave-cuda --bench operations --message-format=json | executables | while read -r name path; do
   strip -o "$bundle/labs/$name" "$path"

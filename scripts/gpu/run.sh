@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the checks that need a real GPU, in calls of ten minutes each, on a machine with a driver of CUDA 13.
-# usage: run.sh --call first|roofline|system|again|experts [--only STAGE,…] [--budget SECONDS] [--out FOLDER]
+# usage: run.sh --call first|roofline|system|again|experts|families [--only STAGE,…] [--budget SECONDS] [--out FOLDER]
 #               [--scratch FOLDER] [--stand-in FOLDER]
 #
 #   first     correctness: smoke, tests, sanitizers, reference checkpoints, one timing of an engine
 #   roofline  ceilings of the machine, labs by importance, hardware counters
 #   system    the engine on 1B and 8B, legs by share, loading, peers by turns
 #   again     the important stages once more after a correction: smoke, sanitizers, operations, engine, legs
+#   families  every class of models in every number format, adapters: smoke, tests, both tables, their lab, goldens
 #   experts   mixtures of experts: smoke, tests, reference checkpoints, their lab, an engine with 64 experts a layer
 #
 # Each call starts cold and needs nothing of another. It takes target/gpu-bundle, or its archive, which build.sh made on
@@ -37,8 +38,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 case $call in
-  first | roofline | system | again | experts) ;;
-  *) sed -n '2,22p' "$0" >&2; exit 2 ;;
+  first | roofline | system | again | experts | families) ;;
+  *) sed -n '2,23p' "$0" >&2; exit 2 ;;
 esac
 
 bundle=$root/target/gpu-bundle
@@ -126,6 +127,7 @@ declare -A stages=(
   [system]="facts ceilings matmul engine-1b int4-1b legs engine-8b fast-8b loop-8b batching-8b llama-cpp load"
   [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
   [experts]="facts smoke ceilings matmul experts-tests experts-lab engine-experts goldens racecheck"
+  [families]="facts smoke tests families adapters-lab goldens racecheck"
 )
 # Tests of properties that an emulator cannot show; the first of them runs every kernel once.
 smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_e4m3_code_is_read wgmma_sums_are_compared both_partitions_of_a_gpu a_child_process_writes_into"
@@ -220,6 +222,10 @@ stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs "$jobs
 # shellcheck disable=SC2086
 stage synccheck+ 60 "${tests[@]}" --sanitizer synccheck --limit 30 --jobs "$jobs" $watched
 stage goldens 120 python3 "$here/goldens.py" --cleave "$cleave" --root "$root" --scratch "$scratch" "${goldens[@]}"
+# Every class in every format, with all paths of a sequence; and the products of adapters.
+stage families+ 200 python3 "$root/scripts/lab/families/measure.py" --run h100 --program "$bundle/families" \
+  --jobs "$(nproc)" --out "$out/families.json"
+stage adapters-lab+ 40 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/labs/adapt"
 await_model 1b
 # shellcheck disable=SC2046
 stage first-engine 40 $(engine 1b "${shapes[1b]}" --rounds 1 --shapes "$few") "${more[@]}"

@@ -132,7 +132,10 @@ fn is_real() -> bool {
 
 /// Folders with goldens, in order.
 fn golden_folders() -> Result<Vec<PathBuf>, Box<dyn Error>> {
-    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    // By cargo's variable at run time, so that this program finds it on another machine too.
+    let folder = std::env::var("CARGO_MANIFEST_DIR");
+    let folder = folder.as_deref().unwrap_or(env!("CARGO_MANIFEST_DIR"));
+    let testdata = Path::new(folder).join("../../testdata");
     let mut folders = Vec::new();
     for entry in fs::read_dir(testdata)? {
         let path = entry?.path();

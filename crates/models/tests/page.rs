@@ -7,14 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const COMMAND: &str = "UPDATE_PAGES=1 cargo test -p cleave-models --test all the_page";
-/// Classes whose goldens and measurements ran on a real GPU, see results/gpu.
-const ON_A_REAL_GPU: [&str; 5] = [
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Olmo2ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -70,22 +62,17 @@ fn devices(goldens: &[(String, DescribedModel)]) -> (&'static str, &'static str)
 /// The table of classes.
 fn table() -> String {
     let goldens = goldens();
-    let mut text = "| class in config.json | models | goldens | f32, bf16, f16 | eight and four bits | real GPU |\n\
-                    |---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut text =
+        "| class in config.json | models | goldens | f32, bf16, f16 | eight and four bits |\n\
+                    |---|---|---|---|---|\n"
+            .to_owned();
     for (class, models) in classes() {
         let own = goldens.get(class).map_or(&[][..], Vec::as_slice);
         assert!(!own.is_empty(), "{class} has no golden checkpoint");
         let folders: Vec<String> = own.iter().map(|(name, _)| format!("`{name}`")).collect();
         let (devices, quantized) = devices(own);
-        let real = if ON_A_REAL_GPU.contains(&class) {
-            "H100"
-        } else {
-            "no"
-        };
         let folders = folders.join(", ");
-        text +=
-            &format!("| `{class}` | {models} | {folders} | {devices} | {quantized} | {real} |\n");
+        text += &format!("| `{class}` | {models} | {folders} | {devices} | {quantized} |\n");
     }
     text
 }

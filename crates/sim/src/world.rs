@@ -4,7 +4,10 @@
 //! the generator that it hands over. Invariant: printed before it runs, and the same for the same
 //! seed.
 
+mod faults;
 mod text;
+
+pub(crate) use faults::{ChaosFault, LinkBehaviour};
 
 use crate::bit_flips::BitFlipRates;
 use crate::disk::TierSettings;
@@ -39,11 +42,14 @@ const STEPS_SEED_SALT: u64 = 0x6c62_272e_07bb_0142;
 const POOLING_SEED_SALT: u64 = 0x51ab_90f3_7c12_e4d5;
 
 /// Separates the draw of states from the seed's other draws.
+const STATES_SEED_SALT: u64 = 0x2bd7_a6a6_e99c_2ddc;
+
+/// Separates the draw of windows from the seed's other draws.
+const WINDOWS_SEED_SALT: u64 = 0x91c7_5a3e_04bd_f862;
+
 /// The most tokens that a reservation has room for beyond its own: those that a moving sequence may
 /// draw before it is there, and the rest of the last block.
 const AHEAD_TOKENS: u32 = 16 + 16;
-const WINDOWS_SEED_SALT: u64 = 0x91c7_5a3e_04bd_f862;
-const STATES_SEED_SALT: u64 = 0x2bd7_a6a6_e99c_2ddc;
 
 /// All inputs of a run.
 #[derive(Clone, Debug)]
@@ -104,59 +110,6 @@ pub(crate) struct TimedCommand {
     pub(crate) router: usize,
     pub(crate) worker: usize,
     pub(crate) command: OperatorRequest,
-}
-
-/// Speed of links, and their failure rates while faults last.
-#[derive(Clone, Debug)]
-pub(crate) struct LinkBehaviour {
-    pub(crate) latency: Duration,
-    /// Largest random addition to each message's latency.
-    pub(crate) jitter: Duration,
-    pub(crate) nanos_per_byte: u64,
-    /// Longest time until a side notices that the other is gone.
-    pub(crate) notice_max: Duration,
-    /// Frames damaged, of a thousand.
-    pub(crate) damage: u32,
-    /// Frames that name a block of an earlier reservation, of a thousand.
-    pub(crate) stale_blocks: u32,
-    /// Packets lost without the link breaking, of a thousand.
-    pub(crate) loss: u32,
-    /// Packets that arrive twice, of a thousand.
-    pub(crate) duplicates: u32,
-    /// Packets that overtake others, of a thousand: a link may have several streams.
-    pub(crate) overtake: u32,
-    /// Steps, reads and writes that the device fails, of a thousand.
-    pub(crate) broken: u32,
-}
-
-/// A fault that begins at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ChaosFault {
-    /// The process dies and starts again later.
-    Crash { worker: usize, back: Duration },
-    /// The process is frozen: SIGSTOP, then SIGCONT.
-    Freeze { worker: usize, span: Duration },
-    /// The process is asked to drain; it starts again once it is done.
-    Drain { worker: usize, back: Duration },
-    /// The link between two workers breaks and stays down.
-    Cut {
-        pair: (usize, usize),
-        span: Duration,
-    },
-    /// The stream between a worker and a router breaks.
-    Disconnect {
-        router: usize,
-        worker: usize,
-        span: Duration,
-    },
-    /// The engine hangs in its operation.
-    Hang { worker: usize, span: Duration },
-    /// A worker loses its connections to all others.
-    Isolate { worker: usize, span: Duration },
-    /// A router dies with its clients' connections; its next life starts later.
-    Restart { router: usize, back: Duration },
-    /// Messages between routers and workers take longer for a while.
-    Slow { extra: Duration, span: Duration },
 }
 
 impl ChaosWorld {
@@ -301,29 +254,6 @@ impl ChaosWorld {
     pub(crate) fn is_faultless(&self) -> bool {
         let harmless = self.links.failure_rates_sum() == 0 && !self.flips.any();
         self.fault_plan == FaultPlan::NoFaults && self.faults.is_empty() && harmless
-    }
-}
-
-impl LinkBehaviour {
-    /// The sum of all rates that may make a hand-off fail.
-    fn failure_rates_sum(&self) -> u32 {
-        self.damage + self.stale_blocks + self.loss + self.broken
-    }
-}
-
-impl ChaosFault {
-    fn duration(self) -> Duration {
-        match self {
-            Self::Crash { back: span, .. }
-            | Self::Drain { back: span, .. }
-            | Self::Restart { back: span, .. }
-            | Self::Hang { span, .. }
-            | Self::Isolate { span, .. }
-            | Self::Freeze { span, .. }
-            | Self::Cut { span, .. }
-            | Self::Disconnect { span, .. }
-            | Self::Slow { span, .. } => span,
-        }
     }
 }
 

@@ -17,6 +17,7 @@ mod engine;
 mod event_queue;
 mod frames;
 mod kv_hash;
+mod pooling;
 mod wake;
 
 pub use cells::{
@@ -24,8 +25,9 @@ pub use cells::{
     OpFault, carry_out,
 };
 pub use constraint::{CellConstraint, CellMatcher, CellThinking, MatcherFault};
-pub use engine::{CellEngine, DrawToken, EngineCosts, KvCell, TokenDraw, pooled_vector};
+pub use engine::{CellEngine, DrawToken, EngineCosts, KvCell, TokenDraw};
 pub use event_queue::EventQueue;
 pub use frames::BlockFrames;
 pub use kv_hash::KvHash;
+pub use pooling::pooled_vector;
 pub use wake::WakeTimer;

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Measures every golden checkpoint in every number format of weights, and writes docs/benchmarks/families.md's tables.
 
-usage: measure.py --run cpu|gpu [--prompts N] [FOLDER ...]
+usage: measure.py --run cpu|gpu|h100 [--prompts N] [--program FILE] [--jobs N] [--out FILE] [FOLDER ...]
        measure.py [--check]
 
---run builds and runs the example `families` of the crate cleave-cuda, and keeps its lines in cpu.json or gpu.json
-beside this script. FOLDERs of testdata are measured alone; their lines replace those of an earlier run. Without --run
-the tables are written from these files, or compared with the page (--check; exit status 1: they differ).
+--run runs the example `families` of the crate cleave-cuda: on the processor, by the stand-in driver, or on a real GPU
+(CLEAVE_TEST_DEVICE=cuda is set). It is built if no --program is given; --jobs folders run at once. Its lines are kept
+in a file of that name beside this script, or in --out. FOLDERs of testdata are measured alone; their lines replace
+those of an earlier run. Without --run the tables are written from these files, or compared with the page (--check;
+exit status 1: they differ).
 """
 
 import argparse
+import concurrent.futures
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -18,7 +22,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PAGE = ROOT / "docs/benchmarks/families.md"
-BACKENDS = ["cpu", "gpu"]
+BACKENDS = ["cpu", "gpu", "h100"]
 # Columns of the tables, and the formats whose largest error each shows.
 COLUMNS = {
     "f32": ["f32"],
@@ -34,23 +38,35 @@ COLUMNS = {
 AT_LOAD = "--quantize "
 
 
-def run(backend: str, prompts: int | None, folders: list[str]) -> None:
-    count = [str(prompts)] if prompts else ["20"]
-    command = ["cargo", "run", "--quiet", "--package", "cleave-cuda", "--example", "families", "--", backend]
-    file = HERE / f"{backend}.json"
-    kept = json.loads(file.read_text())["lines"] if file.exists() else []
-    with subprocess.Popen(command + count + folders, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        lines = []
-        for line in process.stdout:
-            found = json.loads(line)
-            lines.append([found[key] for key in ("folder", "format", "error", "problem", "paths")])
-            print(*lines[-1], flush=True)
-    if process.returncode:
-        sys.exit(f"the example ended with {process.returncode}")
-    new = {line[0] for line in lines}
-    all_lines = sorted([line for line in kept if line[0] not in new] + lines, key=lambda line: line[0])
-    texts = ",\n".join(json.dumps(line) for line in all_lines)
-    file.write_text(f'{{"prompts": {count[0]}, "lines": [\n{texts}\n]}}\n')
+def measured(command: list[str], backend: str, folder: str) -> list[list]:
+    """The lines of one folder."""
+    surroundings = os.environ | {"CARGO_MANIFEST_DIR": str(ROOT / "crates/cuda")}
+    if backend not in ("cpu", "gpu"):
+        surroundings["CLEAVE_TEST_DEVICE"] = "cuda"
+    done = subprocess.run(command + [folder], cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode or not lines:
+        print(f"{folder}: the example ended with {done.returncode} after {len(lines)} lines", file=sys.stderr)
+    return [[line[key] for key in ("folder", "format", "error", "problem", "paths")] for line in lines]
+
+
+def run(args: argparse.Namespace) -> None:
+    program = [args.program]
+    if not args.program:
+        program = ["cargo", "run", "--quiet", "--package", "cleave-cuda", "--example", "families", "--"]
+    command = program + ["cpu" if args.run == "cpu" else "gpu", str(args.prompts)]
+    folders = args.folders or sorted(path.parent.name for path in ROOT.glob("testdata/*/goldens.json"))
+    file = args.out or HERE / f"{args.run}.json"
+    lines = {}
+    if file.exists():
+        for line in json.loads(file.read_text())["lines"]:
+            lines.setdefault(line[0], []).append(line)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for folder, own in zip(folders, pool.map(lambda folder: measured(command, args.run, folder), folders)):
+            lines[folder] = own
+            # Written after each folder, so that an early end loses little.
+            texts = ",\n".join(json.dumps(line) for name in sorted(lines) for line in lines[name])
+            file.write_text(f'{{"prompts": {args.prompts}, "lines": [\n{texts}\n]}}\n')
 
 
 def cell(lines: list[list], column: str) -> str:
@@ -78,6 +94,8 @@ def table(backend: str) -> list[str]:
 
 def page(text: str) -> str:
     for backend in BACKENDS:
+        if not (HERE / f"{backend}.json").exists():
+            continue
         begin, end = f"<!-- {backend}: begin, by scripts/lab/families/measure.py -->", f"<!-- {backend}: end -->"
         before, rest = text.split(begin)
         rows = "\n".join(table(backend))
@@ -88,12 +106,15 @@ def page(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--run", choices=BACKENDS)
-    parser.add_argument("--prompts", type=int)
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--program")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("folders", nargs="*")
     args = parser.parse_args()
     if args.run:
-        run(args.run, args.prompts, args.folders)
+        run(args)
         return 0
     text = PAGE.read_text()
     made = page(text)
