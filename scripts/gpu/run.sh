@@ -7,7 +7,7 @@
 #   roofline  ceilings of the machine, labs by importance, hardware counters
 #   system    the engine on 1B and 8B, legs by share, loading, peers by turns
 #   again     the important stages once more after a correction: smoke, sanitizers, operations, engine, legs
-#   families  every class of models in every number format, adapters: smoke, tests, both tables, their lab, goldens
+#   families  every class of models in every number format, the lab of adapters, and the long tests of engines
 #   experts   mixtures of experts: smoke, tests, reference checkpoints, their lab, an engine with 64 experts a layer
 #
 # Each call starts cold and needs nothing of another. It takes target/gpu-bundle, or its archive, which build.sh made on
@@ -127,7 +127,7 @@ declare -A stages=(
   [system]="facts ceilings matmul engine-1b int4-1b legs engine-8b fast-8b loop-8b batching-8b llama-cpp load"
   [again]="facts smoke ceilings matmul operations engine-8b legs memcheck racecheck"
   [experts]="facts smoke ceilings matmul experts-tests experts-lab engine-experts goldens racecheck"
-  [families]="facts smoke tests families adapters-lab goldens racecheck"
+  [families]="facts adapters-lab tests families"
 )
 # Tests of properties that an emulator cannot show; the first of them runs every kernel once.
 smoke="every_kernel_module_loads every_kernel_runs_on_small_sizes every_e4m3_code_is_read wgmma_sums_are_compared both_partitions_of_a_gpu a_child_process_writes_into"
@@ -157,6 +157,12 @@ if [ -n "$stand_in" ]; then
   # A second of kernels on a GPU takes minutes on the processor.
   names=(row_operations_match_the_cpu writes_change_exactly rows_are_bit_equal) test_limit=100
   goldens=(--prompts 0 --lengths 5,65 --tokens 3 --limit 60)
+fi
+# Goldens of all classes in one test, and a test of attention, take minutes in a debug build.
+long="cuda_bf16_answers_are_path cuda_f32_matches cuda_f32_experts given_up_windows attention_matches_the_cpu"
+if [ "$call" = families ]; then
+  test_limit=155
+  read -ra names <<<"$long"
 fi
 if [ "$call" = experts ]; then
   goldens+=(--model glm4-moe,gpt-oss,granite4-moe,granitemoe,granitemoeshared,minimax-m2,mixtral,olmoe,qwen2-moe,qwen3-moe)
@@ -223,7 +229,7 @@ stage racecheck+ 80 "${tests[@]}" --sanitizer racecheck --limit 40 --jobs "$jobs
 stage synccheck+ 60 "${tests[@]}" --sanitizer synccheck --limit 30 --jobs "$jobs" $watched
 stage goldens 120 python3 "$here/goldens.py" --cleave "$cleave" --root "$root" --scratch "$scratch" "${goldens[@]}"
 # Every class in every format, with all paths of a sequence; and the products of adapters.
-stage families+ 200 python3 "$root/scripts/lab/families/measure.py" --run h100 --program "$bundle/families" \
+stage families+ 340 python3 "$root/scripts/lab/families/measure.py" --run h100 --prompts 2 --program "$bundle/families" \
   --jobs "$(nproc)" --out "$out/families.json"
 stage adapters-lab+ 40 python3 "$here/labs.py" --bundle "$bundle" --only "$bundle/labs/adapt"
 await_model 1b
