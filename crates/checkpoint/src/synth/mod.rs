@@ -152,11 +152,7 @@ impl SynthModel {
         seed: u64,
         progress: &mut dyn FnMut(CheckpointProgress),
     ) -> Result<(), SynthError> {
-        let config_file = out.join("config.json");
-        if config_file.exists() {
-            let dir = out.to_owned();
-            return Err(SynthError::Exists { dir });
-        }
+        let config_file = new_config(out)?;
         fs::create_dir_all(out).map_err(SynthError::at(out))?;
         let writing = weights::WeightsWriter {
             tensors: &self.tensors,
@@ -173,6 +169,19 @@ impl SynthModel {
         }
         write_json(&config_file, &Value::Object(self.config))
     }
+}
+
+/// The path of the config.json that a folder will have.
+///
+/// # Errors
+/// If it has one already.
+fn new_config(out: &Path) -> Result<PathBuf, SynthError> {
+    let file = out.join("config.json");
+    if file.exists() {
+        let dir = out.to_owned();
+        return Err(SynthError::Exists { dir });
+    }
+    Ok(file)
 }
 
 fn generation(vocab: usize) -> Value {

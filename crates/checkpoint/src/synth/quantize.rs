@@ -7,7 +7,7 @@
 
 use super::encoded::{EncodedMatrix, powers, scale};
 use super::experts::StackedExperts;
-use super::{SynthError, write_json};
+use super::{SynthError, new_config, write_json};
 use crate::packed_numbers::{ALONG_COLUMNS, AWQ, GPTQ_CODES, GPTQ_ZEROS, WordPacking};
 use crate::rounding::{MX_GROUP, NV_GROUP, RoundedForm};
 use crate::{Checkpoint, CheckpointError, StoredMatrix, StoredType};
@@ -90,11 +90,7 @@ pub fn quantize(
     quantizing: QuantizeOptions,
     progress: &mut dyn FnMut(CheckpointProgress),
 ) -> Result<(), SynthError> {
-    let config_file = out.join("config.json");
-    if config_file.exists() {
-        let dir = out.to_owned();
-        return Err(SynthError::Exists { dir });
-    }
+    let config_file = new_config(out)?;
     let checkpoint = Checkpoint::open(from).map_err(SynthError::Source)?;
     if checkpoint.quantization().is_some() && quantizing.layout.dense().is_none() {
         return Err(SynthError::Source(CheckpointError::unsupported(
