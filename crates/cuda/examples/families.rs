@@ -187,29 +187,29 @@ fn measure(
     let build = |dir: &Path, limits| f32.engine(dir, limits);
     let of_goldens = conformance::goldens(golden.path(), &build);
     print("f32", of_goldens.map(Some), paths(golden.path(), f32))?;
-    let (wide, whole) = (
-        wide(golden.path(), Choice::AsConfigured)?,
-        wide(golden.path(), Choice::EveryExpert)?,
+    let (wide, every_expert) = (
+        wide(golden.path(), ExpertChoice::AsConfigured)?,
+        wide(golden.path(), ExpertChoice::EveryExpert)?,
     );
-    let of_bf16 = error(whole.path(), bf16, whole.path());
+    let of_bf16 = error(every_expert.path(), bf16, every_expert.path());
     print("bf16", of_bf16.map(Some), paths(golden.path(), bf16))?;
     if backend == Backend::Cpu {
         let f16 = Loading {
             keeps_f16: true,
             ..bf16
         };
-        let halves = [&wide, &whole].map(|dir| written(dir.path(), QuantizedLayout::F16));
-        let [wide, whole] = halves;
-        let (wide, whole) = (wide?, whole?);
-        let of_f16 = error(whole.path(), f16, whole.path());
+        let halves = [&wide, &every_expert].map(|dir| written(dir.path(), QuantizedLayout::F16));
+        let [wide, every_expert] = halves;
+        let (wide, every_expert) = (wide?, every_expert?);
+        let of_f16 = error(every_expert.path(), f16, every_expert.path());
         print("f16", of_f16.map(Some), paths(wide.path(), f16))?;
     }
     for (format, layout) in LAYOUTS {
-        let quantized = [&wide, &whole].map(|dir| written(dir.path(), layout));
+        let quantized = [&wide, &every_expert].map(|dir| written(dir.path(), layout));
         match quantized {
-            [Ok(wide), Ok(whole)] => {
-                let expanded = written(whole.path(), QuantizedLayout::F32)?;
-                let error = error(whole.path(), bf16, expanded.path());
+            [Ok(wide), Ok(every_expert)] => {
+                let expanded = written(every_expert.path(), QuantizedLayout::F32)?;
+                let error = error(every_expert.path(), bf16, expanded.path());
                 print(format, error.map(Some), quantized_paths(wide.path(), bf16))?;
             }
             [Err(refused), _] | [_, Err(refused)] => {
@@ -261,13 +261,13 @@ fn written(from: &Path, layout: QuantizedLayout) -> Result<TempDir, Box<dyn Erro
 
 /// Experts that a token gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Choice {
+enum ExpertChoice {
     AsConfigured,
     EveryExpert,
 }
 
 /// Random weights of a checkpoint's model, but of widths that groups divide, with its prompts.
-fn wide(folder: &Path, choice: Choice) -> Result<TempDir, Box<dyn Error>> {
+fn wide(folder: &Path, choice: ExpertChoice) -> Result<TempDir, Box<dyn Error>> {
     let out = tempfile::tempdir()?;
     let mut config: Value = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
     let text = match config.get("text_config") {
@@ -276,7 +276,7 @@ fn wide(folder: &Path, choice: Choice) -> Result<TempDir, Box<dyn Error>> {
     };
     let text = text.as_object_mut().ok_or("config.json has no object")?;
     widen(text);
-    if choice == Choice::EveryExpert {
+    if choice == ExpertChoice::EveryExpert {
         choose_every_expert(text);
     }
     let file = out.path().join("wide.json");
@@ -306,8 +306,8 @@ fn widen(config: &mut Map<String, Value>) {
     let times = if config.get("head_dim").is_some_and(Value::is_u64) {
         1
     } else {
-        let whole = (1..).find(|times| (hidden * times).is_multiple_of(GROUP as u64));
-        whole.unwrap_or(1)
+        let least = (1..).find(|times| (hidden * times).is_multiple_of(GROUP as u64));
+        least.unwrap_or(1)
     };
     let heads = size(config, "num_attention_heads") * times;
     let wide = (hidden * times).next_multiple_of(GROUP as u64);

@@ -10,6 +10,14 @@ fn variable(name: &str, default: u64) -> u64 {
     value.map_or(default, |v| v.parse().expect("a number"))
 }
 
+/// Asserts that each of these happened in some of `count` worlds, if there were many.
+fn assert_reached(sums: &BTreeMap<&'static str, u64>, corners: &[&str], count: u64) {
+    for corner in corners {
+        let reached = sums.get(corner).is_some_and(|times| *times > 0);
+        assert!(reached || count < 200, "no world had {corner:?}");
+    }
+}
+
 /// Runs the worlds of these seeds; returns how often each thing happened in them.
 fn run_worlds(seeds: std::ops::Range<u64>, options: &ChaosOptions) -> BTreeMap<&'static str, u64> {
     let count = seeds.end - seeds.start;
@@ -103,17 +111,15 @@ fn seeded_worlds_with_states_break_no_property() {
         ..ChaosOptions::default()
     };
     let sums = run_worlds(from..from + count, &options);
-    for corner in [
+    let corners = [
         "moved",
         "preempted",
         "one-sided writes",
         "seals changed",
         "fetched",
         "fetches failed",
-    ] {
-        let reached = sums.get(corner).is_some_and(|times| *times > 0);
-        assert!(reached || count < 200, "no world had {corner:?}");
-    }
+    ];
+    assert_reached(&sums, &corners, count);
 }
 
 // Invariant: I57.
@@ -132,16 +138,14 @@ fn seeded_worlds_with_windows_break_no_property() {
         // A model with both is rare.
         let count = if states { count / 4 } else { count };
         let sums = run_worlds(from..from + count, &options);
-        for corner in [
+        let corners = [
             "moved",
             "preempted",
             "one-sided writes",
             "seals changed",
             "fetched",
-        ] {
-            let reached = sums.get(corner).is_some_and(|times| *times > 0);
-            assert!(reached || count < 200, "no world had {corner:?}");
-        }
+        ];
+        assert_reached(&sums, &corners, count);
     }
 }
 

@@ -272,16 +272,7 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
         // A prompt's state is handed over with its blocks.
         SmallWorld {
             name: "state",
-            faults: &[
-                SmallWorldFault::Lose,
-                SmallWorldFault::Duplicate,
-                SmallWorldFault::Cancel,
-                SmallWorldFault::Crash,
-                SmallWorldFault::Cut,
-                SmallWorldFault::EngineFault,
-                SmallWorldFault::Misroute,
-                SmallWorldFault::ChangeSeal,
-            ],
+            faults: PLANE_FAULTS,
             order: DeliveryOrder::Usual,
             surprises_max: 2,
             states: STATES,
@@ -310,16 +301,7 @@ pub(super) fn all_worlds() -> Vec<SmallWorld> {
         SmallWorld {
             name: "window",
             requests: &[(4, 2)],
-            faults: &[
-                SmallWorldFault::Lose,
-                SmallWorldFault::Duplicate,
-                SmallWorldFault::Cancel,
-                SmallWorldFault::Crash,
-                SmallWorldFault::Cut,
-                SmallWorldFault::EngineFault,
-                SmallWorldFault::Misroute,
-                SmallWorldFault::ChangeSeal,
-            ],
+            faults: PLANE_FAULTS,
             order: DeliveryOrder::Usual,
             surprises_max: 2,
             windows: WINDOWS,
@@ -463,6 +445,18 @@ const WINDOWS: Option<WindowCapacity> = Some(WindowCapacity {
     bytes: 32,
     count: 6,
 });
+
+/// Faults of a hand-off with a second plane.
+const PLANE_FAULTS: &[SmallWorldFault] = &[
+    SmallWorldFault::Lose,
+    SmallWorldFault::Duplicate,
+    SmallWorldFault::Cancel,
+    SmallWorldFault::Crash,
+    SmallWorldFault::Cut,
+    SmallWorldFault::EngineFault,
+    SmallWorldFault::Misroute,
+    SmallWorldFault::ChangeSeal,
+];
 
 /// Three blocks of two tokens.
 const CAPACITY: Capacity = Capacity {
