@@ -348,11 +348,19 @@ impl PlanePool {
         matches!(state, BlockState::Held { holders: 1, .. })
     }
 
-    /// Marks a held block as full and computed. If another block has that content already, this
-    /// block gets no entry in the index, and is freed, not cached, in the end.
+    /// Marks a held block as full and computed. If others hold a block with that content, this
+    /// block gets no entry in the index, and is freed, not cached, in the end. A cached block with
+    /// it is freed: its content was used now, and its place in eviction order is that of its last
+    /// use.
     pub fn set_content(&mut self, held: BlockRef, hash: BlockHash) {
-        if self.index.contains_key(&hash) {
-            return;
+        let known = self.index.get(&hash).copied();
+        if let Some(block) = known {
+            let BlockState::Cached { touched, .. } = self.blocks[block.0 as usize].state else {
+                return;
+            };
+            self.cached.remove(&touched);
+            self.inspected_count -= u32::from(touched <= self.inspected_until);
+            self.set_free(block);
         }
         let BlockState::Held { content, .. } = &mut self.held_entry(held).state else {
             unreachable!("current() returns held blocks")
@@ -360,7 +368,9 @@ impl PlanePool {
         assert!(content.is_none(), "{} has a content already", held.block);
         *content = Some(hash);
         self.index.insert(hash, held.block);
-        self.record_change(hash, PrefixChange::Stored);
+        if known.is_none() {
+            self.record_change(hash, PrefixChange::Stored);
+        }
     }
 
     /// Removes a holder. Without a holder the block is cached if it has a content, and free if not.
@@ -581,7 +591,7 @@ fn count(length: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockReservation, HolderCharge, PlanePool, PrefixHits};
+    use super::{BlockReservation, HolderCharge, PlanePool, PrefixChanges, PrefixHits};
     use cleave_domain::{BlockHash, Generation};
     use std::hash::Hasher;
 
@@ -681,6 +691,27 @@ mod tests {
         pool.release(a);
         assert_eq!(pool.blocks_cached(), 1);
         pool.check([], 0);
+    }
+
+    #[test]
+    fn a_cached_content_computed_again_is_evicted_last() {
+        let mut pool = PlanePool::new(3, HolderCharge::OneBlock);
+        for of in [1, 2] {
+            let held = pool.take().unwrap();
+            pool.set_content(held, hash(of));
+            pool.release(held);
+        }
+        pool.mark_inspected(1);
+        let again = pool.take().unwrap();
+        pool.take_changes();
+        pool.set_content(again, hash(1));
+        pool.check([again], 0);
+        assert_eq!(pool.take_changes(), PrefixChanges::default());
+        assert_eq!((pool.blocks_free(), pool.blocks_cached()), (1, 1));
+        pool.release(again);
+        pool.check([], 0);
+        let order: Vec<_> = pool.next_to_evict(3).map(|(_, content)| content).collect();
+        assert_eq!(order, [hash(2), hash(1)]);
     }
 
     #[test]
