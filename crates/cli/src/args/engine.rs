@@ -2,23 +2,25 @@
 //!
 //! Owns: these flags, which every command that loads a model shares. Never: reads a file.
 
+use crate::model_location::ModelLocation;
 use crate::values::{parse_bytes, parse_mock_block_bytes, parse_model_name};
 use clap::{Args, ValueEnum};
 use cleave_cpu::CoreBinding;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Flags of the model and of its form in memory.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo model if
-    /// absent.
-    #[arg(long, value_name = "DIR", env = "CLEAVE_MODEL")]
-    pub(crate) model: Option<PathBuf>,
-    /// Name under which the API serves the model; the name of the folder if absent. `serve` takes
-    /// further names, which are aliases of the first.
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a model of a hub, such
+    /// as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@v1`, which is downloaded unless the cache has it;
+    /// the bundled demo model if absent. A path that exists is the path.
+    #[arg(long, value_name = "DIR|ORG/NAME[@REVISION]", env = "CLEAVE_MODEL")]
+    pub(crate) model: Option<ModelLocation>,
+    /// Name under which the API serves the model; the name of the folder or of the hub's model if
+    /// absent. `serve` takes further names, which are aliases of the first.
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = parse_model_name)]
     pub(crate) served_model_name: Vec<String>,
     /// Number format of weights and activations. `auto` takes the checkpoint's format, and runs f16
@@ -61,6 +63,22 @@ pub(crate) struct ModelArgs {
     /// words against the first, each one token, after Qwen3-Reranker's prompt (`no,yes`).
     #[arg(long, value_name = "NO,YES", value_delimiter = ',', num_args = 1)]
     pub(crate) classifier_from_token: Option<Vec<String>>,
+}
+
+impl ModelArgs {
+    /// Returns the folder of the model, which may be downloaded first; the bundled one has none.
+    ///
+    /// # Errors
+    /// If it is neither a folder nor a model of the hub.
+    pub(crate) fn folder(&self) -> anyhow::Result<Option<&Path>> {
+        self.model.as_ref().map(ModelLocation::folder).transpose()
+    }
+
+    /// Returns the name under which the model is served, unless its folder has it.
+    pub(crate) fn given_name(&self) -> Option<String> {
+        let first = self.served_model_name.first().cloned();
+        first.or_else(|| self.model.as_ref()?.hub_name())
+    }
 }
 
 /// The task that a model is served for.
