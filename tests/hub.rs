@@ -1,7 +1,7 @@
 //! Models by name: `serve` downloads, answers, and answers again without the hub.
 
-use crate::harness::hub::{HubFault, MODEL, TestHub};
 use crate::harness::{CleaveProcess, HttpClient, cleave, root};
+use cleave_test_hub::{HubFault, MODEL, TestHub};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -10,10 +10,17 @@ use tempfile::TempDir;
 /// `cleave` with a hub and an empty cache, whatever variables this process has.
 fn with_hub(arguments: &[&str], hub: &TestHub, cache: &Path) -> Command {
     let mut command = cleave(arguments);
-    for name in ["HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"] {
+    for name in [
+        "HF_TOKEN",
+        "HF_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+    ] {
         command.env_remove(name);
     }
-    command.env("HF_HOME", cache).env("HF_ENDPOINT", hub.endpoint());
+    command
+        .env("HF_HOME", cache)
+        .env("HF_ENDPOINT", hub.endpoint());
     command
 }
 
@@ -32,7 +39,15 @@ fn stdout(output: &Output) -> String {
 fn a_model_is_served_by_name_and_then_offline() {
     let (hub, cache) = (tiny_hub(), TempDir::new().unwrap());
     let arguments = [
-        "serve", "--model", MODEL, "--port", "0", "--threads", "2", "--kv-cache", "64MiB",
+        "serve",
+        "--model",
+        MODEL,
+        "--port",
+        "0",
+        "--threads",
+        "2",
+        "--kv-cache",
+        "64MiB",
     ];
     let answer = |command: Command| {
         let mut process = CleaveProcess::spawn(command);
@@ -58,10 +73,17 @@ fn models_are_pulled_listed_and_removed() {
     let (hub, cache) = (tiny_hub(), TempDir::new().unwrap());
     let run = |arguments: &[&str]| with_hub(arguments, &hub, cache.path()).output().unwrap();
     let folder = stdout(&run(&["pull", MODEL]));
-    assert!(Path::new(folder.trim()).join("config.json").is_file(), "{folder}");
+    assert!(
+        Path::new(folder.trim()).join("config.json").is_file(),
+        "{folder}"
+    );
     let listings = hub.requests("blobs=true").len();
     assert_eq!(stdout(&run(&["pull", "--if-absent", MODEL])), folder);
-    assert_eq!(hub.requests("blobs=true").len(), listings, "the hub is not asked");
+    assert_eq!(
+        hub.requests("blobs=true").len(),
+        listings,
+        "the hub is not asked"
+    );
     let list: Value = serde_json::from_str(&stdout(&run(&["list", "--json"]))).unwrap();
     assert_eq!(list[0]["name"], MODEL);
     assert_eq!(list[0]["revisions"], json!(["main"]));
@@ -87,7 +109,10 @@ fn an_error_names_both_readings_of_a_name() {
     assert!(error.contains("no such model"), "{error}");
     let error = generate("/no/such/folder");
     assert!(error.contains("no such folder"), "{error}");
-    hub.fault("blobs=true", HubFault::Status(403, "x-error-code: GatedRepo\r\n"));
+    hub.fault(
+        "blobs=true",
+        HubFault::Status(403, "x-error-code: GatedRepo\r\n"),
+    );
     let error = generate(MODEL);
     assert!(error.contains("accept its licence"), "{error}");
 }

@@ -5,7 +5,6 @@
 
 pub(crate) mod authority;
 mod fleet_permit;
-pub(crate) mod hub;
 pub(crate) mod keda;
 pub(crate) mod openai;
 

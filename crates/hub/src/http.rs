@@ -261,6 +261,10 @@ impl HubClient {
             // The hub hides a private model, and answers without a token as if it might exist.
             (401 | 404, Some("RepoNotFound")) => HubError::NoModel { model, endpoint },
             (404, Some("RevisionNotFound")) => HubError::NoRevision { model, endpoint },
+            (404, Some("EntryNotFound")) => HubError::Answer {
+                url: url.to_owned(),
+                reason: "the hub lists this file, and does not have it".to_owned(),
+            },
             (401, _) if self.token.is_none() => HubError::NoModel { model, endpoint },
             (401 | 403, _) if self.token.is_some() => HubError::Refused {
                 name,

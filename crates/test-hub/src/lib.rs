@@ -13,9 +13,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// The commit of every revision that the hub has.
-pub(crate) const COMMIT: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+pub const COMMIT: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 /// The one model of the hub.
-pub(crate) const MODEL: &str = "org/tiny";
+pub const MODEL: &str = "org/tiny";
 /// Bytes from which a file is stored as a large one, with SHA-256.
 const LARGE_BYTES: usize = 100_000;
 /// Far longer than a request takes.
@@ -23,7 +23,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// An answer other than the file; each one happens once.
 #[derive(Clone, Debug)]
-pub(crate) enum HubFault {
+pub enum HubFault {
     /// A status, with further lines of its head.
     Status(u16, &'static str),
     /// So many bytes, and the end of the connection.
@@ -40,11 +40,11 @@ pub(crate) enum HubFault {
 
 /// A request that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HubRequest {
-    pub(crate) method: String,
-    pub(crate) path: String,
-    pub(crate) range: Option<String>,
-    pub(crate) authorization: Option<String>,
+pub struct HubRequest {
+    pub method: String,
+    pub path: String,
+    pub range: Option<String>,
+    pub authorization: Option<String>,
 }
 
 #[derive(Default)]
@@ -62,14 +62,14 @@ struct HubScript {
 
 /// The hub; its thread ends with the process.
 #[derive(Clone)]
-pub(crate) struct TestHub {
+pub struct TestHub {
     address: String,
     script: Arc<(Mutex<HubScript>, Condvar)>,
 }
 
 impl TestHub {
     /// Starts a hub with these files.
-    pub(crate) fn start(files: BTreeMap<String, Vec<u8>>) -> Self {
+    pub fn start(files: BTreeMap<String, Vec<u8>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("a bound port").to_string();
         let script = HubScript {
@@ -94,7 +94,7 @@ impl TestHub {
     }
 
     /// Starts a hub with the files of a folder.
-    pub(crate) fn of_folder(folder: &Path) -> Self {
+    pub fn of_folder(folder: &Path) -> Self {
         let entries = fs::read_dir(folder).expect("a readable folder").flatten();
         let files = entries.filter(|entry| entry.path().is_file()).map(|entry| {
             let name = entry.file_name().into_string().expect("a readable name");
@@ -103,7 +103,9 @@ impl TestHub {
         Self::start(files.collect())
     }
 
-    pub(crate) fn endpoint(&self) -> String {
+    /// Returns the address, as HF_ENDPOINT has it.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
@@ -115,28 +117,30 @@ impl TestHub {
     }
 
     /// Adds a fault of the paths that end so.
-    pub(crate) fn fault(&self, path_end: &str, fault: HubFault) {
+    pub fn fault(&self, path_end: &str, fault: HubFault) {
         self.with(|script| {
             let faults = script.faults.entry(path_end.to_owned()).or_default();
             faults.push(fault);
         });
     }
 
-    pub(crate) fn list_names_only(&self) {
+    /// Leaves sizes and checksums out of the listing from now on.
+    pub fn list_names_only(&self) {
         self.with(|script| script.lists_names_only = true);
     }
 
     /// Answers paths that end so with this text.
-    pub(crate) fn answer(&self, path_end: &str, text: String) {
+    pub fn answer(&self, path_end: &str, text: String) {
         self.with(|script| script.answers.insert(path_end.to_owned(), text));
     }
 
-    pub(crate) fn open_gate(&self) {
+    /// Answers the requests that wait by [`HubFault::Gate`].
+    pub fn open_gate(&self) {
         self.with(|script| script.gate_is_open = true);
     }
 
     /// Returns the requests so far whose path ends so.
-    pub(crate) fn requests(&self, path_end: &str) -> Vec<HubRequest> {
+    pub fn requests(&self, path_end: &str) -> Vec<HubRequest> {
         self.with(|script| {
             let requests = script.requests.iter();
             let fits = |request: &&HubRequest| request.path.ends_with(path_end);
@@ -145,13 +149,16 @@ impl TestHub {
     }
 
     /// Waits until a request of this path has arrived.
-    pub(crate) fn wait_for_request(&self, path_end: &str) {
+    pub fn wait_for_request(&self, path_end: &str) {
         let script = self.script.0.lock().expect("no thread panicked");
         let is_absent = |script: &mut HubScript| {
             let mut requests = script.requests.iter();
             !requests.any(|request| request.path.ends_with(path_end))
         };
-        let waited = self.script.1.wait_timeout_while(script, WAIT_MAX, is_absent);
+        let waited = self
+            .script
+            .1
+            .wait_timeout_while(script, WAIT_MAX, is_absent);
         let (_, limit) = waited.expect("no thread panicked");
         assert!(!limit.timed_out(), "no request of {path_end}");
     }
@@ -240,10 +247,12 @@ impl TestHub {
 
     /// The code by which the hub says what is absent.
     fn error_code(&self, path: &str) -> &'static str {
-        match path.contains(&format!("/{MODEL}/")) {
-            false => "RepoNotFound",
-            true if path.starts_with("/api/") => "RevisionNotFound",
-            true => "EntryNotFound",
+        if !path.contains(&format!("/{MODEL}/")) {
+            "RepoNotFound"
+        } else if path.starts_with("/api/") {
+            "RevisionNotFound"
+        } else {
+            "EntryNotFound"
         }
     }
 
@@ -290,7 +299,7 @@ impl TestHub {
 }
 
 /// The checksum by which the hub names a file: git's, or of a large file SHA-256.
-pub(crate) fn checksum(content: &[u8]) -> String {
+pub fn checksum(content: &[u8]) -> String {
     let mut context = if content.len() < LARGE_BYTES {
         let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
         context.update(format!("blob {}\0", content.len()).as_bytes());

@@ -1,8 +1,8 @@
 //! Networks and hubs that fail: cut, slow, damaged, busy, redirecting, and two processes at once.
 
-use super::hub::{HubFault, MODEL, TestHub, checksum};
 use super::{LastCounts, Pair, WEIGHTS, WEIGHTS_BYTES, model, model_files};
 use cleave_hub::HubError;
+use cleave_test_hub::{HubFault, MODEL, TestHub, checksum};
 use std::time::Duration;
 
 #[test]

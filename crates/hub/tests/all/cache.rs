@@ -1,10 +1,10 @@
 //! The cache: its layout, the choice of files, listing and removing.
 
-use super::hub::{COMMIT, MODEL, TestHub, checksum};
 use super::{
     LastCounts, Pair, WEIGHTS, WEIGHTS_BYTES, content, files, model, model_files, names_in,
 };
 use cleave_hub::HubError;
+use cleave_test_hub::{COMMIT, MODEL, TestHub, checksum};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,6 @@
 //! Downloads from a hub on this machine, with every fault that a network has.
 #![allow(clippy::unwrap_used, reason = "a test's helper fails by panicking")]
 
-#[path = "../../../tests/harness/hub.rs"]
-mod hub;
-
 mod cache;
 mod faults;
 mod refusals;
@@ -12,7 +9,7 @@ use cleave_hub::{
     Hub, HubError, HubModel, HubSettings, HubToken, NetworkUse, PullCounts, PullObserver,
     PulledSnapshot, RetryOptions,
 };
-use hub::TestHub;
+use cleave_test_hub::TestHub;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -110,7 +107,7 @@ impl Pair {
     /// Pulls the model, which succeeds, and compares every file with the hub's.
     #[track_caller]
     fn pull_whole(&self) -> PathBuf {
-        let folder = self.pull(hub::MODEL).unwrap().folder;
+        let folder = self.pull(cleave_test_hub::MODEL).unwrap().folder;
         for (name, content) in model_files() {
             let found = std::fs::read(folder.join(&name)).ok();
             let is_read = !name.ends_with(".md") && !name.starts_with("original");

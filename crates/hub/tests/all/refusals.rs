@@ -1,8 +1,8 @@
 //! Models that cannot be had: each error says why, and what to do.
 
-use super::hub::{HubFault, MODEL};
 use super::{Pair, files, model};
 use cleave_hub::{HubError, NetworkUse};
+use cleave_test_hub::{HubFault, MODEL};
 
 #[track_caller]
 fn refusal(pair: &Pair, name: &str, words: &[&str]) -> HubError {
@@ -29,7 +29,7 @@ fn refusals_name_the_licence_or_the_token() {
     let gated = "x-error-code: GatedRepo\r\n";
     for (path, status, code, words) in [
         ("blobs=true", 401, gated, "accept its licence at http"),
-        ("config.json", 403, gated, "accept its licence at http"),
+        ("tokenizer.json", 403, gated, "accept its licence at http"),
         ("blobs=true", 401, "", "refuses the token"),
         (
             "blobs=true",
@@ -110,7 +110,7 @@ fn offline_takes_the_cache_and_asks_no_hub() {
 fn a_disk_without_room_is_found_before_the_download() {
     let pair = Pair::new();
     // A listing may say any size; no disk has this one.
-    let commit = super::hub::COMMIT;
+    let commit = cleave_test_hub::COMMIT;
     let listing = serde_json::json!({"sha": commit, "siblings": [
         {"rfilename": "model.safetensors", "size": 1_u64 << 62, "blobId": commit},
     ]});
