@@ -159,7 +159,8 @@ impl TestHub {
             .script
             .1
             .wait_timeout_while(script, WAIT_MAX, is_absent);
-        let (_, limit) = waited.expect("no thread panicked");
+        let (script, limit) = waited.expect("no thread panicked");
+        drop(script);
         assert!(!limit.timed_out(), "no request of {path_end}");
     }
 

@@ -141,7 +141,7 @@ class Found:
 def flags(cleave: str) -> dict[str, set[str]]:
     """Returns the flags of each command, from its help."""
     found = {}
-    for command in ("router", "worker", "bench run"):
+    for command in ("router", "worker", "bench run", "pull"):
         told = subprocess.run([cleave, *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
         found[command] = set(re.findall(r"^ +(?:-\w, )?(--[a-z0-9-]+)", told, re.MULTILINE))
     return found
