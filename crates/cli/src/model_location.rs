@@ -3,6 +3,7 @@
 //! Owns: the choice between the two, and the progress of a download. Never: asks the hub for a model
 //! that the cache has whole.
 
+use crate::args::ModelArgs;
 use anyhow::{Context, anyhow};
 use cleave_hub::{Hub, HubModel, HubSettings, PullCounts, PullObserver};
 use indicatif::ProgressBar;
@@ -85,6 +86,22 @@ impl ModelLocation {
             NamedModel::Hub(model) => Some(model.name.to_string()),
             NamedModel::Folder(_) | NamedModel::Nothing(_) => None,
         }
+    }
+}
+
+impl ModelArgs {
+    /// Returns the folder of the model, which may be downloaded first; the bundled one has none.
+    ///
+    /// # Errors
+    /// If it is neither a folder nor a model of the hub.
+    pub(crate) fn folder(&self) -> anyhow::Result<Option<&Path>> {
+        self.model.as_ref().map(ModelLocation::folder).transpose()
+    }
+
+    /// Returns the name under which the model is served, unless its folder has it.
+    pub(crate) fn given_name(&self) -> Option<String> {
+        let first = self.served_model_name.first().cloned();
+        first.or_else(|| self.model.as_ref()?.hub_name())
     }
 }
 

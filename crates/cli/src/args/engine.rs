@@ -7,7 +7,7 @@ use crate::values::{parse_bytes, parse_mock_block_bytes, parse_model_name};
 use clap::{Args, ValueEnum};
 use cleave_cpu::CoreBinding;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Flags of the model and of its form in memory.
@@ -63,22 +63,6 @@ pub(crate) struct ModelArgs {
     /// words against the first, each one token, after Qwen3-Reranker's prompt (`no,yes`).
     #[arg(long, value_name = "NO,YES", value_delimiter = ',', num_args = 1)]
     pub(crate) classifier_from_token: Option<Vec<String>>,
-}
-
-impl ModelArgs {
-    /// Returns the folder of the model, which may be downloaded first; the bundled one has none.
-    ///
-    /// # Errors
-    /// If it is neither a folder nor a model of the hub.
-    pub(crate) fn folder(&self) -> anyhow::Result<Option<&Path>> {
-        self.model.as_ref().map(ModelLocation::folder).transpose()
-    }
-
-    /// Returns the name under which the model is served, unless its folder has it.
-    pub(crate) fn given_name(&self) -> Option<String> {
-        let first = self.served_model_name.first().cloned();
-        first.or_else(|| self.model.as_ref()?.hub_name())
-    }
 }
 
 /// The task that a model is served for.
