@@ -57,7 +57,9 @@ fn a_model_is_served_by_name_and_then_offline() {
         assert_eq!(status, 200);
         let models: Value = serde_json::from_str(&models).unwrap();
         assert_eq!(models["data"][0]["id"], MODEL);
-        client.complete(&json!({"model": MODEL, "prompt": "A slice is", "max_tokens": 8}))
+        client.complete(
+            &json!({"model": MODEL, "prompt": "A slice is", "max_tokens": 8, "temperature": 0}),
+        )
     };
     let first = answer(with_hub(&arguments, &hub, cache.path()));
     let asked = hub.requests("").len();

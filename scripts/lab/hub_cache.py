@@ -3,11 +3,11 @@
 
 usage: hub_cache.py --cleave BIN [--model FOLDER]
 
-Needs Python with huggingface_hub. A hub on loopback has the model's files, and counts the downloads of each. Checked are:
-a model that Python downloaded is served by name without the network; a model that cleave pulled is found by Python
-without the network, and online with no further download; Python's scan of the cache finds no fault; a download by cleave
-waits for Python's lock; `cleave rm` removes what Python downloaded. Prints a line for each, and exits with 1 at the first
-that fails.
+Needs Python with huggingface_hub. A hub on loopback has the model's files, and counts the downloads of each. Checked
+are: a model that Python downloaded is served by name without the network; a model that cleave pulled is found by
+Python without the network, and online with no further download; Python's scan of the cache finds no fault; a download
+by cleave waits for Python's lock; `cleave rm` removes what Python downloaded. Prints a line for each, and exits with 1
+at the first that fails.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 //! A model or an adapter as a user names it: a folder here, or a model of a hub.
 //!
-//! Owns: the choice between the two, and the progress of a download. Never: asks the hub for a model
-//! that the cache has whole.
+//! Owns: the choice between the two, and the progress of a download. Never: asks the hub for a
+//! model that the cache has whole.
 
 use crate::args::ModelArgs;
 use anyhow::{Context, anyhow};
@@ -28,14 +28,14 @@ pub(crate) struct ModelLocation {
 
 /// A name with the kind of thing that it names.
 #[derive(Debug, PartialEq, Eq)]
-enum NamedModel {
+enum ModelReference {
     Folder(PathBuf),
     Hub(HubModel),
     /// Neither a path that exists, nor a hub's name: the reason of the latter.
     Nothing(String),
 }
 
-impl NamedModel {
+impl ModelReference {
     /// Decides by whether the name is a path that exists.
     fn of(given: &str, exists: bool) -> Self {
         match given.parse() {
@@ -47,8 +47,8 @@ impl NamedModel {
 }
 
 impl ModelLocation {
-    fn named(&self) -> NamedModel {
-        NamedModel::of(&self.given, Path::new(&self.given).exists())
+    fn named(&self) -> ModelReference {
+        ModelReference::of(&self.given, Path::new(&self.given).exists())
     }
 
     /// Returns the folder; downloads the model first if it is a hub's and not in the cache.
@@ -61,8 +61,8 @@ impl ModelLocation {
         }
         let given = &self.given;
         let found = match self.named() {
-            NamedModel::Folder(folder) => folder,
-            NamedModel::Hub(model) => {
+            ModelReference::Folder(folder) => folder,
+            ModelReference::Hub(model) => {
                 let hub = Hub::new(HubSettings::of_process());
                 let folder = hub.folder(&model, &mut PullScreen::new(&model));
                 let folder = folder.with_context(|| {
@@ -71,7 +71,7 @@ impl ModelLocation {
                 info!(model = %model, folder = %folder.display(), "the model is in the cache");
                 folder
             }
-            NamedModel::Nothing(reason) => {
+            ModelReference::Nothing(reason) => {
                 return Err(anyhow!(
                     "{given}: no such folder, and no model of a hub: {reason}"
                 ));
@@ -83,8 +83,8 @@ impl ModelLocation {
     /// Returns the name under which a hub's model is served, as in vLLM; a folder has its own.
     pub(crate) fn hub_name(&self) -> Option<String> {
         match self.named() {
-            NamedModel::Hub(model) => Some(model.name.to_string()),
-            NamedModel::Folder(_) | NamedModel::Nothing(_) => None,
+            ModelReference::Hub(model) => Some(model.name.to_string()),
+            ModelReference::Folder(_) | ModelReference::Nothing(_) => None,
         }
     }
 }
@@ -167,7 +167,7 @@ impl PullObserver for PullScreen {
             return;
         }
         let now = Instant::now();
-        let due = *self.line_due.get_or_insert(now);
+        let due = *self.line_due.get_or_insert(now + LINE_EVERY);
         if now >= due {
             self.line_due = Some(now + LINE_EVERY);
             let (done, total) = (bytes_done >> 20, bytes_total >> 20);
@@ -190,19 +190,19 @@ mod tests {
 
     #[test]
     fn a_path_that_exists_is_the_path() {
-        let hub = NamedModel::Hub("org/name".parse().unwrap());
-        assert_eq!(NamedModel::of("org/name", false), hub);
-        let folder = |path: &str| NamedModel::Folder(path.into());
-        assert_eq!(NamedModel::of("org/name", true), folder("org/name"));
-        assert_eq!(NamedModel::of("/models/m", true), folder("/models/m"));
+        let hub = ModelReference::Hub("org/name".parse().unwrap());
+        assert_eq!(ModelReference::of("org/name", false), hub);
+        let folder = |path: &str| ModelReference::Folder(path.into());
+        assert_eq!(ModelReference::of("org/name", true), folder("org/name"));
+        assert_eq!(ModelReference::of("/models/m", true), folder("/models/m"));
         for nothing in ["/models/m", "./m", "m", "a/b/c", "../a"] {
-            let named = NamedModel::of(nothing, false);
-            assert!(matches!(named, NamedModel::Nothing(_)), "{nothing}");
+            let named = ModelReference::of(nothing, false);
+            assert!(matches!(named, ModelReference::Nothing(_)), "{nothing}");
         }
     }
 
     #[test]
-    fn an_error_says_what_was_looked_for() {
+    fn an_error_names_both_kinds_of_name() {
         let location: ModelLocation = "/no/such/folder".parse().unwrap();
         let error = location.folder().unwrap_err().to_string();
         assert!(error.contains("no such folder"), "{error}");

@@ -3,7 +3,7 @@
 use crate::cache::ModelFolder;
 use crate::digest::BlobHasher;
 use crate::error::HubError;
-use crate::http::{ByteRange, HubClient, RequestError};
+use crate::http::{ByteRange, HubClient, PassingFailure, RequestError, passing};
 use crate::listing::{BlobFacts, RepoPath};
 use crate::name::HubModel;
 use crate::pull::PullCounters;
@@ -109,7 +109,7 @@ impl BlobFetch {
             let failed = match self.attempt(&url, facts, &mut part, incomplete).await {
                 Ok(()) => continue,
                 Err(RequestError::Lasting(error)) => return Err(error),
-                Err(RequestError::Passing { reason, asked }) => (reason, asked),
+                Err(RequestError::Passing(failure)) => failure,
             };
             if part.bytes > before {
                 failures.progress();
@@ -147,10 +147,6 @@ impl BlobFetch {
             part.restart(facts).map_err(disk)?;
         }
         while part.bytes < facts.bytes {
-            let passing = |reason: String| RequestError::Passing {
-                reason,
-                asked: None,
-            };
             let frame = match tokio::time::timeout(self.retry.silence_max, body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(error))) => return Err(passing(error.to_string())),
@@ -175,16 +171,16 @@ pub(crate) async fn wait(
     failures: &mut FailureCount,
     options: &RetryOptions,
     url: &str,
-    (reason, asked): (String, Option<Duration>),
+    failure: PassingFailure,
 ) -> Result<(), HubError> {
-    match failures.fail(options, asked) {
+    match failures.fail(options, failure.asked) {
         RetryStep::Wait(span) => {
             tokio::time::sleep(span).await;
             Ok(())
         }
         RetryStep::GiveUp => Err(HubError::Unreachable {
             url: url.to_owned(),
-            reason,
+            reason: failure.reason,
             tries: options.failures_max,
         }),
     }

@@ -1,7 +1,7 @@
 //! HTTP requests to the hub, and to the hosts that it redirects to.
 //!
-//! Owns: addresses, redirects, the token. Never: retries. Invariant: the token goes to the hub's own
-//! scheme, host and port alone, and never after a redirect away from them.
+//! Owns: addresses, redirects, the token. Never: retries. Invariant: the token goes to the hub's
+//! own scheme, host and port alone, and never after a redirect away from them.
 
 use crate::error::HubError;
 use crate::name::HubModel;
@@ -38,12 +38,16 @@ pub(crate) struct HubClient {
 /// A request that gave nothing.
 #[derive(Debug)]
 pub(crate) enum RequestError {
-    /// A later try may succeed; `asked` is the hub's `retry-after`.
-    Passing {
-        reason: String,
-        asked: Option<Duration>,
-    },
+    Passing(PassingFailure),
     Lasting(HubError),
+}
+
+/// A failure after which a later try may succeed.
+#[derive(Debug)]
+pub(crate) struct PassingFailure {
+    pub(crate) reason: String,
+    /// The hub's `retry-after`.
+    pub(crate) asked: Option<Duration>,
 }
 
 /// Bytes that a request asks for.
@@ -234,10 +238,10 @@ impl HubClient {
         if is_passing {
             let asked = headers.get(RETRY_AFTER);
             let asked = asked.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-            return Err(RequestError::Passing {
+            return Err(RequestError::Passing(PassingFailure {
                 reason: format!("the answer is {status}"),
                 asked: asked.map(Duration::from_secs),
-            });
+            }));
         }
         let code = headers.get("x-error-code");
         let code = code.and_then(|value| value.to_str().ok());
@@ -282,11 +286,11 @@ impl HubClient {
     }
 }
 
-fn passing(reason: String) -> RequestError {
-    RequestError::Passing {
+pub(crate) fn passing(reason: String) -> RequestError {
+    RequestError::Passing(PassingFailure {
         reason,
         asked: None,
-    }
+    })
 }
 
 pub(crate) fn answer(url: &str, reason: &str) -> RequestError {
@@ -297,7 +301,8 @@ pub(crate) fn answer(url: &str, reason: &str) -> RequestError {
 }
 
 fn same_origin(a: &Uri, b: &Uri) -> bool {
-    (a.scheme(), a.host(), port(a)) == (b.scheme(), b.host(), port(b))
+    let host = |uri: &Uri| uri.host().map(str::to_ascii_lowercase);
+    (a.scheme(), host(a), port(a)) == (b.scheme(), host(b), port(b))
 }
 
 fn port(uri: &Uri) -> u16 {
@@ -322,6 +327,7 @@ fn target(at: &Uri, headers: &HeaderMap) -> Option<Uri> {
         text.to_owned()
     };
     let next: Uri = absolute.parse().ok()?;
+    next.scheme()?;
     next.host()?;
     Some(next)
 }

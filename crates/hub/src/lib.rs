@@ -6,7 +6,8 @@
 //! of a snapshot.
 //!
 //! Decisions take facts alone: `name.rs`, `settings.rs`, `listing.rs`, `selection.rs`, `retry.rs`.
-//! I/O is in `cache.rs` and `cached.rs` (disk), `http.rs` (network), `fetch.rs` and `pull.rs` (both).
+//! I/O is in `cache.rs` and `cached.rs` (disk), `http.rs` (network), `fetch.rs` and `pull.rs`
+//! (both).
 
 mod cache;
 mod cached;

@@ -232,8 +232,8 @@ impl Hub {
             match client.read(&url, model).await {
                 Ok(answer) => break answer,
                 Err(RequestError::Lasting(error)) => return Err(error),
-                Err(RequestError::Passing { reason, asked }) => {
-                    wait(&mut failures, &self.settings.retry, &url, (reason, asked)).await?;
+                Err(RequestError::Passing(failure)) => {
+                    wait(&mut failures, &self.settings.retry, &url, failure).await?;
                 }
             }
         };
@@ -273,8 +273,8 @@ impl Hub {
             match client.headers(url, model).await {
                 Ok(headers) => break headers,
                 Err(RequestError::Lasting(error)) => return Err(error),
-                Err(RequestError::Passing { reason, asked }) => {
-                    wait(&mut failures, &self.settings.retry, url, (reason, asked)).await?;
+                Err(RequestError::Passing(failure)) => {
+                    wait(&mut failures, &self.settings.retry, url, failure).await?;
                 }
             }
         };

@@ -26,7 +26,7 @@ pub struct HubSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkUse {
     Allowed,
-    /// `HF_HUB_OFFLINE` is set.
+    /// The variable `HF_HUB_OFFLINE` is set.
     Forbidden,
 }
 

@@ -1,6 +1,7 @@
 //! A hub on this machine for tests: Hugging Face's routes over files in memory, with faults.
 //!
-//! Owns: its answers, and a record of its requests. Never: listens on another address than loopback.
+//! Owns: its answers, and a record of its requests. Never: listens on another address than
+//! loopback.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use serde_json::json;

@@ -15,7 +15,7 @@ fn refusal(pair: &Pair, name: &str, words: &[&str]) -> HubError {
 }
 
 #[test]
-fn absent_models_and_revisions_are_told_apart() {
+fn absent_models_and_revisions_are_distinct() {
     let pair = Pair::new();
     let error = refusal(&pair, "org/other", &["no such model", "HF_TOKEN"]);
     assert!(matches!(error, HubError::NoModel { .. }));
