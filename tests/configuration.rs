@@ -4,7 +4,7 @@ use crate::harness::{HttpClient, cleave, run, serve};
 use serde_json::json;
 use std::fs;
 
-/// What `cleave config print` prints with these variables and flags.
+/// The output of `cleave config print` with these variables and flags.
 fn printed(variables: &[(&str, &str)], flags: &[&str]) -> String {
     let mut command = cleave(&[&["config", "print"], flags].concat());
     let output = command.envs(variables.iter().copied()).output();

@@ -18,7 +18,7 @@ const OPERATOR_ROUTES: [&str; 2] = ["/admin", "/ui"];
 /// An origin that may call the API: `*` for all, or one such as `https://app.example`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllowedOrigin {
-    /// Every origin.
+    /// `*`: a page of any site.
     Any,
     /// This scheme, host and port.
     One(HeaderValue),

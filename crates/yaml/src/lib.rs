@@ -31,8 +31,8 @@ pub enum YamlValue {
 /// The longest time a file may name.
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Nesting of lists and maps; a policy needs five levels, other files fewer. The reader recurses as deep, and a file
-/// must not end the process that follows it.
+/// Nesting of lists and maps; a policy needs five levels, other files fewer. The reader recurses as
+/// deep, and a file must not end the process that follows it.
 const DEPTH_MAX: usize = 16;
 
 /// Parses a text. A duplicate key is a mistake, and its first value counts.

@@ -317,8 +317,8 @@ async fn a_prompt_beyond_the_context_is_refused_with_numbers() {
             answer.body
         );
         // The words by which libraries tell this error.
-        let told = "maximum context length is 512 tokens";
-        assert!(answer.body.contains(told), "{}", answer.body);
+        let words = "maximum context length is 512 tokens";
+        assert!(answer.body.contains(words), "{}", answer.body);
     }
     let messages = json!([{"role": "user", "content": "word ".repeat(600)}]);
     let answer = set.post(CHAT, json!({"messages": messages})).await;

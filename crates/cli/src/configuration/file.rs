@@ -26,10 +26,10 @@ pub(super) struct ConfigFile {
 pub(super) struct FileFlag {
     id: String,
     long: String,
-    value: FlagValue,
+    value: FileValue,
 }
 
-enum FlagValue {
+enum FileValue {
     Switch(bool),
     /// One value, or those of a flag that may be repeated.
     Values(Vec<String>),
@@ -49,9 +49,9 @@ impl FileFlag {
     pub(super) fn words(&self) -> Vec<String> {
         let long = &self.long;
         match &self.value {
-            FlagValue::Switch(true) => vec![format!("--{long}")],
-            FlagValue::Switch(false) => Vec::new(),
-            FlagValue::Values(values) => {
+            FileValue::Switch(true) => vec![format!("--{long}")],
+            FileValue::Switch(false) => Vec::new(),
+            FileValue::Values(values) => {
                 let words = values.iter().map(|value| format!("--{long}={value}"));
                 words.collect()
             }
@@ -175,15 +175,15 @@ impl FileReader<'_> {
         })
     }
 
-    fn value(&mut self, argument: &Arg, node: &YamlNode) -> Option<FlagValue> {
+    fn value(&mut self, argument: &Arg, node: &YamlNode) -> Option<FileValue> {
         let long = argument.get_long().unwrap_or_default();
         if matches!(argument.get_action(), ArgAction::SetTrue) {
             let is_set = self.diagnostics.boolean(node, long)?;
-            return Some(FlagValue::Switch(is_set));
+            return Some(FileValue::Switch(is_set));
         }
         let YamlValue::List(entries) = &node.value else {
             let value = self.scalar(argument, node)?;
-            return Some(FlagValue::Values(vec![value]));
+            return Some(FileValue::Values(vec![value]));
         };
         if !matches!(argument.get_action(), ArgAction::Append) {
             let message = format!("`{long}` has one value, not a list");
@@ -197,7 +197,7 @@ impl FileReader<'_> {
         values
             .into_iter()
             .collect::<Option<_>>()
-            .map(FlagValue::Values)
+            .map(FileValue::Values)
     }
 
     /// One value as the command line would have it.

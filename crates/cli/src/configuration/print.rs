@@ -37,7 +37,7 @@ fn check(args: &ConfigCheckArgs) -> anyhow::Result<String> {
     let flags = ConfigFile::open(file, name)?;
     let words = words_of(name).chain(flags.flags().iter().flat_map(|flag| flag.words()));
     let parsed = super::definition::without_variables().try_get_matches_from(words);
-    // What the file lacks may come from the command line.
+    // The command line may have what the file lacks.
     if let Err(error) = parsed
         && error.kind() == ErrorKind::ArgumentConflict
     {

@@ -1,3 +1,7 @@
+//! Tests of the origins of flags, against clap's own definition of all commands.
+//!
+//! Never: starts a command.
+
 use super::definition::{CONFIG, find, is_secret, variable, without_variables};
 use super::*;
 use crate::args::{CliCommand, ServeArgs};
