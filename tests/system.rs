@@ -11,6 +11,7 @@ mod autoscale;
 mod bench;
 mod chaos;
 mod chat;
+mod configuration;
 mod constrained;
 mod cuda;
 mod embeddings;

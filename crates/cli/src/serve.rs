@@ -28,6 +28,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -52,7 +53,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let workers: Vec<_> = names(&roles)
         .zip(engines)
         .map(|((name, role), mut engine)| {
-            let options = worker_options(name, role, &args.host, &args.process);
+            let options = worker_options(name, role, &args.host, &args.process)?;
             let options = with_adapters(options, engine.as_ref(), &args.host, &source)?;
             let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
             Ok((options, engine))
@@ -157,7 +158,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let options = WorkerOptions {
         transports: args.transport.transports(),
         nixl_library: args.transport.nixl_library.clone(),
-        ..worker_options(name, role, &args.host, &args.process)
+        ..worker_options(name, role, &args.host, &args.process)?
     };
     let traces = args.process.traces.options()?;
     let data_listen = args.data_listen.to_string();
@@ -199,7 +200,8 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
             delay: Duration::ZERO,
             limit: args.process.drain_timeout,
         };
-        run_until_stopped(running, stop, shutdown, |_| info!("joined a router")).await
+        // Each connection to a router is logged where it begins.
+        run_until_stopped(running, stop, shutdown, |_| {}).await
     })
 }
 
@@ -279,10 +281,10 @@ fn worker_options(
     role: Role,
     host: &HostArgs,
     process: &ProcessArgs,
-) -> WorkerOptions {
+) -> anyhow::Result<WorkerOptions> {
     let HostArgs { engine, limits, .. } = host;
     let defaults = WorkerOptions::new(name, role);
-    WorkerOptions {
+    Ok(WorkerOptions {
         queue_max: engine.max_queue.unwrap_or(defaults.queue_max),
         prefix_cache: !engine.no_prefix_cache,
         step_max: limits.step_max.0,
@@ -290,11 +292,11 @@ fn worker_options(
         speculation: limits.speculation.speculative_config.0,
         tier: limits.tier.options(),
         silence_max: process.worker_silence.0,
-        admin_key: process.admin_key,
+        admin_key: process.admin_key()?,
         peer_tls: process.peer_tls.clone(),
         tape: tape(process, &defaults.name),
         ..defaults
-    }
+    })
 }
 
 fn router_options(
@@ -310,6 +312,9 @@ fn router_options(
     brain.reader_wait_max = limits.reader_wait.0;
     brain.mode = limits.router_mode.into();
     brain.placement = limits.placement.into();
+    if let Some(policy) = face.access.policy(limits.policy.as_deref())? {
+        brain.policy = Arc::new(policy);
+    }
     let policy = limits.policy.as_deref().map(PolicyFile::open);
     Ok(RouterOptions {
         limits: brain,
@@ -325,7 +330,7 @@ fn router_options(
         peer_tls: process.peer_tls.clone(),
         admin_listen: face.admin_listen.map(|address| address.to_string()),
         api: ApiOptions {
-            admin_key: process.admin_key,
+            admin_key: process.admin_key()?,
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
             template_memory_bytes: face.template_memory,
@@ -336,6 +341,7 @@ fn router_options(
             prompts: limits.prompts.shown(),
             outputs: face.outputs(),
             responses: face.responses.limits()?,
+            allowed_origins: face.access.allowed_origins.clone(),
             ..defaults.api
         },
     })

@@ -23,12 +23,7 @@ pub(crate) struct TopArgs {
     pub(crate) cacert: Option<PathBuf>,
     /// The server's admin key, if it has one. Set it in the environment, where other users cannot
     /// see it.
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "CLEAVE_ADMIN_KEY",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
     /// Print the state once and exit; this is the default if the output is not a terminal.
     #[arg(long)]
