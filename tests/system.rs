@@ -16,6 +16,7 @@ mod cuda;
 mod embeddings;
 mod generate;
 mod harness;
+mod installed;
 mod kv;
 #[cfg(target_os = "linux")]
 mod memory;
