@@ -1,19 +1,19 @@
-//! What an installed Cleave tells other programs: service managers, and people who report its
+//! Messages of an installed Cleave to others: to service managers, and to people who report its
 //! version.
 
 use crate::harness::{self, CleaveProcess};
 use std::os::unix::net::UnixDatagram;
 
-/// The protocol of sd_notify(3), as a service manager hears it.
+/// The protocol of sd_notify(3), from the side of a service manager.
 #[test]
-fn a_service_manager_hears_of_start_and_drain() {
+fn a_service_manager_is_notified_of_start_and_drain() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).expect("a socket");
     manager
         .set_read_timeout(Some(harness::LIMIT))
         .expect("a time limit");
-    let heard = || {
+    let received = || {
         let mut message = [0; 512];
         let length = manager.recv(&mut message).expect("a message");
         String::from_utf8(message[..length].to_vec()).expect("UTF-8")
@@ -21,10 +21,10 @@ fn a_service_manager_hears_of_start_and_drain() {
     let mut command = harness::cleave(&["serve", "--port", "0"]);
     command.env("NOTIFY_SOCKET", &path);
     let mut process = CleaveProcess::spawn(command);
-    assert_eq!(heard().trim(), "READY=1\nSTATUS=serves; not ready yet");
-    assert_eq!(heard().trim(), "STATUS=ready");
+    assert_eq!(received().trim(), "READY=1\nSTATUS=serves; not ready yet");
+    assert_eq!(received().trim(), "STATUS=ready");
     process.signal("TERM");
-    assert_eq!(heard().trim(), "STOPPING=1\nSTATUS=drains");
+    assert_eq!(received().trim(), "STOPPING=1\nSTATUS=drains");
     assert!(process.wait().success());
 }
 

@@ -81,13 +81,13 @@ pub(super) async fn run_until_stopped<N: RunningNode>(
     report_ready: impl FnOnce(&N),
 ) -> anyhow::Result<()> {
     // Started means that the ports answer: a router waits for workers without an end.
-    tell_service_manager(&[
+    notify_service_manager(&[
         NotifyState::Ready,
         NotifyState::Status("serves; not ready yet"),
     ]);
     let ready = async {
         node.ready().await;
-        tell_service_manager(&[NotifyState::Status("ready")]);
+        notify_service_manager(&[NotifyState::Status("ready")]);
         cleave_cpu::trim_allocator();
         report_ready(&node);
         std::future::pending().await
@@ -99,7 +99,7 @@ pub(super) async fn run_until_stopped<N: RunningNode>(
         () = node.wait_for_leave_request() => None,
         () = stop.signalled() => None,
     };
-    tell_service_manager(&[NotifyState::Stopping, NotifyState::Status("drains")]);
+    notify_service_manager(&[NotifyState::Stopping, NotifyState::Status("drains")]);
     let ShutdownPlan { delay, limit } = shutdown;
     if broken.is_none() && !delay.is_zero() {
         info!(
@@ -122,9 +122,9 @@ pub(super) async fn run_until_stopped<N: RunningNode>(
 }
 
 /// Does nothing unless a service manager asked for messages by NOTIFY_SOCKET.
-fn tell_service_manager(state: &[NotifyState<'_>]) {
+fn notify_service_manager(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "cannot tell the service manager of a change");
+        warn!(%error, "cannot notify the service manager");
     }
 }
 
