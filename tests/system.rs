@@ -16,6 +16,7 @@ mod cuda;
 mod embeddings;
 mod generate;
 mod harness;
+mod hub;
 mod installed;
 mod kv;
 #[cfg(target_os = "linux")]

@@ -13,6 +13,7 @@ mod demo;
 mod generate;
 mod goodput;
 mod gpu;
+mod hub;
 mod key;
 mod kv;
 mod load;
@@ -22,6 +23,7 @@ mod metrics;
 mod mock;
 mod mock_script;
 mod model;
+mod model_location;
 mod plan;
 mod processor;
 mod replay;
@@ -59,6 +61,9 @@ fn main() -> ExitCode {
         CliCommand::Chat(args) => chat::run(&args),
         CliCommand::Generate(args) => generate::run(&args),
         CliCommand::Synth(args) => synth::run(&args),
+        CliCommand::Pull(args) => hub::pull(&args),
+        CliCommand::List(args) => hub::list(&args),
+        CliCommand::Rm(args) => hub::rm(&args),
         CliCommand::Sim(args) => match args.command {
             SimCommand::Chaos {
                 seeds,

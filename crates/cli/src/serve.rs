@@ -212,7 +212,7 @@ fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
     let model = &args.host.model;
     let is_served = roles.iter().any(|role| role.prefills())
         && (roles.iter().any(|role| role.decodes())
-            || model_task(model, model.model.as_deref())? != ModelTask::Generate);
+            || model_task(model, model.folder()?)? != ModelTask::Generate);
     if !is_served {
         bail!(
             "--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs; \

@@ -12,6 +12,7 @@ mod engine;
 mod generate;
 mod goodput;
 mod http;
+mod hub;
 mod key;
 mod kv;
 mod manual;
@@ -39,6 +40,7 @@ pub(crate) use goodput::{
     ArrivalArgs, CheckArgs, FleetArg, GoodputQuestion, ScenarioArgs, SimGoodputArgs, TargetArgs,
 };
 pub(crate) use http::HttpArgs;
+pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransportArg, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use manual::{CompletionsArgs, ManArgs};
@@ -93,6 +95,12 @@ pub(crate) enum CliCommand {
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
     Synth(SynthArgs),
+    /// Download a model of a hub into the cache, or its newest commit.
+    Pull(PullArgs),
+    /// List the models in the cache.
+    List(ListArgs),
+    /// Remove a model from the cache.
+    Rm(RmArgs),
     /// Run the production schedulers and routers in a simulated fleet.
     Sim(SimArgs),
     /// Check a policy file, and whether a simulated fleet could meet its targets.
