@@ -18,6 +18,7 @@ mod embeddings;
 mod generate;
 mod harness;
 mod hub;
+mod installed;
 mod kv;
 #[cfg(target_os = "linux")]
 mod memory;

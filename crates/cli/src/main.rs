@@ -40,6 +40,7 @@ mod synth;
 mod task;
 mod top;
 mod values;
+mod version;
 
 use args::{BenchCommand, Cli, CliCommand, KvCommand, LogLevel, PlanCommand, SimCommand};
 use configuration::ConfigurationError;

@@ -63,7 +63,7 @@ use clap::{Parser, Subcommand};
 /// Prefill workers run prompts, decode workers generate, and a router assigns each request to one
 /// of each; KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
 #[derive(Debug, Parser)]
-#[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "cleave", version, long_version = crate::version::LONG.as_str(), after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) log: LogArgs,
