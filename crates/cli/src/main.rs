@@ -3,16 +3,19 @@
 //! Owns: arguments, configuration, the choice of the device, and the output. Never: decides
 //! anything about a request. Invariant: all input of the user is checked before a port is bound.
 
+mod access;
 mod adapters;
 mod args;
 mod autoscale;
 mod bench;
 mod chat;
 mod check;
+mod configuration;
 mod demo;
 mod generate;
 mod goodput;
 mod gpu;
+mod hub;
 mod key;
 mod kv;
 mod load;
@@ -22,6 +25,7 @@ mod metrics;
 mod mock;
 mod mock_script;
 mod model;
+mod model_location;
 mod plan;
 mod processor;
 mod replay;
@@ -36,14 +40,22 @@ mod synth;
 mod task;
 mod top;
 mod values;
+mod version;
 
 use args::{BenchCommand, Cli, CliCommand, KvCommand, LogLevel, PlanCommand, SimCommand};
-use clap::Parser;
+use configuration::ConfigurationError;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     cleave_cpu::limit_allocator_slack();
-    let cli = Cli::parse();
+    let cli: Cli = match configuration::read(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(ConfigurationError::Words(error)) => error.exit(),
+        Err(ConfigurationError::File(error)) => {
+            eprintln!("cleave: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     // Lines of a log would stand between the lines of a chat.
     let log_level = match cli.command {
         CliCommand::Chat(_) => LogLevel::Warn,
@@ -58,6 +70,9 @@ fn main() -> ExitCode {
         CliCommand::Chat(args) => chat::run(&args),
         CliCommand::Generate(args) => generate::run(&args),
         CliCommand::Synth(args) => synth::run(&args),
+        CliCommand::Pull(args) => hub::pull(&args),
+        CliCommand::List(args) => hub::list(&args),
+        CliCommand::Rm(args) => hub::rm(&args),
         CliCommand::Sim(args) => match args.command {
             SimCommand::Chaos {
                 seeds,
@@ -94,6 +109,7 @@ fn main() -> ExitCode {
             SimCommand::Scale(args) => scale::run_scale(&args),
         },
         CliCommand::Autoscale(args) => autoscale::run(&args),
+        CliCommand::Config(args) => configuration::run(&args),
         CliCommand::Completions(args) => manual::completions(&args),
         CliCommand::Man(args) => manual::man(&args),
         CliCommand::Metrics => metrics::print(),
