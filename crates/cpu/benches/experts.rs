@@ -17,7 +17,6 @@ use half::bf16;
 use std::time::Instant;
 
 const ROWS: [usize; 7] = [1, 4, 8, 32, 128, 512, 2048];
-/// Formats, and the bytes of a weight in a checkpoint: of a row of `.0`, or of a group.
 const FORMATS: [Option<Quantize>; 4] = [
     None,
     Some(Quantize::Int8),
@@ -206,7 +205,8 @@ fn measure(
     layer: &Layer,
     ops: &mut CpuOps,
     memory: &BandwidthReader,
-    (rows, rounds): (usize, usize),
+    rows: usize,
+    rounds: usize,
 ) -> Best {
     let spec = shape.spec();
     let buffer = |ops: &CpuOps, rows, width| {
@@ -281,7 +281,7 @@ fn print_table(shape: &Shape, format: Option<Quantize>, rounds: usize) {
     );
     println!("|---|---|---|---|---|---|---|");
     for rows in ROWS {
-        let best = measure(shape, &layer, &mut ops, &memory, (rows, rounds));
+        let best = measure(shape, &layer, &mut ops, &memory, rows, rounds);
         let operations = (6 * rows * shape.chosen * shape.hidden * shape.width) as f64;
         println!(
             "| {rows} | {} | {:.3} | {:.1} | {:.2} | {:.0} | {:.2} |",

@@ -152,7 +152,7 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
         found.append(Engine(f"Cleave {form}", [*cleave, "--quantize", form]))
     if args.llama:
         for form in (own,) if own else ("bf16", "q8_0", "q4_0"):
-            found.append(Llama(f"llama.cpp {form}", args.llama, args.gguf if own else gguf(args, form), form, args.threads))
+            found.append(Llama(f"llama.cpp {form}", args.llama, gguf(args, form), form, args.threads))
     if args.vllm:
         folder = Path(args.vllm)
         environment = {
@@ -192,8 +192,8 @@ def own_format(model: str) -> str | None:
 
 
 def gguf(args: argparse.Namespace, form: str) -> str:
-    """The model's file in a form."""
-    return args.gguf if form == "bf16" else args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
+    """The model's file in a form; --gguf has the model's own."""
+    return args.gguf if form in ("bf16", own_format(args.model)) else args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
 
 
 def make_gguf(args: argparse.Namespace, form: str) -> None:
