@@ -11,12 +11,14 @@ mod autoscale;
 mod bench;
 mod chaos;
 mod chat;
+mod configuration;
 mod constrained;
 mod cuda;
 mod embeddings;
 mod generate;
 mod harness;
 mod hub;
+mod installed;
 mod kv;
 #[cfg(target_os = "linux")]
 mod memory;

@@ -73,7 +73,15 @@ impl BinaryCommands {
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let shape = &self.commands[&name];
-            if word == "--" {
+            if name == "config print" {
+                // Its words are those of another command, whose name `--for` has.
+                let (command, rest) = match word.as_str() {
+                    "--for" => (words.next().cloned().unwrap_or_default(), Vec::new()),
+                    _ => ("serve".to_owned(), vec![word.clone()]),
+                };
+                let command = command.split(' ').map(str::to_owned).collect();
+                return self.check(&[command, rest, words.cloned().collect()].concat());
+            } else if word == "--" {
                 // Flags of the workers that `cleave autoscale` starts.
                 let rest: Vec<String> = words.cloned().collect();
                 let worker = [vec!["worker".to_owned()], rest].concat();

@@ -14,6 +14,7 @@ use crate::admin::Operator;
 use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::body_work::BodyWork;
 use crate::constraint_check::ConstraintChecks;
+use crate::cross_origin::AllowedOrigin;
 use crate::error::ApiError;
 use crate::frontend::{Frontend, ServingProgress, ServingReadiness};
 use crate::gate::{AdminKey, is_json, require_plain_body};
@@ -76,6 +77,8 @@ pub struct ApiOptions {
     pub responses: ResponseStoreLimits,
     /// Further names of the model, where only one is served.
     pub aliases: Vec<String>,
+    /// Origins whose pages may call the API from a browser. Default none.
+    pub allowed_origins: Vec<AllowedOrigin>,
 }
 
 /// Whether prompts appear in logs; see [`ApiOptions::prompts`].
@@ -104,6 +107,7 @@ impl Default for ApiOptions {
             outputs: OutputOptions::default(),
             responses: ResponseStoreLimits::default(),
             aliases: Vec::new(),
+            allowed_origins: Vec::new(),
         }
     }
 }

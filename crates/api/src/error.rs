@@ -89,6 +89,7 @@ impl ApiError {
     }
 
     /// The prompt, or prompt and output together, exceed the context; the message has both numbers.
+    /// Libraries tell this error by its code or by the words "maximum context length".
     pub(crate) fn context_exceeded(param: &str, message: impl Into<String>) -> Self {
         Self::invalid(param, message).with_code("context_length_exceeded")
     }
@@ -200,13 +201,15 @@ impl ApiError {
         }
     }
 
-    pub(crate) fn unknown_route(method: &str, path: &str) -> Self {
-        let message = format!("There is no route {method} {path}.");
+    /// There is no such route; `hint` names the one that is meant, or is empty.
+    pub(crate) fn unknown_route(method: &str, path: &str, hint: &str) -> Self {
+        let message = format!("There is no route {method} {}.{hint}", clipped(path));
         Self::new(StatusCode::NOT_FOUND, message).with_code("unknown_url")
     }
 
-    pub(crate) fn wrong_method(method: &str, path: &str) -> Self {
-        let message = format!("{path} does not take {method}; see the Allow header.");
+    /// The route has other methods; `hint` names them.
+    pub(crate) fn wrong_method(method: &str, path: &str, hint: &str) -> Self {
+        let message = format!("{} does not take {method}{hint}.", clipped(path));
         Self::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed")
     }
 
@@ -379,8 +382,8 @@ impl From<&Refusal> for ApiError {
             Refusal::TooLong { tokens_max } => Self::bad_request(
                 "context_length_exceeded",
                 format!(
-                    "Prompt and output together would exceed the {tokens_max} tokens that a \
-                     worker can hold; shorten the prompt, or lower max_tokens or min_tokens."
+                    "The workers' maximum context length is {tokens_max} tokens, which prompt and output together \
+                     would exceed; shorten the prompt, or lower max_tokens or min_tokens."
                 ),
             ),
             Refusal::OutOfVocabulary { vocab_size } => Self::bad_request(

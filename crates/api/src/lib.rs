@@ -13,6 +13,7 @@ mod body_work;
 mod caller;
 mod choice;
 mod constraint_check;
+mod cross_origin;
 mod custom_input;
 mod error;
 mod field;
@@ -23,6 +24,7 @@ pub mod fuzzing;
 mod gate;
 mod generate;
 mod input_turns;
+mod meant_route;
 mod memory_budget;
 mod metric_registry;
 mod metrics;
@@ -47,6 +49,7 @@ pub use admin::{
     WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App, OutputOptions, ParserChoice, PromptLog};
+pub use cross_origin::AllowedOrigin;
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServedAdapter, ServingProgress, ServingReadiness,
@@ -61,6 +64,6 @@ pub use routes::{loading_answer, metrics_answer};
 pub use trace_parent::TraceParent;
 pub use ui::{
     ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,
-    HandoffTotals, HistorySecond, LinkRow, PoolTarget, ScalingChange, ScalingSummary,
+    HandoffTotals, HistorySecond, LinkRow, LostWorker, PoolTarget, ScalingChange, ScalingSummary,
     VerdictCounts, WINDOW, WorkerRow, ui_routes,
 };

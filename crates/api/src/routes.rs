@@ -5,9 +5,11 @@ use crate::app::{App, PromptLog};
 use crate::body::drain_refused_body;
 use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
+use crate::cross_origin::cross_origin_layer;
 use crate::error::ApiError;
 use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::{earlier_conversation, generate};
+use crate::meant_route::{meant_route, verb_of};
 use crate::metric_registry::prometheus_text;
 use crate::model_routes::{max_model_len, model, models};
 use crate::openapi::{RouteDoc, ServedRoute, openapi, serve};
@@ -73,14 +75,20 @@ impl App {
     }
 
     fn dressed(&self, routes: Router<Self>) -> Router {
-        routes
+        let dressed = routes
             .fallback(unknown)
             .method_not_allowed_fallback(wrong_method)
             // Innermost layer: a panic becomes the answer of its request and is counted as such.
             .layer(CatchPanicLayer::custom(panicked))
             // Outermost layer: every answer gets an id and is counted.
             .layer(from_fn_with_state(self.clone(), identify))
-            .with_state(self.clone())
+            .with_state(self.clone());
+        // Around everything: a browser asks before it sends, without a key, and reads no answer,
+        // not even an error, that does not name its origin.
+        match cross_origin_layer(&self.options().allowed_origins) {
+            Some(layer) => dressed.layer(layer),
+            None => dressed,
+        }
     }
 }
 
@@ -338,11 +346,19 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 }
 
 async fn unknown(method: Method, uri: Uri) -> ApiError {
-    ApiError::unknown_route(method.as_str(), uri.path())
+    let hint = meant_route(uri.path()).map(|(verb, route)| {
+        format!(" Is {verb} {route} meant? The base URL of clients of OpenAI ends in /v1.")
+    });
+    ApiError::unknown_route(method.as_str(), uri.path(), &hint.unwrap_or_default())
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    ApiError::wrong_method(method.as_str(), uri.path())
+    let verb = verb_of(uri.path());
+    let hint = verb.map_or_else(
+        || "; see the Allow header".to_owned(),
+        |verb| format!("; send {verb}"),
+    );
+    ApiError::wrong_method(method.as_str(), uri.path(), &hint)
 }
 
 /// Answers a request to generate.

@@ -6,6 +6,7 @@
 //! changes.
 
 use crate::args::AutoscaleArgs;
+use crate::configuration;
 use crate::server_client::ServerClient;
 use anyhow::{Context, bail};
 use cleave_domain::{PoolCounts, Role};
@@ -227,8 +228,10 @@ impl LocalPool {
         let (leg, router) = (role.to_string(), self.router.as_str());
         let mut command = Command::new(&self.program);
         command.args(["worker", "--leg", &leg, "--router", router, "--name", &name]);
+        // The file has the flags of this command; one for workers is among their own flags.
         command
             .args(&self.flags)
+            .env_remove(configuration::FILE_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         let process = command.spawn();

@@ -3,12 +3,14 @@
 //! Owns: arguments, configuration, the choice of the device, and the output. Never: decides
 //! anything about a request. Invariant: all input of the user is checked before a port is bound.
 
+mod access;
 mod adapters;
 mod args;
 mod autoscale;
 mod bench;
 mod chat;
 mod check;
+mod configuration;
 mod demo;
 mod generate;
 mod goodput;
@@ -38,14 +40,22 @@ mod synth;
 mod task;
 mod top;
 mod values;
+mod version;
 
 use args::{BenchCommand, Cli, CliCommand, KvCommand, LogLevel, PlanCommand, SimCommand};
-use clap::Parser;
+use configuration::ConfigurationError;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     cleave_cpu::limit_allocator_slack();
-    let cli = Cli::parse();
+    let cli: Cli = match configuration::read(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(ConfigurationError::Words(error)) => error.exit(),
+        Err(ConfigurationError::File(error)) => {
+            eprintln!("cleave: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     // Lines of a log would stand between the lines of a chat.
     let log_level = match cli.command {
         CliCommand::Chat(_) => LogLevel::Warn,
@@ -99,6 +109,7 @@ fn main() -> ExitCode {
             SimCommand::Scale(args) => scale::run_scale(&args),
         },
         CliCommand::Autoscale(args) => autoscale::run(&args),
+        CliCommand::Config(args) => configuration::run(&args),
         CliCommand::Completions(args) => manual::completions(&args),
         CliCommand::Man(args) => manual::man(&args),
         CliCommand::Metrics => metrics::print(),

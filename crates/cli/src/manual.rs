@@ -1,9 +1,10 @@
 //! Completion scripts for shells, and manual pages, both made from the command line's own
 //! definition.
 
-use crate::args::{Cli, CompletionsArgs, ManArgs};
+use crate::args::{CompletionsArgs, ManArgs};
+use crate::configuration::command;
 use anyhow::Context;
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 use std::fs;
 use std::io::{self, Write};
@@ -12,13 +13,13 @@ use std::path::Path;
 /// Prints a completion script.
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "cleave", &mut script);
+    clap_complete::generate(args.shell, &mut command(), "cleave", &mut script);
     print(&script)
 }
 
 /// Prints the first manual page, or writes the pages of all commands.
 pub(crate) fn man(args: &ManArgs) -> anyhow::Result<()> {
-    let mut root = Cli::command();
+    let mut root = command();
     // Subcommands get the global flags and their full names.
     root.build();
     match &args.out {
@@ -98,7 +99,7 @@ mod tests {
             Shell::Elvish,
         ] {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "cleave", &mut script);
+            clap_complete::generate(shell, &mut command(), "cleave", &mut script);
             let script = String::from_utf8(script).unwrap();
             for word in ["autoscale", "max-num-seqs"] {
                 assert!(script.contains(word), "{shell}: {word}");

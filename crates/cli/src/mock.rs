@@ -7,6 +7,7 @@
 use crate::args::{EngineArgs, MockArgs, ModelArgs};
 use crate::demo;
 use crate::mock_script::MockScript;
+use crate::model::check_max_model_len;
 use crate::task::model_task;
 use anyhow::{Context, anyhow};
 use cleave_domain::{Capacity, Fingerprint, Prices, Role};
@@ -44,6 +45,7 @@ impl MockModel {
             None => demo::files(),
         };
         files.config = with_context(&files.config, capacity.context_tokens_max)?;
+        check_max_model_len(model.max_model_len, capacity.context_tokens_max)?;
         files.context_tokens_max = model.max_model_len;
         files.task = model_task(model, folder)?;
         if let Some(name) = model.given_name() {

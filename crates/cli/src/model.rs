@@ -100,6 +100,17 @@ fn check_kv_scales(kv: KvType, checkpoint: &Checkpoint) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses a `--max-model-len` above the context of the model.
+pub(crate) fn check_max_model_len(max_model_len: Option<u32>, context: u32) -> anyhow::Result<()> {
+    if let Some(tokens) = max_model_len.filter(|tokens| *tokens > context) {
+        bail!(
+            "--max-model-len {tokens}: the model has a context of {context} tokens, and answers beyond it are \
+             nonsense; give at most {context}, or leave the flag out"
+        );
+    }
+    Ok(())
+}
+
 /// Opens, checks and loads a model.
 ///
 /// # Errors
@@ -117,7 +128,7 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     let mut files = ModelFiles::read(&folder)?;
     // The weights bound the context, which config.json may leave to the model's class.
     let trained = u32::try_from(checkpoint.spec().context_tokens_max).unwrap_or(u32::MAX);
-    files.context_tokens_max = Some(model.max_model_len.map_or(trained, |max| max.min(trained)));
+    files.context_tokens_max = Some(trained);
     if let Some(class) = checkpoint.wrapper() {
         tracing::warn!(
             class,
@@ -136,7 +147,10 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
         (None, None) => demo::NAME.clone_into(&mut files.name),
         (None, Some(_)) => {}
     }
-    ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
+    let text = ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
+    check_max_model_len(model.max_model_len, text.context_tokens_max())?;
+    drop(text);
+    files.context_tokens_max = model.max_model_len.or(files.context_tokens_max);
     // Reading a tokenizer takes several times its size, so freed memory is returned before the
     // weights are loaded.
     cleave_cpu::trim_allocator();

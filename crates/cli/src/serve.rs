@@ -1,7 +1,8 @@
 //! The long-running commands: `serve`, `router`, `worker`.
 //!
-//! Owns: the startup output, signals, and the time limit of the drain. Never: decides anything
-//! about a request.
+//! Owns: the startup output. Never: decides anything about a request.
+
+mod lifetime;
 
 use crate::adapters::with_adapters;
 use crate::args::{
@@ -10,31 +11,24 @@ use crate::args::{
 use crate::gpu;
 use crate::source::EngineSource;
 use crate::task::model_task;
-use crate::values::SecondsArg;
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use cleave_api::ApiOptions;
 use cleave_domain::{DeviceId, Role, ScalingMode};
 use cleave_engine::Engine;
-use cleave_node::{
-    FleetNode, FleetPorts, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker,
-    WorkerNode, WorkerPorts,
-};
+use cleave_node::{FleetNode, FleetPorts, RouterNode, RouterOptions, WorkerNode, WorkerPorts};
 use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
 use cleave_text::ModelTask;
 use cleave_worker::{Calibration, WorkerOptions};
+use lifetime::{ShutdownPlan, TerminationSignals, run_until_stopped};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
-
-/// Exit status after a second signal: 128 + SIGINT, as in shells.
-const EXIT_ON_SECOND_SIGNAL: i32 = 130;
 
 /// Runs a router and its workers in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -52,7 +46,7 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let workers: Vec<_> = names(&roles)
         .zip(engines)
         .map(|((name, role), mut engine)| {
-            let options = worker_options(name, role, &args.host, &args.process);
+            let options = worker_options(name, role, &args.host, &args.process)?;
             let options = with_adapters(options, engine.as_ref(), &args.host, &source)?;
             let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
             Ok((options, engine))
@@ -157,7 +151,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let options = WorkerOptions {
         transports: args.transport.transports(),
         nixl_library: args.transport.nixl_library.clone(),
-        ..worker_options(name, role, &args.host, &args.process)
+        ..worker_options(name, role, &args.host, &args.process)?
     };
     let traces = args.process.traces.options()?;
     let data_listen = args.data_listen.to_string();
@@ -199,7 +193,8 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
             delay: Duration::ZERO,
             limit: args.process.drain_timeout,
         };
-        run_until_stopped(running, stop, shutdown, |_| info!("joined a router")).await
+        // Each connection to a router is logged where it begins.
+        run_until_stopped(running, stop, shutdown, |_| {}).await
     })
 }
 
@@ -279,10 +274,10 @@ fn worker_options(
     role: Role,
     host: &HostArgs,
     process: &ProcessArgs,
-) -> WorkerOptions {
+) -> anyhow::Result<WorkerOptions> {
     let HostArgs { engine, limits, .. } = host;
     let defaults = WorkerOptions::new(name, role);
-    WorkerOptions {
+    Ok(WorkerOptions {
         queue_max: engine.max_queue.unwrap_or(defaults.queue_max),
         prefix_cache: !engine.no_prefix_cache,
         step_max: limits.step_max.0,
@@ -290,11 +285,11 @@ fn worker_options(
         speculation: limits.speculation.speculative_config.0,
         tier: limits.tier.options(),
         silence_max: process.worker_silence.0,
-        admin_key: process.admin_key,
+        admin_key: process.admin_key()?,
         peer_tls: process.peer_tls.clone(),
         tape: tape(process, &defaults.name),
         ..defaults
-    }
+    })
 }
 
 fn router_options(
@@ -310,6 +305,9 @@ fn router_options(
     brain.reader_wait_max = limits.reader_wait.0;
     brain.mode = limits.router_mode.into();
     brain.placement = limits.placement.into();
+    if let Some(policy) = face.access.policy(limits.policy.as_deref())? {
+        brain.policy = Arc::new(policy);
+    }
     let policy = limits.policy.as_deref().map(PolicyFile::open);
     Ok(RouterOptions {
         limits: brain,
@@ -325,7 +323,7 @@ fn router_options(
         peer_tls: process.peer_tls.clone(),
         admin_listen: face.admin_listen.map(|address| address.to_string()),
         api: ApiOptions {
-            admin_key: process.admin_key,
+            admin_key: process.admin_key()?,
             body_bytes_max: face.max_body,
             body_memory_bytes: face.body_memory,
             template_memory_bytes: face.template_memory,
@@ -336,6 +334,7 @@ fn router_options(
             prompts: limits.prompts.shown(),
             outputs: face.outputs(),
             responses: face.responses.limits()?,
+            allowed_origins: face.access.allowed_origins.clone(),
             ..defaults.api
         },
     })
@@ -448,15 +447,6 @@ impl PrintedAddresses {
     }
 }
 
-/// Time limits of a shutdown.
-#[derive(Clone, Copy)]
-struct ShutdownPlan {
-    /// Time during which the process only reports "not ready".
-    delay: Duration,
-    /// Time limit for running requests after that.
-    limit: SecondsArg,
-}
-
 impl HttpArgs {
     fn shutdown_plan(&self, process: &ProcessArgs) -> ShutdownPlan {
         ShutdownPlan {
@@ -466,130 +456,12 @@ impl HttpArgs {
     }
 }
 
-/// A running node, as far as signals and the exit status are concerned.
-trait RunningNode {
-    async fn ready(&self);
-    async fn broken(&self) -> String;
-    /// Returns when an operator has asked the node to leave.
-    async fn wait_for_leave_request(&self);
-    /// Reports "not ready" from now on and keeps serving.
-    fn leave(&self);
-    async fn drain(self, deadline: Duration);
-}
-
-// The node's own methods take precedence over the trait's methods of the same name.
-macro_rules! node {
-    ($($running:ty: $leave_request:expr, $leave:expr;)*) => {$(
-        impl RunningNode for $running {
-            async fn ready(&self) {
-                self.ready().await;
-            }
-
-            async fn broken(&self) -> String {
-                self.failed().await
-            }
-
-            async fn wait_for_leave_request(&self) {
-                let leave_request: fn(&Self) -> LeaveRequest<'_> = $leave_request;
-                leave_request(self).await;
-            }
-
-            fn leave(&self) {
-                let leave: fn(&Self) = $leave;
-                leave(self);
-            }
-
-            async fn drain(self, deadline: Duration) {
-                self.drain(deadline).await;
-            }
-        }
-    )*};
-}
-
-type LeaveRequest<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
-
-node!(
-    RunningFleet: |_| Box::pin(std::future::pending()), Self::set_not_ready;
-    RunningRouter: |_| Box::pin(std::future::pending()), Self::set_not_ready;
-    // A worker's routers learn of the drain from the worker itself.
-    RunningWorker: |worker| Box::pin(worker.wait_for_drain_request()), |_| {};
-);
-
-/// Runs a node until a signal arrives or it fails, then drains it. A failure sets the exit status.
-async fn run_until_stopped<N: RunningNode>(
-    node: N,
-    mut stop: TerminationSignals,
-    shutdown: ShutdownPlan,
-    report_ready: impl FnOnce(&N),
-) -> anyhow::Result<()> {
-    let ready = async {
-        node.ready().await;
-        cleave_cpu::trim_allocator();
-        report_ready(&node);
-        std::future::pending().await
-    };
-    // A failure, an operator's request or a signal ends the node.
-    let broken = tokio::select! {
-        broken = ready => Some(broken),
-        broken = node.broken() => Some(broken),
-        () = node.wait_for_leave_request() => None,
-        () = stop.signalled() => None,
-    };
-    let ShutdownPlan { delay, limit } = shutdown;
-    if broken.is_none() && !delay.is_zero() {
-        info!(
-            "reporting not ready; serving for another {} s",
-            SecondsArg(delay)
-        );
-        node.leave();
-        tokio::select! {
-            () = tokio::time::sleep(delay) => {}
-            _ = node.broken() => {}
-            () = stop.signalled() => end_at_once(),
-        }
-    }
-    info!("draining for up to {limit} s; a second signal ends at once");
-    tokio::select! {
-        () = node.drain(limit.0) => {}
-        () = stop.signalled() => end_at_once(),
-    }
-    broken.map_or(Ok(()), |reason| Err(anyhow!("{reason}")))
-}
-
-fn end_at_once() -> ! {
-    warn!("ended at once");
-    std::process::exit(EXIT_ON_SECOND_SIGNAL);
-}
-
 fn runtime() -> anyhow::Result<Runtime> {
     crate::log::log_panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")
-}
-
-/// Ctrl-C and SIGTERM: the first one drains, the second one ends the process at once.
-struct TerminationSignals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl TerminationSignals {
-    fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-        })
-    }
-
-    async fn signalled(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //!
 //! Owns: their keys, and the ranges of their numbers. Never checks how a class is reached.
 
-use super::yaml::{Diagnostics, YamlNode, YamlValue};
 use cleave_domain::{OnSloMiss, SloClass};
-use serde_saphyr::Location;
+use cleave_yaml::Location;
+use cleave_yaml::{Diagnostics, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@
 
 use super::class::PlacedClass;
 use super::rule::{PlacedRule, PlacedTenant};
-use super::yaml::{Diagnostics, YamlNode};
 use cleave_domain::{HeaderTrust, ModelPolicy, OnSloMiss, ScalingPolicy, SloPolicy};
-use serde_saphyr::Location;
+use cleave_yaml::Location;
+use cleave_yaml::{Diagnostics, YamlNode};
 use std::collections::BTreeSet;
 
 /// The parts of a policy, each valid by itself.

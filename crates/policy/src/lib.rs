@@ -14,16 +14,15 @@ mod scaling;
 #[cfg(test)]
 mod tests;
 mod watch;
-mod yaml;
 
+pub use cleave_yaml::Diagnostic;
 pub use watch::{PolicyReload, PolicyWatcher};
 
 use cleave_domain::{HeaderTrust, SloPolicy};
-use std::fmt;
+use cleave_yaml::{Diagnostics, mistakes_text};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use yaml::Diagnostics;
 
 /// A file larger than any ConfigMap is not a policy.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -69,39 +68,8 @@ pub enum PolicyError {
     #[error("cannot read the policy {}", .0.display())]
     Unreadable(PathBuf, #[source] io::Error),
     /// It says what cannot be.
-    #[error("{}", error_text(.0, .1))]
+    #[error("{}", mistakes_text("the policy", .0, .1))]
     Wrong(PathBuf, Vec<Diagnostic>),
-}
-
-/// One mistake in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Diagnostic {
-    /// From 1 on; 0 if the position is unknown.
-    pub line: u64,
-    pub column: u64,
-    /// The mistake, and its correction.
-    pub message: String,
-}
-
-impl fmt::Display for Diagnostic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.line, self.column, self.message)
-    }
-}
-
-fn error_text(path: &Path, diagnostics: &[Diagnostic]) -> String {
-    let path = path.display();
-    let count = match diagnostics.len() {
-        1 => "a mistake".to_owned(),
-        count => format!("{count} mistakes"),
-    };
-    let lines = diagnostics
-        .iter()
-        .map(|diagnostic| format!("\n  {path}:{diagnostic}"));
-    format!(
-        "the policy {path} has {count}:{}",
-        lines.collect::<String>()
-    )
 }
 
 /// Reads small files only: a wrong path may name anything.
@@ -128,7 +96,7 @@ fn parse(text: &str) -> Result<SloPolicy, Vec<Diagnostic>> {
 }
 
 fn read_policy(text: &str, diagnostics: &mut Diagnostics) -> Option<SloPolicy> {
-    let tree = yaml::parse(text, diagnostics)?;
+    let tree = cleave_yaml::parse(text, diagnostics)?;
     let mut fields = diagnostics.fields(&tree, "a policy")?;
     let default_class = fields.take("default_class");
     let classes = fields.take_required("classes", diagnostics);

@@ -4,8 +4,8 @@
 //! Invariant: each name and alias is listed once.
 
 use super::scaling::scaling;
-use super::yaml::{Diagnostics, YamlNode};
 use cleave_domain::ModelPolicy;
+use cleave_yaml::{Diagnostics, YamlNode};
 
 /// As many as a router serves.
 const MODELS_MAX: usize = 64;

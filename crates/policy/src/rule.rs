@@ -3,9 +3,9 @@
 //! Owns: their keys, and the ranges of their numbers. Never checks whether a rule's class exists.
 
 use super::class::{name_of, narrow_checked};
-use super::yaml::{Diagnostics, YamlNode, YamlValue};
 use cleave_domain::{HeaderTrust, SloRule, Tenant, TenantQuota};
-use serde_saphyr::Location;
+use cleave_yaml::Location;
+use cleave_yaml::{Diagnostics, YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 

@@ -3,8 +3,8 @@
 //! Owns: its keys, and the ranges of their numbers. Never decides how many workers there are to be.
 
 use super::class::narrow_checked;
-use super::yaml::{Diagnostics, YamlNode, YamlValue};
 use cleave_domain::{PoolScaling, Role, ScalingMode, ScalingPolicy};
+use cleave_yaml::{Diagnostics, YamlNode, YamlValue};
 
 /// Far above any fleet.
 const DEVICES_MAX: i64 = 100_000;

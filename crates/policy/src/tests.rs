@@ -197,7 +197,7 @@ fn an_oversized_policy_has_an_error_of_its_own() {
     ] {
         let diagnostics = parse(&text).unwrap_err();
         let message = &diagnostics[0].message;
-        assert!(message.contains("than any policy needs"), "{message}");
+        assert!(message.contains("than any such file needs"), "{message}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::HttpLimits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 /// Takes as many open files as the system gives, and keeps half of them for everything that is not
 /// a client's connection: a server that cannot open a file any more cannot read its policy either.
@@ -30,7 +30,7 @@ pub fn fit_to_open_files(limits: HttpLimits) -> HttpLimits {
             "fewer connections than --max-connections says: raise the system's limit of open files (ulimit -n)"
         );
     } else {
-        info!(
+        debug!(
             files,
             connections_max, "as many connections as the limit of open files leaves room for"
         );

@@ -29,7 +29,7 @@ use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload}
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// The router id of a command at this worker's own port. No router has it, since ids that large are
 /// not accepted.
@@ -236,7 +236,8 @@ impl WorkerDriver {
         match event {
             WorkerEvent::RouterJoined(line) => {
                 let router = line.router;
-                info!(%router, "router joined");
+                // Its transport has logged the connection; within a process it says nothing.
+                debug!(%router, "router joined");
                 if self.routers.remove(&router).is_some() {
                     self.router_lost(router);
                 }

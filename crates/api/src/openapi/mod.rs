@@ -99,6 +99,14 @@ impl RouteDoc {
         error_schema: ERROR,
         delete: None,
     };
+
+    /// Method of its requests, in lower case.
+    pub(crate) fn verb(&self) -> &'static str {
+        match self.request {
+            Some(_) => "post",
+            None => self.method,
+        }
+    }
 }
 
 /// Adds the routes to a router.
@@ -116,7 +124,7 @@ pub(crate) async fn openapi() -> impl IntoResponse {
 }
 
 /// All routes of the document.
-fn routes() -> impl Iterator<Item = (&'static str, &'static RouteDoc)> {
+pub(crate) fn routes() -> impl Iterator<Item = (&'static str, &'static RouteDoc)> {
     let generating = SURFACES.into_iter();
     let generating = generating.map(|surface| (surface.route(), surface.doc()));
     generating
@@ -137,10 +145,7 @@ fn document() -> Value {
         if let Some(request) = doc.request {
             add_titled(request, &mut schemas);
         }
-        let method = match doc.request {
-            Some(_) => "post",
-            None => doc.method,
-        };
+        let method = doc.verb();
         for header in doc.headers {
             let parameter = json!({
                 "name": header.name,

@@ -195,9 +195,10 @@ pub(crate) fn check_prompt(
         Err(ApiError::invalid(path, message))
     } else if tokens.len() >= context as usize {
         let message = format!(
-            "`{path}` has {} tokens; a vector is made of at most {}, one less than the model's context. Shorten it.",
-            tokens.len(),
-            context.saturating_sub(1)
+            "This model's maximum context length is {context} tokens, and a vector is made of at most {}, one less; \
+             `{path}` has {}. Shorten it.",
+            context.saturating_sub(1),
+            tokens.len()
         );
         Err(ApiError::context_exceeded(path, message))
     } else {

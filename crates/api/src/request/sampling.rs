@@ -359,7 +359,7 @@ impl StopFields {
             return Err(ApiError::context_exceeded(
                 param,
                 format!(
-                    "The model's context length is {context} tokens; the prompt has {prompt_count} \
+                    "This model's maximum context length is {context} tokens; the prompt has {prompt_count} \
                      {reason}. Shorten the prompt."
                 ),
             ));
@@ -370,7 +370,7 @@ impl StopFields {
             return Err(ApiError::context_exceeded(
                 name,
                 format!(
-                    "The model's context length is {context} tokens; the prompt has {prompt_count} \
+                    "This model's maximum context length is {context} tokens; the prompt has {prompt_count} \
                      and `{name}` asks for {tokens}, {} in all. Shorten the prompt or lower `{name}`.",
                     prompt_count as u64 + u64::from(tokens)
                 ),

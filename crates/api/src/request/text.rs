@@ -70,7 +70,7 @@ pub(crate) fn too_long(param: &str, count: usize, context: u32, about: &str) -> 
     ApiError::context_exceeded(
         param,
         format!(
-            "The model's context length is {context} tokens; the prompt has {about}{count}. Shorten it."
+            "This model's maximum context length is {context} tokens; the prompt has {about}{count}. Shorten it."
         ),
     )
 }

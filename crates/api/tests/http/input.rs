@@ -316,6 +316,9 @@ async fn a_prompt_beyond_the_context_is_refused_with_numbers() {
             "{}",
             answer.body
         );
+        // The words by which libraries tell this error.
+        let words = "maximum context length is 512 tokens";
+        assert!(answer.body.contains(words), "{}", answer.body);
     }
     let messages = json!([{"role": "user", "content": "word ".repeat(600)}]);
     let answer = set.post(CHAT, json!({"messages": messages})).await;
@@ -574,9 +577,21 @@ async fn unknown_models_and_routes_are_named() {
     for path in ["/v1/nothing", "/%ff", "/ui/%ff"] {
         set.get(path).await.is_error(404, "unknown_url", None);
     }
+    for (path, meant) in [
+        ("/chat/completions", "Is POST /v1/chat/completions meant?"),
+        ("/v1/v1/completions", "Is POST /v1/completions meant?"),
+        ("/models", "Is GET /v1/models meant?"),
+        ("/api/generate", "Is POST /v1/completions meant?"),
+    ] {
+        for answer in [set.get(path).await, set.post(path, json!({})).await] {
+            answer.is_error(404, "unknown_url", None);
+            assert!(answer.body.contains(meant), "{}", answer.body);
+        }
+    }
     let answer = set.get(CHAT).await;
     answer.is_error(405, "method_not_allowed", None);
     assert_eq!(answer.header("allow"), "POST");
+    assert!(answer.body.contains("send POST."), "{}", answer.body);
     let answer = set.post("/health", json!({})).await;
     answer.is_error(405, "method_not_allowed", None);
     assert!(answer.header("allow").contains("GET"));

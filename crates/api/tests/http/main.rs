@@ -5,6 +5,7 @@
 mod answers;
 mod background;
 mod constraints;
+mod cross_origin;
 mod custom_tools;
 mod endings;
 mod input;

@@ -5,12 +5,15 @@ use clap::Args;
 use std::path::PathBuf;
 
 #[derive(Args, Debug)]
-#[command(after_help = "Example:
+#[command(
+    next_help_heading = "Autoscaling",
+    after_help = "Example:
   cleave router --listen 127.0.0.1:8000 --policy policy.yaml &
   cleave autoscale --local --router 127.0.0.1:8000 -- --model ./Qwen2.5-0.5B --threads 4
 
 The router's policy needs a `scaling` part with `mode: act`. Ctrl-C or SIGTERM drains every worker
-and waits for them; a second signal ends them at once.")]
+and waits for them; a second signal ends them at once."
+)]
 pub(crate) struct AutoscaleArgs {
     /// Run the workers as processes of this machine. (On Kubernetes a KEDA scaler or an HPA does
     /// this.)
@@ -29,12 +32,7 @@ pub(crate) struct AutoscaleArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
     /// The router's admin key. Set it in the environment, where other users cannot see it.
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "CLEAVE_ADMIN_KEY",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
     /// Flags after `--`: each `cleave worker` is started with them, in addition to --leg, --router
     /// and --name.

@@ -38,8 +38,7 @@ pub(crate) struct ChatArgs {
         long,
         value_name = "KEY",
         help_heading = "Server",
-        env = "OPENAI_API_KEY",
-        hide_env_values = true
+        env = "OPENAI_API_KEY"
     )]
     pub(crate) api_key: Option<String>,
     /// SLO class of the requests.

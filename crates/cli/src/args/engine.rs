@@ -17,7 +17,7 @@ pub(crate) struct ModelArgs {
     /// Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a model of a hub, such
     /// as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@v1`, which is downloaded unless the cache has it;
     /// the bundled demo model if absent. A path that exists is the path.
-    #[arg(long, value_name = "DIR|ORG/NAME[@REVISION]", env = "CLEAVE_MODEL")]
+    #[arg(long, value_name = "DIR|ORG/NAME[@REVISION]")]
     pub(crate) model: Option<ModelLocation>,
     /// Name under which the API serves the model; the name of the folder or of the hub's model if
     /// absent. `serve` takes further names, which are aliases of the first.
@@ -40,7 +40,7 @@ pub(crate) struct ModelArgs {
     /// packing again. Each checkpoint has one file for each form (`--dtype`, `--quantize`), as
     /// large as the packed weights. Everyone who can write to the folder can change the model's
     /// answers.
-    #[arg(long, value_name = "DIR", env = "CLEAVE_PACKED_CACHE")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) packed_cache: Option<PathBuf>,
     /// Number format of the KV cache. `auto` is the format of the weights, `fp8` is fp8_e4m3 with a
     /// scale of 1, and `int8`, on a processor, is int8_per_token_head, with a scale for each head's
@@ -98,7 +98,7 @@ pub(crate) struct EngineArgs {
     /// with several (on all nodes if none is large enough), `none` leaves them to the system, and
     /// `0-3,8` binds each thread to one of these cores in turn. Weights that are packed at load
     /// time are spread over the memory nodes of all these cores.
-    #[arg(long, value_name = "auto|none|CORES", default_value_t = CoreBinding::Auto, env = "CLEAVE_CPU_BIND")]
+    #[arg(long, value_name = "auto|none|CORES", default_value_t = CoreBinding::Auto)]
     pub(crate) cpu_bind: CoreBinding,
     /// Instruction set; the best one of the processor if absent.
     #[arg(long, value_name = "ISA")]

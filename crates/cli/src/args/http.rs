@@ -1,5 +1,6 @@
 //! The flags of the HTTP side: certificates, ports, and limits of connections and requests.
 
+use super::AccessArgs;
 use crate::values::{
     SecondsArg, parse_body_bytes, parse_body_memory, parse_seconds, parse_seconds_or_zero,
     parse_swap_bytes,
@@ -88,19 +89,21 @@ pub(crate) struct HttpArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = SecondsArg(HTTP.stall_max), value_parser = parse_seconds)]
     pub(crate) stall_timeout: SecondsArg,
     #[command(flatten)]
+    pub(crate) access: AccessArgs,
+    #[command(flatten)]
     pub(crate) responses: ResponseStoreArgs,
     /// Format of the model's tool calls, by its name in vLLM; chosen by the chat template if
     /// absent, and `none` leaves calls in the text. `MODEL=NAME` is for one of several models; may
     /// be repeated.
-    #[arg(long, value_name = "NAME", value_parser = OfModel(parser_of::<ToolCallParser>(ToolCallParser::names())))]
+    #[arg(long, help_heading = "Outputs", value_name = "NAME", value_parser = OfModel(parser_of::<ToolCallParser>(ToolCallParser::names())))]
     pub(crate) tool_call_parser: Vec<(Option<String>, ToolCallParser)>,
     /// Format of the model's reasoning, by its name in vLLM; chosen by the chat template if absent,
     /// and `none` leaves reasoning in the text. `MODEL=NAME` is for one of several models; may be
     /// repeated.
-    #[arg(long, value_name = "NAME", value_parser = OfModel(parser_of::<ReasoningParser>(ReasoningParser::names())))]
+    #[arg(long, help_heading = "Outputs", value_name = "NAME", value_parser = OfModel(parser_of::<ReasoningParser>(ReasoningParser::names())))]
     pub(crate) reasoning_parser: Vec<(Option<String>, ReasoningParser)>,
     /// Field of messages that has the reasoning: `reasoning_content`, or `reasoning` as in vLLM.
-    #[arg(long, value_name = "FIELD", default_value = ReasoningField::default().name(), value_parser = parser_of::<ReasoningField>(ReasoningField::NAMES.into_iter()))]
+    #[arg(long, help_heading = "Outputs", value_name = "FIELD", default_value = ReasoningField::default().name(), value_parser = parser_of::<ReasoningField>(ReasoningField::NAMES.into_iter()))]
     pub(crate) reasoning_field: ReasoningField,
 }
 

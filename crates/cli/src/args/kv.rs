@@ -38,7 +38,7 @@ pub(crate) struct KvBenchArgs {
     #[arg(long, value_enum, default_value_t = TransportArg::All)]
     pub(crate) transport: TransportArg,
     /// NVIDIA's transfer library; by default the one that the loader finds.
-    #[arg(long, value_name = "PATH", env = "CLEAVE_NIXL_LIBRARY")]
+    #[arg(long, value_name = "PATH")]
     pub(crate) nixl_library: Option<PathBuf>,
     /// Bytes of a block, such as 512KiB.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_block_bytes)]

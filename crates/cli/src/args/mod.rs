@@ -3,11 +3,13 @@
 //! Owns: the flags; each group of commands has its file. Never: acts on a flag, reads a file, or
 //! holds a default that a library crate holds, too.
 
+mod access;
 mod adapters;
 mod autoscale;
 mod balancing;
 mod bench;
 mod chat;
+mod config;
 mod engine;
 mod generate;
 mod goodput;
@@ -26,11 +28,13 @@ mod tier;
 mod top;
 mod transport;
 
+pub(crate) use access::{AccessArgs, ApiKey, parse_api_key};
 pub(crate) use adapters::{AdapterArgs, LoraModule};
 pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{PeerRouterArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};
 pub(crate) use chat::ChatArgs;
+pub(crate) use config::{ConfigArgs, ConfigCheckArgs, ConfigCommand, ConfigPrintArgs};
 pub(crate) use engine::{
     DecodeShare, DeviceArg, DtypeArg, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
     ModelArgs, PoolingArg, QuantizeArg, RunnerArg,
@@ -59,7 +63,7 @@ use clap::{Parser, Subcommand};
 /// Prefill workers run prompts, decode workers generate, and a router assigns each request to one
 /// of each; KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
 #[derive(Debug, Parser)]
-#[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "cleave", version, long_version = crate::version::LONG.as_str(), after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) log: LogArgs,
@@ -75,7 +79,8 @@ const EXAMPLES: &str = "Examples:
   curl localhost:8000/v1/completions -H 'content-type: application/json' \\
        -d '{\"prompt\": \"A vector is\", \"max_tokens\": 40, \"stream\": true}'
 
-`cleave COMMAND --help` explains each command.";
+`cleave COMMAND -h` has the flags used most, `cleave COMMAND --help` all. Each may also be a variable,
+--max-num-seqs as CLEAVE_MAX_NUM_SEQS, or a line of the file of --config.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
@@ -119,6 +124,8 @@ pub(crate) enum CliCommand {
     Kv(KvArgs),
     /// Measure step times on this machine, and the error of their predictions.
     Plan(PlanArgs),
+    /// Check a file of flags, or print the values in force.
+    Config(ConfigArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
     /// Print the manual page, or write the pages of all commands into a folder.

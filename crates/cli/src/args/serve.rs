@@ -93,7 +93,12 @@ prefill and a decode worker have joined (a prefill worker, where the model is se
 and at once where the policy's scaling acts: the first request then starts a worker.")]
 pub(crate) struct RouterArgs {
     /// Address for clients (HTTP) and workers (gRPC); port 0 picks a free port.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        help_heading = "Address",
+        default_value = "127.0.0.1:8000"
+    )]
     pub(crate) listen: SocketAddr,
     #[command(flatten)]
     pub(crate) http: HttpArgs,
@@ -114,11 +119,11 @@ pub(crate) struct RouterArgs {
   cleave worker --leg both --router cleave-router.default.svc:8000   every address of the name")]
 pub(crate) struct WorkerArgs {
     /// Legs of a request that this worker serves.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = "Worker")]
     pub(crate) leg: LegArg,
     /// Routers to serve: host:port, several separated by commas; a name stands for all its
     /// addresses.
-    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true, value_parser = parse_router)]
+    #[arg(long, value_name = "ADDR", help_heading = "Worker", value_delimiter = ',', required = true, value_parser = parse_router)]
     pub(crate) router: Vec<String>,
     #[command(flatten)]
     pub(crate) host: HostArgs,
@@ -172,7 +177,7 @@ pub(crate) struct RouterLimitArgs {
     pub(crate) reader_wait: SecondsArg,
     /// YAML file of SLO classes, rules and tenants, reloaded when it changes and on SIGHUP. If
     /// absent, there is one class without targets.
-    #[arg(long, value_name = "FILE", env = "CLEAVE_POLICY")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) policy: Option<PathBuf>,
     /// Address for Kubernetes' external metrics API, by HTTPS with a certificate made at the start.
     /// A plain HPA asks it for the desired number of workers.
@@ -246,8 +251,11 @@ pub(crate) struct ProcessArgs {
     pub(crate) worker_silence: SecondsArg,
     /// Key that /admin requires (`Authorization: Bearer KEY`). Set it in the environment, where
     /// other users cannot see it. Without a key /admin accepts only requests of this machine.
-    #[arg(long, value_name = "KEY", env = "CLEAVE_ADMIN_KEY", hide_env_values = true, value_parser = AdminKey::new)]
+    #[arg(long, value_name = "KEY", value_parser = AdminKey::new)]
     pub(crate) admin_key: Option<AdminKey>,
+    /// File whose one line is that key; read once, at the start.
+    #[arg(long, value_name = "FILE", conflicts_with = "admin_key")]
+    pub(crate) admin_key_file: Option<PathBuf>,
     /// Folder with `tls.crt`, `tls.key` and `ca.crt`, as Kubernetes mounts a TLS secret. The
     /// processes of a fleet then accept orders and blocks only from each other, by mutual TLS.
     /// Their certificates are for the DNS name `cleave-peer`, as clients and as servers. Reloaded

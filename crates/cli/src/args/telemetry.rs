@@ -12,18 +12,12 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
     /// Format of log lines, which go to standard error.
-    #[arg(
-        long,
-        value_enum,
-        global = true,
-        env = "CLEAVE_LOG_FORMAT",
-        default_value = "text"
-    )]
+    #[arg(long, value_enum, global = true, default_value = "text")]
     pub(crate) log_format: LogFormat,
     /// Lowest level that is logged: `info` if absent, and `warn` for `cleave chat`. RUST_LOG takes
     /// precedence where it matches, such as `RUST_LOG=h2=debug`. At `debug` every decision about a
     /// request is a line with its id.
-    #[arg(long, value_enum, global = true, env = "CLEAVE_LOG_LEVEL")]
+    #[arg(long, value_enum, global = true)]
     pub(crate) log_level: Option<LogLevel>,
 }
 

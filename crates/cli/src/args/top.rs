@@ -11,8 +11,8 @@ use std::path::PathBuf;
   cleave top --once                                one snapshot as text, for scripts and logs
   cleave top --json | jq '.flights'                one line of JSON each second
 
-Keys: q quits, arrows and page keys scroll through the workers, s sorts by the next column, r
-reverses the order, / filters by name, p pauses.")]
+Keys: q quits, ? explains the others, arrows and page keys scroll through the workers, s sorts by the
+next column, r reverses the order, / filters by name, role, state, device or model, p pauses.")]
 pub(crate) struct TopArgs {
     /// URL of the router or of `cleave serve`.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
@@ -23,12 +23,7 @@ pub(crate) struct TopArgs {
     pub(crate) cacert: Option<PathBuf>,
     /// The server's admin key, if it has one. Set it in the environment, where other users cannot
     /// see it.
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "CLEAVE_ADMIN_KEY",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
     /// Print the state once and exit; this is the default if the output is not a terminal.
     #[arg(long)]

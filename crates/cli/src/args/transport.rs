@@ -22,7 +22,7 @@ pub(crate) struct TransportArgs {
     pub(crate) kv_transport: Vec<KvTransport>,
     /// NVIDIA's transfer library, libnixl_capi.so of NIXL 1.5 or later, for RDMA between hosts. By
     /// default the one that the loader finds, if any.
-    #[arg(long, value_name = "PATH", env = "CLEAVE_NIXL_LIBRARY")]
+    #[arg(long, value_name = "PATH")]
     pub(crate) nixl_library: Option<PathBuf>,
 }
 

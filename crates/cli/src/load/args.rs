@@ -29,12 +29,7 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
     /// API key, sent as `Authorization: Bearer …`.
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "OPENAI_API_KEY",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY")]
     pub(crate) api_key: Option<String>,
     /// Additional header of each request; may be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE")]
@@ -160,13 +155,13 @@ pub(crate) struct LoadRunArgs {
     #[command(flatten)]
     pub(crate) workload: WorkloadArgs,
     /// Mean requests per second; the times of a trace are stretched to it.
-    #[arg(long, value_name = "RPS", value_parser = parse_positive, conflicts_with = "speed")]
+    #[arg(long, value_name = "RPS", help_heading = "Workload", value_parser = parse_positive, conflicts_with = "speed")]
     pub(crate) rate: Option<f64>,
     /// Factor on the speed of a trace's times.
-    #[arg(long, value_name = "FACTOR", value_parser = parse_positive)]
+    #[arg(long, value_name = "FACTOR", help_heading = "Workload", value_parser = parse_positive)]
     pub(crate) speed: Option<f64>,
     /// Time after which arrivals end, such as 60s.
-    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    #[arg(long, value_name = "TIME", help_heading = "Workload", value_parser = parse_span)]
     pub(crate) duration: Option<Duration>,
     /// Exit with status 1 unless at least this share of the requests met its targets; 1 for all of
     /// them.

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 /// Decides which workers join a router, by the text files of their models.
 pub trait ModelAdmission: Clone + Send + Sync + 'static {
@@ -230,7 +230,7 @@ impl<A: ModelAdmission> WorkerStream<A> {
             return Err(StreamError::Rejected(reason.to_owned()));
         }
         if let Some(left_out) = self.service.log.hellos.admit(Instant::now()) {
-            info!(name, version, left_out, "a worker says hello");
+            debug!(name, version, left_out, "a worker says hello");
         }
         self.name = name;
         Ok(registration)

@@ -4,19 +4,21 @@
 //! is a [`Diagnostic`] at its line and column, and reading goes on after it, so that one pass finds
 //! all of them.
 
-use super::Diagnostic;
+pub use serde_saphyr::Location;
+
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{DuplicateKeyPolicy, Location, NonFiniteFloatPolicy, Options, Spanned};
+use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Options, Spanned};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::Duration;
 
 /// A value with its position.
-pub(super) type YamlNode = Spanned<YamlValue>;
+pub type YamlNode = Spanned<YamlValue>;
 
 /// The kinds of value of a node.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum YamlValue {
+pub enum YamlValue {
     Nothing,
     Bool(bool),
     Integer(i64),
@@ -26,15 +28,15 @@ pub(super) enum YamlValue {
     Map(Vec<(Spanned<String>, YamlNode)>),
 }
 
-/// The longest time a policy may name.
+/// The longest time a file may name.
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Nesting of lists and maps; a policy needs five levels. The reader recurses as deep, and a file
-/// must not end the process that follows it.
+/// Nesting of lists and maps; a policy needs five levels, other files fewer. The reader recurses as
+/// deep, and a file must not end the process that follows it.
 const DEPTH_MAX: usize = 16;
 
 /// Parses a text. A duplicate key is a mistake, and its first value counts.
-pub(super) fn parse(text: &str, diagnostics: &mut Diagnostics) -> Option<YamlNode> {
+pub fn parse(text: &str, diagnostics: &mut Diagnostics) -> Option<YamlNode> {
     // A duplicate key is reported, and then everything else is read as well.
     match serde_saphyr::from_str_with_options(text, options(DuplicateKeyPolicy::Error)) {
         Ok(tree) => Some(tree),
@@ -57,19 +59,48 @@ fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     }
 }
 
+/// One mistake in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// From 1 on; 0 if the position is unknown.
+    pub line: u64,
+    pub column: u64,
+    /// The mistake, and its correction.
+    pub message: String,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.line, self.column, self.message)
+    }
+}
+
+/// All mistakes of a file, a line each; `subject` is the kind of file, such as `the policy`.
+pub fn mistakes_text(subject: &str, path: &Path, diagnostics: &[Diagnostic]) -> String {
+    let path = path.display();
+    let count = match diagnostics.len() {
+        1 => "a mistake".to_owned(),
+        count => format!("{count} mistakes"),
+    };
+    let lines = diagnostics
+        .iter()
+        .map(|diagnostic| format!("\n  {path}:{diagnostic}"));
+    format!("{subject} {path} has {count}:{}", lines.collect::<String>())
+}
+
 /// The mistakes found so far.
 #[derive(Debug, Default)]
-pub(super) struct Diagnostics(Vec<Diagnostic>);
+pub struct Diagnostics(Vec<Diagnostic>);
 
 impl Diagnostics {
     /// The mistakes, in the order of the text.
-    pub(super) fn into_sorted(mut self) -> Vec<Diagnostic> {
+    pub fn into_sorted(mut self) -> Vec<Diagnostic> {
         self.0
             .sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
         self.0
     }
 
-    pub(super) fn add(&mut self, at: Location, message: impl Into<String>) {
+    pub fn add(&mut self, at: Location, message: impl Into<String>) {
         self.0.push(Diagnostic {
             line: at.line(),
             column: at.column(),
@@ -90,11 +121,11 @@ impl Diagnostics {
                 );
             }
             MultipleDocuments { .. } => {
-                return self.add(at, "a policy is one document: drop what follows this line");
+                return self.add(at, "the file is one document: drop what follows this line");
             }
             Budget { .. } => {
                 let message = "the file has more entries, deeper ones or more repeated ones than any \
-                            policy needs: is it one?";
+                            such file needs: is it one?";
                 return self.add(at, message);
             }
             _ => {}
@@ -108,7 +139,7 @@ impl Diagnostics {
     }
 
     /// A map's entries; anything else is a mistake.
-    pub(super) fn fields<'a>(
+    pub fn fields<'a>(
         &mut self,
         node: &'a YamlNode,
         subject: &'static str,
@@ -132,7 +163,7 @@ impl Diagnostics {
     }
 
     /// A list's entries; for anything else none, and a mistake.
-    pub(super) fn list<'a>(&mut self, node: &'a YamlNode, key: &str) -> &'a [YamlNode] {
+    pub fn list<'a>(&mut self, node: &'a YamlNode, key: &str) -> &'a [YamlNode] {
         match &node.value {
             YamlValue::List(entries) => entries,
             other => {
@@ -145,7 +176,7 @@ impl Diagnostics {
         }
     }
 
-    pub(super) fn text(&mut self, node: &YamlNode, key: &str) -> Option<String> {
+    pub fn text(&mut self, node: &YamlNode, key: &str) -> Option<String> {
         match &node.value {
             YamlValue::Text(text) if !text.is_empty() => Some(text.clone()),
             YamlValue::Text(_) => {
@@ -165,7 +196,7 @@ impl Diagnostics {
         }
     }
 
-    pub(super) fn boolean(&mut self, node: &YamlNode, key: &str) -> Option<bool> {
+    pub fn boolean(&mut self, node: &YamlNode, key: &str) -> Option<bool> {
         if let YamlValue::Bool(truth) = node.value {
             return Some(truth);
         }
@@ -174,7 +205,7 @@ impl Diagnostics {
         None
     }
 
-    pub(super) fn integer(
+    pub fn integer(
         &mut self,
         node: &YamlNode,
         key: &str,
@@ -195,7 +226,7 @@ impl Diagnostics {
     }
 
     /// A share above 0 and at most 1, in thousandths.
-    pub(super) fn permille(&mut self, node: &YamlNode, key: &str) -> Option<u32> {
+    pub fn permille(&mut self, node: &YamlNode, key: &str) -> Option<u32> {
         let share = match node.value {
             YamlValue::Integer(1) => 1.0,
             YamlValue::Float(share) => share,
@@ -215,7 +246,7 @@ impl Diagnostics {
     }
 
     /// A time: a number with its unit.
-    pub(super) fn time(&mut self, node: &YamlNode, key: &str) -> Option<Duration> {
+    pub fn time(&mut self, node: &YamlNode, key: &str) -> Option<Duration> {
         let example = "such as 500ms, 2s or 1.5m";
         let message = match &node.value {
             YamlValue::Text(text) => match parse_time(text) {
@@ -261,8 +292,8 @@ fn parse_time(text: &str) -> Option<Duration> {
 }
 
 /// The entries of a map, taken one by one; keys that are left over are unknown.
-pub(super) struct YamlFields<'a> {
-    pub(super) at: Location,
+pub struct YamlFields<'a> {
+    pub at: Location,
     subject: &'static str,
     entries: &'a [(Spanned<String>, YamlNode)],
     read_keys: Vec<&'static str>,
@@ -270,7 +301,7 @@ pub(super) struct YamlFields<'a> {
 
 impl<'a> YamlFields<'a> {
     /// The value of this key; none if it is not there, or there without a value.
-    pub(super) fn take(&mut self, key: &'static str) -> Option<&'a YamlNode> {
+    pub fn take(&mut self, key: &'static str) -> Option<&'a YamlNode> {
         self.read_keys.push(key);
         let found = self.entries.iter().find(|(name, _)| name.value == key);
         let (_, node) = found?;
@@ -278,13 +309,13 @@ impl<'a> YamlFields<'a> {
     }
 
     /// The position of this key, whatever its value.
-    pub(super) fn place(&self, key: &str) -> Option<Location> {
+    pub fn place(&self, key: &str) -> Option<Location> {
         let found = self.entries.iter().find(|(name, _)| name.value == key);
         found.map(|(name, _)| name.referenced)
     }
 
     /// As [`Self::take`]; a missing key is a mistake.
-    pub(super) fn take_required(
+    pub fn take_required(
         &mut self,
         key: &'static str,
         diagnostics: &mut Diagnostics,
@@ -297,7 +328,7 @@ impl<'a> YamlFields<'a> {
     }
 
     /// Reports every key that was not taken.
-    pub(super) fn reject_unknown(self, diagnostics: &mut Diagnostics) {
+    pub fn reject_unknown(self, diagnostics: &mut Diagnostics) {
         for (name, _) in self.entries {
             if self.read_keys.contains(&name.value.as_str()) {
                 continue;
@@ -317,7 +348,7 @@ impl<'a> YamlFields<'a> {
 }
 
 /// Letters to change, add or drop (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
+pub fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.chars().enumerate() {
@@ -333,7 +364,8 @@ fn distance(one: &str, other: &str) -> usize {
 }
 
 impl YamlValue {
-    fn kind(&self) -> &'static str {
+    /// The kind in words, with its article.
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
             Self::Bool(_) => "true or false",

@@ -1,0 +1,100 @@
+//! Flags from the environment and from files, and keys of clients, in real processes.
+
+use crate::harness::{HttpClient, cleave, run, serve};
+use serde_json::json;
+use std::fs;
+
+/// The output of `cleave config print` with these variables and flags.
+fn printed(variables: &[(&str, &str)], flags: &[&str]) -> String {
+    let mut command = cleave(&[&["config", "print"], flags].concat());
+    let output = command.envs(variables.iter().copied()).output();
+    let output = output.expect("cleave starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{flags:?}: {error}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn each_origin_counts_before_those_below_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cleave.yaml");
+    fs::write(&path, "port: 1\nmax-num-seqs: 1\nmax-queue: 1\n").expect("written");
+    let path = path.to_str().expect("text");
+    let variables = [
+        ("CLEAVE_CONFIG", path),
+        ("CLEAVE_PORT", "2"),
+        ("CLEAVE_MAX_NUM_SEQS", "2"),
+        ("CLEAVE_NO_PREFIX_CACHE", "1"),
+        ("CLEAVE_ADMIN_KEY", "never-to-be-shown"),
+    ];
+    let text = printed(&variables, &["--port", "3"]);
+    for line in [
+        "port: 3  # command line",
+        "max-num-seqs: 2  # environment",
+        "no-prefix-cache: true  # environment",
+        "max-queue: 1  # file",
+        "host: 127.0.0.1  # default",
+        "# admin-key: hidden  # environment",
+    ] {
+        assert!(text.lines().any(|known| known == line), "{line}\n{text}");
+    }
+    assert!(!text.contains("never-to-be-shown"));
+    let of_kubernetes = [("CLEAVE_PORT", "tcp://10.96.0.1:8000")];
+    assert!(printed(&of_kubernetes, &[]).contains("port: 8000  # default"));
+}
+
+#[test]
+fn variables_of_other_programs_count_after_ours() {
+    let other = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://other:4317");
+    let ours = ("CLEAVE_OTLP_ENDPOINT", "http://ours:4317");
+    assert!(printed(&[other], &[]).contains("otlp-endpoint: \"http://other:4317\""));
+    assert!(printed(&[other, ours], &[]).contains("otlp-endpoint: \"http://ours:4317\""));
+}
+
+#[test]
+fn a_wrong_file_or_context_ends_the_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cleave.yaml");
+    fs::write(&path, "prot: 8000\n").expect("written");
+    let path = path.to_str().expect("text");
+    for words in [
+        &["serve", "--config", path][..],
+        &["config", "check", path],
+        &["config", "print", "--config", path],
+    ] {
+        let (status, _, error) = run(words);
+        assert!(!status.success(), "{words:?}");
+        let place = format!("{path}:1:1: `cleave serve` has no flag `prot`; is `port` meant?");
+        assert!(error.contains(&place), "{words:?}: {error}");
+    }
+    let (status, _, error) = run(&["serve", "--port", "0", "--max-model-len", "99999999"]);
+    assert!(!status.success());
+    assert!(
+        error.contains("--max-model-len 99999999: the model has a context of"),
+        "{error}"
+    );
+}
+
+#[test]
+fn api_keys_guard_a_server_without_a_policy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = folder.path().join("keys");
+    fs::write(&keys, "from-the-file\n").expect("written");
+    let keys = keys.to_str().expect("text");
+    let flags = [
+        "--engine",
+        "mock",
+        "--api-key",
+        "one",
+        "--api-key-file",
+        keys,
+    ];
+    let mut server = serve(&flags);
+    let client = HttpClient::new(&server.address());
+    let body = json!({"prompt": "a", "max_tokens": 2});
+    let status = |headers: &[(&str, &str)]| client.post_with("/v1/completions", &body, headers).0;
+    assert_eq!(status(&[]), 401);
+    assert_eq!(status(&[("authorization", "Bearer two")]), 401);
+    assert_eq!(status(&[("authorization", "Bearer one")]), 200);
+    assert_eq!(status(&[("x-api-key", "from-the-file")]), 200);
+}
