@@ -46,7 +46,7 @@ pub(crate) enum RequestError {
 #[derive(Debug)]
 pub(crate) struct PassingFailure {
     pub(crate) reason: String,
-    /// The hub's `retry-after`.
+    /// Wait that the hub asks for by `retry-after`.
     pub(crate) asked: Option<Duration>,
 }
 
