@@ -1,6 +1,6 @@
 # Two images from one source. `cpu` (the last, so the default) has one static binary and nothing else: the router,
 # workers on the processor, the chart's test. `cuda` also has glibc, because NVIDIA's driver library is loaded at run
-# time, which a static binary cannot do.
+# time, which a static binary cannot do. Both have the certificates of the authorities, for downloads of models.
 #
 #   docker build -t cleave:0.1.0 .
 #   docker build -t cleave:0.1.0-cuda --target cuda .
@@ -25,8 +25,9 @@ RUN rustup target add "$(uname -m)-unknown-linux-musl"
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --profile dist --locked -p cleave-cli --target "$(uname -m)-unknown-linux-musl" \
     && cp target/*-unknown-linux-musl/dist/cleave /cleave
-# The only writable folder of the image.
-RUN mkdir -p /root-fs/var/cache/cleave
+# The cache is the only writable folder of the image.
+RUN mkdir -p /root-fs/var/cache/cleave /root-fs/etc/ssl/certs \
+    && cp /etc/ssl/certs/ca-certificates.crt /root-fs/etc/ssl/certs/
 
 FROM source AS build-cuda
 # The binary must have the machine code of every kernel, so the build fails without NVIDIA's compiler.
@@ -38,6 +39,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 FROM debian:bookworm-slim AS cuda
 RUN install -d -o 65532 -g 65532 /var/cache/cleave
 COPY --from=build-cuda /cleave /usr/local/bin/cleave
+COPY --from=source /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 # The container toolkit mounts the driver's libraries.
 ENV XDG_CACHE_HOME=/var/cache/cleave NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532

@@ -17,6 +17,8 @@ mod cuda;
 mod embeddings;
 mod generate;
 mod harness;
+mod hub;
+mod installed;
 mod kv;
 #[cfg(target_os = "linux")]
 mod memory;

@@ -18,21 +18,9 @@ skip() {
 
 emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || skip "there is no qemu-aarch64 to run the tests in"
 [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ] || skip "Rust has not the target $target"
-if [ ! -x "$folder/cc" ]; then
-  mkdir -p "$folder"
-  python3 -m venv "$folder/venv" || skip "Python's venv cannot be made"
-  "$folder/venv/bin/pip" install --quiet ziglang==0.13.0 || skip "Zig's C compiler cannot be fetched"
-  # Zig's names of targets differ from those that build scripts pass.
-  cat > "$folder/cc" << EOF
-#!/usr/bin/env bash
-args=()
-for arg in "\$@"; do [[ \$arg == --target=* ]] || args+=("\$arg"); done
-exec "$folder/venv/bin/python" -m ziglang cc -target aarch64-linux-musl -fno-sanitize=undefined "\${args[@]}"
-EOF
-  chmod +x "$folder/cc"
-fi
+compiler=$(scripts/install/zig.sh "$folder" aarch64-linux-musl) || skip "Zig's C compiler cannot be fetched"
 
-export CC_aarch64_unknown_linux_musl=$folder/cc AR_aarch64_unknown_linux_musl=ar
+export CC_aarch64_unknown_linux_musl=$compiler AR_aarch64_unknown_linux_musl=ar
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator
 tests=(--target "$target" -p cleave-cpu -p cleave-cpu-kernels --lib --test all)

@@ -64,6 +64,6 @@ pub use routes::{loading_answer, metrics_answer};
 pub use trace_parent::TraceParent;
 pub use ui::{
     ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,
-    HandoffTotals, HistorySecond, LinkRow, PoolTarget, ScalingChange, ScalingSummary,
+    HandoffTotals, HistorySecond, LinkRow, LostWorker, PoolTarget, ScalingChange, ScalingSummary,
     VerdictCounts, WINDOW, WorkerRow, ui_routes,
 };

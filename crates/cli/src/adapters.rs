@@ -18,20 +18,21 @@ pub(crate) fn with_adapters(
     source: &EngineSource,
 ) -> anyhow::Result<WorkerOptions> {
     let open = |module: &LoraModule| {
-        let LoraModule { name, folder } = module;
-        let flag = || format!("--lora-modules {name}={}", folder.display());
+        let LoraModule { name, location } = module;
+        let flag = || format!("--lora-modules {name}={location}");
         if *name == source.served_name() {
             bail!("{}: the model itself has this name", flag());
         }
         let device = &engine.describe().device;
         let memory = engine.adapters();
         let memory = memory.with_context(|| format!("{}: {device} applies none", flag()))?;
+        let folder = location.folder().with_context(flag)?;
         let facts = memory.open(folder).with_context(flag)?;
         let (rank, mib) = (facts.rank_max, facts.bytes >> 20);
         info!(adapter = %facts.adapter, rank, mib, "adapter {name} is served");
         Ok(OpenAdapter {
             name: name.clone(),
-            folder: folder.clone(),
+            folder: folder.to_owned(),
             facts,
         })
     };

@@ -15,6 +15,7 @@ mod demo;
 mod generate;
 mod goodput;
 mod gpu;
+mod hub;
 mod key;
 mod kv;
 mod load;
@@ -24,6 +25,7 @@ mod metrics;
 mod mock;
 mod mock_script;
 mod model;
+mod model_location;
 mod plan;
 mod processor;
 mod replay;
@@ -38,6 +40,7 @@ mod synth;
 mod task;
 mod top;
 mod values;
+mod version;
 
 use args::{BenchCommand, Cli, CliCommand, KvCommand, LogLevel, PlanCommand, SimCommand};
 use configuration::ConfigurationError;
@@ -67,6 +70,9 @@ fn main() -> ExitCode {
         CliCommand::Chat(args) => chat::run(&args),
         CliCommand::Generate(args) => generate::run(&args),
         CliCommand::Synth(args) => synth::run(&args),
+        CliCommand::Pull(args) => hub::pull(&args),
+        CliCommand::List(args) => hub::list(&args),
+        CliCommand::Rm(args) => hub::rm(&args),
         CliCommand::Sim(args) => match args.command {
             SimCommand::Chaos {
                 seeds,

@@ -39,16 +39,17 @@ impl MockModel {
     pub(crate) fn open(args: &MockArgs, model: &ModelArgs) -> anyhow::Result<Self> {
         let profile = profile(&args.mock_profile)?;
         let mut capacity = profile.device(0, Role::Both).limits.capacity;
-        let mut files = match &model.model {
+        let folder = model.folder()?;
+        let mut files = match folder {
             Some(folder) => ModelFiles::read(folder)?,
             None => demo::files(),
         };
         files.config = with_context(&files.config, capacity.context_tokens_max)?;
         check_max_model_len(model.max_model_len, capacity.context_tokens_max)?;
         files.context_tokens_max = model.max_model_len;
-        files.task = model_task(model, model.model.as_deref())?;
-        if let Some(name) = model.served_model_name.first() {
-            files.name.clone_from(name);
+        files.task = model_task(model, folder)?;
+        if let Some(name) = model.given_name() {
+            files.name = name;
         }
         let text = ModelText::new(files.clone())?;
         capacity.context_tokens_max = text.context_tokens_max();

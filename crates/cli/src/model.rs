@@ -118,8 +118,8 @@ pub(crate) fn check_max_model_len(max_model_len: Option<u32>, context: u32) -> a
 pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<LoadedModel> {
     // The device is found before the checkpoint is read, so that a missing GPU is reported at once.
     let place = ComputeDevice::find(engine)?;
-    let folder = match &model.model {
-        Some(folder) => folder.clone(),
+    let folder = match model.folder()? {
+        Some(folder) => folder.to_owned(),
         None => {
             demo::folder().context("cannot unpack the bundled checkpoint; give one with --model")?
         }
@@ -135,15 +135,15 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
             "the text part of this model is served; its images are not read"
         );
     }
-    files.task = model_task(model, model.model.as_deref())?;
+    files.task = model_task(model, model.folder()?)?;
     if files.task == ModelTask::Generate && !checkpoint.has_head() {
         bail!(
             "{}: has no lm_head, so that it cannot generate; --runner pooling serves its vectors",
             folder.display()
         );
     }
-    match (model.served_model_name.first(), &model.model) {
-        (Some(name), _) => files.name.clone_from(name),
+    match (model.given_name(), &model.model) {
+        (Some(name), _) => files.name = name,
         (None, None) => demo::NAME.clone_into(&mut files.name),
         (None, Some(_)) => {}
     }

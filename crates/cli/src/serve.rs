@@ -1,7 +1,8 @@
 //! The long-running commands: `serve`, `router`, `worker`.
 //!
-//! Owns: the startup output, signals, and the time limit of the drain. Never: decides anything
-//! about a request.
+//! Owns: the startup output. Never: decides anything about a request.
+
+mod lifetime;
 
 use crate::adapters::with_adapters;
 use crate::args::{
@@ -10,32 +11,24 @@ use crate::args::{
 use crate::gpu;
 use crate::source::EngineSource;
 use crate::task::model_task;
-use crate::values::SecondsArg;
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use cleave_api::ApiOptions;
 use cleave_domain::{DeviceId, Role, ScalingMode};
 use cleave_engine::Engine;
-use cleave_node::{
-    FleetNode, FleetPorts, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker,
-    WorkerNode, WorkerPorts,
-};
+use cleave_node::{FleetNode, FleetPorts, RouterNode, RouterOptions, WorkerNode, WorkerPorts};
 use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
 use cleave_text::ModelTask;
 use cleave_worker::{Calibration, WorkerOptions};
+use lifetime::{ShutdownPlan, TerminationSignals, run_until_stopped};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
-
-/// Exit status after a second signal: 128 + SIGINT, as in shells.
-const EXIT_ON_SECOND_SIGNAL: i32 = 130;
 
 /// Runs a router and its workers in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -221,7 +214,7 @@ fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
     let model = &args.host.model;
     let is_served = roles.iter().any(|role| role.prefills())
         && (roles.iter().any(|role| role.decodes())
-            || model_task(model, model.model.as_deref())? != ModelTask::Generate);
+            || model_task(model, model.folder()?)? != ModelTask::Generate);
     if !is_served {
         bail!(
             "--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs; \
@@ -454,15 +447,6 @@ impl PrintedAddresses {
     }
 }
 
-/// Time limits of a shutdown.
-#[derive(Clone, Copy)]
-struct ShutdownPlan {
-    /// Time during which the process only reports "not ready".
-    delay: Duration,
-    /// Time limit for running requests after that.
-    limit: SecondsArg,
-}
-
 impl HttpArgs {
     fn shutdown_plan(&self, process: &ProcessArgs) -> ShutdownPlan {
         ShutdownPlan {
@@ -472,130 +456,12 @@ impl HttpArgs {
     }
 }
 
-/// A running node, as far as signals and the exit status are concerned.
-trait RunningNode {
-    async fn ready(&self);
-    async fn broken(&self) -> String;
-    /// Returns when an operator has asked the node to leave.
-    async fn wait_for_leave_request(&self);
-    /// Reports "not ready" from now on and keeps serving.
-    fn leave(&self);
-    async fn drain(self, deadline: Duration);
-}
-
-// The node's own methods take precedence over the trait's methods of the same name.
-macro_rules! node {
-    ($($running:ty: $leave_request:expr, $leave:expr;)*) => {$(
-        impl RunningNode for $running {
-            async fn ready(&self) {
-                self.ready().await;
-            }
-
-            async fn broken(&self) -> String {
-                self.failed().await
-            }
-
-            async fn wait_for_leave_request(&self) {
-                let leave_request: fn(&Self) -> LeaveRequest<'_> = $leave_request;
-                leave_request(self).await;
-            }
-
-            fn leave(&self) {
-                let leave: fn(&Self) = $leave;
-                leave(self);
-            }
-
-            async fn drain(self, deadline: Duration) {
-                self.drain(deadline).await;
-            }
-        }
-    )*};
-}
-
-type LeaveRequest<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
-
-node!(
-    RunningFleet: |_| Box::pin(std::future::pending()), Self::set_not_ready;
-    RunningRouter: |_| Box::pin(std::future::pending()), Self::set_not_ready;
-    // A worker's routers learn of the drain from the worker itself.
-    RunningWorker: |worker| Box::pin(worker.wait_for_drain_request()), |_| {};
-);
-
-/// Runs a node until a signal arrives or it fails, then drains it. A failure sets the exit status.
-async fn run_until_stopped<N: RunningNode>(
-    node: N,
-    mut stop: TerminationSignals,
-    shutdown: ShutdownPlan,
-    report_ready: impl FnOnce(&N),
-) -> anyhow::Result<()> {
-    let ready = async {
-        node.ready().await;
-        cleave_cpu::trim_allocator();
-        report_ready(&node);
-        std::future::pending().await
-    };
-    // A failure, an operator's request or a signal ends the node.
-    let broken = tokio::select! {
-        broken = ready => Some(broken),
-        broken = node.broken() => Some(broken),
-        () = node.wait_for_leave_request() => None,
-        () = stop.signalled() => None,
-    };
-    let ShutdownPlan { delay, limit } = shutdown;
-    if broken.is_none() && !delay.is_zero() {
-        info!(
-            "reporting not ready; serving for another {} s",
-            SecondsArg(delay)
-        );
-        node.leave();
-        tokio::select! {
-            () = tokio::time::sleep(delay) => {}
-            _ = node.broken() => {}
-            () = stop.signalled() => end_at_once(),
-        }
-    }
-    info!("draining for up to {limit} s; a second signal ends at once");
-    tokio::select! {
-        () = node.drain(limit.0) => {}
-        () = stop.signalled() => end_at_once(),
-    }
-    broken.map_or(Ok(()), |reason| Err(anyhow!("{reason}")))
-}
-
-fn end_at_once() -> ! {
-    warn!("ended at once");
-    std::process::exit(EXIT_ON_SECOND_SIGNAL);
-}
-
 fn runtime() -> anyhow::Result<Runtime> {
     crate::log::log_panics();
     Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")
-}
-
-/// Ctrl-C and SIGTERM: the first one drains, the second one ends the process at once.
-struct TerminationSignals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl TerminationSignals {
-    fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-        })
-    }
-
-    async fn signalled(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 #[cfg(test)]

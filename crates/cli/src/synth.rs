@@ -39,7 +39,7 @@ fn write(args: &SynthArgs, progress: &mut dyn FnMut(CheckpointProgress)) -> anyh
         Ok(())
     };
     match (&args.model, quantizing) {
-        (Some(model), Some(quantizing)) => quantize(model, out, quantizing, progress)?,
+        (Some(model), Some(quantizing)) => quantize(model.folder()?, out, quantizing, progress)?,
         (_, None) => random(out, progress)?,
         (None, Some(quantizing)) => {
             // In the new folder, whose disk has room for large weights.

@@ -1,56 +1,107 @@
-//! Speed of a mixture of experts of OLMoE-1B-7B's shape (64 experts of width 1,024, eight for each
-//! token, hidden 2,048) in bf16: the bytes of the touched experts per second for few rows, beside
-//! the memory's speed; operations per second for many, beside a dense product of as many.
+//! Speed of mixtures of experts of published shapes, in each format that weights are packed in: the
+//! bytes of the touched experts per second, beside the memory's speed, and the operations per
+//! second, beside a dense product of as many in the same format.
 //!
-//! `cargo bench -p cleave-cpu --bench experts [-- ROUNDS [LAYERS]]`; the processor must be idle
-//! otherwise. The best of all rounds counts.
+//! `cargo bench -p cleave-cpu --bench experts [-- SHAPE… FORMAT… ROUNDS]`, all shapes and formats
+//! if none is named; the processor must be idle otherwise. The best of all rounds counts. Every
+//! round has other rows, so that no expert is in a cache because of the round before.
 #![allow(clippy::print_stdout)] // what it is for
 
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
 use cleave_cpu::{BandwidthReader, CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, cores_count};
 use cleave_engine::ops::{
     Activation, BufferRole, ChosenWeights, Experts, ExpertsSpec, GatedMatrices, GatedMlpSpec,
-    InnerSlices, Ops, Precision, RouterScore, RouterSpec, WeightLoader,
+    InnerSlices, Ops, Precision, Quantize, RouterScore, RouterSpec, WeightLoader,
 };
 use half::bf16;
 use std::time::Instant;
 
-const HIDDEN: usize = 2048;
-const WIDTH: usize = 1024;
-const COUNT: usize = 64;
-const CHOSEN: usize = 8;
-const ROWS: [usize; 6] = [1, 4, 16, 64, 256, 1024];
-/// Bytes of an expert.
-const EXPERT_BYTES: usize = 3 * HIDDEN * WIDTH * 2;
+const ROWS: [usize; 7] = [1, 4, 8, 32, 128, 512, 2048];
+const FORMATS: [Option<Quantize>; 4] = [
+    None,
+    Some(Quantize::Int8),
+    Some(Quantize::Int4),
+    Some(Quantize::Mxfp4),
+];
 
-const SPEC: ExpertsSpec = ExpertsSpec {
-    count: COUNT,
-    chosen: CHOSEN,
-    expert: GatedMlpSpec {
-        width: WIDTH,
+/// Sizes of a published mixture.
+struct Shape {
+    name: &'static str,
+    hidden: usize,
+    width: usize,
+    count: usize,
+    chosen: usize,
+    /// Unit of a down projection's slices, as a model of this width has them.
+    slice_unit: usize,
+    activation: Activation,
+    has_bias: bool,
+}
+
+const SHAPES: [Shape; 3] = [
+    Shape {
+        name: "olmoe-1b-7b",
+        hidden: 2048,
+        width: 1024,
+        count: 64,
+        chosen: 8,
+        slice_unit: 128,
         activation: Activation::Silu,
-        bias: false,
-    },
-    router: RouterSpec {
-        score: RouterScore::Softmax,
         has_bias: false,
-        has_choice_bias: false,
-        groups: None,
-        weights: ChosenWeights::Scores,
-        scale: 1.0,
     },
-    shared: None,
-};
+    Shape {
+        name: "qwen3-30b-a3b",
+        hidden: 2048,
+        width: 768,
+        count: 128,
+        chosen: 8,
+        slice_unit: 64,
+        activation: Activation::Silu,
+        has_bias: false,
+    },
+    Shape {
+        name: "gpt-oss-20b",
+        hidden: 2880,
+        width: 2880,
+        count: 32,
+        chosen: 4,
+        slice_unit: 64,
+        activation: Activation::ClampedSwiGlu { limit: 7.0 },
+        has_bias: true,
+    },
+];
 
-struct Layer {
-    router: CpuMatrix,
-    experts: Vec<GatedMatrices<CpuMatrix>>,
+impl Shape {
+    fn spec(&self) -> ExpertsSpec {
+        ExpertsSpec {
+            count: self.count,
+            chosen: self.chosen,
+            expert: GatedMlpSpec {
+                width: self.width,
+                activation: self.activation,
+                bias: self.has_bias,
+            },
+            router: RouterSpec {
+                score: RouterScore::Softmax,
+                has_bias: false,
+                has_choice_bias: false,
+                groups: None,
+                weights: ChosenWeights::Scores,
+                scale: 1.0,
+            },
+            shared: None,
+        }
+    }
+
+    fn slices(&self) -> InnerSlices {
+        InnerSlices::halved(self.width, self.slice_unit, 8)
+    }
 }
 
 /// Numbers in −0.5..0.5 that look random, the same for the same seed.
 fn noise(seed: usize) -> impl Iterator<Item = f32> {
     (0..).map(move |i: usize| {
-        let mixed = (i + seed * 7919).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (i + (seed << 36)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
         (mixed >> 40) as f32 / (1 << 24) as f32 - 0.5
     })
 }
@@ -63,90 +114,206 @@ fn stored(seed: usize, rows: usize, columns: usize) -> [StoredMatrix; 1] {
     [StoredTensor::from_bf16("weights", rows, columns, &values).into()]
 }
 
-fn layer(pack: &CpuWeightLoader, number: usize) -> Layer {
-    let slices = InnerSlices::halved(WIDTH, 128, 8);
-    let expert = |expert: usize| {
-        let seed = 1000 * number + 2 * expert;
-        GatedMatrices {
-            gate_up: pack
-                .gate_up(&stored(seed, 2 * WIDTH, HIDDEN), None)
-                .expect("memory"),
+/// A layer's weights in one format.
+struct Layer {
+    router: CpuMatrix,
+    /// The router's weights, `(experts, hidden)`.
+    router_values: Vec<f32>,
+    experts: Vec<GatedMatrices<CpuMatrix>>,
+    /// A dense matrix of gate's and up's size.
+    dense: CpuMatrix,
+    /// Bytes of an expert as it is packed, and in a checkpoint of this format.
+    packed_bytes: f64,
+    format_bytes: f64,
+}
+
+impl Layer {
+    fn new(shape: &Shape, pack: &CpuWeightLoader, format: Option<Quantize>) -> Self {
+        let (hidden, width, slices) = (shape.hidden, shape.width, shape.slices());
+        let whole = InnerSlices::whole(hidden);
+        let gate_up = stored(1, 2 * width, hidden);
+        let down = stored(2, hidden, width);
+        let router = stored(3, shape.count, hidden);
+        let biases = vec![0.25; (2 * width).max(hidden)];
+        let bias = |columns: usize| shape.has_bias.then(|| &biases[..columns]);
+        // Experts of equal weights take as long as others.
+        let expert = |_| GatedMatrices {
+            gate_up: pack.gate_up(&gate_up, bias(2 * width)).expect("memory"),
             down: pack
-                .sliced_matrix(&stored(seed + 1, HIDDEN, WIDTH), None, &slices)
+                .sliced_matrix(&down, bias(hidden), &slices)
                 .expect("memory"),
+        };
+        let packed_bytes = pack.matrix_bytes(&gate_up, &whole) + pack.matrix_bytes(&down, &slices);
+        let of_format = |rows: usize, slices: &InnerSlices| {
+            let columns = slices.elements().len();
+            (rows * columns) as f64 * bytes_of_weight(format, columns, slices)
+        };
+        Self {
+            router: pack.exact_matrix(&router, None).expect("memory"),
+            router_values: router[0].to_f32(),
+            experts: (0..shape.count).map(expert).collect(),
+            dense: pack.sliced_matrix(&gate_up, None, &whole).expect("memory"),
+            packed_bytes: packed_bytes as f64,
+            format_bytes: of_format(2 * width, &whole) + of_format(hidden, &slices),
         }
-    };
-    Layer {
-        router: pack
-            .exact_matrix(&stored(1000 * number + 999, COUNT, HIDDEN), None)
-            .expect("memory"),
-        experts: (0..COUNT).map(expert).collect(),
+    }
+
+    /// Number of experts that these rows choose.
+    fn touched(&self, shape: &Shape, x: &[f32]) -> usize {
+        let mut is_touched = vec![false; shape.count];
+        for row in x.chunks_exact(shape.hidden) {
+            let of_expert = |weights: &[f32]| -> f32 {
+                weights.iter().zip(row).map(|(weight, x)| weight * x).sum()
+            };
+            let logits = self.router_values.chunks_exact(shape.hidden).map(of_expert);
+            let mut logits: Vec<(f32, usize)> = logits.zip(0..).collect();
+            logits.sort_unstable_by(|one, two| two.0.total_cmp(&one.0));
+            for (_, expert) in &logits[..shape.chosen] {
+                is_touched[*expert] = true;
+            }
+        }
+        is_touched.iter().filter(|touched| **touched).count()
     }
 }
 
-/// Expected number of experts that these rows touch.
-fn touched(rows: usize) -> f64 {
-    let is_left_out = 1.0 - CHOSEN as f64 / COUNT as f64;
-    COUNT as f64 * (1.0 - is_left_out.powi(rows as i32))
+/// Bytes of a weight in a checkpoint: its code, and its share of a scale.
+fn bytes_of_weight(format: Option<Quantize>, columns: usize, slices: &InnerSlices) -> f64 {
+    let fits = |group: &usize| slices.are_multiples_of(*group);
+    match format {
+        None => 2.0,
+        Some(Quantize::Int4) => {
+            let group = [128, 64, 32].into_iter().find(fits);
+            0.5 + 2.0 / group.expect("whole groups") as f64
+        }
+        Some(Quantize::Mxfp4) => 0.5 + 1.0 / 32.0,
+        Some(_) => 1.0 + 4.0 / columns as f64,
+    }
+}
+
+/// The best of all rounds of one number of rows.
+#[derive(Default)]
+struct Best {
+    seconds: f64,
+    touched: usize,
+    bytes_per_second: f64,
+    dense_seconds: f64,
+    read_per_second: f64,
+}
+
+fn measure(
+    shape: &Shape,
+    layer: &Layer,
+    ops: &mut CpuOps,
+    memory: &BandwidthReader,
+    rows: usize,
+    rounds: usize,
+) -> Best {
+    let spec = shape.spec();
+    let buffer = |ops: &CpuOps, rows, width| {
+        ops.rows(rows, width, BufferRole::Activations)
+            .expect("memory")
+    };
+    let (mut x, mut out) = (
+        buffer(ops, rows, shape.hidden),
+        buffer(ops, rows, shape.hidden),
+    );
+    let dense_rows = rows * shape.chosen;
+    let mut dense_x = buffer(ops, dense_rows, shape.hidden);
+    dense_x.values_mut().fill(0.5);
+    let mut dense_out = buffer(ops, dense_rows, 2 * shape.width);
+    let experts = Experts {
+        spec: &spec,
+        router: &layer.router,
+        choice_bias: None,
+        experts: &layer.experts,
+        shared: None,
+    };
+    let mut best = Best {
+        seconds: f64::INFINITY,
+        dense_seconds: f64::INFINITY,
+        ..Best::default()
+    };
+    for round in 0..rounds {
+        for (x, value) in x.values_mut().iter_mut().zip(noise(10 + round)) {
+            *x = value;
+        }
+        let touched = layer.touched(shape, x.values_mut());
+        best.read_per_second = best.read_per_second.max(memory.bytes_per_second());
+        let from = Instant::now();
+        ops.experts(&experts, rows, &x, &mut out)
+            .expect("a mixture");
+        let seconds = from.elapsed().as_secs_f64();
+        let bytes_per_second = touched as f64 * layer.packed_bytes / seconds;
+        best.bytes_per_second = best.bytes_per_second.max(bytes_per_second);
+        if seconds < best.seconds {
+            (best.seconds, best.touched) = (seconds, touched);
+        }
+        let from = Instant::now();
+        ops.matmul(&layer.dense, dense_rows, &dense_x, &mut dense_out)
+            .expect("a product");
+        // Down is half as large as gate and up.
+        best.dense_seconds = best.dense_seconds.min(1.5 * from.elapsed().as_secs_f64());
+    }
+    best
+}
+
+fn print_table(shape: &Shape, format: Option<Quantize>, rounds: usize) {
+    let threads = cores_count();
+    let options = CpuOptions {
+        quantize: format,
+        ..CpuOptions::new(Precision::Bf16)
+    };
+    let mut ops = CpuOps::new(&options).expect("the best instruction set");
+    let layer = Layer::new(shape, &CpuWeightLoader::new(&options), format);
+    let memory = BandwidthReader::new(threads).expect("memory");
+    println!(
+        "\n{} {}: {} experts of {}, {} chosen, hidden {}, {threads} threads; packed {:.3} of the format's bytes\n",
+        shape.name,
+        format.map_or("bf16", Quantize::name),
+        shape.count,
+        shape.width,
+        shape.chosen,
+        shape.hidden,
+        layer.packed_bytes / layer.format_bytes,
+    );
+    println!(
+        "| rows | experts read | ms | GB/s | of the memory's speed | GFLOP/s | of a dense product |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for rows in ROWS {
+        let best = measure(shape, &layer, &mut ops, &memory, rows, rounds);
+        let operations = (6 * rows * shape.chosen * shape.hidden * shape.width) as f64;
+        println!(
+            "| {rows} | {} | {:.3} | {:.1} | {:.2} | {:.0} | {:.2} |",
+            best.touched,
+            best.seconds * 1e3,
+            best.bytes_per_second / 1e9,
+            best.bytes_per_second / best.read_per_second,
+            operations / best.seconds / 1e9,
+            best.dense_seconds / best.seconds,
+        );
+    }
 }
 
 fn main() {
-    let numbers: Vec<usize> = std::env::args()
-        .filter_map(|arg| arg.parse().ok())
-        .collect();
-    let number = |index: usize, default: usize| numbers.get(index).copied().unwrap_or(default);
-    let (rounds, layers) = (number(0, 9), number(1, 3));
-    let options = CpuOptions::new(Precision::Bf16);
-    let threads = cores_count();
-    let mut ops = CpuOps::new(&options).expect("the best instruction set");
-    let pack = CpuWeightLoader::new(&options);
-    let layers: Vec<Layer> = (0..layers).map(|number| layer(&pack, number)).collect();
-    let memory = BandwidthReader::new(threads).expect("memory");
-    println!("{COUNT} experts of {WIDTH}, {CHOSEN} chosen, hidden {HIDDEN}, {threads} threads");
-    for rows in ROWS {
-        let buffer = |ops: &CpuOps, rows, width| {
-            ops.rows(rows, width, BufferRole::Activations)
-                .expect("memory")
-        };
-        let (mut x, mut out) = (buffer(&ops, rows, HIDDEN), buffer(&ops, rows, HIDDEN));
-        for (x, value) in x.values_mut().iter_mut().zip(noise(rows)) {
-            *x = value;
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let is_named = |name: &str| args.iter().any(|arg| arg == name);
+    let rounds = args.iter().find_map(|arg| arg.parse().ok()).unwrap_or(9);
+    let shapes: Vec<&Shape> = SHAPES.iter().filter(|shape| is_named(shape.name)).collect();
+    let shapes = if shapes.is_empty() {
+        SHAPES.iter().collect()
+    } else {
+        shapes
+    };
+    let name = |format: &Option<Quantize>| format.map_or("bf16", Quantize::name);
+    let formats = FORMATS.into_iter().filter(|format| is_named(name(format)));
+    let mut formats: Vec<Option<Quantize>> = formats.collect();
+    if formats.is_empty() {
+        formats.extend(FORMATS);
+    }
+    for shape in shapes {
+        for format in &formats {
+            print_table(shape, *format, rounds);
         }
-        // A dense product of as many operations, by one expert's first matrix.
-        let dense_rows = rows * CHOSEN;
-        let dense_x = buffer(&ops, dense_rows, WIDTH);
-        let mut dense_out = buffer(&ops, dense_rows, HIDDEN);
-        let (mut best, mut best_dense, mut read) = (f64::INFINITY, f64::INFINITY, 0.0_f64);
-        for round in 0..rounds {
-            read = read.max(memory.bytes_per_second());
-            let layer = &layers[round % layers.len()];
-            let experts = Experts {
-                spec: &SPEC,
-                router: &layer.router,
-                choice_bias: None,
-                experts: &layer.experts,
-                shared: None,
-            };
-            let from = Instant::now();
-            ops.experts(&experts, rows, &x, &mut out)
-                .expect("a mixture");
-            best = best.min(from.elapsed().as_secs_f64());
-            let from = Instant::now();
-            for _ in 0..3 {
-                ops.matmul(&layer.experts[0].down, dense_rows, &dense_x, &mut dense_out)
-                    .expect("a product");
-            }
-            best_dense = best_dense.min(from.elapsed().as_secs_f64());
-        }
-        let bytes = touched(rows) * EXPERT_BYTES as f64 / best;
-        let operations = (2 * 3 * dense_rows * HIDDEN * WIDTH) as f64;
-        println!(
-            "{rows:5} rows: {:8.3} ms, {:5.1} GB/s, {:.2} of read; {:7.1} GFLOP/s, {:.2} of dense",
-            best * 1e3,
-            bytes / 1e9,
-            bytes / read,
-            operations / best / 1e9,
-            best_dense / best,
-        );
     }
 }

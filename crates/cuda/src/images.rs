@@ -34,6 +34,12 @@ struct Aligned<T>(T);
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
+/// Whether this build has machine code of the kernels; without it NVRTC compiles them at the first
+/// start.
+pub fn has_built_kernels() -> bool {
+    !IMAGES.is_empty()
+}
+
 /// The size of a cached file's checksum in bytes.
 const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
 

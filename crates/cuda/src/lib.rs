@@ -48,6 +48,7 @@ pub use buffers::{CudaPool, CudaRows};
 pub use driver::{CudaDevice, DeviceFacts};
 pub use error::CudaError;
 pub use experts::experts_workspace_bytes;
+pub use images::has_built_kernels;
 pub use ops::CudaOps;
 pub use options::{CudaOptions, MatmulMode, MultiprocessorShare, SharePart, StreamPriority};
 pub use pack::{CudaMatrix, CudaRotary, CudaTable, CudaVector, CudaWeightLoader};

@@ -284,6 +284,7 @@ impl RouterDriver {
         }
         self.grants.handle_report(worker, &report);
         self.effects.meters.set_grants(self.grants.count());
+        self.show_role_change(worker, &report);
         self.effects.roster.handle_report(worker, &report);
         self.track_handoff(worker, &report);
         let reserved = match &report {

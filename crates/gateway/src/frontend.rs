@@ -187,6 +187,7 @@ impl Frontend for RouterFrontend {
         Some(FleetSnapshot {
             uptime,
             workers,
+            lost: self.roster.lost(),
             flights: self.flights.stage_counts(),
             stages,
             classes: class_rows(&self.policy(), classes, &goodput),

@@ -3,11 +3,14 @@
 //! Owns: one view per connected worker, kept current by the driver from the reports it gets, and
 //! read by the HTTP server. Never decides anything: the brain judges workers from the same reports.
 //! Invariant: a view exists exactly as long as its worker is connected, and shows links to
-//! connected workers only.
+//! connected workers only. A worker that was lost is remembered by name, for a time.
 
 use crate::adapters::AdapterDirectory;
-use cleave_api::{CommandError, LinkRow, WorkerCommand, WorkerRow, WorkerState, WorkerView};
-use cleave_domain::{Capacity, Report, StepProgress, WorkerId, WorkerRef};
+use crate::dashboard::at_ms;
+use cleave_api::{
+    CommandError, LinkRow, LostWorker, WorkerCommand, WorkerRow, WorkerState, WorkerView,
+};
+use cleave_domain::{Capacity, Report, Role, StepProgress, WorkerId, WorkerRef};
 use cleave_fleet::views::{self, CommandNovelty, PendingCommands};
 use cleave_fleet::{LinkState, Registration, WorkerActivity};
 use cleave_router::RouterNote;
@@ -15,7 +18,7 @@ use cleave_telemetry::{NoteContext, RouterObserver};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Links of one worker to others that are not connected: after a router's restart workers join one
@@ -25,9 +28,17 @@ const LINKS_AHEAD_MAX: usize = 1024;
 /// The longest name of an adapter, that of a model.
 const ADAPTER_NAME_BYTES_MAX: usize = 256;
 
+/// Lost workers are shown for this time, or until one of their name joins.
+const LOST_SHOWN: Duration = Duration::from_secs(15 * 60);
+
+/// Lost workers that are shown at most, the latest of them.
+const LOST_MAX: usize = 64;
+
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRoster {
     workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
+    /// The latest last.
+    lost: Mutex<Vec<(Instant, LostWorker)>>,
     /// See [`WorkerRoster::sequence_tokens_max`]; by model, none before its first worker.
     sequence_tokens_max: Mutex<BTreeMap<String, u32>>,
     adapters: AdapterDirectory,
@@ -76,16 +87,18 @@ impl WorkerRoster {
             activity,
             rate_sampled: None,
         };
+        let is_back = |(_, lost): &(Instant, LostWorker)| lost.name == registration.name;
+        self.lost.lock().retain(|lost| !is_back(lost));
         let mut workers = self.lock();
         workers.insert(registration.worker.worker, entry);
         self.update_sequence_tokens_max(&workers);
     }
 
-    /// Removes a worker; gives its name and state, if it was there.
-    pub(crate) fn leave(&self, worker: WorkerRef) -> Option<(String, WorkerState)> {
+    /// Removes a worker; gives its last view, if it was there.
+    pub(crate) fn leave(&self, worker: WorkerRef) -> Option<WorkerView> {
         let mut workers = self.lock();
         let left = workers.remove(&worker.worker);
-        let left = left.map(|entry| (entry.view.name.clone(), entry.state()));
+        let left = left.map(|entry| entry.view(&workers));
         for entry in workers.values_mut() {
             if entry.links.remove(&worker.worker).is_some() {
                 entry.link_sums = None;
@@ -94,6 +107,30 @@ impl WorkerRoster {
         self.update_sequence_tokens_max(&workers);
         self.adapters.leave(worker.worker);
         left
+    }
+
+    /// Remembers a worker that was connected and was not asked to leave, by its last view.
+    pub(crate) fn remember_lost(&self, view: WorkerView) {
+        let lost = LostWorker {
+            name: view.name,
+            model: view.model,
+            role: view.role,
+            device: view.device,
+            at_ms: at_ms(),
+        };
+        let mut all = self.lost.lock();
+        all.push((Instant::now(), lost));
+        let excess = all.len().saturating_sub(LOST_MAX);
+        all.drain(..excess);
+    }
+
+    /// The lost workers that are shown, by name.
+    pub(crate) fn lost(&self) -> Vec<LostWorker> {
+        let mut all = self.lost.lock();
+        all.retain(|(since, _)| since.elapsed() < LOST_SHOWN);
+        let mut lost: Vec<_> = all.iter().map(|(_, lost)| lost.clone()).collect();
+        lost.sort_by(|a, b| a.name.cmp(&b.name));
+        lost
     }
 
     /// Refuses a name that an adapter cannot have.
@@ -163,6 +200,13 @@ impl WorkerRoster {
         let workers = self.lock();
         let entry = workers.get(&worker.worker);
         entry.map_or_else(|| worker.to_string(), |entry| entry.view.name.clone())
+    }
+
+    /// The name of a connected worker whose role is not this one.
+    pub(crate) fn name_of_other_role(&self, worker: WorkerRef, role: Role) -> Option<String> {
+        let workers = self.lock();
+        let view = &workers.get(&worker.worker)?.view;
+        (view.role != role).then(|| view.name.clone())
     }
 
     /// Updates a worker's view from its report.
@@ -408,9 +452,7 @@ impl RosterEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleave_domain::Role;
     use cleave_fleet::sample;
-    use std::time::Duration;
 
     fn named(number: u64, data_address: &str) -> Registration {
         Registration {
@@ -528,6 +570,41 @@ mod tests {
                 .is_some(),
             "the last known"
         );
+    }
+
+    #[test]
+    fn a_lost_worker_is_remembered_until_its_name_is_back() {
+        let roster = WorkerRoster::default();
+        let names = || -> Vec<String> {
+            let lost = roster.lost().into_iter();
+            lost.map(|worker| worker.name).collect()
+        };
+        for number in (0..LOST_MAX as u64 + 2).rev() {
+            roster.join(&named(number, "h:1"), Arc::default());
+            roster.remember_lost(roster.leave(life(number)).unwrap());
+        }
+        let lost = names();
+        assert_eq!(lost.len(), LOST_MAX);
+        assert!(
+            lost.is_sorted() && lost.contains(&"w0".to_owned()),
+            "the latest stay"
+        );
+        roster.join(&named(0, "h:1"), Arc::default());
+        assert!(!names().contains(&"w0".to_owned()));
+        assert_eq!(names().len(), LOST_MAX - 1);
+    }
+
+    #[test]
+    fn a_changed_role_is_told_by_name() {
+        let roster = WorkerRoster::default();
+        roster.join(&named(1, "h:1"), Arc::default());
+        let role = roster.views()[0].role;
+        assert_eq!(roster.name_of_other_role(life(1), role), None);
+        let roles = [Role::Prefill, Role::Decode];
+        let other = roles.into_iter().find(|other| *other != role).unwrap();
+        let name = roster.name_of_other_role(life(1), other);
+        assert_eq!(name.as_deref(), Some("w1"));
+        assert_eq!(roster.name_of_other_role(life(2), role), None);
     }
 
     #[test]

@@ -59,6 +59,14 @@
 {{- if and (eq $model.source "init") (not $model.init.image) -}}
 {{- fail (printf "model.init.image: pool %s has its model fetched by an init container, but of which image?" $name) -}}
 {{- end -}}
+{{- if and (eq $model.source "hub") $model.lora.root -}}
+{{- fail (printf "model.lora.root: pool %s has its model from a hub, whose volume has no folders of adapters: leave it empty" $name) -}}
+{{- end -}}
+{{- range $adapter, $folder := $model.lora.modules -}}
+{{- if ne (eq $model.source "hub") (hasPrefix "hf://" $folder) -}}
+{{- fail (printf "model.lora.modules.%s: pool %s needs an address with hf:// where model.uri has one, and a folder where it has not" $adapter $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $model.source "demo") (or $model.lora.modules $model.lora.root) -}}
 {{- fail (printf "model.lora: pool %s has adapters, whose folders lie in the model's volume, but the demo has none: set model.source" $name) -}}
 {{- end -}}

@@ -81,9 +81,50 @@ matchExpressions:
 {{- $_ := set $model "servedName" (default $of.name (default dict $of.model).servedName) -}}
 {{- $_ := set $pool "servedName" $model.servedName -}}
 {{- end -}}
-{{- $_ := set $pool "model" $model -}}
+{{- $_ := set $pool "model" (fromJson (include "cleave.modelSource" $model)) -}}
 {{- $_ := set $pool "role" $role -}}
 {{- toJson $pool -}}
+{{- end -}}
+
+{{/* A model whose `uri` became its source, as JSON. Of `hf://` the source is `hub`, with the model's name as `hubName`
+     and all names to download, adapters' too, as `hubNames`. */}}
+{{- define "cleave.modelSource" -}}
+{{- $model := deepCopy . -}}
+{{- if hasPrefix "hf://" $model.uri -}}
+{{- $name := trimPrefix "hf://" $model.uri -}}
+{{- $names := list $name -}}
+{{- range $model.lora.modules -}}{{- $names = append $names (trimPrefix "hf://" .) -}}{{- end -}}
+{{- $model = merge (dict "source" "hub" "path" "" "hubName" $name "hubNames" (uniq $names)) $model -}}
+{{- else if hasPrefix "pvc://" $model.uri -}}
+{{- $parts := splitn "/" 2 (trimPrefix "pvc://" $model.uri) -}}
+{{- $pvc := dict "claimName" $parts._0 -}}
+{{- $_ := set $model "source" "pvc" -}}
+{{- $_ := set $model "pvc" $pvc -}}
+{{- $_ := set $model "path" (default "" $parts._1) -}}
+{{- end -}}
+{{- toJson $model -}}
+{{- end -}}
+
+{{/* "true" if a pool has its model from the hub. */}}
+{{- define "cleave.usesHub" -}}
+{{- $root := . -}}{{- $found := "" -}}
+{{- range (fromJson (include "cleave.pools" $root)).pools -}}
+{{- $pool := fromJson (include "cleave.pool" (list $root .)) -}}
+{{- if eq $pool.model.source "hub" -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
+{{/* The claim that holds the models of the hub. */}}
+{{- define "cleave.hubClaim" -}}
+{{- default (printf "%s-models" (include "cleave.fullname" .)) .Values.hub.cache.existingClaim -}}
+{{- end -}}
+
+{{/* The port of the hub. */}}
+{{- define "cleave.hubPort" -}}
+{{- $hub := urlParse .Values.hub.endpoint -}}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $hub.host) -}}
+{{- default (ternary "443" "80" (eq $hub.scheme "https")) $port -}}
 {{- end -}}
 
 {{/* (root, image of a pool or an empty map): the image with its tag. */}}

@@ -70,6 +70,39 @@ spec:
         - name: model
           mountPath: /model
   {{- end }}
+  {{- if eq $model.source "hub" }}
+  # One download at a time: the others wait for its lock, and then find the model in the volume.
+  initContainers:
+    {{- range $index, $name := $model.hubNames }}
+    - name: pull-{{ $index }}
+      image: {{ include "cleave.image" (list $root $pool.image) | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      args:
+        - pull
+        - --if-absent
+        - {{ $name | quote }}
+      env:
+        {{- include "cleave.env" $root | nindent 8 }}
+        - name: HF_HOME
+          value: /model
+        - name: HF_ENDPOINT
+          value: {{ $root.Values.hub.endpoint | quote }}
+        {{- with $root.Values.hub.tokenSecret }}
+        {{- if .name }}
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef:
+              name: {{ .name }}
+              key: {{ .key }}
+        {{- end }}
+        {{- end }}
+      securityContext: {{- include "cleave.containerSecurity" "" | nindent 8 }}
+      resources: {{- toYaml $root.Values.hub.resources | nindent 8 }}
+      volumeMounts:
+        - name: model
+          mountPath: /model
+    {{- end }}
+  {{- end }}
   containers:
     - name: worker
       image: {{ include "cleave.image" (list $root $pool.image) | quote }}
@@ -80,7 +113,9 @@ spec:
         - --router={{ include "cleave.routerAddress" $root }}
         - --name=$(POD_NAME)
         - --device={{ ternary "cpu" "cuda" (eq (toString $pool.gpus) "0") }}
-        {{- if ne $model.source "demo" }}
+        {{- if eq $model.source "hub" }}
+        - {{ printf "--model=%s" $model.hubName | quote }}
+        {{- else if ne $model.source "demo" }}
         - --model=/model{{ with $model.path }}/{{ trimPrefix "/" . }}{{ end }}
         {{- end }}
         {{- with $model.servedName }}
@@ -88,7 +123,11 @@ spec:
         {{- end }}
         {{- if or $model.lora.modules $model.lora.root }}
         {{- range $adapter, $folder := $model.lora.modules }}
+        {{- if eq $model.source "hub" }}
+        - {{ printf "--lora-modules=%s=%s" $adapter (trimPrefix "hf://" $folder) | quote }}
+        {{- else }}
         - {{ printf "--lora-modules=%s=/model/%s" $adapter (trimPrefix "/" $folder) | quote }}
+        {{- end }}
         {{- end }}
         {{- with $model.lora.root }}
         - {{ printf "--lora-root=/model/%s" (trimPrefix "/" .) | quote }}
@@ -116,6 +155,12 @@ spec:
             fieldRef:
               fieldPath: status.podIP
         {{- include "cleave.env" $root | nindent 8 }}
+        {{- if eq $model.source "hub" }}
+        - name: HF_HOME
+          value: /model
+        - name: HF_HUB_OFFLINE
+          value: "1"
+        {{- end }}
         {{- with $pool.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -176,7 +221,11 @@ spec:
     - name: cache
       emptyDir:
         sizeLimit: 1Gi
-    {{- if eq $model.source "pvc" }}
+    {{- if eq $model.source "hub" }}
+    - name: model
+      persistentVolumeClaim:
+        claimName: {{ include "cleave.hubClaim" $root }}
+    {{- else if eq $model.source "pvc" }}
     - name: model
       persistentVolumeClaim:
         claimName: {{ $model.pvc.claimName }}

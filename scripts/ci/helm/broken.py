@@ -101,6 +101,11 @@ BROKEN: list[tuple[str, dict, Callable[[Objects], object]]] = [
     ("every_pod_has_a_policy", {}, lambda o: one(o, "NetworkPolicy", "workers")["spec"]["ingress"].pop()),
     ("flags_exist", {}, lambda o: argument(o, "router", "--drain-timeout", "--drain-seconds")),
     ("flags_exist", {}, lambda o: argument(o, "prefill", "worker", "work")),
+    (
+        "flags_exist",
+        {"model": {"uri": "hf://org/Model-8B"}},
+        lambda o: pod(o, "prefill")["initContainers"][0]["args"].insert(1, "--if-missing"),
+    ),
     ("drains_in_time", {}, lambda o: pod(o, "decode").update(terminationGracePeriodSeconds=30)),
     ("routers_are_found", {}, lambda o: argument(o, "decode", "cleave-router.llm", "cleave-routers.llm")),
     ("routers_are_found", {}, lambda o: one(o, "Service", "router")["spec"].pop("publishNotReadyAddresses")),

@@ -11,6 +11,7 @@ flaw.
 import argparse
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -65,6 +66,15 @@ VARIANTS: dict[str, dict] = {
             "lora": {"modules": {"sql": "adapters/sql", "notes": "/adapters/notes"}, "root": "adapters", "maxRank": 16},
         }
     },
+    "hub": {
+        "model": {"uri": "hf://org/Model-8B@v1", "lora": {"modules": {"sql": "hf://org/sql"}}},
+        "hub": {"tokenSecret": {"name": "hub"}},
+    },
+    "hub of one's own": {
+        "model": {"uri": "hf://org/Model-8B"},
+        "hub": {"endpoint": "http://hub.mirrors:8080", "cache": {"existingClaim": "models"}},
+    },
+    "claim by address": {"model": {"uri": "pvc://models/llama/8b"}},
     "groups": {
         "workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}
     },
@@ -131,7 +141,7 @@ class Found:
 def flags(cleave: str) -> dict[str, set[str]]:
     """Returns the flags of each command, from its help."""
     found = {}
-    for command in ("router", "worker", "bench run"):
+    for command in ("router", "worker", "bench run", "pull"):
         told = subprocess.run([cleave, *command.split(), "--help"], capture_output=True, text=True, check=True).stdout
         found[command] = set(re.findall(r"^ +(?:-\w, )?(--[a-z0-9-]+)", told, re.MULTILINE))
     return found
@@ -219,7 +229,9 @@ def taken_for_granted(args: list[str]) -> list[str]:
 
 def usage_flaw(args: list[str], cleave: str) -> str | None:
     """Returns the binary's complaint about its arguments; a missing policy, model or server does not count."""
-    done = subprocess.run([cleave, *args], capture_output=True, text=True, check=False, timeout=60)
+    # No argument may lead to a download.
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([cleave, *args], capture_output=True, text=True, check=False, timeout=60, env=offline)
     return f"cleave {' '.join(args)}: {done.stderr.strip()}" if done.returncode == 2 else None
 
 
@@ -292,7 +304,7 @@ def values_and_schema(found: Found) -> None:
         if node.get("additionalProperties") is not False:
             found.add(f"{path or 'values'}: unknown keys are taken", "values.schema.json")
         # Pools have only the values that differ from `workers`; resources may be empty.
-        partly = path.split(".")[0] in POOLS or path in ("workers.model", "model.init.resources")
+        partly = path.split(".")[0] in POOLS or path in ("workers.model", "model.init.resources", "hub.resources")
         for key in sorted(set(value) ^ set(properties) - {"global"}):
             inside = key in value
             if inside or not partly:

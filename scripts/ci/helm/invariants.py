@@ -6,6 +6,7 @@ Owns: these rules, each a generator of flaws over the objects of one rendering. 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import yaml
 
@@ -233,17 +234,24 @@ def selects(selector: dict, labels: dict) -> bool:
     return among and within(selector.get("matchLabels", {}), labels)
 
 
+def command_lines(pod: dict) -> Iterator[list[str]]:
+    """Returns the command lines of the binary: of the first container, and of those that download models."""
+    for container in containers(pod):
+        if container is pod["spec"]["containers"][0] or container["name"].startswith("pull-"):
+            yield container["args"]
+
+
 def flags_exist(world: World) -> Iterator[str]:
     for document, pod in world.pods:
-        args = pod["spec"]["containers"][0]["args"]
-        words = [arg for arg in args if not arg.startswith("-")]
-        known = world.flags.get(" ".join(words))
-        if known is None:
-            yield f"{document['metadata']['name']}: no command `{' '.join(words)}`"
-            continue
-        for arg in args:
-            if arg.startswith("-") and arg.split("=")[0] not in known:
-                yield f"{document['metadata']['name']}: `cleave {' '.join(words)}` has no {arg.split('=')[0]}"
+        for args in command_lines(pod):
+            words = " ".join(takewhile(lambda arg: not arg.startswith("-"), args))
+            known = world.flags.get(words)
+            if known is None:
+                yield f"{document['metadata']['name']}: no command `{words}`"
+                continue
+            for arg in args:
+                if arg.startswith("-") and arg.split("=")[0] not in known:
+                    yield f"{document['metadata']['name']}: `cleave {words}` has no {arg.split('=')[0]}"
 
 
 def drains_in_time(world: World) -> Iterator[str]:

@@ -215,7 +215,7 @@ async function eight(browser, folder) {
     return Number(counts[4]) > 0 && counts;
   }, 15_000).catch(() => []);
   check(way.length === 5, `flights by stage: ${way.join(" → ")}`);
-  check((await page.locator("#way li p").nth(3).innerText()).includes("exposed"), "stages have times");
+  check((await page.locator("#way li p").nth(3).innerText()).includes("wait"), "stages have times");
   check((await page.locator("#classes tr").count()) === 4, "each class has a row");
   check((await page.locator("#events").innerText()).includes("slo ttft unreachable"), "a refusal is there with its reason");
   check((await page.locator("#scaling").isHidden()), "nobody decides on scaling, and nothing is shown of it");
@@ -233,12 +233,19 @@ async function eight(browser, folder) {
   check((await ground()) !== before, "the theme can be chosen against the system's");
   await page.locator("#theme").selectOption("auto");
 
-  // A killed worker leaves the table, and stands in the log.
+  await fits(page);
+
+  // A killed worker stays in the table as lost, turns the head's sign, and is an event.
   await end(workers["decode-1"].child);
   const lost = page.locator("#events tr", { hasText: "lost" }).filter({ hasText: "decode-1" });
-  check(await until("loss", async () => (await lost.count()) === 1, 30_000).catch(() => false), "a killed worker is told");
-  await until("seven rows", async () => (await cells.count()) === 7, 10_000);
-  check((await figure(page, "workers-count")) === 7, "and counted no more");
+  check(await until("loss", async () => (await lost.count()) === 1, 30_000).catch(() => false), "a killed worker is an event");
+  const row = page.locator("#body tr[data-name=decode-1]");
+  await until("a lost row", async () => (await row.innerText()).includes("✕ lost"), 10_000);
+  check((await cells.count()) === 8 && (await figure(page, "workers-count")) === 7, "it stays in the table, and is not counted");
+  check((await page.locator("#status").getAttribute("data-state")) === "trouble", `the head says so: ${await text(page, "status-text")}`);
+  await page.locator("#state").selectOption("lost");
+  check((await cells.count()) === 1, "the table can be filtered by it");
+  await page.locator("#state").selectOption("");
 
   // The sums agree once nothing is under way.
   traffic.stop();
@@ -254,8 +261,28 @@ async function eight(browser, folder) {
   const bytes = sent.reduce((sum, one) => sum + one, 0);
   check(Math.abs(landed - bytes) <= bytes * 0.05, `hand-off bytes: the page says ${landed}, the workers sent ${bytes} (and the seven left received ${await received()})`);
   check(trouble.length === 0, `no console error, no request elsewhere${trouble.length ? `: ${[...new Set(trouble)].join("; ")}` : ""}`);
+
+  // A server that ended dims what it said last.
+  await end(router.child);
+  await until("a lost connection", async () => /^No connection since \d\d:\d\d:\d\d/.test(await text(page, "status-text")), 20_000);
+  check((await page.evaluate(() => Number(getComputedStyle(document.querySelector("main")).opacity))) < 1, "figures of a dead server are dimmed");
   await context.close();
-  await Promise.all([...Object.values(workers).map(({ child }) => end(child)), end(router.child)]);
+  await Promise.all(Object.values(workers).map(({ child }) => end(child)));
+}
+
+/** Nothing is wider than the screen, on a small laptop and on a phone. */
+async function fits(page) {
+  const before = page.viewportSize();
+  for (const width of [1280, 390]) {
+    await page.setViewportSize({ width, height: 900 });
+    await boards(page, 1);
+    const wide = await page.evaluate(() => {
+      const boxes = [document.documentElement, ...document.querySelectorAll(".scroll")];
+      return boxes.filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.getAttribute("aria-label") ?? "the page");
+    });
+    check(wide.length === 0, `${width} pixels are enough${wide.length ? `, but not for: ${wide.join(", ")}` : ""}`);
+  }
+  await page.setViewportSize(before);
 }
 
 async function keyboard(page) {

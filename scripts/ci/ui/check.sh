@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../../.."
 skip() { echo "SKIPPED: $1"; exit 0; }
 
 command -v node >/dev/null && command -v npm >/dev/null || skip "there is no Node.js"
-node --test scripts/ci/ui/conversation.test.mjs
+node --test scripts/ci/ui/conversation.test.mjs scripts/ci/ui/events.test.mjs
 
 browser=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)}
 [ -n "$browser" ] || skip "there is no Chromium (apt-get install chromium fonts-dejavu-core)"

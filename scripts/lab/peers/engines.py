@@ -2,14 +2,15 @@
 
 usage: engines.py --cleave BIN --model HF_FOLDER [--int8 HF_FOLDER] [--llama FOLDER --gguf FILE] [--vllm FOLDER]
                   [--openvino FOLDER] [--mistralrs FOLDER] [--transformers] [--only NAME...] [--rounds 3] [--threads N]
-                  [--out FILE [--go-on]] [--table FILE]
+                  [--shapes SHAPE...] [--kv-cache 2GiB] [--out FILE [--go-on]] [--table FILE]
 
-The install scripts beside this file make the FOLDERs. The model is a Llama or a Qwen3 in bf16 (`cleave synth`), --int8
-the same as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf the file that to_gguf.py makes of it;
-f16, q8_0 and q4_0 are made beside it for the engines that read them. Every engine is loaded once and stopped (SIGSTOP)
-while another one is asked; llama.cpp is started for each sample. In each round every engine is asked for every shape
-once, in an order that rotates; before each sample the machine must be quiet: no more than a tenth of its cores busy for
-a second, or the sample waits for up to a minute.
+The install scripts beside this file make the FOLDERs. The model is one that to_gguf.py knows, in bf16 (`cleave synth`),
+--int8 the same as compressed-tensors W8A8 (`cleave synth --quantization int8`), --gguf the file that to_gguf.py makes
+of it; f16, q8_0 and q4_0 are made beside it for the engines that read them. A model that is quantised already, as a
+gpt-oss in MXFP4, is measured by Cleave and llama.cpp in its own format alone. Every engine is loaded once and stopped
+(SIGSTOP) while another one is asked; llama.cpp is started for each sample. In each round every engine is asked for
+every shape once, in an order that rotates; before each sample the machine must be quiet: no more than a tenth of its
+cores busy for a second, or the sample waits for up to a minute.
 
 No engine's first run of a shape counts. Cleave runs a prompt untimed the first time that it is asked for its length,
 and four steps untimed before the 32 of every decode sample. Engines asked from Python run the whole shape untimed
@@ -39,8 +40,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SHAPES = ["prefill:512", "prefill:2048", "decode:1x128", "decode:1x1024", "decode:8x128", "decode:32x128"]
-NAMES = ["prefill 512", "prefill 2048", "decode b1, ctx 128", "decode b1, ctx 1024", "batch 8", "batch 32"]
+NAMES = {
+    "prefill:512": "prefill 512",
+    "prefill:2048": "prefill 2048",
+    "decode:1x128": "decode b1, ctx 128",
+    "decode:1x1024": "decode b1, ctx 1024",
+    "decode:8x128": "batch 8",
+    "decode:32x128": "batch 32",
+}
+SHAPES = list(NAMES)
 CONTEXT, SEQUENCES = 2304, 32
 QUIET_SHARE, QUIET_WAIT_SECONDS = 0.1, 60
 # Field of a sample, which is one round to Cleave.
@@ -137,12 +145,13 @@ class Llama:
 def engines(args: argparse.Namespace) -> list[Engine | Llama]:
     threads = str(args.threads)
     cleave = [args.cleave, "bench", "engine", "--threads", threads, "--stdin", "--rounds", "1", "--dtype", "bf16"]
-    cleave += ["--max-model-len", str(CONTEXT), "--kv-cache", "2GiB", "--model", args.model]
-    found: list[Engine | Llama] = [Engine("Cleave bf16", cleave)]
-    for form in ("int8", "int4"):
+    cleave += ["--max-model-len", str(CONTEXT), "--kv-cache", args.kv_cache, "--model", args.model]
+    own = own_format(args.model)
+    found: list[Engine | Llama] = [Engine(f"Cleave {own or 'bf16'}", cleave)]
+    for form in () if own else ("int8", "int4"):
         found.append(Engine(f"Cleave {form}", [*cleave, "--quantize", form]))
     if args.llama:
-        for form in ("bf16", "q8_0", "q4_0"):
+        for form in (own,) if own else ("bf16", "q8_0", "q4_0"):
             found.append(Llama(f"llama.cpp {form}", args.llama, gguf(args, form), form, args.threads))
     if args.vllm:
         folder = Path(args.vllm)
@@ -176,9 +185,15 @@ def engines(args: argparse.Namespace) -> list[Engine | Llama]:
     return found
 
 
+def own_format(model: str) -> str | None:
+    """The format of a model that is quantised already."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    return config.get("quantization_config", {}).get("quant_method")
+
+
 def gguf(args: argparse.Namespace, form: str) -> str:
-    """The model's file in a form."""
-    return args.gguf if form == "bf16" else args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
+    """The model's file in a form; --gguf has the model's own."""
+    return args.gguf if form in ("bf16", own_format(args.model)) else args.gguf.removesuffix(".gguf") + f"-{form}.gguf"
 
 
 def make_gguf(args: argparse.Namespace, form: str) -> None:
@@ -218,14 +233,14 @@ def wait_for_quiet() -> float:
 Samples = dict[str, dict[str, list[dict]]]
 
 
-def measure(found: list[Engine | Llama], rounds: int, samples: Samples) -> Iterator[Samples]:
+def measure(found: list[Engine | Llama], rounds: int, shapes: list[str], samples: Samples) -> Iterator[Samples]:
     """Yields the samples after each shape of a round, together with the samples of earlier runs."""
     for engine in found:
         # A shape that failed before is tried again.
         samples.setdefault(engine.name, {}).pop("failed", None)
-    first = max((len(shapes.get(SHAPES[0], [])) for shapes in samples.values()), default=0)
+    first = max((len(of_engine.get(shapes[0], [])) for of_engine in samples.values()), default=0)
     for number in range(first, first + rounds):
-        for shape in SHAPES:
+        for shape in shapes:
             turn = number % len(found)
             for engine in found[turn:] + found[:turn]:
                 if samples[engine.name].get("failed"):
@@ -256,15 +271,17 @@ def of_floor(found: list[dict]) -> str:
 
 
 def table(samples: Samples) -> str:
-    lines = ["| best (median), tokens/s | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
-    most = {shape: {} for shape in SHAPES}
+    """The table of all shapes that some engine was asked for."""
+    asked = [shape for shape in SHAPES if any(shape in of_engine for of_engine in samples.values())]
+    lines = ["| best (median), tokens/s | " + " | ".join(NAMES[shape] for shape in asked) + " |", "|---|" + "---|" * len(asked)]
+    most = {shape: {} for shape in asked}
     for engine, shapes in samples.items():
-        for shape in SHAPES:
+        for shape in asked:
             if speeds := [sample["tokens_per_second"] for sample in shapes.get(shape, []) if sample["tokens_per_second"]]:
                 most[shape][engine] = max(speeds), statistics.median(speeds)
     for engine, shapes in samples.items():
         cells = []
-        for shape in SHAPES:
+        for shape in asked:
             if engine not in most[shape]:
                 cells.append("")
                 continue
@@ -272,7 +289,7 @@ def table(samples: Samples) -> str:
             text = f"{best:.0f} ({median:.0f})"
             cells.append(f"**{text}**" if best == max(found for found, _ in most[shape].values()) else text)
         lines.append(f"| {engine} | " + " | ".join(cells) + " |")
-        floors = [of_floor(shapes.get(shape, [])) for shape in SHAPES]
+        floors = [of_floor(shapes.get(shape, [])) for shape in asked]
         if any(floors):
             lines.append("| of its floor then (median) | " + " | ".join(floors) + " |")
     return "\n".join(lines)
@@ -287,6 +304,8 @@ def main() -> None:
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES, metavar="SHAPE")
+    parser.add_argument("--kv-cache", default="2GiB", help="memory for keys and values of each Cleave")
     parser.add_argument("--go-on", action="store_true", help="add to the rounds that the file of --out has")
     parser.add_argument("--only", nargs="*", help="engines by the beginning of their names, in quotes where these have spaces")
     parser.add_argument("--log", default="target/peers", help="folder for what the engines say")
@@ -337,7 +356,7 @@ def main() -> None:
                 found.remove(engine)
         if not found:
             sys.exit("no engine is left to measure")
-        for samples in measure(found, args.rounds, before):
+        for samples in measure(found, args.rounds, args.shapes, before):
             if args.out:
                 Path(args.out).write_text(json.dumps(samples, indent=1) + "\n")
             text = table(samples)

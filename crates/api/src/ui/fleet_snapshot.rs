@@ -21,6 +21,8 @@ pub struct FleetSnapshot {
     pub uptime: Duration,
     /// All connected workers, by name.
     pub workers: Vec<WorkerRow>,
+    /// Workers whose connection ended without a drain, and that have not come back; by name.
+    pub lost: Vec<LostWorker>,
     /// Flights that have not ended, by stage.
     pub flights: FlightStageCounts,
     /// Durations of the stages of the flights that ended well in the last minute.
@@ -73,6 +75,24 @@ pub struct WorkerRow {
     pub tokens_per_second: Option<f64>,
     /// Prompts and streams placed on it since it joined.
     pub placed: u64,
+}
+
+/// A worker that was connected, and was not asked to leave.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LostWorker {
+    pub name: String,
+    /// Served name of its model.
+    pub model: String,
+    #[serde(serialize_with = "serialize_role")]
+    pub role: Role,
+    /// Hardware that it used entirely, if it reported it.
+    pub device: Option<String>,
+    /// Time at which its connection ended, in milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+fn serialize_role<S: Serializer>(role: &Role, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(role_name(*role))
 }
 
 /// Names of the columns of a row, in order.
@@ -307,8 +327,8 @@ impl Serialize for HistorySecond {
 pub struct DashboardEvent {
     /// Time of the last occurrence, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Kind of the event: `refused`, `failed`, `late`, `retried`, `passed_over`, `moved`, `stuck`,
-    /// `joined`, `lost`, `left`.
+    /// Kind of the event: `refused`, `failed`, `late`, `retried`, `passed_over`, `stayed`,
+    /// `stuck`, `joined`, `role`, `lost`, `left`.
     pub kind: &'static str,
     pub reason: String,
     /// Class or worker that the event concerns.
@@ -397,6 +417,7 @@ impl Serialize for SnapshotUpdate<'_> {
         let FleetSnapshot {
             uptime,
             workers: _,
+            lost,
             flights,
             stages,
             classes,
@@ -414,6 +435,7 @@ impl Serialize for SnapshotUpdate<'_> {
         map.serialize_entry("workers", &self.workers)?;
         map.serialize_entry("gone", &self.removed)?;
         map.serialize_entry("workers_count", &self.board.workers.len())?;
+        map.serialize_entry("lost", lost)?;
         map.serialize_entry("flights", flights)?;
         let stages = stages.iter().map(|(stage, took)| (stage.name(), took));
         map.serialize_entry("stages", &stages.collect::<Vec<_>>())?;
@@ -477,6 +499,28 @@ mod tests {
 
     fn sent(sent: &SnapshotUpdate) -> Value {
         serde_json::to_value(sent).expect("it is plain data")
+    }
+
+    #[test]
+    fn lost_workers_are_in_every_event() {
+        let lost = LostWorker {
+            name: "d".to_owned(),
+            model: "m".to_owned(),
+            role: Role::Decode,
+            device: None,
+            at_ms: 5,
+        };
+        let board = FleetSnapshot {
+            lost: vec![lost],
+            ..FleetSnapshot::default()
+        };
+        let expected =
+            json!([{"name": "d", "model": "m", "role": "decode", "device": null, "at_ms": 5}]);
+        assert_eq!(sent(&SnapshotUpdate::whole(&board))["lost"], expected);
+        assert_eq!(
+            sent(&SnapshotUpdate::changes(&board, &board))["lost"],
+            expected
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod snapshot_broadcast;
 
 pub use fleet_snapshot::{
     ClassRow, DashboardEvent, DurationQuantiles, FleetSnapshot, FlightStageCounts, HISTORY_SECONDS,
-    HandoffTotals, HistorySecond, LinkRow, PoolTarget, ScalingChange, ScalingSummary,
+    HandoffTotals, HistorySecond, LinkRow, LostWorker, PoolTarget, ScalingChange, ScalingSummary,
     VerdictCounts, WINDOW, WorkerRow,
 };
 
@@ -35,7 +35,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Path, content type and text of each file.
-const FILES: [(&str, &str, &str); 15] = [
+const FILES: [(&str, &str, &str); 16] = [
     ("/ui", HTML, include_str!("page.html")),
     ("/ui/chat", HTML, include_str!("chat.html")),
     ("/ui/style.css", CSS, include_str!("style.css")),
@@ -52,6 +52,7 @@ const FILES: [(&str, &str, &str); 15] = [
     ),
     ("/ui/json.js", JAVASCRIPT, include_str!("json.js")),
     ("/ui/events.js", JAVASCRIPT, include_str!("events.js")),
+    ("/ui/event_log.js", JAVASCRIPT, include_str!("event_log.js")),
     ("/ui/waterfall.js", JAVASCRIPT, include_str!("waterfall.js")),
     ("/ui/theme.js", JAVASCRIPT, include_str!("theme.js")),
     ("/ui/words.js", JAVASCRIPT, include_str!("words.js")),

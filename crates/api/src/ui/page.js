@@ -1,6 +1,7 @@
 // The page: receives the state of the fleet once a second and shows it. Owns: the stream, the key, and
-// every panel but those of the workers and of the prompt. Never: requests from another server, or shows
-// text of a client.
+// every panel but those of the events, the workers and the prompt. Never: requests from another server,
+// or shows text of a client.
+import { clock, showEvents } from "./event_log.js";
 import { events } from "./events.js";
 import { prepare } from "./prompt.js";
 import { followTheme } from "./theme.js";
@@ -18,11 +19,13 @@ const sum = (values) => values.reduce((all, value) => all + value, 0);
 
 const rows = new Map();
 let columns = [];
+/** Workers that need an operator, in words; empty if there are none. */
+let trouble = "";
 const workers = new Workers(rows);
 followTheme(() => workers.draw());
 
 /** Output tokens of each second of the last minute. */
-let drawn = [];
+let tokens = [];
 
 function hear(kind, board) {
   if (kind === "snapshot") {
@@ -36,21 +39,21 @@ function hear(kind, board) {
     rows.set(row.name, row);
   }
   const now = sum([...rows.values()].map((row) => row.tokens_per_second ?? 0));
-  if (kind === "snapshot") drawn = board.history.map((second) => second[3]);
-  else drawn = [...drawn.slice(1), now];
-  show(board, now);
+  if (kind === "snapshot") tokens = board.history.map((second) => second[3]);
+  else tokens = [...tokens.slice(1), now];
+  show(board);
   document.body.dataset.boards = Number(document.body.dataset.boards ?? 0) + 1;
 }
 
-function show(board, tokens) {
+function show(board) {
   const started = performance.now();
-  tiles(board, tokens);
+  tiles(board);
   way(board);
   classes(board.classes);
-  happenings(board.events);
+  showEvents(board.events);
   handoffs(board);
   scaling(board.scaling);
-  workers.update();
+  workers.update(board.lost);
   prepare(board.classes);
   say($("uptime"), `up ${span(board.uptime_seconds)}`);
   document.body.dataset.renderMs = (performance.now() - started).toFixed(1);
@@ -64,8 +67,11 @@ function span(seconds) {
 
 // === summary
 
-function tiles(board, tokens) {
+function tiles(board) {
   const column = (at) => board.history.map((second) => second[at]);
+  // Every tile is about the same time: the last minute, or the time since the start if that is less.
+  const seconds = Math.max(1, Math.min(board.history.length, board.uptime_seconds));
+  const perSecond = (values) => sum(values) / seconds;
   const good = sum(board.classes.map((one) => one.goodput));
   say($("goodput"), number(good));
   const devices = Math.max(1, board.devices);
@@ -77,38 +83,40 @@ function tiles(board, tokens) {
   const misses = missed.map((verdict) => `${number(minute[verdict])} ${verdict}`).join(", ");
   say($("kept-note"), misses || (taken ? "none missed" : "nothing in the last minute"));
   const begun = column(0);
-  const recent = begun.slice(-5);
-  say($("arrivals"), number(sum(recent) / recent.length));
+  say($("arrivals"), number(perSecond(begun)));
   const flights = board.flights;
   const all = flights.queued + flights.reserved + flights.prefill + flights.transfer + flights.decode;
-  say($("arrivals-note"), `${number(all)} in flight`);
-  say($("tokens"), number(tokens >= 10 ? Math.round(tokens) : tokens));
-  say($("tokens-note"), `${number(flights.decode)} streams`);
+  say($("arrivals-note"), `${number(all)} running now`);
+  const output = perSecond(tokens);
+  say($("tokens"), number(output >= 10 ? Math.round(output) : output));
+  say($("tokens-note"), `${number(flights.decode)} decoding now`);
   const bytes = column(4);
-  const [value, unit] = rate(sum(bytes.slice(-5)) / 5);
+  const [value, unit] = rate(perSecond(bytes));
   say($("bandwidth"), value);
   say($("bandwidth-unit"), unit);
   const { landed_total: landed, joined_total: joined } = board.handoffs;
-  say($("bandwidth-note"), landed + joined ? `${percent(landed / (landed + joined))} % on two workers` : "no request yet");
+  say($("bandwidth-note"), landed + joined ? `${percent(landed / (landed + joined))} % of requests` : "no request yet");
   spark($("spark-good"), column(1));
   spark($("spark-missed"), column(2));
   spark($("spark-begun"), begun);
-  spark($("spark-tokens"), drawn);
+  spark($("spark-tokens"), tokens);
   spark($("spark-bytes"), bytes);
   fleet(board);
 }
 
 function fleet(board) {
   const counts = { prefill: 0, decode: 0, both: 0 };
-  const states = { draining: 0, stuck: 0 };
+  const states = { draining: 0, stuck: 0, lost: board.lost.length };
   for (const row of rows.values()) {
     counts[row.role] += 1;
     if (row.state !== "ready") states[row.state] += 1;
   }
   say($("workers-count"), number(board.workers_count));
-  const trouble = Object.entries(states).filter(([, count]) => count).map(([state, count]) => `${number(count)} ${state}`);
-  say($("workers-unit"), trouble.length ? trouble.join(", ") : "all ready");
+  const other = Object.entries(states).filter(([, count]) => count).map(([state, count]) => `${number(count)} ${state}`);
+  const healthy = board.workers_count ? "all ready" : "connected";
+  say($("workers-unit"), other.length ? other.join(", ") : healthy);
   say($("workers-note"), Object.entries(counts).filter(([, count]) => count).map(([role, count]) => `${number(count)} ${role}`).join(", ") || "none is connected");
+  trouble = board.workers_count ? ["stuck", "lost"].filter((state) => states[state]).map((state) => `${number(states[state])} ${state}`).join(", ") : "no worker";
   const bar = $("pools");
   Object.entries(counts).forEach(([role, count], at) => {
     const part = bar.children[at] ?? bar.appendChild(make("i"));
@@ -150,10 +158,10 @@ function spark(svg, values, width = 100, height = 30) {
 // === flights
 
 const WAY = [
-  ["queued", "Queued", "queued", [["line", "router_queue"]]],
-  ["reserved", "Reserved", "queued", []],
+  ["queued", "Queued", "queued", [["wait", "router_queue"]]],
+  ["reserved", "Reserving KV", "queued", []],
   ["prefill", "Prefill", "prefill", [["wait", "prefill_wait"], ["run", "prefill"]]],
-  ["transfer", "Transfer", "transfer", [["exposed", "transfer"]]],
+  ["transfer", "Transfer", "transfer", [["wait", "transfer"]]],
   ["decode", "Decode", "decode", [["wait", "decode_wait"], ["run", "decode"]]],
 ];
 
@@ -175,10 +183,10 @@ function way(board) {
     say(count, number(board.flights[key]));
     share.firstChild.style.width = `${(board.flights[key] / most) * 100}%`;
     const times = stages.map(([word, stage]) => took[stage] && `${word} ${time(took[stage].p50_ms)}, p99 ${time(took[stage].p99_ms)}`).filter(Boolean);
-    say(note, key === "reserved" ? "counted with the line" : times.join("\n") || "–");
+    say(note, key === "reserved" ? "its time is part of Queued" : times.join("\n") || "–");
   });
   const { moving } = board.flights;
-  say($("flights-note"), `now; times are p50 and p99 of what was done in the last minute${moving ? ` · ${number(moving)} moving to another worker` : ""}`);
+  say($("flights-note"), `counts: now; times: p50 and p99 of the last minute${moving ? ` · ${number(moving)} migrating to another worker` : ""}`);
 }
 
 // === classes
@@ -200,7 +208,7 @@ function classes(all) {
     const met = one.goal === null || !taken ? "" : good / taken >= one.goal ? "yes" : "no";
     verdict.dataset.verdict = met;
     say(verdict, { yes: " ✓", no: " ✕ below", "": "" }[met]);
-    say(goal, one.goal === null ? "no target" : `goal ${percent(one.goal)} %`);
+    say(goal, one.goal === null ? "no target" : `target ${percent(one.goal)} %`);
     const total = taken + refused;
     VERDICTS.forEach(([key], index) => {
       const part = outcomes.firstChild.children[index];
@@ -256,38 +264,7 @@ function bullet(cell, took, target) {
   say(text, took ? `${time(took.p50_ms)} · p99 ${time(took.p99_ms)}${goal}` : target ? `target ${time(target)}` : "–");
 }
 
-// === events
-
-const KINDS = {
-  refused: ["◆", "v-refused"], failed: ["✕", "v-failed"], late: ["▲", "v-late"], retried: ["↻", "v-late"],
-  passed_over: ["→", "muted"], stayed: ["↺", "muted"], stuck: ["✕", "v-failed"], lost: ["✕", "v-failed"],
-  joined: ["+", "v-good"], left: ["−", "muted"],
-};
-
-function happenings(all) {
-  const body = $("events");
-  while (body.children.length > all.length) body.lastChild.remove();
-  all.forEach((one, at) => {
-    let row = body.children[at];
-    if (!row) {
-      row = body.appendChild(make("tr"));
-      row.append(make("td", "when"), make("td"), make("td", "why"), make("td"), make("td", "num muted"));
-    }
-    const [when, what, why, about, count] = row.children;
-    const [sign, tone] = KINDS[one.kind] ?? ["·", "muted"];
-    say(when, clock(one.at_ms));
-    what.className = tone;
-    say(what, `${sign} ${one.kind.replaceAll("_", " ")}`);
-    say(why, one.reason.replaceAll("_", " "));
-    say(about, one.about);
-    say(count, one.count > 1 ? `×${number(one.count)}` : "");
-  });
-  $("events-empty").hidden = all.length > 0;
-}
-
-const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
-
-// === hand-off, scaling
+// === KV transfer, scaling
 
 function table(body, lines) {
   while (body.children.length > lines.length) body.lastChild.remove();
@@ -304,18 +281,18 @@ function table(body, lines) {
 function handoffs(board) {
   spark($("chart-bytes"), board.history.map((second) => second[4]), 100, 64);
   const { bytes_total: bytes, landed_total: landed, joined_total: joined, links } = board.handoffs;
-  say($("handoff-note"), `${number(landed)} landed, ${amount(bytes)} in all; ${number(joined)} requests had nothing to send`);
+  say($("handoff-note"), `${number(landed)} transfers, ${amount(bytes)} since the start; ${number(joined)} requests needed none`);
   const line = (link) => [
     [link.transport], [number(link.count), "num"],
     [rate(link.mean_bytes_per_second).join(" "), "num"], [rate(link.slowest_bytes_per_second).join(" "), "num"],
   ];
-  table($("links"), links.length ? links.map(line) : [[["no link has been measured"], ["", "num"], ["", "num"], ["", "num"]]]);
+  table($("links"), links.length ? links.map(line) : [[["no link yet"], ["", "num"], ["", "num"], ["", "num"]]]);
 }
 
 function scaling(wanted) {
   $("scaling").hidden = !wanted;
   if (!wanted) return;
-  say($("scaling-note"), wanted.advisory ? "advice; nobody acts on it" : "");
+  say($("scaling-note"), wanted.advisory ? "mode: advise; workers are not started or stopped" : "");
   const sign = (pool) => (pool.wanted > pool.workers ? "▲ " : pool.wanted < pool.workers ? "▼ " : "");
   const several = new Set(wanted.pools.map((pool) => pool.model)).size > 1;
   const title = (of) => (several ? `${of.model}: ${of.pool}` : of.pool);
@@ -329,9 +306,13 @@ let stop = null;
 let retry = 1;
 let paused = false;
 let key = sessionStorage.getItem("cleave-admin-key") ?? "";
+/** Time of the last event of the stream, in milliseconds since 1970. */
+let heard = null;
 
+/** Shows the state of the connection. Figures that are not followed any more are dimmed. */
 function stand(state, text) {
   $("status").dataset.state = state;
+  document.body.dataset.stale = String(state === "lost" && heard !== null);
   say($("status-text"), text);
 }
 
@@ -361,12 +342,15 @@ async function read(body) {
     if (!kind) continue;
     hear(kind, JSON.parse(data));
     retry = 1;
-    stand("live", "Live");
+    heard = Date.now();
+    if (trouble) stand("trouble", `Live: ${trouble}`);
+    else stand("live", "Live");
   }
 }
 
 function lost(error) {
-  stand("lost", `Lost: ${error.message}; again in ${retry} s`);
+  const since = heard === null ? "" : ` since ${clock(heard)}`;
+  stand("lost", `No connection${since}: ${error.message}; next attempt in ${retry} s`);
   setTimeout(() => { if (!paused && !document.hidden) listen(); }, retry * 1000);
   retry = Math.min(retry * 2, 16);
 }
@@ -389,7 +373,7 @@ $("key-form").addEventListener("submit", (event) => {
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
-  say($("pause"), paused ? "Go on" : "Pause");
+  say($("pause"), paused ? "Resume" : "Pause");
   if (paused) {
     stop?.abort();
     stand("still", "Paused");

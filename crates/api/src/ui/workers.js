@@ -3,25 +3,30 @@
 import { $, make, number, say, time } from "./words.js";
 
 const ROW = 27;
-const ORDER = { stuck: 0, draining: 1, ready: 2 };
+const ORDER = { lost: 0, stuck: 1, draining: 2, ready: 3 };
+const STATES = { ready: "ready", draining: "╱ draining", stuck: "✕ stuck", lost: "✕ lost" };
 const kv = (row) => (row.blocks_count ? row.blocks_held / row.blocks_count : 0);
 
-/** Title, sort key, whether it is a number, and format. */
+/** A worker without sequences reports nothing: longer silence than this is no news then. */
+const IDLE_MS = 5000;
+
+/** Title, sort key, whether it is a number, and whether narrow screens leave it out. */
 const COLUMNS = [
   ["Worker", (row) => row.name, false],
-  ["Leg", (row) => row.role, false],
+  ["Role", (row) => row.role, false],
   ["State", (row) => ORDER[row.state], false],
   ["Batch", (row) => row.running, true],
-  ["Waiting", (row) => row.waiting, true],
-  ["Queue", (row) => row.queue_tokens, true],
+  ["Waiting", (row) => row.waiting, true, "wide"],
+  ["Queue", (row) => row.queue_tokens, true, "wide"],
   ["KV in use", kv, true],
-  ["Last step", (row) => row.step_ms ?? -1, true],
-  ["Heard", (row) => row.heard_ms ?? Infinity, true],
-  ["Tokens/s", (row) => row.tokens_per_second ?? -1, true],
-  ["Device", (row) => row.device ?? "", false],
-  ["Model", (row) => row.model, false],
+  ["Last step", (row) => row.step_ms ?? -1, true, "wide"],
+  ["Report", (row) => row.heard_ms ?? Infinity, true, "wide"],
+  ["Tokens/s", (row) => row.tokens_per_second ?? -1, true, "wide"],
+  ["Device", (row) => row.device ?? "", false, "wide"],
+  ["Model", (row) => row.model, false, "wide model-name"],
 ];
 
+/** Value, bound (the largest value if null), and format of a bound. */
 const MEASURES = {
   kv: [kv, () => 1, (most) => `${Math.round(most * 100)} %`],
   batch: [(row) => row.running, null, number],
@@ -29,9 +34,42 @@ const MEASURES = {
   step: [(row) => row.step_ms ?? 0, null, time],
 };
 
+/** The measure in which workers of one role differ most, as a part of its largest value. */
+export function mostDifferent(rows) {
+  const spread = (measure) => {
+    const most = Math.max(1e-9, ...rows.map(measure));
+    const roles = [...new Set(rows.map((row) => row.role))];
+    return Math.max(0, ...roles.map((role) => {
+      const values = rows.filter((row) => row.role === role).map(measure);
+      return (Math.max(...values) - Math.min(...values)) / most;
+    }));
+  };
+  const spreads = Object.entries(MEASURES).map(([name, [measure]]) => [name, spread(measure)]);
+  return spreads.reduce((best, one) => (one[1] > best[1] + 0.1 ? one : best))[0];
+}
+
+/** A row of a worker that is not connected any more. */
+function lostRow(lost) {
+  return {
+    ...lost, state: "lost", sharing: 0, running: 0, waiting: 0, queue_tokens: 0, blocks_held: 0, blocks_count: 0,
+    step_ms: null, heard_ms: Math.max(0, Date.now() - lost.at_ms), tokens_per_second: null,
+  };
+}
+
+/** The age of a worker's last report, in words. */
+function report(row) {
+  if (row.heard_ms === null) return "–";
+  const seconds = Math.round(row.heard_ms / 1000);
+  const ago = seconds < 120 ? `${seconds} s ago` : `${Math.floor(seconds / 60)} min ago`;
+  if (row.state === "lost") return ago;
+  if (row.heard_ms < 1000) return "now";
+  return !row.running && !row.waiting && row.heard_ms > IDLE_MS ? "idle" : ago;
+}
+
 export class Workers {
   constructor(rows) {
     this.rows = rows;
+    this.lost = [];
     this.shown = [];
     this.order = [0, 1];
     this.picked = null;
@@ -53,8 +91,8 @@ export class Workers {
   }
 
   heads() {
-    COLUMNS.forEach(([title, , numeric], at) => {
-      const head = make("th", numeric ? "num" : "");
+    COLUMNS.forEach(([title, , numeric, place = ""], at) => {
+      const head = make("th", `${numeric ? "num" : ""} ${place}`.trim());
       head.scope = "col";
       const button = make("button", "", title);
       button.type = "button";
@@ -69,7 +107,9 @@ export class Workers {
     });
   }
 
-  update() {
+  /** Shows the workers; `lost`, if given, are those that are not connected any more. */
+  update(lost) {
+    if (lost) this.lost = lost.map(lostRow);
     const find = $("find").value.trim().toLowerCase();
     const [pool, state] = [$("pool").value, $("state").value];
     const fits = (row) => (!pool || row.role === pool) && (!state || row.state === state)
@@ -82,15 +122,17 @@ export class Workers {
       const first = typeof left === "string" ? names.compare(left, right) : left - right;
       return first * way || names.compare(a.name, b.name);
     };
-    this.shown = [...this.rows.values()].filter(fits).sort(compare);
+    const all = [...this.rows.values(), ...this.lost];
+    this.shown = all.filter(fits).sort(compare);
+    $("table").classList.toggle("one-model", new Set(all.map((row) => row.model)).size < 2);
     [...$("heads").children].forEach((head, index) => {
       if (index === at) head.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
       const arrow = index === at ? (way > 0 ? " ↑" : " ↓") : "";
       say(head.firstChild, COLUMNS[index][0] + arrow);
     });
-    say($("shown"), this.shown.length === this.rows.size ? `${number(this.rows.size)} workers` : `${number(this.shown.length)} of ${number(this.rows.size)}`);
-    $("rows").style.height = `${Math.min(330, Math.max(120, this.rows.size * ROW + 36))}px`;
+    say($("shown"), this.shown.length === all.length ? `${number(all.length)} workers` : `${number(this.shown.length)} of ${number(all.length)}`);
+    $("rows").style.height = `${Math.min(330, Math.max(120, all.length * ROW + 36))}px`;
     $("table").setAttribute("aria-rowcount", String(this.shown.length + 1));
     this.fill();
     this.draw();
@@ -132,14 +174,14 @@ export class Workers {
     leg.firstChild.className = `leg tone-${row.role}`;
     say(leg.firstChild, row.role);
     state.className = `st-${row.state}`;
-    say(state, { ready: "ready", draining: "╱ draining", stuck: "✕ stuck" }[row.state]);
+    say(state, STATES[row.state]);
     say(batch, number(row.running));
     say(waiting, number(row.waiting));
     say(queue, number(row.queue_tokens));
     used.firstChild.firstChild.style.width = `${kv(row) * 100}%`;
-    say(used.lastChild, `${(kv(row) * 100).toFixed(0)} %`);
+    say(used.lastChild, row.blocks_count ? `${(kv(row) * 100).toFixed(0)} %` : "–");
     say(step, time(row.step_ms));
-    say(heard, row.heard_ms === null ? "–" : row.heard_ms < 1000 ? "now" : `${number(Math.round(row.heard_ms / 1000))} s ago`);
+    say(heard, report(row));
     say(tokens, row.tokens_per_second === null ? "–" : number(row.tokens_per_second));
     say(device, row.device ? row.device + (row.sharing ? ` (shared by ${row.sharing + 1})` : "") : "–");
     say(model, row.model);
@@ -198,7 +240,10 @@ export class Workers {
     }
     context.setTransform(dense, 0, 0, dense, 0, 0);
     context.clearRect(0, 0, width, height);
-    const [measure, bound, write] = MEASURES[$("measure").value];
+    const chosen = $("measure").value || mostDifferent(this.shown.filter((row) => row.state !== "lost"));
+    const [measure, bound, write] = MEASURES[chosen];
+    const title = [...$("measure").options].find((option) => option.value === chosen).textContent;
+    say($("scale-name"), title);
     const most = bound ? bound() : Math.max(1e-9, ...this.shown.map(measure));
     say($("scale-high"), write(most));
     const heat = ramp(colour("heat-0"), colour("heat-1"));
@@ -215,6 +260,11 @@ export class Workers {
         const [left, top] = [(at % across) * (side + gap), y + Math.floor(at / across) * (side + gap)];
         context.fillStyle = heat(Math.min(1, measure(row) / most));
         context.fillRect(left, top, side, side);
+        if (side > 8) {
+          context.strokeStyle = colour("cell-line");
+          context.lineWidth = 1;
+          context.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
+        }
         if (row.state !== "ready") mark(context, [left, top, side], row.state, colour);
         if (row.name === this.picked) {
           context.strokeStyle = colour("text");
@@ -226,7 +276,7 @@ export class Workers {
       y += Math.ceil(rows.length / across) * (side + gap) + 8;
     }
     this.side = side;
-    map.setAttribute("aria-label", `Map of workers by ${$("measure").selectedOptions[0].textContent}: ${there.map(([, rows, title]) => `${rows.length} ${title}`).join(", ") || "none"}. The table beside it has the numbers.`);
+    map.setAttribute("aria-label", `Map of workers by ${title}: ${there.map(([, rows, title]) => `${rows.length} ${title}`).join(", ") || "none"}. The table beside it has the numbers.`);
   }
 
   at(event) {
@@ -238,6 +288,7 @@ export class Workers {
 
   tell(row) {
     if (!row) return "";
+    if (row.state === "lost") return `${row.name}: lost ${report(row)}`;
     return `${row.name}: ${row.state}, batch ${row.running}, waiting ${row.waiting}, KV ${(kv(row) * 100).toFixed(0)} %, step ${time(row.step_ms)}`;
   }
 }
@@ -247,7 +298,7 @@ function tableRow() {
   const name = make("th");
   name.scope = "row";
   element.append(name);
-  COLUMNS.slice(1).forEach(([, , numeric]) => element.append(make("td", numeric ? "num" : "")));
+  COLUMNS.slice(1).forEach(([, , numeric, place = ""]) => element.append(make("td", `${numeric ? "num" : ""} ${place}`.trim())));
   element.children[1].append(make("span", "leg"));
   const bar = make("span", "kv");
   bar.append(make("i"));
@@ -266,18 +317,18 @@ function cellSize(width, counts) {
   return [5, 1];
 }
 
-/** Marks a state by more than colour: a stroke for draining, a cross for stuck. */
+/** Marks a state by more than colour: a stroke for draining, a cross for stuck and lost. */
 function mark(context, [left, top, side], state, colour) {
   const inset = side * 0.2;
   context.fillStyle = colour("panel");
   context.fillRect(left, top, side, side);
-  context.strokeStyle = colour(state === "stuck" ? "failed" : "late");
+  context.strokeStyle = colour(state === "draining" ? "late" : "failed");
   context.lineWidth = Math.max(1.5, side / 9);
   context.strokeRect(left + 1, top + 1, side - 2, side - 2);
   context.beginPath();
   context.moveTo(left + inset, top + side - inset);
   context.lineTo(left + side - inset, top + inset);
-  if (state === "stuck") {
+  if (state !== "draining") {
     context.moveTo(left + inset, top + inset);
     context.lineTo(left + side - inset, top + side - inset);
   }

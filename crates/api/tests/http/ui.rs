@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const FILES: [&str; 15] = [
+const FILES: [&str; 16] = [
     "/ui",
     "/ui/chat",
     "/ui/style.css",
@@ -27,6 +27,7 @@ const FILES: [&str; 15] = [
     "/ui/conversation.js",
     "/ui/json.js",
     "/ui/events.js",
+    "/ui/event_log.js",
     "/ui/waterfall.js",
     "/ui/theme.js",
     "/ui/words.js",

@@ -2,6 +2,7 @@
 //!
 //! Owns: these flags. Never: opens an adapter.
 
+use crate::model_location::ModelLocation;
 use crate::values::parse_model_name;
 use clap::Args;
 use cleave_domain::Role;
@@ -16,8 +17,9 @@ fn loras_default() -> usize {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Adapters")]
 pub(crate) struct AdapterArgs {
-    /// LoRA adapters to serve, each a folder as PEFT writes it; requests name one as their model.
-    #[arg(long, value_name = "NAME=DIR", num_args = 1.., value_parser = parse_lora_module)]
+    /// LoRA adapters to serve, each a folder as PEFT writes it, or an adapter of a hub; requests
+    /// name one as their model.
+    #[arg(long, value_name = "NAME=DIR|NAME=ORG/NAME[@REVISION]", num_args = 1.., value_parser = parse_lora_module)]
     pub(crate) lora_modules: Vec<LoraModule>,
     /// LoRA adapters that each worker has loaded at once, at most; others wait in their folders,
     /// and the least recently used one makes room for them.
@@ -38,20 +40,20 @@ impl AdapterArgs {
 }
 
 /// An adapter with its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct LoraModule {
     pub(crate) name: String,
-    pub(crate) folder: PathBuf,
+    pub(crate) location: ModelLocation,
 }
 
 fn parse_lora_module(text: &str) -> Result<LoraModule, String> {
     let parts = text
         .split_once('=')
         .filter(|(_, folder)| !folder.is_empty());
-    let (name, folder) = parts.ok_or("not NAME=DIR, such as sql=/adapters/sql")?;
+    let (name, location) = parts.ok_or("not NAME=DIR, such as sql=/adapters/sql")?;
     Ok(LoraModule {
         name: parse_model_name(name)?,
-        folder: folder.into(),
+        location: location.parse()?,
     })
 }
 
@@ -69,10 +71,8 @@ mod tests {
     #[test]
     fn a_lora_module_is_a_name_and_a_folder() {
         let module = parse_lora_module("sql=/a=b").unwrap();
-        assert_eq!(
-            (module.name.as_str(), module.folder),
-            ("sql", "/a=b".into())
-        );
+        let location = module.location.to_string();
+        assert_eq!((module.name.as_str(), location.as_str()), ("sql", "/a=b"));
         for wrong in ["sql", "sql=", "=/a", "/a"] {
             assert!(parse_lora_module(wrong).is_err(), "{wrong}");
         }

@@ -2,6 +2,7 @@
 //!
 //! Owns: these flags, which every command that loads a model shares. Never: reads a file.
 
+use crate::model_location::ModelLocation;
 use crate::values::{parse_bytes, parse_mock_block_bytes, parse_model_name};
 use clap::{Args, ValueEnum};
 use cleave_cpu::CoreBinding;
@@ -13,12 +14,13 @@ use std::str::FromStr;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors); the bundled demo model if
-    /// absent.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
-    /// Name under which the API serves the model; the name of the folder if absent. `serve` takes
-    /// further names, which are aliases of the first.
+    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a model of a hub, such
+    /// as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@v1`, which is downloaded unless the cache has it;
+    /// the bundled demo model if absent. A path that exists is the path.
+    #[arg(long, value_name = "DIR|ORG/NAME[@REVISION]")]
+    pub(crate) model: Option<ModelLocation>,
+    /// Name under which the API serves the model; the name of the folder or of the hub's model if
+    /// absent. `serve` takes further names, which are aliases of the first.
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = parse_model_name)]
     pub(crate) served_model_name: Vec<String>,
     /// Number format of weights and activations. `auto` takes the checkpoint's format, and runs f16

@@ -1,6 +1,7 @@
 //! The flags of commands that use one model once: `generate`, `synth`.
 
 use super::{EngineArgs, ModelArgs, SpeculationArgs};
+use crate::model_location::ModelLocation;
 use crate::values::{parse_temperature, parse_top_p};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -86,8 +87,13 @@ pub(crate) struct SynthArgs {
     pub(crate) config: Option<PathBuf>,
     /// Checkpoint whose weights are quantised and written again, rounded to nearest. It is meant
     /// for measuring speed: quantisers that consider activations lose less quality.
-    #[arg(long, value_name = "DIR", group = "source", requires = "quantization")]
-    pub(crate) model: Option<PathBuf>,
+    #[arg(
+        long,
+        value_name = "DIR|ORG/NAME[@REVISION]",
+        group = "source",
+        requires = "quantization"
+    )]
+    pub(crate) model: Option<ModelLocation>,
     /// Quantisation format of the new checkpoint.
     #[arg(long, value_enum)]
     pub(crate) quantization: Option<QuantizationArg>,

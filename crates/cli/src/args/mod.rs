@@ -14,6 +14,7 @@ mod engine;
 mod generate;
 mod goodput;
 mod http;
+mod hub;
 mod key;
 mod kv;
 mod manual;
@@ -43,6 +44,7 @@ pub(crate) use goodput::{
     ArrivalArgs, CheckArgs, FleetArg, GoodputQuestion, ScenarioArgs, SimGoodputArgs, TargetArgs,
 };
 pub(crate) use http::HttpArgs;
+pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransportArg, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use manual::{CompletionsArgs, ManArgs};
@@ -61,7 +63,7 @@ use clap::{Parser, Subcommand};
 /// Prefill workers run prompts, decode workers generate, and a router assigns each request to one
 /// of each; KV blocks travel between them. One binary, one OpenAI-compatible HTTP API.
 #[derive(Debug, Parser)]
-#[command(name = "cleave", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "cleave", version, long_version = crate::version::LONG.as_str(), after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) log: LogArgs,
@@ -98,6 +100,12 @@ pub(crate) enum CliCommand {
     Generate(GenerateArgs),
     /// Write a checkpoint of a named shape with random weights.
     Synth(SynthArgs),
+    /// Download a model of a hub into the cache, or its newest commit.
+    Pull(PullArgs),
+    /// List the models in the cache.
+    List(ListArgs),
+    /// Remove a model from the cache.
+    Rm(RmArgs),
     /// Run the production schedulers and routers in a simulated fleet.
     Sim(SimArgs),
     /// Check a policy file, and whether a simulated fleet could meet its targets.

@@ -4,6 +4,7 @@
 //! anything: all data comes from the page's stream. Invariant: the terminal is restored, however
 //! the command ends.
 
+mod columns;
 mod draw;
 mod fleet;
 mod stream;
@@ -139,8 +140,13 @@ impl TopView {
             self.type_key(key.code);
             return KeyOutcome::Continue;
         }
+        if self.help {
+            self.help = false;
+            return KeyOutcome::Continue;
+        }
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return KeyOutcome::Quit,
+            KeyCode::Char('?' | 'h') => self.help = true,
             KeyCode::Char('s') => self.sort = (self.sort + 1) % SORTS.len(),
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('p') => self.paused = !self.paused,
@@ -275,6 +281,98 @@ mod tests {
         let workers = &fleet.json()["workers"];
         assert_eq!(workers.as_array().map(Vec::len), Some(2));
         assert_eq!(workers[0]["name"], "decode-1");
+    }
+
+    /// The lines of a terminal of this size.
+    fn drawn(fleet: &FleetView, view: &mut TopView, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal
+            .draw(|frame| draw::draw(frame, fleet, view))
+            .unwrap();
+        let cells = terminal.backend().buffer().content();
+        let lines = cells.chunks(usize::from(width));
+        lines
+            .map(|row| row.iter().map(ratatui::buffer::Cell::symbol).collect())
+            .collect()
+    }
+
+    #[test]
+    fn no_number_is_cut_on_a_small_terminal() {
+        let mut fleet = fleet();
+        let mut delta = fleet.json();
+        delta["workers"] = json!([[
+            "decode-10",
+            "decode",
+            "ready",
+            "gpu-0",
+            0,
+            1234,
+            56789,
+            123_456_789,
+            0.0,
+            30,
+            40,
+            14.2,
+            8,
+            12345.0,
+            0
+        ]]);
+        fleet.apply("delta", delta).unwrap();
+        for width in [60, 80, 100, 200] {
+            let text = drawn(&fleet, &mut TopView::of("u"), width, 24).join("\n");
+            let worker = text
+                .lines()
+                .find(|line| line.contains("decode-10"))
+                .unwrap();
+            let words: Vec<&str> = worker.split_whitespace().collect();
+            let whole = ["1234", "56789", "123456789", "12345"];
+            let is_known =
+                |word: &&str| !word.chars().all(|c| c.is_ascii_digit()) || whole.contains(word);
+            assert!(
+                words
+                    .iter()
+                    .all(|word| is_known(&word) || *word == "75" || *word == "14.2"),
+                "{worker}"
+            );
+            assert!(words.contains(&"1234") || width < 80, "{worker}");
+            assert_eq!(words.contains(&"gpu-0"), width >= 100, "{worker}");
+            assert!(text.contains("97.0 % ≥ 95"), "{text}");
+        }
+    }
+
+    #[test]
+    fn lost_workers_stay_and_are_counted_apart() {
+        let mut fleet = fleet();
+        let mut delta = fleet.json();
+        delta["workers"] = json!([]);
+        delta["gone"] = json!(["decode-1"]);
+        delta["lost"] = json!([{"name": "decode-1", "model": "m", "role": "decode", "device": null, "at_ms": 7}]);
+        fleet.apply("delta", delta).unwrap();
+        let text = text(&fleet, "u").unwrap();
+        assert!(text.contains("2 workers   1 stuck   1 lost"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("decode-1"));
+        assert!(row.is_some_and(|row| row.contains("lost")), "{text}");
+    }
+
+    #[test]
+    fn a_filter_reads_states_and_roles_too() {
+        let mut view = TopView::of("u");
+        for (filter, expected) in [("stuck", 1), ("prefill", 1), ("GPU-0", 3), ("x", 0)] {
+            view.filter = filter.to_owned();
+            let text = drawn(&fleet(), &mut view, 120, 40).join("\n");
+            assert!(text.contains(&format!("{expected} of 3")), "{text}");
+        }
+    }
+
+    #[test]
+    fn any_key_closes_the_help() {
+        let mut view = TopView::of("u");
+        view.press(KeyEvent::new(KeyCode::Char('?'), KeyModifiers::NONE));
+        let text = drawn(&fleet(), &mut view, 80, 24).join("\n");
+        assert!(text.contains("scroll through the workers"), "{text}");
+        assert!(text.contains("Esc drops it)"), "no line is cut\n{text}");
+        let quit = view.press(KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE));
+        assert_eq!((quit, view.help), (KeyOutcome::Continue, false));
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl DashboardEvents {
 }
 
 /// Now, in milliseconds since 1970.
-pub(super) fn at_ms() -> u64 {
+pub(crate) fn at_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }

@@ -10,6 +10,7 @@ mod events;
 mod last_minute;
 mod scaling;
 
+pub(crate) use events::at_ms;
 pub(super) use scaling::dashboard_scaling;
 
 use cleave_api::{
@@ -18,7 +19,7 @@ use cleave_api::{
 use cleave_domain::{FleetTarget, RequestStage};
 use cleave_router::RouterNote;
 use cleave_telemetry::{NoteContext, RequestVerdict, RouterObserver, failure_name, refusal_name};
-use events::{DashboardEvents, at_ms};
+use events::DashboardEvents;
 use last_minute::{ClassMinute, LastMinute};
 use parking_lot::{Mutex, MutexGuard};
 use scaling::RecentDecisions;

@@ -118,14 +118,30 @@ impl RouterDriver {
         self.workers.remove(&worker.worker);
         self.grants.issuer_lost(worker);
         self.adapter_changes.worker_lost(worker);
-        let Some((name, state)) = self.effects.roster.leave(worker) else {
+        let Some(view) = self.effects.roster.leave(worker) else {
             return;
         };
-        let (kind, reason) = match state {
-            WorkerState::Draining => ("left", "was asked to"),
-            WorkerState::Ready | WorkerState::Stuck => ("lost", "its connection is over"),
+        let (kind, reason) = match view.state {
+            WorkerState::Draining => ("left", "drained"),
+            WorkerState::Ready | WorkerState::Stuck => ("lost", "its connection ended"),
         };
-        self.effects.dashboard.worker_changed(kind, reason, &name);
+        let dashboard = &self.effects.dashboard;
+        dashboard.worker_changed(kind, reason, &view.name);
+        if view.state != WorkerState::Draining {
+            self.effects.roster.remember_lost(view);
+        }
+    }
+
+    /// Lists it as an event if the report says that the worker's role is another now.
+    pub(super) fn show_role_change(&self, worker: WorkerRef, report: &Report) {
+        let Report::Serves { role } = report else {
+            return;
+        };
+        if let Some(name) = self.effects.roster.name_of_other_role(worker, *role) {
+            let serves = format!("serves {role} now");
+            let dashboard = &self.effects.dashboard;
+            dashboard.worker_changed("role", &serves, &name);
+        }
     }
 
     /// No worker has the name any more.

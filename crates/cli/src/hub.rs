@@ -1,0 +1,174 @@
+//! `cleave pull`, `cleave list` and `cleave rm`: models of a hub, in the cache of this machine.
+
+use crate::args::{ListArgs, PullArgs, RmArgs};
+use crate::model_location::PullScreen;
+use cleave_hub::{CachedSnapshot, Hub, HubCache, HubSettings};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Digits of a commit that a person reads.
+const COMMIT_DIGITS: usize = 12;
+
+/// Downloads a model, and prints the folder of its snapshot.
+pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
+    let hub = Hub::new(HubSettings::of_process());
+    if args.if_absent
+        && let Some(folder) = hub.cache().find(&args.model)
+    {
+        eprintln!("{}: in the cache", args.model);
+        writeln!(std::io::stdout(), "{}", folder.display())?;
+        return Ok(());
+    }
+    let mut screen = PullScreen::new(&args.model);
+    let pulled = hub.pull(&args.model, &mut screen)?;
+    drop(screen);
+    let size = size_text(pulled.bytes);
+    eprintln!("{}: commit {}, {size}", args.model, pulled.commit);
+    writeln!(std::io::stdout(), "{}", pulled.folder.display())?;
+    Ok(())
+}
+
+/// Lists the snapshots of the cache.
+pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
+    let snapshots = cache().list()?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let snapshots: Vec<Value> = snapshots.iter().map(snapshot_json).collect();
+        writeln!(out, "{:#}", Value::from(snapshots))?;
+    } else {
+        write!(out, "{}", table_text(&snapshots, SystemTime::now()))?;
+    }
+    Ok(())
+}
+
+/// Removes a model or a revision, and prints how much space that freed.
+pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<()> {
+    let freed = cache().remove(&args.model)?;
+    let size = size_text(freed.bytes);
+    let count = freed.snapshots_count;
+    writeln!(
+        std::io::stdout(),
+        "{}: {size} freed (snapshots: {count})",
+        args.model
+    )?;
+    Ok(())
+}
+
+fn cache() -> HubCache {
+    HubCache::new(HubSettings::of_process().cache)
+}
+
+fn snapshot_json(snapshot: &CachedSnapshot) -> Value {
+    let used = snapshot
+        .used
+        .and_then(|used| used.duration_since(UNIX_EPOCH).ok());
+    json!({
+        "name": snapshot.name.to_string(),
+        "revisions": snapshot.revisions,
+        "commit": snapshot.commit,
+        "bytes": snapshot.bytes,
+        "used_unix_seconds": used.map(|used| used.as_secs()),
+        "complete": snapshot.is_complete,
+        "folder": snapshot.folder,
+    })
+}
+
+fn table_text(snapshots: &[CachedSnapshot], now: SystemTime) -> String {
+    let names = snapshots.iter().map(|s| s.name.to_string().len());
+    let name_width = names.max().unwrap_or(0).max("NAME".len());
+    let mut text = format!(
+        "{:<name_width$}  {:<16}  {:<COMMIT_DIGITS$}  {:>10}  LAST USE\n",
+        "NAME", "REVISION", "COMMIT", "SIZE"
+    );
+    for snapshot in snapshots {
+        let revisions = match snapshot.revisions.as_slice() {
+            [] => "-".to_owned(),
+            some => some.join(","),
+        };
+        let commit: String = snapshot.commit.chars().take(COMMIT_DIGITS).collect();
+        let age = snapshot.used.and_then(|used| now.duration_since(used).ok());
+        text.push_str(&format!(
+            "{:<name_width$}  {revisions:<16}  {commit}  {:>10}  {}{}\n",
+            snapshot.name.to_string(),
+            size_text(snapshot.bytes),
+            age.map_or("-".to_owned(), age_text),
+            if snapshot.is_complete {
+                ""
+            } else {
+                ", incomplete"
+            },
+        ));
+    }
+    text
+}
+
+/// A size with a unit of 1024.
+fn size_text(bytes: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut size = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < units.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    format!("{size:.1} {}", units[unit])
+}
+
+fn age_text(age: Duration) -> String {
+    let minutes = age.as_secs() / 60;
+    match minutes {
+        0 => "now".to_owned(),
+        1..=119 => format!("{minutes} min ago"),
+        120..=2879 => format!("{} h ago", minutes / 60),
+        _ => format!("{} days ago", minutes / 60 / 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_ages_have_one_unit() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1536, "1.5 KiB"),
+            (16_384 << 20, "16.0 GiB"),
+            (5_000 << 40, "5000.0 TiB"),
+        ] {
+            assert_eq!(size_text(bytes), text);
+        }
+        for (seconds, text) in [
+            (59, "now"),
+            (60, "1 min ago"),
+            (7200, "2 h ago"),
+            (864_000, "10 days ago"),
+        ] {
+            assert_eq!(age_text(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn the_table_shows_each_snapshot_in_a_line() {
+        let snapshot = CachedSnapshot {
+            name: "org/a-long-name".parse().unwrap(),
+            commit: "0123456789abcdef0123456789abcdef01234567".to_owned(),
+            revisions: vec!["main".to_owned(), "v1".to_owned()],
+            folder: "/c".into(),
+            bytes: 3 << 20,
+            used: Some(UNIX_EPOCH),
+            is_complete: false,
+        };
+        let now = UNIX_EPOCH + Duration::from_secs(600);
+        let text = table_text(&[snapshot], now);
+        assert_eq!(
+            text,
+            "NAME             REVISION          COMMIT              SIZE  LAST USE\n\
+             org/a-long-name  main,v1           0123456789ab     3.0 MiB  10 min ago, incomplete\n"
+        );
+    }
+}
