@@ -33,7 +33,7 @@ fn each_origin_counts_before_those_below_it() {
         "max-num-seqs: 2  # environment",
         "no-prefix-cache: true  # environment",
         "max-queue: 1  # file",
-        "host: 127.0.0.1  # default",
+        "host: \"127.0.0.1\"  # default",
         "# admin-key: hidden  # environment",
     ] {
         assert!(text.lines().any(|known| known == line), "{line}\n{text}");

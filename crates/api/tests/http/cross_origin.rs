@@ -72,10 +72,8 @@ async fn a_preflight_of_an_allowed_origin_needs_no_key() {
         "a page reads errors"
     );
     assert_eq!(refused.header("access-control-expose-headers"), "*");
-    assert_eq!(
-        refused.header("vary"),
-        "origin, access-control-request-method, access-control-request-headers"
-    );
+    // A cache must not give the answer for one origin to a page of another.
+    assert!(refused.header("vary").contains("origin"));
 }
 
 #[tokio::test]

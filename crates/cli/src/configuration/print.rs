@@ -129,6 +129,11 @@ impl Resolved {
         if is_secret(argument) {
             return Some(format!("# {long}: hidden  # {origin}\n"));
         }
+        if matches!(argument.get_action(), ArgAction::SetTrue) {
+            // A variable may say `1`, a file may not.
+            let is_set = self.leaf().get_flag(id);
+            return Some(format!("{long}: {is_set}  # {origin}\n"));
+        }
         let mut scalars = values.iter().map(|value| scalar(argument, value));
         let value = if matches!(argument.get_action(), ArgAction::Append) {
             format!("[{}]", scalars.collect::<Vec<_>>().join(", "))
@@ -142,11 +147,10 @@ impl Resolved {
 /// A value as YAML: in quotes where it would be read as something else.
 fn scalar(argument: &Arg, value: &str) -> String {
     let is_text = argument.get_value_parser().type_id() == TypeId::of::<String>();
-    let is_switch = matches!(argument.get_action(), ArgAction::SetTrue);
     let is_same_number = value
         .parse::<f64>()
         .is_ok_and(|number| number.to_string() == value);
-    if is_switch || (is_same_number && !is_text) || is_plain(value) {
+    if (is_same_number && !is_text) || is_plain(value) {
         value.to_owned()
     } else {
         // A text of JSON is one of YAML.
