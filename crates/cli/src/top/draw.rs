@@ -256,9 +256,12 @@ fn class_table(fleet: &FleetView, width: u16) -> Table<'static> {
         column("TTFT p50 / p99", 2, cells(&|class| times(class, "ttft"))),
         column("TPOT p50 / p99", 3, cells(&|class| times(class, "tpot"))),
     ];
-    let style = |attainment: &Attainment| match attainment.is_below() {
-        true => Style::new().fg(Color::Red),
-        false => Style::new(),
+    let style = |attainment: &Attainment| {
+        if attainment.is_below() {
+            Style::new().fg(Color::Red)
+        } else {
+            Style::new()
+        }
     };
     let styles: Vec<Style> = attainments.iter().map(style).collect();
     table(columns, &styles, width)

@@ -331,7 +331,7 @@ mod tests {
             assert!(
                 words
                     .iter()
-                    .all(|word| is_known(&word) || *word == "75" || *word == "14.2"),
+                    .all(|word| is_known(word) || *word == "75" || *word == "14.2"),
                 "{worker}"
             );
             assert!(words.contains(&"1234") || width < 80, "{worker}");
