@@ -37,7 +37,7 @@ const LOST_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRoster {
     workers: Mutex<BTreeMap<WorkerId, RosterEntry>>,
-    /// The latest last.
+    /// Lost workers with the times of their losses, in the order of these.
     lost: Mutex<Vec<(Instant, LostWorker)>>,
     /// See [`WorkerRoster::sequence_tokens_max`]; by model, none before its first worker.
     sequence_tokens_max: Mutex<BTreeMap<String, u32>>,
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_role_is_told_by_name() {
+    fn a_changed_role_has_the_workers_name() {
         let roster = WorkerRoster::default();
         roster.join(&named(1, "h:1"), Arc::default());
         let role = roster.views()[0].role;
