@@ -10,6 +10,8 @@
 # Needs Python 3 with venv, unshare (util-linux) and the right to make namespaces; dpkg and systemd-analyze for two of
 # them. Prints SKIPPED for a check whose tool is absent. Prints the seconds from each installation to the first answer.
 set -euo pipefail
+# A release without a static build has no image.
+shopt -s nullglob
 here=$(cd "$(dirname "$0")" && pwd)
 files=$(cd "${1:?"usage: check.sh FOLDER"}" && pwd)
 work=$(mktemp -d)
