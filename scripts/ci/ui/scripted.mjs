@@ -39,7 +39,7 @@ export async function scripted(base) {
   const server = createServer(async (request, response) => {
     if (request.url === "/v1/models") {
       response.writeHead(200, { "content-type": "application/json" });
-      return response.end(JSON.stringify({ data: [{ id: "scripted" }] }));
+      return response.end(JSON.stringify({ data: [{ id: "scripted", task: "generate" }] }));
     }
     if (request.method === "POST") {
       let text = "";
