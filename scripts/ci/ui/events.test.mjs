@@ -22,5 +22,6 @@ test("the map shows the measure in which workers of a role differ most", () => {
   const row = (role, running, held, step) => ({ role, running, blocks_held: held, blocks_count: 100, queue_tokens: 0, step_ms: step });
   assert.equal(mostDifferent([row("decode", 8, 50, 10), row("decode", 1, 52, 10)]), "batch");
   assert.equal(mostDifferent([row("decode", 4, 50, 10), row("decode", 4, 50, 90)]), "step");
+  assert.equal(mostDifferent([row("decode", 2, 13, 10), row("decode", 0, 0, 10)]), "batch", "KV in use is a part of 100 %");
   assert.equal(mostDifferent([row("prefill", 0, 9, 90), row("decode", 8, 90, 10)]), "kv", "roles always differ");
 });

@@ -34,17 +34,17 @@ const MEASURES = {
   step: [(row) => row.step_ms ?? 0, null, time],
 };
 
-/** The measure in which workers of one role differ most, as a part of its largest value. */
+/** The measure in which workers of one role differ most, as a part of the map's scale. */
 export function mostDifferent(rows) {
-  const spread = (measure) => {
-    const most = Math.max(1e-9, ...rows.map(measure));
+  const spread = (measure, bound) => {
+    const most = bound ? bound() : Math.max(1e-9, ...rows.map(measure));
     const roles = [...new Set(rows.map((row) => row.role))];
     return Math.max(0, ...roles.map((role) => {
       const values = rows.filter((row) => row.role === role).map(measure);
       return (Math.max(...values) - Math.min(...values)) / most;
     }));
   };
-  const spreads = Object.entries(MEASURES).map(([name, [measure]]) => [name, spread(measure)]);
+  const spreads = Object.entries(MEASURES).map(([name, [measure, bound]]) => [name, spread(measure, bound)]);
   return spreads.reduce((best, one) => (one[1] > best[1] + 0.1 ? one : best))[0];
 }
 
