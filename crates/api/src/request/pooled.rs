@@ -196,7 +196,7 @@ pub(crate) fn check_prompt(
     } else if tokens.len() >= context as usize {
         let message = format!(
             "This model's maximum context length is {context} tokens, and a vector is made of at most {}, one less; \
-             `{path}` has {}. Shorten it.",
+             `{path}` has {} tokens. Shorten it.",
             context.saturating_sub(1),
             tokens.len()
         );
