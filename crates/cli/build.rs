@@ -11,9 +11,15 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // A package that is built from an archive has no repository; its builder knows the commit.
     println!("cargo:rerun-if-env-changed=CLEAVE_COMMIT");
-    let commit = env::var("CLEAVE_COMMIT").ok().or_else(checked_out);
+    let given = env::var("CLEAVE_COMMIT").ok();
+    // A debug build is not made anew for each commit.
+    let commit = match env::var("PROFILE").as_deref() {
+        Ok("debug") => given.unwrap_or_else(|| "not recorded in a debug build".to_owned()),
+        _ => given
+            .or_else(checked_out)
+            .unwrap_or_else(|| "unknown".to_owned()),
+    };
     let target = env::var("TARGET").expect("cargo sets it");
-    let commit = commit.unwrap_or_else(|| "unknown".to_owned());
     println!("cargo:rustc-env=BUILD_COMMIT={commit}");
     println!("cargo:rustc-env=BUILD_TARGET={target}");
 }

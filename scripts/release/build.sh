@@ -44,7 +44,8 @@ esac
 if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
   rustup target add "$target" >&2
 fi
-export "CC_$name=$compiler" "AR_$name=ar"
+CLEAVE_COMMIT=$(git log -1 --format='%h (%cs)')
+export CLEAVE_COMMIT "CC_$name=$compiler" "AR_$name=ar"
 cargo build --locked --profile "$profile" --target "$target" -p cleave-cli --config "profile.$profile.strip=true" >&2
 folder=$profile
 [ "$profile" = dev ] && folder=debug
