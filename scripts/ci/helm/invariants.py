@@ -12,7 +12,8 @@ import yaml
 
 WORKLOADS = {"Deployment", "LeaderWorkerSet"}
 SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
-NUMBER = (int, float)
+# Flags that only the variants of check.py set, as a user would.
+OF_VARIANTS = {"--runner", "--kv-cache"}
 
 
 @dataclass
@@ -64,7 +65,8 @@ def arguments(pod: dict) -> dict[str, str]:
 
 
 def ports(pod: dict) -> dict[str, int]:
-    return {port["name"]: port["containerPort"] for one in containers(pod) for port in one.get("ports", [])}
+    """Returns the ports of the first container, which is Cleave's; others are the user's."""
+    return {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0].get("ports", [])}
 
 
 def one_scaler_each(world: World) -> Iterator[str]:
@@ -175,7 +177,7 @@ def pods_have_no_rights(world: World) -> Iterator[str]:
 def ports_exist(world: World) -> Iterator[str]:
     for document, pod in world.pods:
         name, there = document["metadata"]["name"], ports(pod)
-        for container in pod["spec"]["containers"]:
+        for container in pod["spec"]["containers"][:1]:
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 if document["kind"] != "Pod" and probe not in container:
                     yield f"{name}: no {probe}"
@@ -254,6 +256,73 @@ def flags_exist(world: World) -> Iterator[str]:
                     yield f"{document['metadata']['name']}: `cleave {words}` has no {arg.split('=')[0]}"
 
 
+def own_flags(document: dict) -> Iterator[tuple[str, set[str]]]:
+    """Yields the command of a workload's first container, and the flags that it has."""
+    if document["kind"] in WORKLOADS:
+        args = template(document)["spec"]["containers"][0]["args"]
+        yield args[0], {arg.split("=")[0] for arg in args[1:]} - OF_VARIANTS
+
+
+def number(quantity: str) -> float:
+    """Returns a quantity of Kubernetes as a number; `GiB`, as Cleave writes sizes, is `Gi`."""
+    digits, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity.removesuffix("B")).groups()
+    powers = {"": 1, "m": 1e-3} | {letter: 1000**power for power, letter in enumerate("kMGTPE", 1)}
+    return float(digits) * (powers | {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)})[unit]
+
+
+def within_their_resources(world: World) -> Iterator[str]:
+    """There are no more threads than cores, and host memory is part of the pod's."""
+    for document, pod in world.pods:
+        name, args = document["metadata"]["name"], arguments(pod)
+        resources = pod["spec"]["containers"][0]["resources"]
+        limits, requests = resources.get("limits", {}), resources.get("requests", {})
+        cores = limits.get("cpu", requests.get("cpu"))
+        if args.get("--device") == "cpu" and cores:
+            threads = int(args.get("--threads", 0))
+            if not 0 < threads <= max(1, number(cores)):
+                yield f"{name}: {threads} threads on {cores} cores"
+        if args.get("--device") == "cuda" and "--threads" in args:
+            yield f"{name}: threads for a GPU"
+        held = number(args.get("--kv-offloading-size", "0"))
+        for kind, memory in (("limits", limits.get("memory")), ("requests", requests.get("memory"))):
+            if held and memory and held >= number(memory):
+                yield f"{name}: {held} bytes of host memory, and {kind} of {memory}"
+
+
+def storage_holds_its_files(world: World) -> Iterator[str]:
+    """Volumes of a pod alone are as large as the file limit, and claims of the release exist."""
+    for document, pod in world.pods:
+        name, args = document["metadata"]["name"], arguments(pod)
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+        if ("--kv-offloading-dir" in args) != ("kv-offloading" in volumes):
+            yield f"{name}: a folder for blocks without a volume, or the other way"
+        if ("--packed-cache" in args) != ("packed-cache" in volumes):
+            yield f"{name}: a folder for packed weights without a volume, or the other way"
+        if "--kv-offloading-dir" in args and "--kv-offloading-size" not in args:
+            yield f"{name}: blocks reach the disk only through host memory"
+        volume = volumes.get("kv-offloading", {})
+        size = volume.get("emptyDir", {}).get("sizeLimit")
+        if "ephemeral" in volume:
+            size = volume["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"]
+        if size and number(size) < number(args["--kv-offloading-dir-size"]):
+            yield f"{name}: files of {args['--kv-offloading-dir-size']} in a volume of {size}"
+    made = {claim["metadata"]["name"] for claim in world.of("PersistentVolumeClaim")}
+    used = {
+        volume.get("persistentVolumeClaim", {}).get("claimName")
+        for _, pod in world.pods
+        for volume in pod["spec"].get("volumes", [])
+    }
+    if made - used:
+        yield f"claims that no pod mounts: {made - used}"
+
+
+def images_have_one_version(world: World) -> Iterator[str]:
+    for document, pod in world.pods:
+        image = pod["spec"]["containers"][0]["image"]
+        if not re.fullmatch(r"[^@]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})", image):
+            yield f"{document['metadata']['name']}: image {image}"
+
+
 def drains_in_time(world: World) -> Iterator[str]:
     for document, pod in world.pods:
         args = arguments(pod)
@@ -307,6 +376,14 @@ def routes_lead_somewhere(world: World) -> Iterator[str]:
                 service = world.named("Service", back["name"])
                 if not service or back["port"]["name"] not in [one["name"] for one in service["spec"]["ports"]]:
                     yield f"ingress leads to {back}"
+    for policy in world.of("BackendTLSPolicy"):
+        for to in policy["spec"]["targetRefs"]:
+            target = world.named(to["kind"], to["name"])
+            named = [one["name"] for one in target["spec"].get("ports", [])] if target else []
+            if not target or "sectionName" in to and to["sectionName"] not in named:
+                yield f"a gateway's TLS is for {to}"
+        if not any("--ssl-certfile" in arguments(pod) for _, pod in world.pods):
+            yield "gateways speak TLS to routers without a certificate"
     for route in world.of("HTTPRoute"):
         for back in route["spec"]["rules"][0]["backendRefs"]:
             service = world.named(back.get("kind", "Service"), back["name"])
@@ -405,6 +482,9 @@ RULES = [
     selectors_are_apart,
     every_pod_has_a_policy,
     flags_exist,
+    within_their_resources,
+    storage_holds_its_files,
+    images_have_one_version,
     drains_in_time,
     routers_are_found,
     volumes_are_used,
