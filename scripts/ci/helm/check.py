@@ -22,13 +22,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cases
 import engine
 import invariants
 import metrics
+import pod_rules
 import schemas
 import yaml
 from bad import BAD
 from broken import BROKEN
+from rendered import World, template
 from variants import POOLS, VARIANTS
 
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
@@ -100,11 +103,11 @@ def matrix(found: Found, known: dict[str, set[str]], cleave: str, every: bool) -
         where = f"{file.stem if file else 'defaults'}, {variant}, scaling {scaling or 'its own'}, Kubernetes {version}"
         layers = [from_file(file), VARIANTS[variant], scaled(scaling) if scaling else {}]
         objects = rendering(found, engine.merged(*layers), version, where)
-        for flaw in invariants.flaws(invariants.World(objects, known)):
+        for flaw in invariants.flaws(World(objects, known)):
             found.add(flaw, where)
         for document in objects:
             one_object(found, seen, (document, version, cleave), where)
-            for command, flags in invariants.own_flags(document):
+            for command, flags in pod_rules.own_flags(document):
                 given.setdefault(command, set()).update(flags)
     own_flags_are_refused(found, given)
 
@@ -127,40 +130,6 @@ def own_flags_are_refused(found: Found, given: dict[str, set[str]]) -> None:
                 found.add(f"{path}.extraArgs: not refused: {sorted(missing)}", "flags")
             if "--log-format" in named:
                 found.add(f"{path}.extraArgs: --log-format is refused, though no value sets it", "flags")
-
-
-def threads_follow_resources(found: Found) -> None:
-    """Compares the threads of pools with the whole cores of their CPU limit, or of the request without one."""
-    cases = [
-        ({"requests": {"cpu": "2"}}, 0, 2),
-        ({"requests": {"cpu": "3900m"}}, 0, 3),
-        ({"requests": {"cpu": "1"}, "limits": {"cpu": "7.5"}}, 0, 7),
-        ({"requests": {"cpu": "250m"}}, 0, 1),
-        ({"requests": {"cpu": "1"}, "limits": {"cpu": "8"}}, 6, 6),
-        ({"requests": {"cpu": None}}, 0, None),
-    ]
-    off = {role: {"enabled": False} for role in ("prefill", "decode")}
-    pools = [{"enabled": True, "resources": resources, "threads": threads} for resources, threads, _ in cases]
-    models = [{"name": f"m{index}", "both": pool, **off} for index, pool in enumerate(pools)]
-    objects = list(engine.objects(engine.render({"models": models}, "1.31")))
-    for index, (resources, threads, expected) in enumerate(cases):
-        workload = next(one for one in objects if one["kind"] == "Deployment" and f"m{index}-both" in one["metadata"]["name"])
-        got = invariants.arguments(workload["spec"]["template"]).get("--threads")
-        if got != (None if expected is None else str(expected)):
-            found.add(f"threads: {threads} and {resources} give --threads={got}, not {expected}", "threads")
-
-
-def long_names_stay_apart(found: Found) -> None:
-    """Compares the names of objects of two releases whose names differ in their last letter."""
-    values = {"models": [{"name": "m" * 19 + end, "prefill": {"leaderWorkerSet": {"enabled": True}}} for end in "ab"]}
-    names = []
-    for release in ("r" * 52 + "a", "r" * 52 + "b"):
-        objects = list(engine.objects(engine.render(values, "1.31", release)))
-        names.append({(one["kind"], one["metadata"]["name"]) for one in objects})
-        for flaw in invariants.names_and_labels(invariants.World(objects, {})):
-            found.add(flaw, "long names")
-    if both := names[0] & names[1]:
-        found.add(f"two releases have {sorted(both)}", "long names")
 
 
 def rendering(found: Found, values: dict, version: str, where: str) -> list[dict]:
@@ -187,7 +156,7 @@ def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where:
     found.counts["custom resources"] += (document["apiVersion"], document["kind"]) in schemas.custom()
     for flaw in schemas.flaws(document, version):
         found.add(f"{document['kind']} {document['metadata']['name']}: {flaw}", where)
-    if pod := invariants.template(document):
+    if pod := template(document):
         args = taken_for_granted(pod["spec"]["containers"][0]["args"])
         if (words := " ".join(args)) not in seen:
             seen.add(words)
@@ -257,7 +226,7 @@ def broken_objects(found: Found, known: dict[str, set[str]]) -> None:
         breaks(broken)
         if broken == objects:
             found.add(f"{rule}: the breaking does nothing", "broken objects")
-        noticed = invariants.flaws(invariants.World(broken, known))
+        noticed = invariants.flaws(World(broken, known))
         noticed += [f"schema: {flaw}" for document in broken for flaw in schemas.flaws(document, "1.31")]
         if not any(flaw.startswith(f"{rule}:") for flaw in noticed):
             found.add(f"{rule} did not notice; noticed was {noticed}", "broken objects")
@@ -324,13 +293,13 @@ def main() -> int:
         lambda: matrix(found, known, cleave, arguments.every),
         lambda: bad_values(found),
         lambda: broken_objects(found, known),
-        lambda: long_names_stay_apart(found),
-        lambda: threads_follow_resources(found),
         lambda: values_and_schema(found),
         lambda: second_opinion(found, arguments.helm) if arguments.helm else None,
     ]
     for step in steps:
         step()
+    for flaw in cases.flaws():
+        found.add(flaw, "cases")
     has_promtool = bool(shutil.which("promtool"))
     for flaw in metrics.flaws() + (metrics.unraised() if has_promtool else []):
         found.add(flaw, "helm/cleave/files")

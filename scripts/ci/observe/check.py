@@ -117,8 +117,20 @@ def load(cleave: str, target: str, seconds: int, more: list[str]) -> None:
 
 
 def asked(expression: str) -> str:
-    """Returns an expression as Grafana sends it for all namespaces, over a short window."""
-    return metrics.unscoped(expression).replace("$__rate_interval", "20s").replace("$namespace", ".*")
+    """Returns an expression as Grafana sends it for all values of its variables, over a short window."""
+    short = metrics.unscoped(expression).replace("$__rate_interval", "20s")
+    return re.sub(rf"\$({'|'.join(metrics.variables())})\b", ".*", short)
+
+
+def empty_variables(prometheus: str) -> list[str]:
+    """Lists variables of the dashboard that offer nothing; a Prometheus outside of Kubernetes has no namespaces."""
+    found = []
+    for name, query in metrics.variables().items():
+        series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", query).groups()
+        answer = ask(prometheus, f"/api/v1/label/{label}/values", **{"match[]": asked(series)}) or {}
+        if name != "namespace" and not answer.get("data"):
+            found.append(f"variable {name}: no value for {query}")
+    return found
 
 
 def unanswered(prometheus: str) -> list[str]:
@@ -178,7 +190,7 @@ def main() -> int:
             flaws = troubled(url)
             # No worker gives a first token within a microsecond, so these requests are refused, with a reason.
             load(args.cleave, target, 3, ["--slo=ttft=1us", "--slo-headers=targets"])
-            flaws += patiently(lambda: unanswered(url), 10)
+            flaws += patiently(lambda: unanswered(url) + empty_variables(url), 10)
             flaws += linted(target)
         finally:
             for process in reversed(processes):
