@@ -31,7 +31,7 @@ import schemas
 import yaml
 from bad import BAD
 from broken import BROKEN
-from rendered import World, template
+from rendered import World, needed, template
 from variants import POOLS, VARIANTS
 
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
@@ -140,9 +140,13 @@ def rendering(found: Found, values: dict, version: str, where: str) -> list[dict
         return []
     found.counts["renderings"] += 1
     notes = next(text for name, text in rendered.items() if name.endswith("NOTES.txt"))
-    if "/v1" not in notes or "<no value>" in "".join(rendered.values()):
+    if "/v1" not in notes or "/ui" not in notes or "<no value>" in "".join(rendered.values()):
         found.add("notes without an address, or a value that is none", where)
-    return list(engine.objects(rendered))
+    objects = list(engine.objects(rendered))
+    told = re.search(r"get ((?:(?:secret|configmap|pvc)/\S+ ?)+)$", notes, re.MULTILINE)
+    if set(told[1].split() if told else []) != needed(objects):
+        found.add(f"notes say that {told and told[1]} are needed, pods refer to {sorted(needed(objects))}", where)
+    return objects
 
 
 def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where: str) -> None:

@@ -58,6 +58,24 @@ def containers(pod: dict) -> Iterator[dict]:
     yield from pod["spec"]["containers"]
 
 
+def needed(objects: list[dict]) -> set[str]:
+    """Returns what pods and policies refer to and the chart does not make, as `kubectl get` takes it."""
+    found = set()
+    for pod in filter(None, map(template, objects)):
+        found |= {("secret", one["name"]) for one in pod["spec"].get("imagePullSecrets", [])}
+        for volume in pod["spec"].get("volumes", []):
+            found.add(("secret", volume.get("secret", {}).get("secretName")))
+            found.add(("configmap", volume.get("configMap", {}).get("name")))
+            found.add(("pvc", volume.get("persistentVolumeClaim", {}).get("claimName")))
+        for variable in (one for container in containers(pod) for one in container.get("env", [])):
+            found.add(("secret", variable.get("valueFrom", {}).get("secretKeyRef", {}).get("name")))
+    for policy in (one for one in objects if one["kind"] == "BackendTLSPolicy"):
+        found |= {("configmap", one["name"]) for one in policy["spec"]["validation"].get("caCertificateRefs", [])}
+    kinds = {"ConfigMap": "configmap", "PersistentVolumeClaim": "pvc"}
+    made = {(kinds.get(one["kind"]), one["metadata"]["name"]) for one in objects}
+    return {f"{kind}/{name}" for kind, name in found - made if name}
+
+
 def arguments(pod: dict) -> dict[str, str]:
     args = pod["spec"]["containers"][0].get("args", [])
     return dict(arg.split("=", 1) for arg in args if "=" in arg)
