@@ -97,7 +97,7 @@
 {{- $path := index . 0 -}}{{- $limits := default dict (index . 1).limits -}}
 {{- range $resource, $request := default dict (index . 1).requests -}}
 {{- with get $limits $resource -}}
-{{- if gt (include "cleave.number" $request | float64) (include "cleave.number" . | float64) -}}
+{{- if and $request (gt (include "cleave.number" (default "0" $request) | float64) (include "cleave.number" . | float64)) -}}
 {{- fail (printf "%s.resources.requests.%s: %s is more than the limit, %s" $path $resource $request .) -}}
 {{- end -}}
 {{- end -}}
