@@ -114,6 +114,7 @@ BAD: list[tuple[dict, str, str]] = [
     ({"commonLabels": {"app.kubernetes.io/instance": "a"}}, "1.31", "commonLabels: the chart sets the label"),
     ({"router": {"podLabels": {"app.kubernetes.io/component": "a"}}}, "1.31", "router.podLabels: the chart sets"),
     ({"decode": {"podLabels": {"llm-d.ai/role": "both"}}}, "1.31", "decode.podLabels: the chart sets"),
+    ({"dashboard": {"labels": {"cleave/scraped": "false"}}}, "1.31", "dashboard.labels: the chart sets"),
     ({"serviceMonitor": {"labels": {"helm.sh/chart": "a"}}}, "1.31", "serviceMonitor.labels: the chart sets"),
     ({"workers": {"gpus": "2"}}, "1.31", "prefill.gpus: a worker uses one GPU"),
     ({"workers": {"resources": {"requests": {"memory": "9Gi"}}}}, "1.31", "prefill.resources.requests.memory: 9Gi"),

@@ -2,10 +2,10 @@
 
 usage: $(install_tools.sh FOLDER) check.py --cleave BIN [--helm BIN]
 
-Helm's own engine renders values files in the variants below, for four versions of Kubernetes and by each type of
-autoscaling, so that each two of these meet. Then bad values must be refused with their path, and the rules must notice
-objects that were broken on purpose. With --helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each
-flaw.
+Helm's own engine renders values files in the variants of variants.py, for four versions of Kubernetes and by each
+type of autoscaling, so that each two of these meet. Then bad values must be refused with their path, and the rules
+must notice objects that were broken on purpose. With --helm another Helm, such as one of version 3, must render the
+same. Exits with 1 and a line for each flaw.
 """
 
 import argparse
@@ -86,7 +86,8 @@ def combinations(every: bool) -> Iterator[tuple[Path | None, str, str | None, st
         scaling, version = max(rest, key=lambda pair: len(pairs(file, variant, *pair) - seen))
         seen |= pairs(file, variant, scaling, version)
         yield file, variant, scaling, version
-    every_pair = set().union(*(pairs(*one) for one in itertools.product((None, *FILES), VARIANTS, *zip(*rest, strict=True))))
+    whole = itertools.product((None, *FILES), VARIANTS, (None, "none", "keda", "hpa"), VERSIONS)
+    every_pair = set().union(*(pairs(*one) for one in whole))
     if not every and seen != every_pair:
         raise AssertionError(f"these never meet: {every_pair - seen}")
 

@@ -34,7 +34,8 @@ def registered() -> dict[str, set[str]]:
 def known_as(name: str) -> str | None:
     """Returns the name under which the page has a series, or None."""
     known = registered()
-    return next((name.removesuffix(end) for end in SUFFIXES if name.endswith(end) and name.removesuffix(end) in known), None)
+    plain = (name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix))
+    return next((one for one in plain if one in known), None)
 
 
 def unscoped(expression: str) -> str:
