@@ -107,6 +107,9 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- with $own.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- with $own.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
 {{- with $own.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}

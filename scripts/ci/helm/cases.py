@@ -71,6 +71,8 @@ def additions_arrive() -> Iterator[str]:
             "extraContainers": pod["containers"][1:],
             "extraInitContainers": pod.get("initContainers", []),
         }
+        if (pod.get("schedulerName"), pod.get("priorityClassName")) != (MORE["schedulerName"], MORE["priorityClassName"]):
+            yield f"{name}: scheduler {pod.get('schedulerName')}, priority class {pod.get('priorityClassName')}"
         for key, got in there.items():
             # The chart adds a security context to a container without one.
             plain = [{part: value for part, value in one.items() if part != "securityContext"} for one in got]

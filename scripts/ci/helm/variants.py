@@ -18,6 +18,8 @@ MORE: dict = {
     ],
     "extraInitContainers": [{"name": "prepare", "image": "tools:1", "args": ["prepare"]}],
     "podLabels": {"team": "serving"},
+    "schedulerName": "volcano",
+    "priorityClassName": "serving",
 }
 ON_PROCESSOR: dict = {
     "gpus": "0",
