@@ -4,8 +4,8 @@ usage: $(scripts/ci/helm/install_tools.sh FOLDER) scripts/ci/observe/check.py --
 
 Starts `cleave serve` with the legs apart and a policy, `cleave bench run` against it, and Prometheus (Debian's package)
 on loopback. While the server meets its targets no alert may even be pending; then some requests have targets that
-cannot be met, and every panel, recording rule and variable must return data. promtool lints the metrics. Exits with 1 and a
-line for each flaw; prints SKIPPED without Prometheus.
+cannot be met, and every panel, recording rule and variable must return data. promtool lints the metrics. Exits with 1
+and a line for each flaw; prints SKIPPED without Prometheus.
 """
 
 import argparse
