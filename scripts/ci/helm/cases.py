@@ -3,10 +3,12 @@
 Owns: values whose outcome is known beforehand. Never: rules that hold for any values (invariants.py).
 """
 
+import re
 from collections.abc import Iterator
 
 import engine
 import invariants
+import yaml
 from rendered import World
 from variants import MORE
 
@@ -95,7 +97,31 @@ def long_names_stay_apart() -> Iterator[str]:
         yield f"two releases have {sorted(both)}"
 
 
-CASES = [threads_follow_resources, images_follow_values, additions_arrive, long_names_stay_apart]
+def examples_of_pages_render() -> Iterator[str]:
+    """Renders every YAML block of the guides and of the chart's README whose keys are the chart's."""
+    known = set(yaml.load((engine.CHART / "values.yaml").read_text(), Loader=yaml.CSafeLoader))
+    count = 0
+    for page in (*sorted((engine.ROOT / "docs/guides").glob("*.md")), engine.CHART / "README.md"):
+        for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            values = yaml.load(block, Loader=yaml.CSafeLoader)
+            if not isinstance(values, dict) or not set(values) <= known:
+                continue
+            count += 1
+            try:
+                engine.render(values, "1.34")
+            except engine.Refused as refused:
+                yield f"{page.name}: {refused}"
+    if count < 4:
+        yield f"only {count} examples were found"
+
+
+CASES = [
+    threads_follow_resources,
+    images_follow_values,
+    additions_arrive,
+    long_names_stay_apart,
+    examples_of_pages_render,
+]
 
 
 def flaws() -> list[str]:
