@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tracing::info;
+use tracing::{info, warn};
 
 /// The receiving side of all transports of one worker.
 #[derive(Debug)]
