@@ -462,7 +462,8 @@ fn lost_workers_fail_no_request() {
     });
     assert_eq!(fleet.client.complete(body), text);
     let logs = fleet.router.logs();
-    let has = |line: &str| ["worker lost", "name=", "reason="].map(|part| line.contains(part));
+    let parts = ["WARN worker lost", "name=", "reason="];
+    let has = |line: &str| parts.map(|part| line.contains(part));
     assert!(
         logs.lines().any(|line| has(line) == [true; 3]),
         "a loss is logged with the worker's name and the reason: {logs}"

@@ -376,11 +376,11 @@ mod tests {
             json!({"mode": "act", "pools": pools})
         };
         let several = json!({"mode": "by_model", "models": {"a": of(2), "b": of(3)}});
-        let prefill = |answer: &Value, model: Option<&str>| {
-            model_counts(answer, model)
-                .ok()
-                .map(|counts| counts.prefill)
-        };
+        let prefill =
+            |answer: &Value, model: Option<&str>| match model_counts(answer, model).ok()? {
+                WorkersToRun::Exactly(counts) => Some(counts.prefill),
+                WorkersToRun::AtLeast(_) => None,
+            };
         assert_eq!(prefill(&several, Some("b")), Some(3));
         assert_eq!(prefill(&several, Some("c")), None);
         assert_eq!(prefill(&several, None), None, "none is named");

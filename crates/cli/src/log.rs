@@ -107,9 +107,9 @@ fn level(level: LogLevel) -> LevelFilter {
 /// with its message if that is a static text.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
-        let message = panic.payload().downcast_ref::<&'static str>();
+        let reason = panic.payload().downcast_ref::<&'static str>();
         let place = panic.location().map(ToString::to_string);
-        tracing::error!(message, place, "panicked");
+        tracing::error!(reason, place, "panicked");
     }));
 }
 

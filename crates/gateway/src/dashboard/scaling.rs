@@ -156,6 +156,7 @@ mod tests {
         let decision = ScalerDecision {
             wanted: target(2, 1),
             own: true,
+            first: false,
             rate: 1.0,
             prefill_load: 1.5,
             decode_load: 0.5,

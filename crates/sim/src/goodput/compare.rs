@@ -376,8 +376,10 @@ mod tests {
             at_rate(&arrivals, rate_milli)
         };
         let checked = check(&comparison, 1000, &faster);
-        assert!(checked.met && checked.missed_first.is_none(), "{checked:?}");
-        let best = checked.best.expect("one at a time is nothing");
+        assert_eq!(runs.get(), 1, "the answer needs one run");
+        let limit = checked.find_limit(&comparison, &faster);
+        assert!(checked.met && limit.missed_first.is_none(), "{limit:?}");
+        let best = limit.best.expect("one at a time is nothing");
         assert_eq!(
             best.rate_milli, 32_000,
             "the first at which all come at once"
