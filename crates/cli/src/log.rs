@@ -5,7 +5,10 @@
 //! which may quote a prompt. An event is one line, whatever its values contain: names come from
 //! folders and from other processes.
 
+mod json_line;
+
 use crate::args::{LogArgs, LogFormat, LogLevel};
+use json_line::JsonLineFormat;
 use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
@@ -28,7 +31,7 @@ pub(crate) fn init(args: &LogArgs, default: LogLevel) {
         LogFormat::Text => lines
             .event_format(OneLineFormat::new(std::io::stderr().is_terminal()))
             .init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
+        LogFormat::Json => lines.event_format(JsonLineFormat).init(),
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn dashboard_scaling(
     for (model, status) in statuses.iter() {
         let (mode, target) = match status {
             ScalingStatus::Off => continue,
-            ScalingStatus::Starting(mode) => (*mode, None),
+            ScalingStatus::Starting(mode) | ScalingStatus::First(mode, _) => (*mode, None),
             ScalingStatus::Decided(mode, decision) => (*mode, Some(&decision.wanted)),
         };
         let shown = summary.get_or_insert_default();
