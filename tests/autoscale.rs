@@ -193,7 +193,7 @@ fn scaling_to_zero_and_back_loses_no_stream() {
     assert!(is_moved, "no stream had to move");
 
     // Without requests `idle_after` counts alone.
-    write_policy_with(&policy, 0, "1s", "1h");
+    write_policy_with(&policy, 0, "1s", "60m");
     wait_for("empty fleet", || (workers(&client) == (0, 0)).then_some(()));
     assert_eq!(ask(&client), first, "the same question, from nothing");
     local.signal("TERM");
