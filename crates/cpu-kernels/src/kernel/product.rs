@@ -46,16 +46,32 @@ const ROWS_PER_SLICED_PASS: usize = 256;
 /// Sums of slices that wait for their neighbour's: of one slice, of two, and of four.
 const WAITING_LEVELS: usize = 3;
 /// Prefetch distance in cache lines of a single tile, which streams every panel once.
-const PREFETCH_LINES_AHEAD: usize = 128;
+const PREFETCH_LINES_AHEAD: usize = 64;
 
 /// Words of sums between blocks.
 const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_PER_PASS + 2 * LANES) * PANEL;
 /// Words of either an unpacked block of a panel or a tile's final sums.
 const SPREAD_WORDS: usize = BLOCK_STEPS * PANEL;
-/// Words of one level of waiting sums.
-const LEVEL_WORDS: usize = GROUP_PANELS * (ROWS_PER_SLICED_PASS + 2 * LANES) * PANEL;
+/// Words after which the lower twelve bits of addresses repeat. A processor that compares only these
+/// holds a load back while a store with the same bits waits, so sums of a tile differ in them: the
+/// levels of a tile lie [`STAGGER_WORDS`] apart and behind its final sums, which are at most 28
+/// vectors.
+const PAGE_WORDS: usize = 1024;
+/// See [`PAGE_WORDS`].
+const STAGGER_WORDS: usize = 4 * LANES;
+/// Words before the first level: those of the final sums of a tile, and two levels' stagger.
+const WAITING_GAP_WORDS: usize = 28 * LANES + 2 * STAGGER_WORDS;
+/// Words of one level of waiting sums; the next one lies a stagger before it, but for whole pages.
+const LEVEL_WORDS: usize =
+    GROUP_PANELS * (ROWS_PER_SLICED_PASS + 2 * LANES) * PANEL + PAGE_WORDS - STAGGER_WORDS;
+const _: () = assert!(
+    SUMS_WORDS.is_multiple_of(PAGE_WORDS)
+        && SPREAD_WORDS.is_multiple_of(PAGE_WORDS)
+        && (LEVEL_WORDS + STAGGER_WORDS).is_multiple_of(PAGE_WORDS)
+);
 /// Words of one thread's scratch memory.
-pub const SCRATCH_WORDS: usize = SUMS_WORDS + SPREAD_WORDS + WAITING_LEVELS * LEVEL_WORDS;
+pub const SCRATCH_WORDS: usize =
+    SUMS_WORDS + SPREAD_WORDS + WAITING_GAP_WORDS + WAITING_LEVELS * LEVEL_WORDS;
 
 /// A format of packed weights.
 pub trait WeightForm<S: Simd>: Copy + 'static {
@@ -314,6 +330,7 @@ impl PanelWalk<'_, '_> {
             tiles,
         } = self;
         let (scratch, waiting) = scratch.split_at_mut(SUMS_WORDS + SPREAD_WORDS);
+        let waiting = &mut waiting[WAITING_GAP_WORDS..];
         let (scratch, spread) = scratch.split_at_mut(SUMS_WORDS);
         let first_row = cut.start(tiles.start);
         let rows = cut.start(tiles.end) - first_row;
@@ -334,7 +351,14 @@ impl PanelWalk<'_, '_> {
                     // memory.
                     let sums_at = (panel - panels.start) * rows + rows_at.start - first_row;
                     let sums_words = sums_at * PANEL..(sums_at + rows_at.len()) * PANEL;
-                    let panel_sums = &mut scratch[sums_words.clone()];
+                    // An even slice's sums are added up where they wait for the next slice's, as
+                    // they are: nothing is left to do when it ends.
+                    let waits = at.slice.is_multiple_of(2) && at.slice + 1 < product.slices.len();
+                    let panel_sums = if waits {
+                        &mut waiting[sums_words.clone()]
+                    } else {
+                        &mut scratch[sums_words.clone()]
+                    };
                     let steps = at.steps.len();
                     let words = rows_at.len() * steps * F::PHASES;
                     let left = (at.steps.start * product.rows + rows_at.start * steps) * F::PHASES;
@@ -357,10 +381,11 @@ impl PanelWalk<'_, '_> {
                         start_sums::<S, F>(s, product, at.slice, panel, panel_sums);
                     }
                     let from = panel_sums.as_mut_ptr();
-                    // Final sums of all tiles go to the same memory, which stays in the L1 cache.
+                    // Final sums of all tiles go to the same pages, which stay in the L1 cache.
                     // It is free: only formats that are no chain unpack blocks there.
-                    let to = if at.ends_slice && F::IS_CHAIN {
-                        spread[..panel_sums.len()].as_mut_ptr()
+                    let to = if at.ends_slice && !waits && F::IS_CHAIN {
+                        let at = sums_words.start % PAGE_WORDS;
+                        spread[at..at + panel_sums.len()].as_mut_ptr()
                     } else {
                         from
                     };
@@ -371,7 +396,7 @@ impl PanelWalk<'_, '_> {
                     with_rows!(rows_at.len(), R => unsafe {
                         add_block::<S, F, R>(s, product, sides, TileSums { from, to });
                     });
-                    if at.ends_slice {
+                    if at.ends_slice && !waits {
                         let ended = EndedSlice {
                             slice: at.slice,
                             rows: rows_at,
