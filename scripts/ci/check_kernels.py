@@ -1,4 +1,4 @@
-"""Compiles every kernel for every target and compares the result with kernels/table.txt; and every lab.
+"""Compiles every kernel for each target and compares the result with kernels/table.txt; and every lab.
 
 usage: check_kernels.py --nvcc NVCC [--jobs N] [--target sm_80 …] [--json FILE]
 

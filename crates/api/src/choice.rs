@@ -25,6 +25,8 @@ pub(crate) struct AnswerChoice {
     rules: StopRules,
     output_wanted: OutputWanted,
     prompt_echo: Option<PromptEcho>,
+    /// The prompt, if the answer has its tokens' scores, until these have come.
+    scored_prompt: Option<Arc<[TokenId]>>,
     tokens_count: u32,
     /// Characters decoded so far, including the echoed prompt; the offset of the next token's text.
     chars_count: usize,
@@ -65,6 +67,7 @@ impl AnswerChoice {
                 text,
                 tokens: prompt.tokens.clone(),
             }),
+            scored_prompt: (ask.output.prompt_logprobs.is_some()).then(|| prompt.tokens.clone()),
             tokens_count: 0,
             last: None,
             end: None,
@@ -122,7 +125,13 @@ impl AnswerChoice {
         if self.output_wanted == OutputWanted::Vector {
             return self.vector(prompt);
         }
-        let mut pieces = self.take_echo(prompt.as_ref())?;
+        let mut pieces = OutputPieces::default();
+        if let (Some(tokens), Some(top)) = (self.scored_prompt.take(), self.output.prompt_logprobs)
+        {
+            let scores = self.prompt_scores(prompt.as_ref(), &tokens, top)?;
+            pieces.push(OutputPiece::PromptScores(scores));
+        }
+        pieces.append(self.take_echo(prompt.as_ref())?);
         self.tokens_count += 1;
         self.last = Some(sampled.token);
         if self.output_wanted == OutputWanted::PromptOnly {
@@ -252,32 +261,43 @@ impl AnswerChoice {
         let Some(PromptEcho { text, tokens }) = self.prompt_echo.take() else {
             return Ok(OutputPieces::default());
         };
-        let mut scores = Vec::new();
-        if let Some(top) = self.output.logprobs {
-            let scored = facts.map_or(&[][..], |facts| &facts.scores);
-            if scored.len() + 1 != tokens.len() {
-                return Err(scores_missing());
-            }
-            let mut stream =
-                TextStream::new(self.model.clone(), self.output.special, TextStart::Fresh);
-            let mut offset = 0;
-            for (place, &token) in tokens.iter().enumerate() {
-                scores.push(match place.checked_sub(1) {
-                    Some(place) => score(&scored[place], top, offset)?,
-                    None => TokenScore {
-                        token,
-                        logprob: None,
-                        top: Vec::new(),
-                        offset,
-                    },
-                });
-                offset += stream.push(token).chars().count();
-            }
-        }
+        let scores = match self.output.logprobs {
+            Some(top) => self.prompt_scores(facts, &tokens, top)?,
+            None => Vec::new(),
+        };
         let mut pieces = OutputPieces::default();
         pieces.push(OutputPiece::Text(text));
         pieces.push(OutputPiece::Scores(scores));
         Ok(pieces)
+    }
+
+    /// The scores of a prompt's tokens; the first token has none.
+    fn prompt_scores(
+        &self,
+        facts: Option<&PromptFacts>,
+        tokens: &[TokenId],
+        top: u32,
+    ) -> Result<Vec<TokenScore>, ApiError> {
+        let scored = facts.map_or(&[][..], |facts| &facts.scores);
+        if scored.len() + 1 != tokens.len() {
+            return Err(scores_missing());
+        }
+        let mut stream = TextStream::new(self.model.clone(), self.output.special, TextStart::Fresh);
+        let mut offset = 0;
+        let mut scores = Vec::with_capacity(tokens.len());
+        for (place, &token) in tokens.iter().enumerate() {
+            scores.push(match place.checked_sub(1) {
+                Some(place) => score(&scored[place], top, offset)?,
+                None => TokenScore {
+                    token,
+                    logprob: None,
+                    top: Vec::new(),
+                    offset,
+                },
+            });
+            offset += stream.push(token).chars().count();
+        }
+        Ok(scores)
     }
 }
 

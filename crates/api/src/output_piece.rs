@@ -21,6 +21,8 @@ pub(crate) enum OutputPiece {
     ToolCall(ToolCallPiece),
     /// Scores of tokens, those of an echoed prompt first.
     Scores(Vec<TokenScore>),
+    /// Scores of the prompt's tokens, apart from those of the output; before any other piece.
+    PromptScores(Vec<TokenScore>),
     /// The vector of a request that asks for one; nothing but the end follows.
     Vector(Arc<[f32]>),
     /// The end of the choice.
@@ -131,6 +133,7 @@ impl OutputPieces {
                     OutputPiece::Text(_)
                     | OutputPiece::Reasoning(_)
                     | OutputPiece::ToolCall(_)
+                    | OutputPiece::PromptScores(_)
                     | OutputPiece::Vector(_)
                     | OutputPiece::End(_) => None,
                 });
@@ -139,7 +142,9 @@ impl OutputPieces {
                     None => self.0.push(OutputPiece::Scores(scores)),
                 }
             }
-            OutputPiece::Vector(_) | OutputPiece::End(_) => self.0.push(piece),
+            OutputPiece::PromptScores(_) | OutputPiece::Vector(_) | OutputPiece::End(_) => {
+                self.0.push(piece);
+            }
         }
     }
 
@@ -183,7 +188,10 @@ impl OutputPieces {
     /// Whether a client would notice them: scores alone wait for the text that is held back.
     pub(crate) fn are_noticeable(&self) -> bool {
         let mut pieces = self.0.iter();
-        pieces.any(|piece| !matches!(piece, OutputPiece::Scores(_)))
+        let is_score = |piece: &OutputPiece| {
+            matches!(piece, OutputPiece::Scores(_) | OutputPiece::PromptScores(_))
+        };
+        pieces.any(|piece| !is_score(piece))
     }
 }
 

@@ -62,7 +62,7 @@ fn cuda_f32_adapters_match_the_reference_goldens() {
         let name = folder.file_name().unwrap().to_str().unwrap();
         let base = name.split_once('-').map_or(name, |(base, _)| base);
         let base = if name == "qwen3-moe" { name } else { base };
-        let copy = with_fewer_prompts(&folder, if harness::is_real() { 1 } else { 4 });
+        let copy = with_fewer_prompts(&folder, harness::prompts_step(4));
         let build = |dir: &Path, limits| build(dir, limits, Precision::F32, None, 1);
         adapter_goldens(&testdata().join(base), copy.path(), &build).unwrap();
     }

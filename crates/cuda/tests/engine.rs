@@ -101,8 +101,9 @@ fn cuda_f32_matches_the_reference_goldens() {
         return;
     }
     for folder in folders(|dir| !has_experts(dir)) {
+        let copy = with_fewer_prompts(&folder, harness::prompts_step(4));
         let options = CudaOptions::new(Precision::F32);
-        conformance::goldens(&folder, &|dir, limits| build(dir, limits, options)).unwrap();
+        conformance::goldens(copy.path(), &|dir, limits| build(dir, limits, options)).unwrap();
     }
 }
 
@@ -116,14 +117,12 @@ fn given_up_windows_change_no_token_on_a_gpu() {
     }
     let options = CudaOptions::new(Precision::F32);
     for name in ["exaone4", "gemma3", "gpt-oss", "mistral", "phi3"] {
-        let step = if harness::is_real() { 1 } else { 7 };
-        let copy = with_fewer_prompts(&testdata().join(name), step);
+        let copy = with_fewer_prompts(&testdata().join(name), harness::prompts_step(7));
         let build = |dir: &Path, limits| build(dir, windowed(limits), options).map(poisoned);
         conformance::goldens(copy.path(), &build).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
-/// The emulator takes a second for each prompt.
 #[test]
 fn cuda_f32_experts_match_the_reference_goldens() {
     let test = "engine::cuda_f32_experts_match_the_reference_goldens";
@@ -131,7 +130,7 @@ fn cuda_f32_experts_match_the_reference_goldens() {
         return;
     }
     for folder in folders(has_experts) {
-        let copy = with_fewer_prompts(&folder, if harness::is_real() { 1 } else { 7 });
+        let copy = with_fewer_prompts(&folder, harness::prompts_step(7));
         let options = CudaOptions::new(Precision::F32);
         conformance::goldens(copy.path(), &|dir, limits| build(dir, limits, options)).unwrap();
     }
@@ -146,12 +145,13 @@ fn cuda_vectors_match_the_reference_on_every_path() {
         return;
     }
     let folder = testdata().join("qwen3");
+    let few = with_fewer_prompts(&folder, harness::prompts_step(7));
     let f32 = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::F32));
-    conformance::pooling(&folder, &f32).unwrap();
+    conformance::pooling(few.path(), &f32).unwrap();
     // The emulator takes half a minute for long texts.
     conformance::vectors(&folder, 40, &f32).unwrap();
     let bf16 = |dir: &Path, limits| build(dir, limits, CudaOptions::new(Precision::Bf16));
-    conformance::pooled_paths(&folder, &bf16).unwrap();
+    conformance::pooled_paths(few.path(), &bf16).unwrap();
 }
 
 /// The test covers windows and chunks in bf16; the emulator would take an hour for every path of

@@ -22,6 +22,13 @@ pub(crate) fn is_real() -> bool {
     std::env::var("CLEAVE_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
+/// Of how many prompts one is run: the emulated GPU takes a second for each, so that
+/// `EMULATOR_EVERY_PROMPT` is set for long runs alone.
+pub(crate) fn prompts_step(emulated: usize) -> usize {
+    let every = is_real() || std::env::var_os("EMULATOR_EVERY_PROMPT").is_some();
+    if every { 1 } else { emulated }
+}
+
 /// Loads the stand-in driver and compiler before anything looks for NVIDIA's; `None` on a real
 /// device.
 pub(crate) fn stand_in() -> Option<StandInLibrary> {

@@ -5,16 +5,19 @@
 
 use crate::error::HubError;
 use crate::name::HubModel;
+use crate::proxy::{ProxyConnector, deepest};
 use crate::settings::{HubSettings, HubToken};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_RANGE, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
+use hyper::header::{
+    AUTHORIZATION, CONTENT_RANGE, HeaderMap, LOCATION, PROXY_AUTHORIZATION, RANGE, RETRY_AFTER,
+};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use std::error::Error as _;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -24,13 +27,15 @@ const REDIRECTS_MAX: usize = 6;
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 const AGENT: &str = concat!("cleave/", env!("CARGO_PKG_VERSION"));
 
-type Connections = Client<cleave_tls::HttpTlsConnector, Empty<Bytes>>;
+type Connections = Client<cleave_tls::HttpsConnector<ProxyConnector>, Empty<Bytes>>;
 
 /// The hub and the connections to it.
 pub(crate) struct HubClient {
     endpoint: String,
     token: Option<HubToken>,
     silence_max: Duration,
+    connector: ProxyConnector,
+    authorities: Option<PathBuf>,
     plain: OnceLock<Connections>,
     secure: OnceLock<Connections>,
 }
@@ -48,6 +53,15 @@ pub(crate) struct PassingFailure {
     pub(crate) reason: String,
     /// Wait that the hub asks for by `retry-after`.
     pub(crate) asked: Option<Duration>,
+    pub(crate) stage: FailureStage,
+}
+
+/// How far a request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailureStage {
+    /// No connection was made: a wrong name, or no network.
+    Connecting,
+    Connected,
 }
 
 /// Bytes that a request asks for.
@@ -68,10 +82,15 @@ enum Redirects {
 
 impl HubClient {
     pub(crate) fn new(settings: &HubSettings) -> Self {
+        let mut direct = HttpConnector::new();
+        direct.set_nodelay(true);
+        direct.set_connect_timeout(Some(CONNECT_MAX));
         Self {
             endpoint: settings.endpoint.clone(),
             token: settings.token.clone(),
             silence_max: settings.retry.silence_max,
+            connector: ProxyConnector::new(direct, &settings.proxies),
+            authorities: settings.authorities.clone(),
             plain: OnceLock::new(),
             secure: OnceLock::new(),
         }
@@ -185,6 +204,10 @@ impl HubClient {
         if let ByteRange::From(from) = range {
             request = request.header(RANGE, format!("bytes={from}-"));
         }
+        let credentials = self.connector.credentials(at);
+        if let Some(credentials) = credentials.map_err(RequestError::Lasting)? {
+            request = request.header(PROXY_AUTHORIZATION, credentials);
+        }
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, token.header());
         }
@@ -194,10 +217,15 @@ impl HubClient {
         let sent = self.connections(at)?.request(request);
         match tokio::time::timeout(self.silence_max, sent).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => {
-                let cause = error.source().map(|cause| format!(": {cause}"));
-                Err(passing(format!("{error}{}", cause.unwrap_or_default())))
-            }
+            Ok(Err(error)) => Err(RequestError::Passing(PassingFailure {
+                reason: deepest(&error),
+                asked: None,
+                stage: if error.is_connect() {
+                    FailureStage::Connecting
+                } else {
+                    FailureStage::Connected
+                },
+            })),
             Err(_) => Err(passing("no answer".to_owned())),
         }
     }
@@ -213,10 +241,8 @@ impl HubClient {
         if let Some(connections) = kept.get() {
             return Ok(connections);
         }
-        let mut plain = HttpConnector::new();
-        plain.set_nodelay(true);
-        plain.set_connect_timeout(Some(CONNECT_MAX));
-        let connector = cleave_tls::connector(plain, at, None)
+        let (plain, authorities) = (self.connector.clone(), self.authorities.as_deref());
+        let connector = cleave_tls::connector_over(plain, at, authorities)
             .map_err(|error| answer(&at.to_string(), &error.to_string()))?;
         Ok(kept.get_or_init(|| Client::builder(TokioExecutor::new()).build(connector)))
     }
@@ -241,6 +267,7 @@ impl HubClient {
             return Err(RequestError::Passing(PassingFailure {
                 reason: format!("the answer is {status}"),
                 asked: asked.map(Duration::from_secs),
+                stage: FailureStage::Connected,
             }));
         }
         let code = headers.get("x-error-code");
@@ -290,6 +317,7 @@ pub(crate) fn passing(reason: String) -> RequestError {
     RequestError::Passing(PassingFailure {
         reason,
         asked: None,
+        stage: FailureStage::Connected,
     })
 }
 

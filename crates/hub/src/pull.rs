@@ -5,7 +5,7 @@ use crate::cached::INDEX_BYTES_MAX;
 use crate::digest::BlobHash;
 use crate::error::HubError;
 use crate::fetch::{BlobFetch, has_bytes, wait};
-use crate::http::{HubClient, RequestError};
+use crate::http::{FailureStage, HubClient, RequestError};
 use crate::listing::{BlobFacts, RepoFile, RepoListing, RepoPath};
 use crate::name::HubModel;
 use crate::retry::FailureCount;
@@ -233,6 +233,16 @@ impl Hub {
                 Ok(answer) => break answer,
                 Err(RequestError::Lasting(error)) => return Err(error),
                 Err(RequestError::Passing(failure)) => {
+                    // A name that nobody knows and an absent network rarely mend themselves.
+                    let is_unmet = failure.stage == FailureStage::Connecting;
+                    let tries = self.settings.retry.contacts_max;
+                    if is_unmet && failures.count() + 1 >= tries {
+                        return Err(HubError::NoContact {
+                            endpoint: self.settings.endpoint.clone(),
+                            reason: failure.reason,
+                            tries,
+                        });
+                    }
                     wait(&mut failures, &self.settings.retry, &url, failure).await?;
                 }
             }

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct RetryOptions {
     /// Failures in a row, without a byte between them, after which a file is given up.
     pub failures_max: u32,
+    /// Connections in a row that are not made, before the hub has answered once.
+    pub contacts_max: u32,
     /// Wait after the first failure; each further one doubles it.
     pub wait_first: Duration,
     /// Longest wait, also where the hub asks for a longer one.
@@ -19,6 +21,7 @@ impl Default for RetryOptions {
     fn default() -> Self {
         Self {
             failures_max: 7,
+            contacts_max: 3,
             wait_first: Duration::from_millis(500),
             wait_max: Duration::from_secs(60),
             silence_max: Duration::from_secs(30),
@@ -38,6 +41,10 @@ pub(crate) enum RetryStep {
 }
 
 impl FailureCount {
+    pub(crate) fn count(&self) -> u32 {
+        self.0
+    }
+
     /// Forgets the failures, because bytes arrived since.
     pub(crate) fn progress(&mut self) {
         self.0 = 0;

@@ -1,5 +1,6 @@
 //! Settings of the hub, from the variables that Python's tools read.
 
+use crate::proxy::ProxySettings;
 use crate::retry::RetryOptions;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,9 @@ pub struct HubSettings {
     /// Whether the network may be used.
     pub network: NetworkUse,
     pub retry: RetryOptions,
+    pub proxies: ProxySettings,
+    /// A file of certificates in PEM; without it, the system's authorities.
+    pub authorities: Option<PathBuf>,
 }
 
 /// Whether the hub may be asked.
@@ -98,6 +102,8 @@ impl HubSettings {
                 NetworkUse::Allowed
             },
             retry: RetryOptions::default(),
+            proxies: ProxySettings::of(variable),
+            authorities: None,
         }
     }
 }
@@ -144,6 +150,20 @@ mod tests {
         assert_eq!(given.token, HubToken::of("given"));
         assert_eq!(given.endpoint, "http://h:1");
         assert_eq!(given.network, NetworkUse::Allowed);
+    }
+
+    #[test]
+    fn proxies_are_read_in_lower_case_first() {
+        let given = settings(&[("HTTPS_PROXY", "http://a:1"), ("https_proxy", "http://b:2")]);
+        assert_eq!(given.proxies.https, "http://b:2");
+        let given = settings(&[("NO_PROXY", "10.0.0.0/8"), ("ALL_PROXY", "http://c:3")]);
+        let expected = ("http://c:3", "10.0.0.0/8", "");
+        let ProxySettings {
+            all, none, http, ..
+        } = &given.proxies;
+        assert_eq!((all.as_str(), none.as_str(), http.as_str()), expected);
+        let shown = format!("{:?}", settings(&[("HTTP_PROXY", "http://u:secret@a:1")]));
+        assert!(!shown.contains("secret"), "{shown}");
     }
 
     #[test]

@@ -331,6 +331,19 @@ async fn http2_has_the_same_limits() {
     assert_eq!(refused, (5, vec![0, 0, 0, 7]));
 }
 
+/// Java's client asks for an upgrade with its first request. RFC 9110, section 7.8, lets a server
+/// answer in HTTP/1.1.
+#[tokio::test]
+async fn a_request_to_upgrade_to_http2_is_answered_in_http_1_1() {
+    let port = port(limits()).await;
+    let mut stream = port.dial().await;
+    let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings, close\r\n\
+        upgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n\r\n";
+    let answer = exchange(&mut stream, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    assert!(answer.ends_with("here"), "{answer}");
+}
+
 #[tokio::test]
 async fn a_flood_of_stream_resets_closes_the_connection() {
     let port = port(limits()).await;

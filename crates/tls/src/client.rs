@@ -30,6 +30,18 @@ pub fn connector(
     authorities: Option<&Path>,
 ) -> Result<HttpTlsConnector, TlsError> {
     plain.enforce_http(false);
+    connector_over(plain, url, authorities)
+}
+
+/// Wraps any connector with TLS, as [`connector`]; it must take `https://` addresses.
+///
+/// # Errors
+/// If authorities are needed, and cannot be read or there are none.
+pub fn connector_over<C>(
+    plain: C,
+    url: &Uri,
+    authorities: Option<&Path>,
+) -> Result<HttpsConnector<C>, TlsError> {
     let trusted = match (url.scheme_str(), authorities) {
         (Some("https"), Some(path)) => pem::authorities(&read_one(path)?)?,
         (Some("https"), None) => system_authorities()?,

@@ -17,7 +17,8 @@ mod reason;
 mod server;
 mod watched_files;
 
-pub use client::{HttpTlsConnector, HttpTlsStream, connector};
+pub use client::{HttpTlsConnector, HttpTlsStream, connector, connector_over};
+pub use hyper_rustls::HttpsConnector;
 pub use peer::{PEER_NAME, PeerProtocol, PeerTls};
 pub use reason::ExplainedStream;
 pub use rustls;

@@ -1,26 +1,20 @@
-{{/* (root, pool's name, pool): metadata and spec of a worker's pod. */}}
+{{/* (root, pool): metadata and spec of a worker's pod. */}}
 {{- define "cleave.workerPod" -}}
-{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $pool := index . 2 -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}
 {{- $ports := $root.Values.network.ports -}}
 {{- $model := $pool.model -}}
-{{- $selector := include "cleave.selectorLabels" (list $root $name) -}}
+{{- $storages := fromJson (include "cleave.storages" $pool) -}}
 metadata:
   labels:
-    {{- include "cleave.labels" (list $root $name) | nindent 4 }}
+    {{- include "cleave.labels" (list $root $pool.name $pool.podLabels) | nindent 4 }}
     llm-d.ai/role: {{ $pool.role }}
-    {{- with $pool.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
   {{- with $pool.podAnnotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "cleave.serviceAccount" (list $root "worker") }}
-  automountServiceAccountToken: false
-  enableServiceLinks: false
+  {{- include "cleave.podPlacement" (list $root $pool $pool.name "worker") | nindent 2 }}
   # SIGTERM begins a drain: sequences move to workers of the same fingerprint while they generate, or end here.
   terminationGracePeriodSeconds: {{ add (int $pool.drainSeconds) 15 }}
-  securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
   {{- if $pool.hostNetwork }}
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
@@ -28,79 +22,15 @@ spec:
   {{- with $pool.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
-  {{- with $pool.priorityClassName }}
-  priorityClassName: {{ . }}
-  {{- end }}
-  {{- with $root.Values.imagePullSecrets }}
-  imagePullSecrets: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $pool.nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $pool.tolerations }}
-  tolerations: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $pool.affinity }}
-  affinity: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $pool.topologySpreadConstraints }}
-  topologySpreadConstraints: {{- include "cleave.spread" (list . $selector) | trim | nindent 4 }}
-  {{- end }}
-  {{- if eq $model.source "init" }}
+  {{- if or $pool.extraInitContainers (has $model.source (list "init" "hub")) }}
   initContainers:
-    - name: model
-      image: {{ $model.init.image | quote }}
-      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      {{- with $model.init.command }}
-      command: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $model.init.args }}
-      args: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      env:
-        # Tools of the image write their caches to HOME; the root is read-only.
-        - name: HOME
-          value: /model
-        {{- with $model.init.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      securityContext: {{- include "cleave.containerSecurity" "" | nindent 8 }}
-      resources: {{- toYaml $model.init.resources | nindent 8 }}
-      volumeMounts:
-        - name: model
-          mountPath: /model
-  {{- end }}
-  {{- if eq $model.source "hub" }}
-  # One download at a time: the others wait for its lock, and then find the model in the volume.
-  initContainers:
-    {{- range $index, $name := $model.hubNames }}
-    - name: pull-{{ $index }}
-      image: {{ include "cleave.image" (list $root $pool.image) | quote }}
-      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      args:
-        - pull
-        - --if-absent
-        - {{ $name | quote }}
-      env:
-        {{- include "cleave.env" $root | nindent 8 }}
-        - name: HF_HOME
-          value: /model
-        - name: HF_ENDPOINT
-          value: {{ $root.Values.hub.endpoint | quote }}
-        {{- with $root.Values.hub.tokenSecret }}
-        {{- if .name }}
-        - name: HF_TOKEN
-          valueFrom:
-            secretKeyRef:
-              name: {{ .name }}
-              key: {{ .key }}
-        {{- end }}
-        {{- end }}
-      securityContext: {{- include "cleave.containerSecurity" "" | nindent 8 }}
-      resources: {{- toYaml $root.Values.hub.resources | nindent 8 }}
-      volumeMounts:
-        - name: model
-          mountPath: /model
+    {{- with $pool.extraInitContainers }}
+    {{- include "cleave.extraContainers" . | nindent 4 }}
+    {{- end }}
+    {{- if eq $model.source "init" }}
+    {{- include "cleave.fetchByImage" (list $root $model) | nindent 4 }}
+    {{- else if eq $model.source "hub" }}
+    {{- include "cleave.fetchFromHub" (list $root $pool) | nindent 4 }}
     {{- end }}
   {{- end }}
   containers:
@@ -139,6 +69,21 @@ spec:
         - --data-advertise={{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq $root.Values.network.ipFamily "IPv6") }}:{{ int $ports.data }}
         - --metrics-listen={{ include "cleave.listen" (list $root $ports.admin) }}
         - --drain-timeout={{ int $pool.drainSeconds }}
+        {{- with include "cleave.threads" $pool }}
+        - --threads={{ . }}
+        {{- end }}
+        {{- with $pool.kvOffloading }}
+        {{- if .size }}
+        - --kv-offloading-size={{ .size }}B
+        {{- end }}
+        {{- if ne .dir.source "none" }}
+        - --kv-offloading-dir=/var/lib/cleave/kv-offloading
+        - --kv-offloading-dir-size={{ .dirSize }}B
+        {{- end }}
+        {{- end }}
+        {{- if ne $pool.packedCache.source "none" }}
+        - --packed-cache=/var/lib/cleave/packed-cache
+        {{- end }}
         {{- if $root.Values.tls.peerSecretName }}
         - --peer-tls=/etc/cleave/peer-tls
         {{- end }}
@@ -164,6 +109,9 @@ spec:
         {{- with $pool.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- with $pool.extraEnvFrom }}
+      envFrom: {{- toYaml . | nindent 8 }}
+      {{- end }}
       ports:
         - name: admin
           containerPort: {{ int $ports.admin }}
@@ -212,6 +160,16 @@ spec:
           mountPath: /etc/cleave/peer-tls
           readOnly: true
         {{- end }}
+        {{- range $part, $storage := $storages }}
+        - name: {{ $part }}
+          mountPath: /var/lib/cleave/{{ $part }}
+        {{- end }}
+        {{- with $pool.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    {{- with $pool.extraContainers }}
+    {{- include "cleave.extraContainers" . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: shm
       emptyDir:
@@ -245,6 +203,73 @@ spec:
       secret:
         secretName: {{ . }}
     {{- end }}
+    {{- range $part, $storage := $storages }}
+    {{- include "cleave.volume" (list $storage $part (include "cleave.named" (list $root $part))) | nindent 4 }}
+    {{- end }}
+    {{- with $pool.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* (root, model): the init container of the user that fetches the model. */}}
+{{- define "cleave.fetchByImage" -}}
+{{- $root := index . 0 -}}{{- $model := index . 1 -}}
+- name: model
+  image: {{ $model.init.image | quote }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  {{- with $model.init.command }}
+  command: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $model.init.args }}
+  args: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  env:
+    # Tools of the image write their caches to HOME; the root is read-only.
+    - name: HOME
+      value: /model
+    {{- with $model.init.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  securityContext: {{- include "cleave.containerSecurity" "" | nindent 4 }}
+  resources: {{- toYaml $model.init.resources | nindent 4 }}
+  volumeMounts:
+    - name: model
+      mountPath: /model
+{{- end -}}
+
+{{/* (root, pool): init containers that download the model and its adapters. One download at a time: the others wait for
+     its lock, and then find the model in the volume. */}}
+{{- define "cleave.fetchFromHub" -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}
+{{- range $index, $name := $pool.model.hubNames }}
+- name: pull-{{ $index }}
+  image: {{ include "cleave.image" (list $root $pool.image) | quote }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  args:
+    - pull
+    - --if-absent
+    - {{ $name | quote }}
+  env:
+    {{- include "cleave.env" $root | nindent 4 }}
+    - name: HF_HOME
+      value: /model
+    - name: HF_ENDPOINT
+      value: {{ $root.Values.hub.endpoint | quote }}
+    {{- with $root.Values.hub.tokenSecret }}
+    {{- if .name }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef:
+          name: {{ .name }}
+          key: {{ .key }}
+    {{- end }}
+    {{- end }}
+  securityContext: {{- include "cleave.containerSecurity" "" | nindent 4 }}
+  resources: {{- toYaml $root.Values.hub.resources | nindent 4 }}
+  volumeMounts:
+    - name: model
+      mountPath: /model
+{{- end }}
 {{- end -}}
 
 {{/* A pool's resources with its GPUs and RDMA devices; their counts are strings, since server-side apply refuses
@@ -263,4 +288,13 @@ limits:
   {{ $resource }}: {{ $count | toString | quote }}
   {{- end }}
 {{- end -}}
+{{- end -}}
+
+{{/* A pool's writable storage by the names of its volumes, as JSON. */}}
+{{- define "cleave.storages" -}}
+{{- $storages := dict -}}
+{{- range $part, $storage := dict "kv-offloading" .kvOffloading.dir "packed-cache" .packedCache -}}
+{{- if ne $storage.source "none" -}}{{- $_ := set $storages $part $storage -}}{{- end -}}
+{{- end -}}
+{{- toJson $storages -}}
 {{- end -}}

@@ -3,9 +3,13 @@ objects)."""
 
 from collections.abc import Callable
 
+from variants import ON_PROCESSOR, VARIANTS
+
 HPA = {pool: {"autoscaling": {"type": "hpa"}} for pool in ("prefill", "decode")}
 KEDA = {pool: {"autoscaling": {"type": "keda"}} for pool in ("prefill", "decode")}
 GROUPS = {"workers": {"leaderWorkerSet": {"enabled": True, "size": 2}}}
+PROCESSOR = {"workers": ON_PROCESSOR}
+OFFLOADING = {"workers": VARIANTS["offloading to claims of pods"]["workers"]}
 PICKER = {
     "inferencePool": {"enabled": True},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
@@ -106,6 +110,18 @@ BROKEN: list[tuple[str, dict, Callable[[Objects], object]]] = [
         {"model": {"uri": "hf://org/Model-8B"}},
         lambda o: pod(o, "prefill")["initContainers"][0]["args"].insert(1, "--if-missing"),
     ),
+    ("within_their_resources", PROCESSOR, lambda o: argument(o, "decode", "--threads=4", "--threads=5")),
+    ("within_their_resources", PROCESSOR, lambda o: argument(o, "decode", "--threads=", "--thread=")),
+    ("within_their_resources", {}, lambda o: container(o, "decode")["args"].append("--threads=8")),
+    ("within_their_resources", OFFLOADING, lambda o: argument(o, "decode", "-size=4Gi", "-size=16Gi")),
+    ("within_their_resources", OFFLOADING, lambda o: argument(o, "decode", "-size=4Gi", "-size=8Gi")),
+    ("storage_holds_its_files", OFFLOADING, lambda o: argument(o, "decode", "-dir-size=16Gi", "-dir-size=21Gi")),
+    ("storage_holds_its_files", OFFLOADING, lambda o: pod(o, "decode")["volumes"].pop()),
+    ("storage_holds_its_files", OFFLOADING, lambda o: argument(o, "decode", "--packed-cache", "--cached")),
+    ("storage_holds_its_files", OFFLOADING, lambda o: argument(o, "decode", "offloading-size", "size")),
+    ("storage_holds_its_files", OFFLOADING, lambda o: one(o, "PersistentVolumeClaim")["metadata"].update(name="other")),
+    ("images_have_one_version", {}, lambda o: container(o, "router").update(image="cleave:1@sha256:0")),
+    ("images_have_one_version", {}, lambda o: container(o, "router").update(image="cleave")),
     ("drains_in_time", {}, lambda o: pod(o, "decode").update(terminationGracePeriodSeconds=30)),
     ("routers_are_found", {}, lambda o: argument(o, "decode", "cleave-router.llm", "cleave-routers.llm")),
     ("routers_are_found", {}, lambda o: one(o, "Service", "router")["spec"].pop("publishNotReadyAddresses")),
@@ -123,6 +139,21 @@ BROKEN: list[tuple[str, dict, Callable[[Objects], object]]] = [
         lambda o: one(o, "InferencePool")["spec"]["endpointPickerRef"]["port"].update(number=9003),
     ),
     ("routes_lead_somewhere", HPA, lambda o: one(o, "APIService")["spec"]["service"].update(name="prod-cleave-router")),
+    (
+        "routes_lead_somewhere",
+        VARIANTS["gateways that verify routers"],
+        lambda o: one(o, "BackendTLSPolicy")["spec"]["targetRefs"][0].update(sectionName="https"),
+    ),
+    (
+        "routes_lead_somewhere",
+        VARIANTS["gateways that verify routers"],
+        lambda o: argument(o, "router", "--ssl-certfile", "--ssl-cert"),
+    ),
+    (
+        "schema",
+        VARIANTS["gateways that verify routers"],
+        lambda o: one(o, "BackendTLSPolicy")["spec"]["validation"].update(wellKnownCACertificates="All"),
+    ),
     (
         "pickers_are_spoken_to",
         PICKER,

@@ -2,14 +2,16 @@
 
 usage: $(install_tools.sh FOLDER) check.py --cleave BIN [--helm BIN]
 
-Helm's own engine renders every values file for four versions of Kubernetes, by each type of autoscaling, in each
-variant below. Then bad values must be refused with their path, and the rules must notice objects that were broken on
-purpose. With --helm another Helm, such as one of version 3, must render the same. Exits with 1 and a line for each
-flaw.
+Helm's own engine renders values files in the variants of variants.py, for four versions of Kubernetes and by each
+type of autoscaling, so that each two of these meet. Then bad values must be refused with their path, and the rules
+must notice objects that were broken on purpose. With --helm another Helm, such as one of version 3, must render the
+same. Exits with 1 and a line for each flaw.
 """
 
 import argparse
 import copy
+import functools
+import itertools
 import json
 import os
 import re
@@ -17,105 +19,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cases
 import engine
 import invariants
 import metrics
+import pod_rules
 import schemas
 import yaml
 from bad import BAD
 from broken import BROKEN
+from rendered import World, needed, template
+from variants import POOLS, VARIANTS
 
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
 FILES = sorted((engine.ROOT / "helm/values").glob("*.yaml"))
-POOLS = ("prefill", "decode", "both")
 
 
 def scaled(kind: str) -> dict:
     """Returns values that scale every pool by `kind`, or none."""
     return {pool: {"autoscaling": {"type": kind, "minReplicas": 1}} for pool in POOLS}
-
-
-VARIANTS: dict[str, dict] = {
-    "as it is": {},
-    "mixed pool": {"both": {"enabled": True, "replicas": 2}},
-    "mixed pool alone": {"both": {"enabled": True}, "prefill": {"enabled": False}, "decode": {"enabled": False}},
-    "several models": {
-        "models": [
-            {
-                "name": "chat",
-                "aliases": ["gpt-4o"],
-                "model": {"servedName": "org/Chat-8B"},
-                "prefill": {"replicas": 3},
-            },
-            {
-                "name": "embed",
-                "prefill": {"enabled": False},
-                "decode": {"enabled": False},
-                "both": {"enabled": True, "extraArgs": ["--runner=pooling"]},
-            },
-        ]
-    },
-    "adapters": {
-        "model": {
-            "source": "pvc",
-            "pvc": {"claimName": "models"},
-            "path": "base",
-            "lora": {"modules": {"sql": "adapters/sql", "notes": "/adapters/notes"}, "root": "adapters", "maxRank": 16},
-        }
-    },
-    "hub": {
-        "model": {"uri": "hf://org/Model-8B@v1", "lora": {"modules": {"sql": "hf://org/sql"}}},
-        "hub": {"tokenSecret": {"name": "hub"}},
-    },
-    "hub of one's own": {
-        "model": {"uri": "hf://org/Model-8B"},
-        "hub": {"endpoint": "http://hub.mirrors:8080", "cache": {"existingClaim": "models"}},
-    },
-    "claim by address": {"model": {"uri": "pvc://models/llama/8b"}},
-    "groups": {
-        "workers": {"leaderWorkerSet": {"enabled": True, "size": 4, "exclusiveTopology": "topology.kubernetes.io/rack"}}
-    },
-    "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}},
-    "inference pool": {
-        "inferencePool": {"enabled": True},
-        "tls": {"secretName": ""},
-        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
-    },
-    "inference pool behind TLS": {
-        "inferencePool": {"enabled": True, "pickerTls": "front"},
-        "tls": {"secretName": "front"},
-        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
-    },
-    "inference pool whose picker speaks in clear": {
-        "inferencePool": {"enabled": True, "pickerTls": "off"},
-        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
-    },
-    "TLS": {"tls": {"secretName": "front", "peerSecretName": "peers"}, "ingress": {"enabled": True}},
-    "IPv6": {"network": {"ipFamily": "IPv6"}},
-    "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")},
-    "RDMA on the node's network": {
-        "workers": {"hostNetwork": True, "gpus": "8", "rdma": {"resource": "vpc.amazonaws.com/efa", "count": "4"}},
-    },
-    "closed": {
-        "networkPolicy": {
-            "clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
-            **{who: [{"podSelector": {}}] for who in ("autoscaler", "controlPlane")},
-        },
-        "telemetry": {"otlpEndpoint": "http://otel.observability:4317"},
-        "router": {"adminKeySecret": {"name": "admin"}},
-        "tests": {"apiKeySecret": {"name": "key"}},
-    },
-    "no objects but what serves": {
-        "networkPolicy": {"enabled": False},
-        "serviceAccount": {"create": False},
-        "policy": {"existingConfigMap": "ours"},
-        "router": {"podDisruptionBudget": {"enabled": False}},
-        "workers": {"podDisruptionBudget": {"enabled": False}},
-    },
-}
 
 
 class Found:
@@ -147,30 +72,65 @@ def flags(cleave: str) -> dict[str, set[str]]:
     return found
 
 
-def matrix(found: Found, known: dict[str, set[str]], cleave: str, every: bool) -> list[dict]:
-    """Renders the combinations; returns the objects of the last one with the most kinds.
+def combinations(every: bool) -> Iterator[tuple[Path | None, str, str | None, str]]:
+    """Yields (values file, variant, scaling, Kubernetes): all of them, or so many that each two parts meet.
 
-    Unless `every` is set, each combination of file, variant and scaling has one version of Kubernetes, chosen so that
-    each version also meets each variant, with each file and with each scaling.
+    Each file meets each variant, with the scaling and the Kubernetes that bring the most new pairs.
     """
+    seen: set[tuple] = set()
+    rest = list(itertools.product((None, "none", "keda", "hpa"), VERSIONS))
+    for file, variant in itertools.product((None, *FILES), VARIANTS):
+        if every:
+            yield from ((file, variant, *pair) for pair in rest)
+            continue
+        scaling, version = max(rest, key=lambda pair: len(pairs(file, variant, *pair) - seen))
+        seen |= pairs(file, variant, scaling, version)
+        yield file, variant, scaling, version
+    whole = itertools.product((None, *FILES), VARIANTS, (None, "none", "keda", "hpa"), VERSIONS)
+    every_pair = set().union(*(pairs(*one) for one in whole))
+    if not every and seen != every_pair:
+        raise AssertionError(f"these never meet: {every_pair - seen}")
+
+
+def pairs(*parts: object) -> set[tuple]:
+    return set(itertools.combinations(enumerate(parts), 2))
+
+
+def matrix(found: Found, known: dict[str, set[str]], cleave: str, every: bool) -> None:
+    """Renders and checks the combinations."""
     seen: set[str] = set()
-    whole: list[dict] = []
-    for row, file in enumerate([None, *FILES]):
-        values = yaml.safe_load(file.read_text()) if file else {}
-        for column, (variant, layer) in enumerate(VARIANTS.items()):
-            for turn, kind in enumerate((None, "none", "keda", "hpa")):
-                layers = [values, layer, scaled(kind) if kind else {}]
-                one = VERSIONS[(row + column + turn) % len(VERSIONS)]
-                for version in VERSIONS if every else [one]:
-                    where = f"{file.stem if file else 'defaults'}, {variant}, scaling {kind or 'its own'}, Kubernetes {version}"
-                    objects = rendering(found, engine.merged(*layers), version, where)
-                    for flaw in invariants.flaws(invariants.World(objects, known)):
-                        found.add(flaw, where)
-                    for document in objects:
-                        one_object(found, seen, (document, version, cleave), where)
-                    if len({one["kind"] for one in objects}) > len({one["kind"] for one in whole}):
-                        whole = objects
-    return whole
+    given: dict[str, set[str]] = {}
+    for file, variant, scaling, version in combinations(every):
+        where = f"{file.stem if file else 'defaults'}, {variant}, scaling {scaling or 'its own'}, Kubernetes {version}"
+        layers = [from_file(file), VARIANTS[variant], scaled(scaling) if scaling else {}]
+        objects = rendering(found, engine.merged(*layers), version, where)
+        for flaw in invariants.flaws(World(objects, known)):
+            found.add(flaw, where)
+        for document in objects:
+            one_object(found, seen, (document, version, cleave), where)
+            for command, flags in pod_rules.own_flags(document):
+                given.setdefault(command, set()).update(flags)
+    own_flags_are_refused(found, given)
+
+
+@functools.cache
+def from_file(file: Path | None) -> dict:
+    return yaml.load(file.read_text(), Loader=yaml.CSafeLoader) if file else {}
+
+
+def own_flags_are_refused(found: Found, given: dict[str, set[str]]) -> None:
+    """Gives every flag that the chart was seen to set among `extraArgs`; the refusal must name each."""
+    for command, path in (("router", "router"), ("worker", "workers")):
+        flags = sorted(given.get(command, ())) + ["--log-format=json"]
+        try:
+            engine.render({path: {"extraArgs": flags}}, "1.31")
+            found.add(f"{path}.extraArgs: taken, though the chart sets them: {flags}", "flags")
+        except engine.Refused as refused:
+            named = set(re.findall(r"--[a-z0-9-]+", str(refused)))
+            if missing := set(flags[:-1]) - named:
+                found.add(f"{path}.extraArgs: not refused: {sorted(missing)}", "flags")
+            if "--log-format" in named:
+                found.add(f"{path}.extraArgs: --log-format is refused, though no value sets it", "flags")
 
 
 def rendering(found: Found, values: dict, version: str, where: str) -> list[dict]:
@@ -181,9 +141,13 @@ def rendering(found: Found, values: dict, version: str, where: str) -> list[dict
         return []
     found.counts["renderings"] += 1
     notes = next(text for name, text in rendered.items() if name.endswith("NOTES.txt"))
-    if "/v1" not in notes or "<no value>" in "".join(rendered.values()):
+    if "/v1" not in notes or "/ui" not in notes or "<no value>" in "".join(rendered.values()):
         found.add("notes without an address, or a value that is none", where)
-    return list(engine.objects(rendered))
+    objects = list(engine.objects(rendered))
+    told = re.search(r"get ((?:(?:secret|configmap|pvc)/\S+ ?)+)$", notes, re.MULTILINE)
+    if set(told[1].split() if told else []) != needed(objects):
+        found.add(f"notes say that {told and told[1]} are needed, pods refer to {sorted(needed(objects))}", where)
+    return objects
 
 
 def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where: str) -> None:
@@ -197,7 +161,7 @@ def one_object(found: Found, seen: set[str], what: tuple[dict, str, str], where:
     found.counts["custom resources"] += (document["apiVersion"], document["kind"]) in schemas.custom()
     for flaw in schemas.flaws(document, version):
         found.add(f"{document['kind']} {document['metadata']['name']}: {flaw}", where)
-    if pod := invariants.template(document):
+    if pod := template(document):
         args = taken_for_granted(pod["spec"]["containers"][0]["args"])
         if (words := " ".join(args)) not in seen:
             seen.add(words)
@@ -251,21 +215,23 @@ def bad_values(found: Found) -> None:
             found.add(f"taken, though {path} is bad: {values}", "bad values")
         except engine.Refused as refused:
             # The path in a schema's message has slashes, that in the chart's own messages has dots.
-            if path not in str(refused).replace("/", "."):
+            if path not in str(refused) and path not in str(refused).replace("/", "."):
                 found.add(f"refused without its path {path}: {refused}", "bad values")
 
 
 def broken_objects(found: Found, known: dict[str, set[str]]) -> None:
     """Breaks objects for each rule, which must notice."""
+    rendered: dict[str, list[dict]] = {}
+    cluster = from_file(engine.ROOT / "helm/values/cluster.yaml")
     for rule, layer, breaks in BROKEN:
         found.counts["broken objects"] += 1
-        values = yaml.safe_load((engine.ROOT / "helm/values/cluster.yaml").read_text())
-        objects = list(engine.objects(engine.render(engine.merged(values, layer), "1.31")))
+        objects = rendered.get(str(layer)) or list(engine.objects(engine.render(engine.merged(cluster, layer), "1.31")))
+        rendered[str(layer)] = objects
         broken = copy.deepcopy(objects)
         breaks(broken)
         if broken == objects:
             found.add(f"{rule}: the breaking does nothing", "broken objects")
-        noticed = invariants.flaws(invariants.World(broken, known))
+        noticed = invariants.flaws(World(broken, known))
         noticed += [f"schema: {flaw}" for document in broken for flaw in schemas.flaws(document, "1.31")]
         if not any(flaw.startswith(f"{rule}:") for flaw in noticed):
             found.add(f"{rule} did not notice; noticed was {noticed}", "broken objects")
@@ -278,7 +244,7 @@ def second_opinion(found: Found, helm: str) -> None:
     for file in FILES:
         for variant, layer in VARIANTS.items():
             found.counts["second opinions"] += 1
-            values = engine.merged(yaml.safe_load(file.read_text()), layer)
+            values = engine.merged(from_file(file), layer)
             command = [*release, "--values", "-", "--kube-version", "1.31.0"]
             done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=False)
             theirs = [one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one]
@@ -297,7 +263,8 @@ def values_and_schema(found: Found) -> None:
     schema = json.loads((engine.CHART / "values.schema.json").read_text())
 
     def walk(value: dict, node: dict, path: str) -> None:
-        node = schema["definitions"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        while "$ref" in node:
+            node = functools.reduce(dict.__getitem__, node["$ref"].split("/")[1:], schema)
         properties = node.get("properties")
         if properties is None:
             return
@@ -336,6 +303,8 @@ def main() -> int:
     ]
     for step in steps:
         step()
+    for flaw in cases.flaws():
+        found.add(flaw, "cases")
     has_promtool = bool(shutil.which("promtool"))
     for flaw in metrics.flaws() + (metrics.unraised() if has_promtool else []):
         found.add(flaw, "helm/cleave/files")

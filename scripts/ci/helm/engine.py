@@ -4,6 +4,8 @@
 depends on that.
 """
 
+import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +23,17 @@ class Refused(Exception):
     """Helm refused to render these values; the text names the path."""
 
 
-def render(values: dict, kubernetes: str) -> dict[str, str]:
-    """Renders the chart; returns text by template. `kubernetes` is a version such as 1.31."""
-    options = {**RELEASE, "kube_version": f"v{kubernetes}.0"}
+@functools.cache
+def _chart() -> helm_python.Chart:
+    """Returns the chart, read once: a rendering does not change it."""
+    return contextlib.ExitStack().enter_context(helm_python.Chart.load(str(CHART)))
+
+
+def render(values: dict, kubernetes: str, name: str = RELEASE["name"]) -> dict[str, str]:
+    """Renders a release of this name; returns text by template. `kubernetes` is a version such as 1.31."""
+    options = {**RELEASE, "name": name, "kube_version": f"v{kubernetes}.0"}
     try:
-        with helm_python.Chart.load(str(CHART)) as chart:
-            text = _native.call_string("helm_render", chart._raw(), json.dumps(values), json.dumps(options))
+        text = _native.call_string("helm_render", _chart()._raw(), json.dumps(values), json.dumps(options))
     except helm_python.HelmError as error:
         raise Refused(str(error)) from error
     return json.loads(text)

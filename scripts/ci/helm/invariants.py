@@ -1,70 +1,17 @@
 """Rules that hold for the chart's objects under any values, and that a schema cannot express.
 
-Owns: these rules, each a generator of flaws over the objects of one rendering. Never: renders, or looks at values.
+Owns: these rules, each a generator of flaws over the objects of one rendering; those of pods alone are in pod_rules.py.
+Never: renders, or looks at values.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import takewhile
 
+import pod_rules
 import yaml
+from rendered import WORKLOADS, World, arguments, ports, selects, template, within
 
-WORKLOADS = {"Deployment", "LeaderWorkerSet"}
 SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
-NUMBER = (int, float)
-
-
-@dataclass
-class World:
-    """The objects of one rendering, and the flags of the binary."""
-
-    objects: list[dict]
-    # Flags by command, such as {"router": {"--listen", …}}.
-    flags: dict[str, set[str]]
-    pods: list[tuple[dict, dict]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        templates = [(document, template(document)) for document in self.objects]
-        self.pods = [(document, pod) for document, pod in templates if pod]
-
-    def of(self, *kinds: str) -> list[dict]:
-        return [document for document in self.objects if document["kind"] in kinds]
-
-    def named(self, kind: str, name: str) -> dict | None:
-        return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
-
-    def selected(self, labels: dict) -> list[tuple[dict, dict]]:
-        """Returns the workloads whose pods have these labels, with their pods."""
-        workloads = [(document, pod) for document, pod in self.pods if document["kind"] in WORKLOADS]
-        return [(document, pod) for document, pod in workloads if within(labels, pod["metadata"]["labels"])]
-
-
-def template(document: dict) -> dict | None:
-    """Returns metadata and spec of the pods that an object makes, or of the pod itself."""
-    if document["kind"] == "Deployment":
-        return document["spec"]["template"]
-    if document["kind"] == "LeaderWorkerSet":
-        return document["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-    return document if document["kind"] == "Pod" else None
-
-
-def within(part: dict, whole: dict) -> bool:
-    return all(whole.get(key) == value for key, value in part.items())
-
-
-def containers(pod: dict) -> Iterator[dict]:
-    yield from pod["spec"].get("initContainers", [])
-    yield from pod["spec"]["containers"]
-
-
-def arguments(pod: dict) -> dict[str, str]:
-    args = pod["spec"]["containers"][0].get("args", [])
-    return dict(arg.split("=", 1) for arg in args if "=" in arg)
-
-
-def ports(pod: dict) -> dict[str, int]:
-    return {port["name"]: port["containerPort"] for one in containers(pod) for port in one.get("ports", [])}
 
 
 def one_scaler_each(world: World) -> Iterator[str]:
@@ -120,75 +67,6 @@ def bounds_agree(world: World) -> Iterator[str]:
             yield f"{scaler['metadata']['name']}: from {least} to {most}, and the policy says {pool}"
 
 
-def devices_are_quoted(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        name = document["metadata"]["name"]
-        for container in containers(pod):
-            resources = container.get("resources", {})
-            for kind in ("requests", "limits"):
-                for resource, amount in resources.get(kind, {}).items():
-                    if not isinstance(amount, str):
-                        yield f"{name}: {kind}.{resource} is {amount!r}, not a string"
-        limits = pod["spec"]["containers"][0]["resources"].get("limits", {})
-        has_gpu = any("gpu" in resource or "mig-" in resource for resource in limits)
-        if "--device" in arguments(pod) and has_gpu != (arguments(pod)["--device"] == "cuda"):
-            yield f"{name}: --device={arguments(pod)['--device']}, with limits {sorted(limits)}"
-
-
-def environment_is_text(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        for container in containers(pod):
-            names = [variable["name"] for variable in container.get("env", [])]
-            if len(names) != len(set(names)):
-                yield f"{document['metadata']['name']}: a variable is set twice: {names}"
-            for variable in container.get("env", []):
-                if "value" in variable and not isinstance(variable["value"], str):
-                    yield f"{document['metadata']['name']}: {variable['name']} is {variable['value']!r}, not a string"
-
-
-def pods_have_no_rights(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        name, spec = document["metadata"]["name"], pod["spec"]
-        if spec.get("automountServiceAccountToken") is not False or spec.get("enableServiceLinks") is not False:
-            yield f"{name}: a token or service variables are mounted"
-        if spec["securityContext"].get("runAsNonRoot") is not True:
-            yield f"{name}: may run as root"
-        for container in containers(pod):
-            context = container.get("securityContext", {})
-            tight = (
-                context.get("allowPrivilegeEscalation") is False
-                and context.get("readOnlyRootFilesystem") is True
-                and context.get("runAsNonRoot") is True
-                and context.get("capabilities", {}).get("drop") == ["ALL"]
-                and set(context["capabilities"].get("add", [])) <= {"IPC_LOCK"}
-                and context.get("seccompProfile", {}).get("type") == "RuntimeDefault"
-            )
-            if not tight:
-                yield f"{name}: container {container['name']} is not restricted: {context}"
-    if world.of("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "Secret"):
-        yield "the chart makes a role or a secret"
-    for account in world.of("ServiceAccount"):
-        if account.get("automountServiceAccountToken") is not False:
-            yield f"{account['metadata']['name']}: its token is mounted"
-
-
-def ports_exist(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        name, there = document["metadata"]["name"], ports(pod)
-        for container in pod["spec"]["containers"]:
-            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-                if document["kind"] != "Pod" and probe not in container:
-                    yield f"{name}: no {probe}"
-                port = container.get(probe, {}).get("httpGet", {}).get("port", "admin")
-                if probe in container and port not in there:
-                    yield f"{name}: {probe} asks port {port}, which is not there"
-        heard = {int(value.rsplit(":", 1)[1]) for flag, value in arguments(pod).items() if "listen" in flag}
-        if document["kind"] in WORKLOADS and heard != set(there.values()):
-            yield f"{name}: listens on {sorted(heard)}, declares {there}"
-        if len(set(there.values())) != len(there):
-            yield f"{name}: a port twice: {there}"
-
-
 def services_reach_pods(world: World) -> Iterator[str]:
     for service in world.of("Service"):
         name = service["metadata"]["name"]
@@ -229,41 +107,6 @@ def every_pod_has_a_policy(world: World) -> Iterator[str]:
                 yield f"{policy['metadata']['name']} opens {sorted(opened)}, its pods have {ports(pod)}"
 
 
-def selects(selector: dict, labels: dict) -> bool:
-    among = all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
-    return among and within(selector.get("matchLabels", {}), labels)
-
-
-def command_lines(pod: dict) -> Iterator[list[str]]:
-    """Returns the command lines of the binary: of the first container, and of those that download models."""
-    for container in containers(pod):
-        if container is pod["spec"]["containers"][0] or container["name"].startswith("pull-"):
-            yield container["args"]
-
-
-def flags_exist(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        for args in command_lines(pod):
-            words = " ".join(takewhile(lambda arg: not arg.startswith("-"), args))
-            known = world.flags.get(words)
-            if known is None:
-                yield f"{document['metadata']['name']}: no command `{words}`"
-                continue
-            for arg in args:
-                if arg.startswith("-") and arg.split("=")[0] not in known:
-                    yield f"{document['metadata']['name']}: `cleave {words}` has no {arg.split('=')[0]}"
-
-
-def drains_in_time(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        args = arguments(pod)
-        if document["kind"] in WORKLOADS:
-            needed = int(args.get("--drain-timeout", -100)) + int(args.get("--shutdown-delay", 0))
-            grace = pod["spec"]["terminationGracePeriodSeconds"]
-            if not needed + 5 <= grace <= needed + 60:
-                yield f"{document['metadata']['name']}: drains for {needed} s, is killed after {grace} s"
-
-
 def routers_are_found(world: World) -> Iterator[str]:
     """Workers and KEDA use a headless name that also has unready routers: only workers make a router ready."""
     words = [arguments(pod) for _, pod in world.pods]
@@ -284,21 +127,6 @@ def routers_are_found(world: World) -> Iterator[str]:
             yield f"{address}: the service has no such port"
 
 
-def volumes_are_used(world: World) -> Iterator[str]:
-    for document, pod in world.pods:
-        name = document["metadata"]["name"]
-        mounts = [mount for container in containers(pod) for mount in container.get("volumeMounts", [])]
-        if {mount["name"] for mount in mounts} != {volume["name"] for volume in pod["spec"].get("volumes", [])}:
-            yield f"{name}: volumes and mounts differ"
-        if any("subPath" in mount for mount in mounts):
-            yield f"{name}: a file mounted by subPath does not follow its ConfigMap or Secret"
-        places = [mount["mountPath"] for mount in mounts]
-        for value in arguments(pod).values():
-            folder = value if value.startswith("/") else ""
-            if folder and not any(folder == place or folder.startswith(f"{place}/") for place in places):
-                yield f"{name}: {folder} is on no volume"
-
-
 def routes_lead_somewhere(world: World) -> Iterator[str]:
     for ingress in world.of("Ingress"):
         for rule in ingress["spec"]["rules"]:
@@ -307,6 +135,14 @@ def routes_lead_somewhere(world: World) -> Iterator[str]:
                 service = world.named("Service", back["name"])
                 if not service or back["port"]["name"] not in [one["name"] for one in service["spec"]["ports"]]:
                     yield f"ingress leads to {back}"
+    for policy in world.of("BackendTLSPolicy"):
+        for to in policy["spec"]["targetRefs"]:
+            target = world.named(to["kind"], to["name"])
+            named = [one["name"] for one in target["spec"].get("ports", [])] if target else []
+            if not target or "sectionName" in to and to["sectionName"] not in named:
+                yield f"a gateway's TLS is for {to}"
+        if not any("--ssl-certfile" in arguments(pod) for _, pod in world.pods):
+            yield "gateways speak TLS to routers without a certificate"
     for route in world.of("HTTPRoute"):
         for back in route["spec"]["rules"][0]["backendRefs"]:
             service = world.named(back.get("kind", "Service"), back["name"])
@@ -397,17 +233,20 @@ RULES = [
     one_scaler_each,
     groups_are_counted_as_groups,
     bounds_agree,
-    devices_are_quoted,
-    environment_is_text,
-    pods_have_no_rights,
-    ports_exist,
+    pod_rules.devices_are_quoted,
+    pod_rules.environment_is_text,
+    pod_rules.pods_have_no_rights,
+    pod_rules.ports_exist,
     services_reach_pods,
     selectors_are_apart,
     every_pod_has_a_policy,
-    flags_exist,
-    drains_in_time,
+    pod_rules.flags_exist,
+    pod_rules.within_their_resources,
+    pod_rules.storage_holds_its_files,
+    pod_rules.images_have_one_version,
+    pod_rules.drains_in_time,
     routers_are_found,
-    volumes_are_used,
+    pod_rules.volumes_are_used,
     routes_lead_somewhere,
     pickers_are_spoken_to,
     everything_is_scraped,

@@ -4,6 +4,7 @@ Owns: finding the names in PromQL and on the page of metrics; the tests of alert
 Prometheus (scripts/ci/observe does).
 """
 
+import functools
 import json
 import re
 import shutil
@@ -17,13 +18,24 @@ ROOT = Path(__file__).resolve().parents[3]
 ALERTS = ROOT / "testdata/alerts/alerts.yaml"
 FILES = ROOT / "helm/cleave/files"
 PAGE = ROOT / "docs/metrics.md"
+GUIDE = ROOT / "docs/guides/observability.md"
+# Labels that a variable of the dashboard may have another name for.
+LABELS = {"model_name": "model"}
 SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
 
 
-def registered() -> set[str]:
-    """Returns the names of series on the generated page, without the suffix of counters."""
-    names = re.findall(r"^\| `([a-z_0-9:]+)` \|", PAGE.read_text(), re.MULTILINE)
-    return {name.removesuffix("_total") for name in names}
+@functools.cache
+def registered() -> dict[str, set[str]]:
+    """Returns the labels of series on the generated page by their names, without the suffix of counters."""
+    rows = re.findall(r"^\| `([a-z_0-9:]+)` \| \w+ \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
+    return {name.removesuffix("_total"): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+
+
+def known_as(name: str) -> str | None:
+    """Returns the name under which the page has a series, or None."""
+    known = registered()
+    plain = (name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix))
+    return next((one for one in plain if one in known), None)
 
 
 def unscoped(expression: str) -> str:
@@ -48,13 +60,12 @@ def rules() -> list[dict]:
 
 def flaws() -> list[str]:
     """Lists names of series that the program does not have, rules without a namespace, and alerts without texts."""
-    found, known = [], registered()
+    found = unfiltered() + misquoted()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     expressions = panels() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
     for place, expression in expressions.items():
         for name in re.findall(r"\b(?:cleave|vllm|sglang)[_:][a-z_0-9:]+", re.sub(r'"[^"]*"', "", expression)):
-            series = {name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)}
-            if name not in recorded and not series & known:
+            if name not in recorded and not known_as(name):
                 found.append(f"{place}: nothing has {name}")
     for rule in rules():
         if "$scope" not in rule["expr"]:
@@ -63,6 +74,34 @@ def flaws() -> list[str]:
         if "alert" in rule and (said != {"summary", "description", "runbook"} or "severity" not in rule["labels"]):
             found.append(f"{rule['alert']}: without summary, description, runbook or severity")
     return found
+
+
+def variables() -> dict[str, str]:
+    """Returns the queries of the dashboard's variables by their names, but for the data source."""
+    board = json.loads((FILES / "dashboard.json").read_text())
+    return {one["name"]: one["definition"] for one in board["templating"]["list"] if one["type"] == "query"}
+
+
+def unfiltered() -> list[str]:
+    """Lists selectors of the dashboard that ignore a variable, or filter by a label that their series lack."""
+    found, filters = [], set(variables())
+    for place, expression in panels().items():
+        for name, selector in re.findall(r"\b((?:cleave|vllm)[_:][a-z_0-9:]+)(?:\{([^}]*)\})?", expression):
+            labels = {"namespace"} | registered().get(known_as(name) or "", set())
+            wanted = {(label, LABELS.get(label, label)) for label in labels if LABELS.get(label, label) in filters}
+            if set(re.findall(r'(\w+)=~"\$(\w+)"', selector)) != wanted:
+                found.append(f"{place}: {name} has {selector}, and the variables for its labels are {sorted(wanted)}")
+    return found
+
+
+def misquoted() -> list[str]:
+    """Runs the guide's command for a Prometheus without an operator; its rules must be those of the chart."""
+    command = re.search(r"^sed .*rules\.yaml(?= *>)", GUIDE.read_text(), re.MULTILINE)
+    if not command:
+        return [f"{GUIDE.name} has no command for the rules"]
+    made = subprocess.run(command[0], shell=True, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    theirs = unscoped((FILES / "rules.yaml").read_text())
+    return [] if made == theirs and "$scope" not in made else [f"{GUIDE.name}: `{command[0]}` does not make the rules"]
 
 
 def promtool(rendered: dict) -> str | None:

@@ -4,8 +4,8 @@ usage: $(scripts/ci/helm/install_tools.sh FOLDER) scripts/ci/observe/check.py --
 
 Starts `cleave serve` with the legs apart and a policy, `cleave bench run` against it, and Prometheus (Debian's package)
 on loopback. While the server meets its targets no alert may even be pending; then some requests have targets that
-cannot be met, and every panel and every recording rule must return data. promtool lints the metrics. Exits with 1 and a
-line for each flaw; prints SKIPPED without Prometheus.
+cannot be met, and every panel, recording rule and variable must return data. promtool lints the metrics. Exits with 1
+and a line for each flaw; prints SKIPPED without Prometheus.
 """
 
 import argparse
@@ -117,8 +117,20 @@ def load(cleave: str, target: str, seconds: int, more: list[str]) -> None:
 
 
 def asked(expression: str) -> str:
-    """Returns an expression as Grafana sends it for all namespaces, over a short window."""
-    return metrics.unscoped(expression).replace("$__rate_interval", "20s").replace("$namespace", ".*")
+    """Returns an expression as Grafana sends it for all values of its variables, over a short window."""
+    short = metrics.unscoped(expression).replace("$__rate_interval", "20s")
+    return re.sub(rf"\$({'|'.join(metrics.variables())})\b", ".*", short)
+
+
+def empty_variables(prometheus: str) -> list[str]:
+    """Lists variables of the dashboard that offer nothing; a Prometheus outside of Kubernetes has no namespaces."""
+    found = []
+    for name, query in metrics.variables().items():
+        series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", query).groups()
+        answer = ask(prometheus, f"/api/v1/label/{label}/values", **{"match[]": asked(series)}) or {}
+        if name != "namespace" and not answer.get("data"):
+            found.append(f"variable {name}: no value for {query}")
+    return found
 
 
 def unanswered(prometheus: str) -> list[str]:
@@ -178,7 +190,7 @@ def main() -> int:
             flaws = troubled(url)
             # No worker gives a first token within a microsecond, so these requests are refused, with a reason.
             load(args.cleave, target, 3, ["--slo=ttft=1us", "--slo-headers=targets"])
-            flaws += patiently(lambda: unanswered(url), 10)
+            flaws += patiently(lambda: unanswered(url) + empty_variables(url), 10)
             flaws += linted(target)
         finally:
             for process in reversed(processes):

@@ -14,6 +14,7 @@ import datetime
 import http.client
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -207,7 +208,7 @@ class Pod(threading.Thread):
     # === parts ===
 
     def _make(self, spec: dict) -> Container:
-        image = self.kubelet.images[spec["image"].split(":")[0]]
+        image = self.kubelet.images[re.split("[:@]", spec["image"])[0]]
         log = self.kubelet.logs / f"{self.meta['name']}.{spec['name']}.log"
         return Container(self.pod, spec, image, Around(self.volumes, self.address, log))
 

@@ -185,6 +185,8 @@ pub(crate) struct OutputFormat {
     pub(crate) special: SpecialTokens,
     /// Number of log-probabilities, as in [`SamplingParams::logprobs`].
     pub(crate) logprobs: Option<u32>,
+    /// Number of log-probabilities of each token of the prompt, apart from an echoed prompt's.
+    pub(crate) prompt_logprobs: Option<u32>,
     pub(crate) scored: ScoredTokens,
     pub(crate) reasoning: ReasoningShown,
     pub(crate) call_reason: CallReason,
@@ -340,7 +342,6 @@ pub(crate) const UNSUPPORTED: &[RefusedField] = {
         RefusedField::new("allowed_token_ids", TOKENS_LISTED),
         RefusedField::new("bad_words", TOKENS_LISTED),
         RefusedField::new("truncate_prompt_tokens", "no prompt is shortened"),
-        RefusedField::new("prompt_logprobs", "completions have `echo` with `logprobs`"),
         RefusedField::new("prompt_embeds", "prompts are texts or tokens"),
         RefusedField::new("chat_template", "the model's own template is used"),
         RefusedField::new("audio", "answers are texts"),

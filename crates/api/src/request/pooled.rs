@@ -164,6 +164,7 @@ pub(crate) fn pooled_request(
             stop_text: StopText::Cut,
             special: SpecialTokens::Kept,
             logprobs: None,
+            prompt_logprobs: None,
             scored: ScoredTokens::All,
             reasoning: ReasoningShown::Shown,
             call_reason: CallReason::Stop,

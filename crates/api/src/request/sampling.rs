@@ -1,7 +1,10 @@
 //! Sampling and stop parameters, which the APIs share.
 
 use super::constraint::FieldConstraint;
-use super::{CallReason, OutputFormat, OutputLimit, ReasoningShown, ScoredTokens, StopText};
+use super::{
+    CallReason, LOGPROBS, OutputFormat, OutputLimit, ReasoningShown, ResponseMode, ScoredTokens,
+    StopText,
+};
 use crate::error::ApiError;
 use crate::field::{
     AnyValue, FlagValue, IntegerRange, JsonFields, ListShape, MapKeys, MapShape, RequestField,
@@ -132,6 +135,16 @@ request_fields! {
 }
 
 request_fields! {
+    pub(crate) PROMPT_SCORE_FIELDS {
+        PROMPT_LOGPROBS: IntegerRange = integer(
+            "prompt_logprobs",
+            LOGPROBS,
+            "The answer has the log-probability of each token of the prompt, and of this many likeliest ones in its place, as in vLLM; not with `stream`.",
+        );
+    }
+}
+
+request_fields! {
     pub(crate) SPECIAL_TOKENS_FIELDS {
         ADD_SPECIAL_TOKENS: FlagValue = flag(
             "add_special_tokens",
@@ -226,6 +239,19 @@ pub(crate) fn token_ids(
     Ok(tokens)
 }
 
+/// Reads the number of log-probabilities of each token of the prompt.
+pub(crate) fn prompt_logprobs(
+    fields: &JsonFields,
+    delivery: ResponseMode,
+) -> Result<Option<u32>, ApiError> {
+    let count = fields.integer(&PROMPT_LOGPROBS)?;
+    if count.is_some() && matches!(delivery, ResponseMode::Stream(_)) {
+        let message = "`prompt_logprobs` are in whole answers only: leave out `stream`.";
+        return Err(fields.invalid(&PROMPT_LOGPROBS, message));
+    }
+    Ok(count.map(|count| count as u32))
+}
+
 /// Reads the parameters that turn output into text; `logprobs` is read by the API.
 pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<OutputFormat, ApiError> {
     let stop_text = match fields.flag(&INCLUDE_STOP_STR_IN_OUTPUT)? {
@@ -241,6 +267,7 @@ pub(crate) fn output(fields: &JsonFields, logprobs: Option<u32>) -> Result<Outpu
         stop_text,
         special,
         logprobs,
+        prompt_logprobs: None,
         reasoning: ReasoningShown::Shown,
         scored: ScoredTokens::All,
         call_reason: CallReason::Calls,

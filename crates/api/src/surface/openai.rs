@@ -46,8 +46,19 @@ pub(super) struct OpenAiSurface {
     pub(super) insert_content: fn(&mut Map<String, Value>, &ChoiceParts<'_>, &ModelText),
     /// Writes the member of a chunk's choice that has a part of the content.
     pub(super) write_delta: fn(&mut Vec<u8>, ChoiceDelta<'_>, &ModelText),
+    /// Where vLLM's answers of this API have `prompt_logprobs`.
+    pub(super) prompt_scores_place: PromptScoresPlace,
     /// Builds `choices[].logprobs` of tokens.
     pub(super) scores: fn(&[TokenScore], &ModelText) -> Value,
+}
+
+/// The object that has `prompt_logprobs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptScoresPlace {
+    /// Each choice, since their prompts differ.
+    Choice,
+    /// The answer, which has one prompt.
+    Answer,
 }
 
 impl Surface for OpenAiSurface {
@@ -78,16 +89,29 @@ impl Surface for OpenAiSurface {
         end: AnswerEnd,
     ) -> Vec<u8> {
         let answer = OpenAiAnswer::new(self, head);
+        let mut of_answer = None;
         let choices = choices.iter().enumerate().map(|(index, pieces)| {
             let parts = ChoiceParts::of(pieces);
+            let prompt_scores =
+                (parts.prompt_scores).map(|scores| prompt_scores(scores, &answer.head.model));
             let mut choice = Map::new();
             choice.insert("index".into(), index.into());
             (self.insert_content)(&mut choice, &parts, &answer.head.model);
             choice.insert("logprobs".into(), answer.scores(parts.scores));
             insert_end(&mut choice, parts.end);
+            match (self.prompt_scores_place, prompt_scores) {
+                (_, None) => {}
+                (PromptScoresPlace::Choice, Some(scores)) => {
+                    choice.insert("prompt_logprobs".into(), scores);
+                }
+                (PromptScoresPlace::Answer, Some(scores)) => of_answer = Some(scores),
+            }
             Value::Object(choice)
         });
         let mut whole = answer.envelope(self.whole_object, choices.collect());
+        if let Some(scores) = of_answer {
+            whole.insert("prompt_logprobs".into(), scores);
+        }
         let AnswerEnd { counts, timing } = end;
         whole.insert("usage".into(), usage_json(counts));
         if !answer.head.warnings.is_empty() {
@@ -114,6 +138,7 @@ pub(super) struct ChoiceParts<'a> {
     pub(super) reasoning: Cow<'a, str>,
     pub(super) calls: Vec<&'a ToolCallPiece>,
     scores: &'a [TokenScore],
+    prompt_scores: Option<&'a [TokenScore]>,
     end: Option<&'a ChoiceEnd>,
 }
 
@@ -124,6 +149,7 @@ impl<'a> ChoiceParts<'a> {
             reasoning: Cow::Borrowed(""),
             calls: Vec::new(),
             scores: &[],
+            prompt_scores: None,
             end: None,
         };
         let add = |whole: &mut Cow<'a, str>, text: &'a String| {
@@ -139,6 +165,7 @@ impl<'a> ChoiceParts<'a> {
                 OutputPiece::Reasoning(text) => add(&mut parts.reasoning, text),
                 OutputPiece::ToolCall(call) => parts.calls.push(call),
                 OutputPiece::Scores(scores) => parts.scores = scores,
+                OutputPiece::PromptScores(scores) => parts.prompt_scores = Some(scores),
                 // These APIs ask for no vector.
                 OutputPiece::Vector(_) => {}
                 OutputPiece::End(end) => parts.end = Some(end),
@@ -187,7 +214,11 @@ impl<'a> ChoiceDelta<'a> {
                     }),
                 ]
             }
-            OutputPiece::Scores(_) | OutputPiece::Vector(_) | OutputPiece::End(_) => [None; 2],
+            // Streams have no scores of the prompt.
+            OutputPiece::Scores(_)
+            | OutputPiece::PromptScores(_)
+            | OutputPiece::Vector(_)
+            | OutputPiece::End(_) => [None; 2],
         }
     }
 
@@ -261,6 +292,27 @@ fn usage_json(counts: TokenCounts) -> Value {
         "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     })
+}
+
+/// Builds vLLM's `prompt_logprobs`: null for the first token, then by token id the likeliest tokens
+/// and the prompt's own. The rank of a token that is not among the likeliest is unknown.
+fn prompt_scores(scores: &[TokenScore], model: &ModelText) -> Value {
+    let entry = |score: &TokenScore| {
+        let Some(own) = score.logprob else {
+            return Value::Null;
+        };
+        let one = |token: TokenId, logprob: f32, rank: Option<usize>| {
+            let text = token_text(token, model);
+            json!({"logprob": logprob, "rank": rank, "decoded_token": text})
+        };
+        let mut map = Map::new();
+        map.insert(score.token.to_string(), one(score.token, own, None));
+        for (place, &(token, logprob)) in score.top.iter().enumerate() {
+            map.insert(token.to_string(), one(token, logprob, Some(place + 1)));
+        }
+        Value::Object(map)
+    };
+    scores.iter().map(entry).collect()
 }
 
 /// Text of a token as a client sees it: its own bytes, with replacements for invalid UTF-8.

@@ -8,7 +8,9 @@
 mod message;
 mod tools;
 
-use super::openai::{ChoiceDelta, ChoiceParts, OpenAiSurface, token_text, write_json};
+use super::openai::{
+    ChoiceDelta, ChoiceParts, OpenAiSurface, PromptScoresPlace, token_text, write_json,
+};
 use crate::body_work::BodyWork;
 use crate::constraint_check::refused;
 use crate::error::ApiError;
@@ -21,8 +23,8 @@ use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::{TokenScore, ToolCallHead, ToolCallPiece, ToolKind};
 use crate::request::constraint::{CONSTRAINT_FIELDS, FieldConstraint, constraint};
 use crate::request::sampling::{
-    OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
-    logprobs_count, output, sampling, special_tokens,
+    OutputRoom, PROMPT_SCORE_FIELDS, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS,
+    StopFields, TOKENS, logprobs_count, output, prompt_logprobs, sampling, special_tokens,
 };
 use crate::request::{
     self, AnswerFacts, CallReason, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS,
@@ -119,6 +121,7 @@ const CHAT_GROUPS: &[FieldGroup] = &[
     TOOL_REQUEST_FIELDS,
     MODEL_FIELDS,
     SAMPLING_FIELDS,
+    PROMPT_SCORE_FIELDS,
     STOP_FIELDS,
     SPECIAL_TOKENS_FIELDS,
     CONSTRAINT_FIELDS,
@@ -159,6 +162,7 @@ pub(super) static CHAT: OpenAiSurface = OpenAiSurface {
     first_choice: Some(role_choice),
     insert_content: insert_message,
     write_delta,
+    prompt_scores_place: PromptScoresPlace::Answer,
     scores,
 };
 
@@ -298,11 +302,13 @@ fn chat(body: &Document, model: &ModelText) -> Result<GenerateRequest, ApiError>
     } else {
         vec![TOOLS_WARNING]
     };
+    output.prompt_logprobs = prompt_logprobs(&fields, delivery)?;
     output.custom_tools = tools.custom_names();
     let (tokens, reading) = prompt(&fields, model, &tools)?;
     let constraint = output_constraint(&fields, model, &tools, content, reading.as_ref())?;
     let mut sampling = sampling(&fields, model, constraint.as_ref())?;
     sampling.logprobs = logprobs;
+    sampling.prompt_logprobs = output.prompt_logprobs;
     // `max_completion_tokens` is the newer field and takes precedence (lesson 21).
     let stop = StopFields::read(
         &fields,

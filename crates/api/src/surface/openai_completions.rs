@@ -1,6 +1,8 @@
 //! `POST /v1/completions`.
 
-use super::openai::{ChoiceDelta, ChoiceParts, OpenAiSurface, token_text, write_json};
+use super::openai::{
+    ChoiceDelta, ChoiceParts, OpenAiSurface, PromptScoresPlace, token_text, write_json,
+};
 use crate::body_work::BodyWork;
 use crate::error::ApiError;
 use crate::field::{
@@ -12,8 +14,9 @@ use crate::openapi::{JSON_OR_EVENTS, RouteDoc};
 use crate::output_piece::TokenScore;
 use crate::request::constraint::{CONSTRAINT_FIELDS, constraint};
 use crate::request::sampling::{
-    OutputRoom, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS, StopFields, TOKENS,
-    logprobs_count, output, sampling, special_tokens, token_ids,
+    OutputRoom, PROMPT_SCORE_FIELDS, SAMPLING_FIELDS, SPECIAL_TOKENS_FIELDS, STOP_FIELDS,
+    StopFields, TOKENS, logprobs_count, output, prompt_logprobs, sampling, special_tokens,
+    token_ids,
 };
 use crate::request::{
     self, AnswerFacts, CHOICES, DELIVERY_FIELDS, GenerateRequest, LOGPROBS, MODEL_FIELDS,
@@ -76,6 +79,7 @@ const TOKEN_LIST: ListShape = ListShape::of(&ValueShape::TokenId);
 const COMPLETION_GROUPS: &[FieldGroup] = &[
     MODEL_FIELDS,
     SAMPLING_FIELDS,
+    PROMPT_SCORE_FIELDS,
     STOP_FIELDS,
     SPECIAL_TOKENS_FIELDS,
     CONSTRAINT_FIELDS,
@@ -117,6 +121,7 @@ pub(super) static COMPLETIONS: OpenAiSurface = OpenAiSurface {
     first_choice: None,
     insert_content: insert_text,
     write_delta: write_text,
+    prompt_scores_place: PromptScoresPlace::Choice,
     scores,
 };
 
@@ -177,11 +182,12 @@ fn completion(body: &Document, model: &ModelText) -> Result<GenerateRequest, Api
     let choices = request::choices(&fields, given.len())?;
     check_best_of(&fields, choices)?;
     let logprobs = logprobs_count(&fields, &LOGPROBS_COUNT)?;
-    let output = output(&fields, logprobs)?;
+    let mut output = output(&fields, logprobs)?;
+    output.prompt_logprobs = prompt_logprobs(&fields, delivery)?;
     let echo = fields.flag(&ECHO)?.unwrap_or(false);
     let mut sampling = sampling(&fields, model, constraint.as_ref())?;
     sampling.logprobs = logprobs;
-    sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    sampling.prompt_logprobs = output.prompt_logprobs.max(logprobs.filter(|_| echo));
     // A request without output makes sense only for the scores of an echoed prompt. The newer field
     // takes precedence (lesson 21).
     let tokens_min = i64::from(!echo);

@@ -255,6 +255,58 @@ async fn completion_logprobs_are_parallel_lists() {
     assert_eq!(offsets[count..], [json!(4), json!(4), json!(5)]);
 }
 
+/// vLLM's form: a list with null for the first token, and objects by token id.
+#[tokio::test]
+async fn prompt_logprobs_are_by_token_id_as_in_vllm() {
+    let set = server("llama3");
+    for path in [TEXT, CHAT] {
+        set.script_text("x");
+        let mut body = json!({"prompt_logprobs": 2, "max_tokens": 4});
+        if path == TEXT {
+            body["prompt"] = json!([64, 65, 66]);
+        } else {
+            body["messages"] = hello();
+        }
+        let answer = set.post(path, body.clone()).await.json();
+        assert_eq!(answer["choices"][0]["logprobs"], Value::Null);
+        let submitted = set.last_submitted();
+        assert_eq!(submitted.sampling.prompt_logprobs, Some(2));
+        let scores = if path == TEXT {
+            assert_eq!(answer["choices"][0]["text"], "x", "no echo");
+            &answer["choices"][0]["prompt_logprobs"]
+        } else {
+            &answer["prompt_logprobs"]
+        };
+        let scores = scores.as_array().unwrap();
+        assert_eq!(scores.len(), submitted.prompt.len());
+        assert_eq!(scores[0], Value::Null);
+        let own = &scores[1][submitted.prompt[1].to_string()];
+        assert_eq!((&own["logprob"], &own["rank"]), (&json!(-1.0), &json!(1)));
+        assert!(own["decoded_token"].is_string());
+        assert_eq!(scores[1].as_object().unwrap().len(), 2);
+        body["stream"] = json!(true);
+        let refused = set.post(path, body).await.json();
+        assert_eq!(refused["error"]["param"], "prompt_logprobs");
+    }
+}
+
+#[tokio::test]
+async fn an_echo_and_prompt_logprobs_have_their_own_counts() {
+    let set = server("llama3");
+    set.script_text("x");
+    let body = json!({"prompt": [64, 65], "echo": true, "logprobs": 1, "prompt_logprobs": 0});
+    let answer = set.post(TEXT, body).await.json();
+    assert_eq!(set.last_submitted().sampling.prompt_logprobs, Some(1));
+    let choice = &answer["choices"][0];
+    let top = choice["logprobs"]["top_logprobs"][1].as_object();
+    assert_eq!(top.unwrap().len(), 1);
+    let own = &choice["prompt_logprobs"][1]["65"];
+    assert_eq!(
+        (&own["logprob"], &own["rank"]),
+        (&json!(-1.0), &Value::Null)
+    );
+}
+
 #[tokio::test]
 async fn scoring_a_prompt_gives_no_output() {
     let set = server("llama3");

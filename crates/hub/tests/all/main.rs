@@ -3,11 +3,12 @@
 
 mod cache;
 mod faults;
+mod proxies;
 mod refusals;
 
 use cleave_hub::{
-    Hub, HubError, HubModel, HubSettings, HubToken, NetworkUse, PullCounts, PullObserver,
-    PulledSnapshot, RetryOptions,
+    Hub, HubError, HubModel, HubSettings, HubToken, NetworkUse, ProxySettings, PullCounts,
+    PullObserver, PulledSnapshot, RetryOptions,
 };
 use cleave_test_hub::TestHub;
 use std::collections::BTreeMap;
@@ -84,10 +85,13 @@ impl Pair {
             network: NetworkUse::Allowed,
             retry: RetryOptions {
                 failures_max: 4,
+                contacts_max: 2,
                 wait_first: Duration::from_millis(1),
                 wait_max: Duration::from_millis(5),
                 silence_max: Duration::from_secs(20),
             },
+            proxies: ProxySettings::default(),
+            authorities: None,
         };
         Self {
             hub,
@@ -132,6 +136,14 @@ impl Pair {
         let names = names_in(&self.blobs()).into_iter();
         names.filter(|name| name.ends_with(".incomplete")).collect()
     }
+}
+
+/// Pulls the model in vain; returns the error, which has these words.
+#[track_caller]
+fn refusal_text(pair: &Pair, words: &str) -> String {
+    let text = pair.pull(cleave_test_hub::MODEL).unwrap_err().to_string();
+    assert!(text.contains(words), "{words}: {text}");
+    text
 }
 
 fn names_in(folder: &Path) -> Vec<String> {

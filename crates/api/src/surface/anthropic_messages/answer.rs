@@ -84,7 +84,10 @@ fn block(piece: &OutputPiece) -> Option<Value> {
             block["input"] = input(&call.arguments);
             Some(block)
         }
-        OutputPiece::Scores(_) | OutputPiece::Vector(_) | OutputPiece::End(_) => None,
+        OutputPiece::Scores(_)
+        | OutputPiece::PromptScores(_)
+        | OutputPiece::Vector(_)
+        | OutputPiece::End(_) => None,
     }
 }
 
@@ -240,7 +243,7 @@ impl EventRenderer for MessageEvents {
                 OutputPiece::Reasoning(text) => self.reasoning(out, text),
                 OutputPiece::ToolCall(call) => self.call(out, call),
                 // This API shows no scores, and asks for no vector.
-                OutputPiece::Scores(_) | OutputPiece::Vector(_) => {}
+                OutputPiece::Scores(_) | OutputPiece::PromptScores(_) | OutputPiece::Vector(_) => {}
                 OutputPiece::End(end) => {
                     self.end_block(out);
                     self.end = Some(end.clone());

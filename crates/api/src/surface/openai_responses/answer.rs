@@ -453,7 +453,7 @@ impl EventRenderer for ResponseEvents {
                 OutputPiece::Reasoning(text) => self.reasoning(out, text),
                 OutputPiece::ToolCall(call) => self.call(out, call),
                 // This API shows no scores, and asks for no vector.
-                OutputPiece::Scores(_) | OutputPiece::Vector(_) => {}
+                OutputPiece::Scores(_) | OutputPiece::PromptScores(_) | OutputPiece::Vector(_) => {}
                 OutputPiece::End(end) => {
                     let status = match end.reason {
                         FinishReason::Stop => ItemStatus::Completed,
