@@ -109,9 +109,8 @@ fn map_zeroed(bytes: usize) -> std::io::Result<MmapRaw> {
 
 /// Chunks of memory from which slices are cut, one after the other.
 ///
-/// A slice below two mebibytes fills no huge page: an expert's matrices of four bits, each in pages
-/// of its own, pass at half of the speed of those that lie together. A chunk is released with the
-/// last of its slices.
+/// A slice below two mebibytes fills no huge page, and a core reads small pages more slowly: an
+/// expert's matrices of four bits are such slices. A chunk is released with the last of its slices.
 #[derive(Debug, Default)]
 pub struct PageChunks {
     chunk: Option<Arc<MmapRaw>>,

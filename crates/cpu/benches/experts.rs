@@ -3,9 +3,9 @@
 //! second, beside a dense product of as many in the same format.
 //!
 //! `cargo bench -p cleave-cpu --bench experts [-- SHAPE… FORMAT… ROUNDS rows=N…]`, all shapes,
-//! formats and numbers of rows if none is named; the processor must be idle otherwise. The best of all rounds counts. Every
-//! round has other rows, so that no expert is in a cache because of the round before. A mixture of
-//! other rows, not timed, runs before those that are.
+//! formats and numbers of rows if none is named; the processor must be idle otherwise. The best of
+//! all rounds counts. Every round has other rows, so that no expert is in a cache because of the
+//! round before. A mixture of other rows, not timed, runs before those that are.
 #![allow(clippy::print_stdout)] // what it is for
 
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
