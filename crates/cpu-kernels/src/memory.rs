@@ -184,7 +184,7 @@ impl<T: PlainData> Deref for PageMemory<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` elements from this byte on, which is page-aligned; they are
+        // SAFETY: the mapping holds `len` elements from this page-aligned byte on; they are
         // initialised by the system and this slice's own, and every bit pattern is a `T`.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().add(self.at).cast(), self.len) }
     }

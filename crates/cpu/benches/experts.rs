@@ -20,8 +20,8 @@ use half::bf16;
 use std::time::Instant;
 
 const ROWS: [usize; 7] = [1, 4, 8, 32, 128, 512, 2048];
-/// Mixtures that a sample times, one after the other with other rows, where rows are few: the layers
-/// of a step follow each other, so that no thread sleeps meanwhile.
+/// Mixtures that a sample times, one after the other with other rows, where rows are few: the
+/// layers of a step follow each other, so that no thread sleeps meanwhile.
 const LAYERS: usize = 8;
 /// Rows up to which they are few.
 const FEW_ROWS_MAX: usize = 32;

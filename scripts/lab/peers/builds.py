@@ -5,9 +5,9 @@ usage: builds.py --before BIN --after BIN --model HF_FOLDER [--formats bf16 int8
 
 Both builds have the model in memory, in one format after the other, and are stopped (SIGSTOP) while the other one is
 asked. In a round each shape is asked for four times, before-after-after-before, and each neighbouring pair gives a
-ratio of speeds: a machine that drifts evenly does not change their mean. Before the first round of a run both are asked
-once, untimed. --seconds ends the run after the round that takes it past so many; --go-on adds rounds to the file, to the
-format that has fewest of them first.
+ratio of speeds: a machine that drifts evenly does not change their mean. Before the first round of a run both are
+asked once, untimed. --seconds ends the run after the round that takes it past so many; --go-on adds rounds to the
+file, to the format that has fewest of them first.
 
 Printed, and made by tables.py: the median of the ratios for each shape and format, and how many there are.
 """

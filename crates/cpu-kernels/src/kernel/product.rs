@@ -20,6 +20,7 @@ pub mod left;
 pub mod nibbles;
 mod pairs;
 mod results;
+mod scratch;
 pub mod slices;
 
 use super::tile::{Tiles, with_rows};
@@ -28,6 +29,8 @@ use crate::simd::{LANES, Simd};
 use cleave_engine::ops::Activation;
 use groups::GroupLayout;
 use results::{EndedSlice, end_slice};
+pub use scratch::SCRATCH_WORDS;
+use scratch::{PAGE_WORDS, SPREAD_WORDS, SUMS_WORDS, WAITING_GAP_WORDS};
 use slices::{SliceBlock, SliceBlocks};
 use std::ops::Range;
 
@@ -43,35 +46,8 @@ const LEFT_BYTES_MAX: usize = 384 << 10;
 const ROWS_PER_PASS: usize = 512;
 /// Rows per pass of a product with several slices: sums of slices must fit there, too.
 const ROWS_PER_SLICED_PASS: usize = 256;
-/// Sums of slices that wait for their neighbour's: of one slice, of two, and of four.
-const WAITING_LEVELS: usize = 3;
 /// Prefetch distance in cache lines of a single tile, which streams every panel once.
 const PREFETCH_LINES_AHEAD: usize = 64;
-
-/// Words of sums between blocks.
-const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_PER_PASS + 2 * LANES) * PANEL;
-/// Words of either an unpacked block of a panel or a tile's final sums.
-const SPREAD_WORDS: usize = BLOCK_STEPS * PANEL;
-/// Words after which the lower twelve bits of addresses repeat. A processor that compares only these
-/// holds a load back while a store with the same bits waits, so sums of a tile differ in them: the
-/// levels of a tile lie [`STAGGER_WORDS`] apart and behind its final sums, which are at most 28
-/// vectors.
-const PAGE_WORDS: usize = 1024;
-/// See [`PAGE_WORDS`].
-const STAGGER_WORDS: usize = 4 * LANES;
-/// Words before the first level: those of the final sums of a tile, and two levels' stagger.
-const WAITING_GAP_WORDS: usize = 28 * LANES + 2 * STAGGER_WORDS;
-/// Words of one level of waiting sums; the next one lies a stagger before it, but for whole pages.
-const LEVEL_WORDS: usize =
-    GROUP_PANELS * (ROWS_PER_SLICED_PASS + 2 * LANES) * PANEL + PAGE_WORDS - STAGGER_WORDS;
-const _: () = assert!(
-    SUMS_WORDS.is_multiple_of(PAGE_WORDS)
-        && SPREAD_WORDS.is_multiple_of(PAGE_WORDS)
-        && (LEVEL_WORDS + STAGGER_WORDS).is_multiple_of(PAGE_WORDS)
-);
-/// Words of one thread's scratch memory.
-pub const SCRATCH_WORDS: usize =
-    SUMS_WORDS + SPREAD_WORDS + WAITING_GAP_WORDS + WAITING_LEVELS * LEVEL_WORDS;
 
 /// A format of packed weights.
 pub trait WeightForm<S: Simd>: Copy + 'static {

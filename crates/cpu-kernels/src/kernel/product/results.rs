@@ -3,7 +3,8 @@
 //! Owns: the tree of slices, and what comes after it: bias, addends, gate, and the stores.
 //! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
 
-use super::{LEVEL_WORDS, PANEL, PackedProduct, WAITING_LEVELS, WeightForm};
+use super::scratch::{LEVEL_WORDS, WAITING_LEVELS};
+use super::{PANEL, PackedProduct, WeightForm};
 use crate::kernel::rows::{clamped_swiglu, gelu_tanh, silu};
 use crate::simd::{LANES, Simd};
 use cleave_engine::ops::Activation;
