@@ -4,7 +4,8 @@ usage: tables.py [--check]
 
 engines.py, closed_loop.py and builds.py write samples with --out. A page has the table of a file of results/ between
 lines that name the file. Without --check the script writes the tables there; with it, it names the tables that differ
-from their samples. Exit status 1: a table differs, or a file of results/ has no table on any page. Standard library only.
+from their samples. Exit status 1: a table differs, or a file of results/ has no table on any page. Standard library
+only.
 """
 
 import json
