@@ -1,5 +1,5 @@
-//! Layout of a thread's scratch memory: sums of the walk, final sums of a tile or an unpacked block,
-//! and sums of slices that wait.
+//! Layout of a thread's scratch memory: sums of the walk, final sums of a tile or an unpacked
+//! block, and sums of slices that wait.
 //!
 //! Invariant: in the lower twelve bits of their addresses, a tile's final sums and its levels of
 //! waiting sums differ.
