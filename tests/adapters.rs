@@ -65,9 +65,18 @@ fn completion(client: &HttpClient, model: &str, prompt: &Value, tokens: usize) -
     }))
 }
 
+/// Compares some goldens of an adapter of this folder, served as `name` on `base`.
+pub(crate) fn assert_adapter_answers(client: &HttpClient, base: &str, name: &str, of: &str) {
+    for (prompt, tokens) in goldens(&folder(of)).iter().rev().take(3) {
+        let expected = detokenized(client, base, tokens);
+        let text = completion(client, name, prompt, tokens.len());
+        assert_eq!(text, expected, "{name} {prompt}");
+    }
+}
+
 /// The text of the reference's tokens.
-fn detokenized(client: &HttpClient, tokens: &[u64]) -> String {
-    let body = json!({"model": "base", "tokens": tokens});
+fn detokenized(client: &HttpClient, base: &str, tokens: &[u64]) -> String {
+    let body = json!({"model": base, "tokens": tokens});
     let (status, answer) = client.post("/detokenize", &body);
     assert_eq!(status, 200, "{answer}");
     answer["prompt"].as_str().unwrap().to_owned()
@@ -82,7 +91,7 @@ fn check_goldens(client: &HttpClient) {
         for (model, folder) in &all {
             scope.spawn(move || {
                 for (prompt, tokens) in goldens(folder).iter().rev().take(6) {
-                    let expected = detokenized(client, tokens);
+                    let expected = detokenized(client, "base", tokens);
                     let text = completion(client, model, prompt, tokens.len());
                     assert_eq!(text, expected, "{model} {prompt}");
                 }
@@ -176,7 +185,7 @@ fn an_adapter_that_cannot_be_served_stops_the_start() {
 fn equal_prompts_of_two_adapters_share_no_cache() {
     let (_process, client) = serve(&texts(&flags(&["--both", "1"])));
     let (prompt, tokens) = goldens(&folder(ADAPTERS[0])).pop().unwrap();
-    let expected = detokenized(&client, &tokens);
+    let expected = detokenized(&client, "base", &tokens);
     let ask = |model: &str| completion(&client, model, &prompt, tokens.len());
     let first: Vec<String> = ["base", ADAPTERS[1], ADAPTERS[0]].map(ask).into();
     assert_eq!(first[2], expected);
@@ -238,7 +247,7 @@ fn workers_that_join_get_the_adapters_of_run_time() {
         json!({"lora_name": "tuned", "lora_path": "llama3-all"}),
     );
     change("unload", json!({"lora_name": "llama3-third"}));
-    let expected = detokenized(&client, &tokens);
+    let expected = detokenized(&client, "base", &tokens);
     assert_eq!(
         completion(&client, "tuned", &prompt, tokens.len()),
         expected
@@ -289,7 +298,7 @@ fn adapters_come_and_go_at_run_time() {
     let client = &fleet.client;
     let change = |verb: &str, body: Value| client.post(&format!("/v1/{verb}_lora_adapter"), &body);
     let (prompt, tokens) = goldens(&folder("llama3-all")).pop().unwrap();
-    let expected = detokenized(client, &tokens);
+    let expected = detokenized(client, "base", &tokens);
     let ask = json!({"model": "tuned", "prompt": prompt, "max_tokens": 1});
     assert_eq!(client.post("/v1/completions", &ask).0, 404);
     for (path, reason) in [
@@ -308,7 +317,7 @@ fn adapters_come_and_go_at_run_time() {
     assert_eq!(load("llama3-qv"), 200);
     let (other, tokens) = goldens(&folder("llama3-qv")).pop().unwrap();
     let replaced = completion(client, "tuned", &other, tokens.len());
-    assert_eq!(replaced, detokenized(client, &tokens));
+    assert_eq!(replaced, detokenized(client, "base", &tokens));
     assert_ne!(completion(client, "tuned", &prompt, 16), expected);
     assert_eq!(load("llama3-all"), 200);
     assert_eq!(completion(client, "tuned", &prompt, 16), expected);

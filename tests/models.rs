@@ -211,3 +211,149 @@ fn busy_worker(client: &HttpClient, model: &str) -> String {
         Some(busy.next()?["name"].as_str()?.to_owned())
     })
 }
+
+/// Flags of `serve` for the bundled checkpoint and the reference one, with an adapter on that one.
+fn both_models() -> [String; 4] {
+    let path = |name: &str| root().join("testdata").join(name).display().to_string();
+    let reference = json!({
+        "model": path("llama3"),
+        "dtype": "f32",
+        "kv-cache": "8MiB",
+        "prefill": 1,
+        "decode": 1,
+        "lora-modules": [format!("all={}", path("adapters/llama3-all"))],
+    });
+    let [model, other] = ["--model"; 2].map(str::to_owned);
+    [model, DEMO.to_owned(), other, reference.to_string()]
+}
+
+/// The ids that `/v1/models` lists, each with its parent.
+fn listed(client: &HttpClient) -> Vec<(String, Value)> {
+    let (_, list) = client.get("/v1/models");
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let of = |one: &Value| {
+        (
+            one["id"].as_str().unwrap().to_owned(),
+            one["parent"].clone(),
+        )
+    };
+    list["data"].as_array().unwrap().iter().map(of).collect()
+}
+
+// Invariant: I55.
+#[test]
+fn one_process_serves_two_models_and_an_adapter() {
+    let flags = both_models();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let mut process = crate::harness::serve(&flags);
+    let client = HttpClient::new(&process.address());
+    // Every model is ready where the address is printed.
+    let (_, ready) = client.get("/ready");
+    let ready: Value = serde_json::from_str(&ready).unwrap();
+    assert_eq!(ready["models"], json!({DEMO: true, "llama3": true}));
+
+    let (_alone, alone) = crate::serving::serve(&[]);
+    assert_eq!(
+        streamed(&client, &demo_body()),
+        alone.complete(&demo_body())
+    );
+    assert_reference_tokens(&client);
+    crate::adapters::assert_adapter_answers(&client, "llama3", "all", "llama3-all");
+
+    let expected = [
+        ("all", json!("llama3")),
+        (DEMO, Value::Null),
+        ("llama3", Value::Null),
+    ];
+    let mut names = listed(&client);
+    names.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(
+        names,
+        expected.map(|(name, parent)| (name.to_owned(), parent))
+    );
+    let (status, unknown) = client.post(TEXT, &json!({"model": "gpt-9", "prompt": "a"}));
+    let code = &unknown["error"]["code"];
+    assert_eq!((status, code), (404, &json!("model_not_found")));
+    let (status, unnamed) = client.post(TEXT, &json!({"prompt": "a"}));
+    assert_eq!((status, &unnamed["error"]["param"]), (400, &json!("model")));
+
+    let (_, workers) = client.get("/admin/workers");
+    let workers: Value = serde_json::from_str(&workers).unwrap();
+    let workers = workers["data"].as_array().unwrap().iter();
+    let workers = workers.map(|one| {
+        (
+            one["name"].as_str().unwrap(),
+            one["model"].as_str().unwrap(),
+        )
+    });
+    let workers: BTreeMap<_, _> = workers.collect();
+    let expected = [
+        ("both-0", DEMO),
+        ("decode-0", "llama3"),
+        ("prefill-0", "llama3"),
+    ];
+    assert_eq!(workers, BTreeMap::from(expected));
+    // The size of all models, and that of one.
+    let log = process.logs();
+    for part in ["mib=64", "mib=8"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+}
+
+#[test]
+fn a_bad_model_ends_serve_before_a_port_is_bound() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let empty = format!("b={}", folder.path().display());
+    for (bad, reason) in [
+        ("b=/no/such/folder", "no such folder"),
+        (empty.as_str(), "config.json"),
+        (
+            r#"{"model":"cleave-demo","served-model-name":"b","kv-cache":"900TiB"}"#,
+            "a: KV caches of 1 workers",
+        ),
+    ] {
+        let words = [
+            "serve",
+            "--port",
+            &port,
+            "--model",
+            "a=cleave-demo",
+            "--model",
+            bad,
+        ];
+        let (status, out, log) = crate::harness::run(&words);
+        assert!(!status.success() && out.is_empty(), "{bad}: {out}");
+        // The port is taken, and nothing says so.
+        assert!(log.contains(reason) && !log.contains(&port), "{bad}: {log}");
+        assert!(
+            !log.contains("KV cache ") && !log.contains("loading"),
+            "{log}"
+        );
+        if reason != "a: KV caches of 1 workers" {
+            assert!(log.contains(&format!("--model {bad}: ")), "{bad}: {log}");
+            assert!(!log.contains("a=cleave-demo"), "{log}");
+        }
+    }
+}
+
+/// Two models of equal weights: only the name keeps their prefixes apart.
+// Invariant: I55.
+#[test]
+fn equal_prompts_of_two_models_share_no_cache() {
+    let same = [&*format!("a={DEMO}"), &*format!("b={DEMO}")];
+    let mut process = crate::harness::serve(&["--model", same[0], "--model", same[1]]);
+    let client = HttpClient::new(&process.address());
+    let prompt = "The borrow checker keeps references valid. ".repeat(12);
+    let cached = |model: &str| {
+        let body = json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
+        let (status, answer) = client.post(TEXT, &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap_or(0)
+    };
+    assert_eq!((cached("a"), cached("b")), (0, 0));
+    assert!(cached("a") > 0 && cached("b") > 0);
+}

@@ -268,6 +268,14 @@ impl App {
         }
     }
 
+    /// Whether a request for each model, sent now, would find a worker.
+    pub fn is_ready_for_all(&self) -> bool {
+        let models = self.models();
+        models
+            .iter()
+            .all(|served| self.readiness_for(&served.model) == ServingReadiness::Ready)
+    }
+
     /// Whether a request for some model that no worker has brought yet would start one.
     fn starts_workers(&self) -> bool {
         let policy = self.frontend().policy();

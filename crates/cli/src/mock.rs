@@ -45,9 +45,9 @@ impl MockModel {
             None => demo::files(),
         };
         files.config = with_context(&files.config, capacity.context_tokens_max)?;
-        check_max_model_len(model.max_model_len, capacity.context_tokens_max)?;
-        files.context_tokens_max = model.max_model_len;
-        files.task = model_task(model, folder)?;
+        check_max_model_len(model.form.max_model_len, capacity.context_tokens_max)?;
+        files.context_tokens_max = model.form.max_model_len;
+        files.task = model_task(&model.form, folder)?;
         if let Some(name) = model.given_name() {
             files.name = name;
         }

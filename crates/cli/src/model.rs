@@ -5,12 +5,12 @@
 
 mod engines;
 mod kv_memory;
+mod opened;
 
-pub(crate) use engines::on_own_thread;
+pub(crate) use engines::{EngineShare, ProcessWorkers, memory_available, on_own_thread};
+pub(crate) use opened::OpenedModel;
 
-use crate::args::{
-    DeviceArg, DtypeArg, EngineArgs, GpuMatmul, KvCacheDtype, ModelArgs, QuantizeArg,
-};
+use crate::args::{DeviceArg, DtypeArg, EngineArgs, KvCacheDtype, ModelArgs, QuantizeArg};
 use crate::bench::ProcessorProducts;
 use crate::demo;
 use crate::processor::ProcessorChoice;
@@ -18,7 +18,7 @@ use crate::task::model_task;
 use anyhow::{Context, bail};
 use cleave_checkpoint::e4m3;
 use cleave_checkpoint::{AdapterTarget, Checkpoint, CheckpointProgress, KvScales, StoredType};
-use cleave_cpu::{CoreBinding, CpuOptions, CpuWeightLoader, DotType, Isa, Quantize, WorkerThreads};
+use cleave_cpu::{CoreBinding, CpuWeightLoader, DotType, Isa, Quantize};
 use cleave_cuda::CudaWeightLoader;
 use cleave_domain::KvSpec;
 use cleave_engine::ops::{KvType, Precision, WeightLoader};
@@ -27,7 +27,7 @@ use cleave_models::{ModelCost, ModelSpec, StoredSizes};
 use cleave_text::{ModelFiles, ModelTask, ModelText};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A model in memory, from which any number of engines can be made.
 pub(crate) struct LoadedModel {
@@ -116,6 +116,14 @@ pub(crate) fn check_max_model_len(max_model_len: Option<u32>, context: u32) -> a
 /// # Errors
 /// One that names the file and its defect.
 pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<LoadedModel> {
+    open(model, engine)?.load()
+}
+
+/// Opens and checks a model.
+///
+/// # Errors
+/// One that names the file and its defect.
+pub(crate) fn open(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<OpenedModel> {
     // The device is found before the checkpoint is read, so that a missing GPU is reported at once.
     let place = ComputeDevice::find(engine)?;
     let folder = match model.folder()? {
@@ -135,28 +143,28 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
             "the text part of this model is served; its images are not read"
         );
     }
-    files.task = model_task(model, model.folder()?)?;
+    files.task = model_task(&model.form, model.folder()?)?;
     if files.task == ModelTask::Generate && !checkpoint.has_head() {
         bail!(
             "{}: has no lm_head, so that it cannot generate; --runner pooling serves its vectors",
             folder.display()
         );
     }
-    match (model.given_name(), &model.model) {
+    match (model.given_name(), model.folder()?) {
         (Some(name), _) => files.name = name,
         (None, None) => demo::NAME.clone_into(&mut files.name),
         (None, Some(_)) => {}
     }
     let text = ModelText::new(files.clone()).with_context(|| format!("{}", folder.display()))?;
-    check_max_model_len(model.max_model_len, text.context_tokens_max())?;
+    check_max_model_len(model.form.max_model_len, text.context_tokens_max())?;
     drop(text);
-    files.context_tokens_max = model.max_model_len.or(files.context_tokens_max);
+    files.context_tokens_max = model.form.max_model_len.or(files.context_tokens_max);
     // Reading a tokenizer takes several times its size, so freed memory is returned before the
     // weights are loaded.
     cleave_cpu::trim_allocator();
-    let precision = precision(model.dtype, &checkpoint);
+    let precision = precision(model.form.dtype, &checkpoint);
     check_f16(model, &place, &checkpoint)?;
-    let kv = match model.kv_cache_dtype {
+    let kv = match model.form.kv_cache_dtype {
         KvCacheDtype::Auto => precision.into(),
         KvCacheDtype::Bf16 => KvType::Bf16,
         KvCacheDtype::Fp8E4m3 => KvType::Fp8E4m3,
@@ -164,63 +172,15 @@ pub(crate) fn load(model: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Loa
     };
     check_kv_scales(kv, &checkpoint)?;
     let quantize = quantize(model, &checkpoint)?;
-    let limit = model.max_model_len.map(|tokens| tokens as usize);
-    let from = Instant::now();
-    let backend = match place {
-        ComputeDevice::Cpu(processor) => {
-            let sole = WorkerThreads {
-                index: 0,
-                count: engine.threads(),
-            };
-            let options = CpuOptions {
-                quantize,
-                keeps_f16: model.dtype == DtypeArg::F16,
-                ..processor.options(precision, sole)?
-            };
-            let pack = match &model.packed_cache {
-                Some(folder) => CpuWeightLoader::cached(&options, folder, &checkpoint),
-                None => CpuWeightLoader::new(&options),
-            };
-            let weights = weights(&pack, &checkpoint, limit)?;
-            let floats = match precision {
-                Precision::Bf16 if !options.keeps_f16 => DotType::Bf16,
-                Precision::Bf16 | Precision::F32 => DotType::F32,
-            };
-            LoadedWeights::Cpu {
-                weights,
-                processor,
-                floats,
-            }
-        }
-        ComputeDevice::Cuda(device) => {
-            if let Some(folder) = &model.packed_cache {
-                let folder = folder.display();
-                tracing::warn!(%folder, "--packed-cache applies to --device cpu only and is ignored");
-            }
-            let weights = weights(
-                &CudaWeightLoader::new(&device, precision)?.with_quantize(quantize),
-                &checkpoint,
-                limit,
-            )?;
-            LoadedWeights::Cuda {
-                weights,
-                device,
-                products: match engine.gpu_matmul {
-                    GpuMatmul::Invariant => cleave_cuda::MatmulMode::PathIndependent,
-                    GpuMatmul::Fast => cleave_cuda::MatmulMode::Fast,
-                },
-            }
-        }
-    };
-    Ok(LoadedModel {
-        adapter_target: AdapterTarget::of(&checkpoint),
-        lora_rank_max: engine.max_lora_rank as usize,
-        loras_max: 0,
+    Ok(OpenedModel {
         files,
-        backend,
+        args: model.clone(),
+        engine: engine.clone(),
+        place,
+        checkpoint,
         precision,
         kv,
-        weights_time: from.elapsed(),
+        quantize,
     })
 }
 
@@ -263,7 +223,7 @@ fn weights<P: WeightLoader>(
 
 /// Returns the quantisation of the weights at load time, if any.
 fn quantize(model: &ModelArgs, checkpoint: &Checkpoint) -> anyhow::Result<Option<Quantize>> {
-    let Some(form) = model.quantize else {
+    let Some(form) = model.form.quantize else {
         return Ok(None);
     };
     if let Some(already) = checkpoint.quantization() {
@@ -284,13 +244,13 @@ fn check_f16(
     place: &ComputeDevice,
     checkpoint: &Checkpoint,
 ) -> anyhow::Result<()> {
-    if model.dtype != DtypeArg::F16 {
+    if model.form.dtype != DtypeArg::F16 {
         return Ok(());
     }
     if let ComputeDevice::Cuda(_) = place {
         bail!("--dtype f16 is for --device cpu; a GPU runs f16 checkpoints in bf16");
     }
-    if model.quantize.is_some() {
+    if model.form.quantize.is_some() {
         bail!("--dtype f16 keeps the weights that --quantize rounds; leave one of them out");
     }
     if checkpoint.stored_type() != StoredType::F16 {

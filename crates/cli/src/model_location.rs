@@ -4,6 +4,7 @@
 //! model that the cache has whole.
 
 use crate::args::ModelArgs;
+use crate::demo;
 use anyhow::{Context, anyhow};
 use cleave_hub::{Hub, HubModel, HubSettings, PullCounts, PullObserver};
 use indicatif::ProgressBar;
@@ -30,6 +31,8 @@ pub(crate) struct ModelLocation {
 #[derive(Debug, PartialEq, Eq)]
 enum ModelReference {
     Folder(PathBuf),
+    /// The checkpoint in the binary.
+    Bundled,
     Hub(HubModel),
     /// Neither a path that exists, nor a hub's name: the reason of the latter.
     Nothing(String),
@@ -40,6 +43,7 @@ impl ModelReference {
     fn of(given: &str, exists: bool) -> Self {
         match given.parse() {
             _ if exists => Self::Folder(given.into()),
+            _ if given == demo::NAME => Self::Bundled,
             Ok(model) => Self::Hub(model),
             Err(reason) => Self::Nothing(reason),
         }
@@ -62,6 +66,7 @@ impl ModelLocation {
         let given = &self.given;
         let found = match self.named() {
             ModelReference::Folder(folder) => folder,
+            ModelReference::Bundled => demo::folder().context(given.clone())?,
             ModelReference::Hub(model) => {
                 let hub = Hub::new(HubSettings::of_process());
                 let folder = hub.folder(&model, &mut PullScreen::new(&model));
@@ -84,7 +89,9 @@ impl ModelLocation {
     pub(crate) fn hub_name(&self) -> Option<String> {
         match self.named() {
             ModelReference::Hub(model) => Some(model.name.to_string()),
-            ModelReference::Folder(_) | ModelReference::Nothing(_) => None,
+            ModelReference::Folder(_) | ModelReference::Bundled | ModelReference::Nothing(_) => {
+                None
+            }
         }
     }
 }
@@ -95,13 +102,15 @@ impl ModelArgs {
     /// # Errors
     /// If it is neither a folder nor a model of the hub.
     pub(crate) fn folder(&self) -> anyhow::Result<Option<&Path>> {
-        self.model.as_ref().map(ModelLocation::folder).transpose()
+        let given = self.name.model.as_ref();
+        let given = given.filter(|location| location.named() != ModelReference::Bundled);
+        given.map(ModelLocation::folder).transpose()
     }
 
     /// Returns the name under which the model is served, unless its folder has it.
     pub(crate) fn given_name(&self) -> Option<String> {
-        let first = self.served_model_name.first().cloned();
-        first.or_else(|| self.model.as_ref()?.hub_name())
+        let first = self.name.served_model_name.first().cloned();
+        first.or_else(|| self.name.model.as_ref()?.hub_name())
     }
 }
 
@@ -196,6 +205,8 @@ mod tests {
         let folder = |path: &str| ModelReference::Folder(path.into());
         assert_eq!(ModelReference::of("org/name", true), folder("org/name"));
         assert_eq!(ModelReference::of("/models/m", true), folder("/models/m"));
+        let bundled = ModelReference::of("cleave-demo", false);
+        assert_eq!(bundled, ModelReference::Bundled);
         for nothing in ["/models/m", "./m", "m", "a/b/c", "../a"] {
             let named = ModelReference::of(nothing, false);
             assert!(matches!(named, ModelReference::Nothing(_)), "{nothing}");

@@ -6,8 +6,7 @@
 use crate::args::PlanCalibrateArgs;
 use crate::bench::PrintFormat;
 use crate::model;
-use anyhow::Context;
-use cleave_domain::{Capacity, Role, SplitMix64};
+use cleave_domain::{Capacity, SplitMix64};
 use cleave_planner::Predict;
 use cleave_worker::{Calibration, StepPart, StepTimer, calibrate};
 use serde::Serialize;
@@ -43,8 +42,7 @@ struct PredictionErrors {
 pub(crate) fn run(args: &PlanCalibrateArgs) -> anyhow::Result<()> {
     let loaded = model::load(&args.model, &args.engine)?;
     let cost = loaded.cost();
-    let mut engines = loaded.engines(&args.engine, &[Role::Both])?;
-    let engine = engines.first_mut().context("one engine was asked for")?;
+    let mut engine = loaded.only_engine(&args.engine)?;
     let calibration = calibrate(engine.as_mut(), &cost, args.budget.0)?;
     let start = calibration.prices();
     let device = calibration.ceilings.device;

@@ -3,22 +3,24 @@
 //! Owns: the startup output. Never: decides anything about a request.
 
 mod lifetime;
+mod models;
 
 use crate::adapters::with_adapters;
 use crate::args::{
-    HostArgs, HttpArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
+    HostArgs, HttpArgs, ModelArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs,
 };
 use crate::gpu;
-use crate::source::EngineSource;
-use crate::task::model_task;
+use crate::model::{EngineShare, ProcessWorkers};
+use crate::source::{EngineSource, OpenedSource};
 use anyhow::{Context, bail};
 use cleave_api::ApiOptions;
 use cleave_domain::{DeviceId, Role, ScalingMode};
 use cleave_engine::Engine;
-use cleave_node::{FleetNode, FleetPorts, RouterNode, RouterOptions, WorkerNode, WorkerPorts};
+use cleave_node::{
+    FleetModel, FleetNode, FleetPorts, RouterNode, RouterOptions, WorkerNode, WorkerPorts,
+};
 use cleave_policy::PolicyFile;
 use cleave_router::{LegPlacement, RoutingMode};
-use cleave_text::ModelTask;
 use cleave_worker::{Calibration, WorkerOptions};
 use lifetime::{ShutdownPlan, TerminationSignals, run_until_stopped};
 use std::collections::BTreeMap;
@@ -32,47 +34,48 @@ use tracing::{info, warn};
 
 /// Runs a router and its workers in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    let roles = roles(args)?;
+    let models = models::of(args)?;
     let mut router = router_options(&args.router, &args.http, &args.process)?;
-    let served = args.host.model.served_model_name.iter();
-    router.api.aliases = served.skip(1).cloned().collect();
+    if let [only] = &models[..] {
+        let served = only.model.name.served_model_name.iter();
+        router.api.aliases = served.skip(1).cloned().collect();
+    }
     make_tape_folder(&args.process)?;
-    check_tier(&args.host)?;
+    models
+        .iter()
+        .try_for_each(|model| check_tier(&model.host))?;
+    let models = models::open(models)?;
     let listen = SocketAddr::new(args.address, args.port).to_string();
     let runtime = runtime()?;
     let ports = runtime.block_on(FleetPorts::open(&listen, &router))?;
-    let source = source(&args.host)?;
-    let engines = source.engines(&args.host.engine, &roles)?;
-    let workers: Vec<_> = names(&roles)
-        .zip(engines)
-        .map(|((name, role), mut engine)| {
-            let options = worker_options(name, role, &args.host, &args.process)?;
-            let options = with_adapters(options, engine.as_ref(), &args.host, &source)?;
-            let options = with_measured_prices(options, &source, engine.as_mut(), &args.host)?;
-            Ok((options, engine))
-        })
-        .collect::<anyhow::Result<_>>()?;
-    log_startup(
-        &source,
-        workers
-            .iter()
-            .map(|(options, engine)| (options, engine.as_ref())),
-    );
-    let limits = &router.limits;
-    if limits.mode == RoutingMode::Slo && limits.placement != LegPlacement::Split {
-        let devices = workers.iter().map(|(options, engine)| {
-            let device = engine.describe().device_id.clone();
-            (options.name.as_str(), device)
-        });
-        if let Some(note) = shared_device_note(devices) {
-            info!("{note}");
+    let models = models::start(models, &args.process)?;
+    for model in &models {
+        let workers = model.workers.iter();
+        let workers = || {
+            workers
+                .clone()
+                .map(|(options, engine)| (options, engine.as_ref()))
+        };
+        log_startup(&model.source, workers());
+        let limits = &router.limits;
+        if limits.mode == RoutingMode::Slo && limits.placement != LegPlacement::Split {
+            let devices = workers().map(|(options, engine)| {
+                let device = engine.describe().device_id.clone();
+                (options.name.as_str(), device)
+            });
+            if let Some(note) = shared_device_note(devices) {
+                info!("{note}");
+            }
         }
     }
+    let models = models.into_iter().map(|model| FleetModel {
+        workers: model.workers,
+        files: model.source.into_files(),
+    });
     let serve = FleetNode {
         listen,
         router,
-        workers,
-        files: source.into_files(),
+        models: models.collect(),
     };
     runtime.block_on(async {
         let stop = TerminationSignals::new()?;
@@ -139,7 +142,7 @@ fn awaited_workers_text(policy: Option<&PolicyFile>) -> &'static str {
 }
 
 pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
-    if let [_, alias, ..] = &args.host.model.served_model_name[..] {
+    if let [_, alias, ..] = &args.model.served_model_name[..] {
         bail!(
             "a worker has one --served-model-name; `{alias}` is an alias, which the router's policy \
              lists: models: [{{name: …, aliases: [{alias}]}}]"
@@ -160,9 +163,19 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let runtime = runtime()?;
     let ports = WorkerPorts::open(&data_listen, metrics_listen.as_deref(), &options, &traces);
     let ports = runtime.block_on(ports)?;
-    let source = source(&args.host)?;
+    let model = ModelArgs {
+        name: args.model.clone(),
+        form: args.host.form.clone(),
+    };
+    let source = OpenedSource::open(&model, &args.host)?.load(&args.host)?;
+    let workers = ProcessWorkers::of(std::iter::once((&args.host.engine, 1)));
+    let share = EngineShare {
+        kv_bytes: source.kv_bytes(&args.host.engine, workers)?,
+        workers_before: 0,
+        workers_count: 1,
+    };
     let mut engine = source
-        .engines(&args.host.engine, &[role])?
+        .engines(&args.host.engine, &[role], share)?
         .pop()
         .context("one engine was asked for")?;
     let share = args.host.engine.gpu_decode_share;
@@ -199,53 +212,11 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     })
 }
 
-fn roles(args: &ServeArgs) -> anyhow::Result<Vec<Role>> {
-    let requested = (args.prefill, args.decode, args.both);
-    // A flag for one leg alone implies one worker for the other leg.
-    let (prefill, decode, both) = match requested {
-        (None, None, both) => (0, 0, both.unwrap_or(1)),
-        (prefill, decode, Some(both)) => (prefill.unwrap_or(0), decode.unwrap_or(0), both),
-        (prefill, decode, None) => (prefill.unwrap_or(1), decode.unwrap_or(1), 0),
-    };
-    let many = |role, count: u32| std::iter::repeat_n(role, count as usize);
-    let roles: Vec<Role> = many(Role::Prefill, prefill)
-        .chain(many(Role::Decode, decode))
-        .chain(many(Role::Both, both))
-        .collect();
-    let model = &args.host.model;
-    let is_served = roles.iter().any(|role| role.prefills())
-        && (roles.iter().any(|role| role.decodes())
-            || model_task(model, model.folder()?)? != ModelTask::Generate);
-    if !is_served {
-        bail!(
-            "--prefill {prefill} --decode {decode} --both {both}: a request needs a worker for each of its legs; \
-             only a model of vectors (--runner pooling) needs no decode worker"
-        );
-    }
-    Ok(roles)
-}
-
-/// Names the workers `prefill-0`, `prefill-1`, `decode-0` …
-fn names(roles: &[Role]) -> impl Iterator<Item = (String, Role)> {
-    roles.iter().enumerate().map(|(index, role)| {
-        let number = roles[..index]
-            .iter()
-            .filter(|before| *before == role)
-            .count();
-        (format!("{role}-{number}"), *role)
-    })
-}
-
 /// Returns a name that is unique in a fleet: containers share process ids, and processes share a
 /// host.
 fn name_default(role: Role) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{role}-{}-{}", host.trim(), std::process::id())
-}
-
-fn source(host: &HostArgs) -> anyhow::Result<EngineSource> {
-    let source = EngineSource::open(&host.model, &host.mock, &host.engine)?;
-    Ok(source.with_loras_max(host.adapters.loras_max()))
 }
 
 /// Checks the folder before the model is loaded, which may take minutes.
@@ -466,26 +437,9 @@ fn runtime() -> anyhow::Result<Runtime> {
 
 #[cfg(test)]
 mod tests {
-    use super::{awaited_workers_text, roles, shared_device_note, short_cache_warning};
-    use crate::args::ServeArgs;
-    use clap::Parser;
+    use super::{awaited_workers_text, shared_device_note, short_cache_warning};
     use cleave_domain::DeviceId;
     use cleave_policy::PolicyFile;
-
-    #[derive(Parser)]
-    struct ServeFlags {
-        #[command(flatten)]
-        serve: ServeArgs,
-    }
-
-    #[track_caller]
-    fn count(flags: &str) -> Result<[usize; 3], String> {
-        let words = std::iter::once("test").chain(flags.split_whitespace());
-        let roles =
-            roles(&ServeFlags::parse_from(words).serve).map_err(|error| error.to_string())?;
-        let of = |name: &str| roles.iter().filter(|role| role.to_string() == name).count();
-        Ok([of("prefill"), of("decode"), of("both")])
-    }
 
     #[test]
     fn a_router_that_can_start_workers_is_logged() {
@@ -520,26 +474,5 @@ mod tests {
         assert!(shared.is_some_and(|note| note.starts_with("p and d compute on the same")));
         assert_eq!(note_of([Some("a"), Some("b")]), None);
         assert_eq!(note_of([None, None]), None);
-    }
-
-    #[test]
-    fn one_leg_flag_adds_a_worker_for_the_other() {
-        assert_eq!(count(""), Ok([0, 0, 1]));
-        assert_eq!(count("--both 3"), Ok([0, 0, 3]));
-        assert_eq!(count("--prefill 2"), Ok([2, 1, 0]));
-        assert_eq!(count("--decode 3"), Ok([1, 3, 0]));
-        assert_eq!(count("--prefill 2 --both 1"), Ok([2, 0, 1]));
-        assert_eq!(count("--prefill 0 --decode 0 --both 1"), Ok([0, 0, 1]));
-        assert!(count("--prefill 0").is_err_and(|error| error.contains("each of its legs")));
-    }
-
-    #[test]
-    fn only_a_model_of_vectors_needs_no_decode_worker() {
-        let pools = |flags: &str| count(&format!("{flags} --runner pooling"));
-        assert_eq!(pools("--prefill 2 --decode 0"), Ok([2, 0, 0]));
-        assert_eq!(pools(""), Ok([0, 0, 1]));
-        assert!(pools("--prefill 0").is_err());
-        let refused = count("--prefill 2 --decode 0");
-        assert!(refused.is_err_and(|error| error.contains("--runner pooling")));
     }
 }

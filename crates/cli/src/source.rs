@@ -2,9 +2,9 @@
 //!
 //! Owns: the choice between the two. Never: serves. All later code is the same for both.
 
-use crate::args::{EngineArgs, EngineKind, MockArgs, ModelArgs};
+use crate::args::{EngineArgs, EngineKind, HostArgs, ModelArgs};
 use crate::mock::MockModel;
-use crate::model::{self, LoadedModel, on_own_thread};
+use crate::model::{self, EngineShare, LoadedModel, OpenedModel, ProcessWorkers, on_own_thread};
 use anyhow::{Context, bail};
 use cleave_domain::Role;
 use cleave_engine::Engine;
@@ -20,33 +20,52 @@ pub(crate) enum EngineSource {
     Mock(Box<MockModel>),
 }
 
-impl EngineSource {
-    /// Opens, checks and loads the source.
+/// A source whose files were checked, and whose weights are not loaded.
+pub(crate) enum OpenedSource {
+    Model(Box<OpenedModel>),
+    Mock(Box<MockModel>),
+}
+
+impl OpenedSource {
+    /// Opens and checks the source.
     ///
     /// # Errors
     /// One that names the file and its defect, or a flag of the other source.
-    pub(crate) fn open(
-        model: &ModelArgs,
-        mock: &MockArgs,
-        engine: &EngineArgs,
-    ) -> anyhow::Result<Self> {
+    pub(crate) fn open(model: &ModelArgs, host: &HostArgs) -> anyhow::Result<Self> {
+        let HostArgs { engine, mock, .. } = host;
         if mock.mock_script.is_some() && mock.engine == EngineKind::Model {
             bail!("--mock-script: a model gives its own answers; add --engine mock");
         }
         Ok(match mock.engine {
-            EngineKind::Model => Self::Model(Box::new(model::load(model, engine)?)),
+            EngineKind::Model => Self::Model(Box::new(model::open(model, engine)?)),
             EngineKind::Mock => Self::Mock(Box::new(MockModel::open(mock, model)?)),
         })
     }
 
-    /// Returns the source with room for so many LoRA adapters in each engine.
-    pub(crate) fn with_loras_max(self, loras_max: usize) -> Self {
+    /// Returns the name under which the model is served.
+    pub(crate) fn served_name(&self) -> &str {
         match self {
-            Self::Model(loaded) => Self::Model(Box::new(loaded.with_loras_max(loras_max))),
-            Self::Mock(mock) => Self::Mock(mock),
+            Self::Model(opened) => &opened.files.name,
+            Self::Mock(mock) => mock.served_name(),
         }
     }
 
+    /// Loads the weights, with room for adapters as the flags say.
+    ///
+    /// # Errors
+    /// One that names the tensor, or the memory that is missing.
+    pub(crate) fn load(self, host: &HostArgs) -> anyhow::Result<EngineSource> {
+        Ok(match self {
+            Self::Model(opened) => {
+                let loaded = opened.load()?.with_loras_max(host.adapters.loras_max());
+                EngineSource::Model(Box::new(loaded))
+            }
+            Self::Mock(mock) => EngineSource::Mock(mock),
+        })
+    }
+}
+
+impl EngineSource {
     /// Returns the text side, for the API and the routers.
     pub(crate) fn into_files(self) -> ModelFiles {
         match self {
@@ -88,6 +107,22 @@ impl EngineSource {
         }
     }
 
+    /// Returns the bytes of the KV cache of each worker of this model, beside all `workers` of the
+    /// process; a mock engine's are its profile's.
+    ///
+    /// # Errors
+    /// If no memory is left, or it cannot be read.
+    pub(crate) fn kv_bytes(
+        &self,
+        args: &EngineArgs,
+        workers: ProcessWorkers,
+    ) -> anyhow::Result<u64> {
+        match self {
+            Self::Model(loaded) => loaded.kv_bytes(args, workers),
+            Self::Mock(_) => Ok(0),
+        }
+    }
+
     /// Creates engines for workers of these roles.
     ///
     /// # Errors
@@ -96,9 +131,10 @@ impl EngineSource {
         &self,
         args: &EngineArgs,
         roles: &[Role],
+        share: EngineShare,
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
         match self {
-            Self::Model(loaded) => loaded.engines(args, roles),
+            Self::Model(loaded) => loaded.engines(args, roles, share),
             Self::Mock(mock) => roles.iter().map(|_| mock.engine(args)).collect(),
         }
     }

@@ -3,7 +3,7 @@
 //! Owns: the choice. Never: serves. Invariant: a task that the model cannot do is an error before a
 //! port is bound.
 
-use crate::args::{ModelArgs, PoolingArg, RunnerArg};
+use crate::args::{ModelFormArgs, PoolingArg, RunnerArg};
 use anyhow::bail;
 use cleave_domain::Pooling;
 use cleave_text::{EmbedTask, ModelTask, RerankTask};
@@ -13,7 +13,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// One that names the flag or the file.
-pub(crate) fn model_task(args: &ModelArgs, folder: Option<&Path>) -> anyhow::Result<ModelTask> {
+pub(crate) fn model_task(args: &ModelFormArgs, folder: Option<&Path>) -> anyhow::Result<ModelTask> {
     let pools = match args.runner {
         RunnerArg::Generate => Some(false),
         RunnerArg::Pooling => Some(true),
@@ -74,7 +74,7 @@ mod tests {
             let CliCommand::Chat(args) = Cli::parse_from(line).command else {
                 panic!("a chat was asked for");
             };
-            let task = model_task(&args.model, None);
+            let task = model_task(&args.model.form, None);
             let error = task.err().map(|error| error.to_string());
             let is_so = error
                 .as_deref()

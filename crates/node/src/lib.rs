@@ -11,7 +11,9 @@ mod options;
 mod peer_responses;
 mod ports;
 
-pub use node::{FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode};
+pub use node::{
+    FleetModel, FleetNode, RouterNode, RunningFleet, RunningRouter, RunningWorker, WorkerNode,
+};
 pub use options::RouterOptions;
 pub use ports::{FleetPorts, WorkerPorts};
 

@@ -407,7 +407,13 @@ pub struct FleetNode {
     /// `host:port` for HTTP, and for workers of other processes that want to join.
     pub listen: String,
     pub router: RouterOptions,
-    /// Each worker's settings and model. All engines hold the same model.
+    /// Models of different names.
+    pub models: Vec<FleetModel>,
+}
+
+/// A model of a fleet, with its workers.
+pub struct FleetModel {
+    /// Each worker's settings and engine. All engines hold this model.
     pub workers: Vec<(WorkerOptions, Box<dyn Engine>)>,
     /// The model's tokenizer, templates and defaults.
     pub files: ModelFiles,
@@ -437,31 +443,31 @@ impl FleetNode {
     pub async fn start_at(self, ports: FleetPorts) -> Result<RunningFleet, NodeError> {
         let (mut ports, telemetry, loading) = ports.into_parts();
         let body = RouterBody::start(&self.router.gateway(), &telemetry)?;
-        let files = Arc::new(self.files);
         let app = App::new(body.frontend(), self.router.api.clone());
         let registry = body.model_registry(app.clone());
-        // The workers stay for as long as the process runs.
-        let _stays = registry
-            .accept("", &files)
-            .await
-            .map_err(NodeError::Model)?;
         let net = LocalNet::default();
         let mut workers = Vec::new();
         let mut lines = JoinSet::new();
-        for (options, engine) in self.workers {
-            let parts = WorkerParts {
-                options,
-                engine,
-                files: Arc::clone(&files),
-                net: net.clone(),
-                data: None,
-                peers: None,
-                nixl: None,
-            };
-            let worker = WorkerBody::start(parts, &telemetry)?;
-            body.add_monitor(Arc::clone(&worker.monitor));
-            lines.spawn(connect(worker.acceptor.clone(), body.acceptor.clone()));
-            workers.push(worker);
+        for model in self.models {
+            let files = Arc::new(model.files);
+            // The workers stay for as long as the process runs.
+            let accepted = registry.accept("", &files).await;
+            accepted.map_err(NodeError::Model)?;
+            for (options, engine) in model.workers {
+                let parts = WorkerParts {
+                    options,
+                    engine,
+                    files: Arc::clone(&files),
+                    net: net.clone(),
+                    data: None,
+                    peers: None,
+                    nixl: None,
+                };
+                let worker = WorkerBody::start(parts, &telemetry)?;
+                body.add_monitor(Arc::clone(&worker.monitor));
+                lines.spawn(connect(worker.acceptor.clone(), body.acceptor.clone()));
+                workers.push(worker);
+            }
         }
         // Everything that serves is there: no request waits between this and the next lines.
         loading.stop().await;
@@ -498,9 +504,10 @@ impl RunningFleet {
         self.router.set_not_ready();
     }
 
-    /// Returns when a request sent now would find its workers.
+    /// Returns when a request for any model, sent now, would find its workers.
     pub async fn ready(&self) {
-        self.router.ready().await;
+        let RunningRouter { app, body, .. } = &self.router;
+        wait_until(body.readiness(), |_| app.is_ready_for_all()).await;
     }
 
     /// The frontend, for callers without HTTP.
@@ -542,10 +549,20 @@ impl RunningFleet {
 
 /// A fleet with both legs is ready whatever its model; one that runs prompts only, where its model
 /// is served for vectors, which is known before the brain knows its first worker.
-async fn wait_until_ready(app: &App, mut changes: watch::Receiver<ModelReadiness>) {
+async fn wait_until_ready(app: &App, changes: watch::Receiver<ModelReadiness>) {
+    let is_ready = |known: &ModelReadiness| {
+        known.has_ready_model() || app.readiness() == ServingReadiness::Ready
+    };
+    wait_until(changes, is_ready).await;
+}
+
+async fn wait_until(
+    mut changes: watch::Receiver<ModelReadiness>,
+    is_met: impl Fn(&ModelReadiness) -> bool,
+) {
     loop {
-        let has_both_legs = changes.borrow_and_update().has_ready_model();
-        if has_both_legs || app.readiness() == ServingReadiness::Ready {
+        let known = changes.borrow_and_update().clone();
+        if is_met(&known) {
             return;
         }
         // The router's driver sends readiness for as long as the router runs.

@@ -131,12 +131,18 @@
 {{- fail (printf "%s.threads: %d threads share a CPU limit of %s: raise resources.limits.cpu, or use at most %d" $name (int $pool.threads) . $cores) -}}
 {{- end -}}
 {{- end -}}
-{{- include "cleave.checkModel" (list $name $pool.model) -}}
+{{- include "cleave.checkModel" (list $root $name $pool.model) -}}
 {{- end -}}
 
-{{/* (pool's name, model): where the model and its adapters lie. */}}
+{{/* (root, pool's name, model): where the model and its adapters lie. */}}
 {{- define "cleave.checkModel" -}}
-{{- $name := index . 0 -}}{{- $model := index . 1 -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $model := index . 2 -}}
+{{- if and (eq $model.source "oci") (not $model.oci.reference) -}}
+{{- fail (printf "model.oci.reference: pool %s has its model in an image, but in which?" $name) -}}
+{{- end -}}
+{{- if and (eq $model.source "oci") (semverCompare "<1.33.0-0" $root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "model.oci: pool %s has its model in an image, which Kubernetes mounts from 1.33 on, this is %s: use pvc:// or hf:// in model.uri" $name $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if and (eq $model.source "pvc") (not $model.pvc.claimName) -}}
 {{- fail (printf "model.pvc.claimName: pool %s has its model on a claim, but which?" $name) -}}
 {{- end -}}

@@ -75,6 +75,9 @@
 {{- $_ := set $model "source" "pvc" -}}
 {{- $_ := set $model "pvc" $pvc -}}
 {{- $_ := set $model "path" (default "" $parts._1) -}}
+{{- else if hasPrefix "oci://" $model.uri -}}
+{{- $_ := set $model "source" "oci" -}}
+{{- $_ := set $model.oci "reference" (trimPrefix "oci://" $model.uri) -}}
 {{- end -}}
 {{- toJson $model -}}
 {{- end -}}

@@ -193,6 +193,12 @@ spec:
       hostPath:
         path: {{ $model.hostPath.path }}
         type: Directory
+    {{- else if eq $model.source "oci" }}
+    # Pods of one node wait for the kubelet's one pull.
+    - name: model
+      image:
+        reference: {{ $model.oci.reference | quote }}
+        pullPolicy: {{ $model.oci.pullPolicy }}
     {{- else if eq $model.source "init" }}
     - name: model
       emptyDir:

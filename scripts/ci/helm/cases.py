@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import engine
 import invariants
+import schemas
 import yaml
 from rendered import World
 from variants import MORE
@@ -97,6 +98,44 @@ def long_names_stay_apart() -> Iterator[str]:
         yield f"two releases have {sorted(both)}"
 
 
+def models_of_images_are_mounted() -> Iterator[str]:
+    """Compares volume, mount, folder and pull secrets of pools whose model lies in an image."""
+    digest = f"r.example.com:5000/llm/chat@sha256:{'a' * 64}"
+    cases = [
+        ({"uri": "oci://r.example.com/llm/chat:v1", "path": "8b"}, "r.example.com/llm/chat:v1", "IfNotPresent", "/model/8b"),
+        ({"uri": f"oci://{digest}", "oci": {"pullPolicy": "Never"}}, digest, "Never", "/model"),
+        ({"source": "oci", "oci": {"reference": "chat:v2"}, "path": "/a/b"}, "chat:v2", "IfNotPresent", "/model/a/b"),
+    ]
+    for model, reference, policy, folder in cases:
+        values = {"model": model, "imagePullSecrets": [{"name": "registry"}]}
+        objects = list(engine.objects(engine.render(values, "1.34")))
+        pools = [one for one in objects if one["kind"] == "Deployment" and not one["metadata"]["name"].endswith("router")]
+        if len(pools) != 2:
+            yield f"{model}: {len(pools)} pools"
+        for pool in pools:
+            pod = pool["spec"]["template"]["spec"]
+            container = pod["containers"][0]
+            got = {
+                "volume": [one for one in pod["volumes"] if one["name"] == "model"],
+                "mount": [one for one in container["volumeMounts"] if one["name"] == "model"],
+                "flag": [arg for arg in container["args"] if arg.startswith("--model=")],
+                "secrets": pod.get("imagePullSecrets"),
+                "others": pod.get("initContainers"),
+            }
+            wanted = {
+                "volume": [{"name": "model", "image": {"reference": reference, "pullPolicy": policy}}],
+                "mount": [{"name": "model", "mountPath": "/model", "readOnly": True}],
+                "flag": [f"--model={folder}"],
+                "secrets": [{"name": "registry"}],
+                "others": None,
+            }
+            if got != wanted:
+                yield f"{model}: {got}, not {wanted}"
+            yield from schemas.flaws(pool, "1.34")
+        if claims := [one for one in objects if one["kind"] == "PersistentVolumeClaim"]:
+            yield f"{model}: {len(claims)} claims"
+
+
 def examples_of_pages_render() -> Iterator[str]:
     """Renders every YAML block of the guides and of the chart's README whose keys are the chart's."""
     known = set(yaml.load((engine.CHART / "values.yaml").read_text(), Loader=yaml.CSafeLoader))
@@ -120,6 +159,7 @@ CASES = [
     images_follow_values,
     additions_arrive,
     long_names_stay_apart,
+    models_of_images_are_mounted,
     examples_of_pages_render,
 ]
 

@@ -10,19 +10,34 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Flags of the model and of its form in memory.
+/// Flags of one model: which it is, and its form in memory.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
+    #[command(flatten)]
+    pub(crate) name: ModelNameArgs,
+    #[command(flatten)]
+    pub(crate) form: ModelFormArgs,
+}
+
+/// Flags that choose one model and name it.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelNameArgs {
     /// Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a model of a hub, such
     /// as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@v1`, which is downloaded unless the cache has it;
-    /// the bundled demo model if absent. A path that exists is the path.
+    /// the bundled demo model, `cleave-demo`, if absent. A path that exists is the path.
     #[arg(long, value_name = "DIR|ORG/NAME[@REVISION]")]
     pub(crate) model: Option<ModelLocation>,
     /// Name under which the API serves the model; the name of the folder or of the hub's model if
-    /// absent. `serve` takes further names, which are aliases of the first.
+    /// absent.
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = parse_model_name)]
     pub(crate) served_model_name: Vec<String>,
+}
+
+/// Flags of a model's form in memory and of its task.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelFormArgs {
     /// Number format of weights and activations. `auto` takes the checkpoint's format, and runs f16
     /// as bf16. `f16`, on a processor, keeps the weights of an f16 checkpoint exactly: activations
     /// keep 13 bits instead of 8, and one sequence reads no more bytes, but prompts and large
@@ -217,7 +232,7 @@ pub(crate) enum EngineKind {
     Mock,
 }
 
-/// Number format of the weights; see [`ModelArgs::dtype`].
+/// Number format of the weights; see [`ModelFormArgs::dtype`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DtypeArg {
     Auto,
@@ -227,7 +242,7 @@ pub(crate) enum DtypeArg {
     F16,
 }
 
-/// Quantization at load time; see [`ModelArgs::quantize`].
+/// Quantization at load time; see [`ModelFormArgs::quantize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum QuantizeArg {
     Int8,
@@ -237,7 +252,7 @@ pub(crate) enum QuantizeArg {
     Nvfp4,
 }
 
-/// Number format of the KV cache; see [`ModelArgs::kv_cache_dtype`]. Names are vLLM's.
+/// Number format of the KV cache; see [`ModelFormArgs::kv_cache_dtype`]. Names are vLLM's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvCacheDtype {
     Auto,

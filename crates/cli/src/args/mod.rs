@@ -18,6 +18,7 @@ mod hub;
 mod key;
 mod kv;
 mod manual;
+mod models;
 mod plan;
 mod scale;
 mod serve;
@@ -38,7 +39,7 @@ pub(crate) use chat::ChatArgs;
 pub(crate) use config::{ConfigArgs, ConfigCheckArgs, ConfigCommand, ConfigPrintArgs};
 pub(crate) use engine::{
     DecodeShare, DeviceArg, DtypeArg, EngineArgs, EngineKind, GpuMatmul, KvCacheDtype, MockArgs,
-    ModelArgs, PoolingArg, QuantizeArg, RunnerArg,
+    ModelArgs, ModelFormArgs, ModelNameArgs, PoolingArg, QuantizeArg, RunnerArg,
 };
 pub(crate) use generate::{GenerateArgs, QuantizationArg, SynthArgs};
 pub(crate) use goodput::{
@@ -49,9 +50,12 @@ pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransportArg, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use manual::{CompletionsArgs, ManArgs};
+pub(crate) use models::ServedModelsArgs;
 pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
 pub(crate) use scale::{RatePoint, ScaleArgs};
-pub(crate) use serve::{HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs};
+pub(crate) use serve::{
+    HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerCountArgs,
+};
 pub(crate) use server_key::ServerKeyArgs;
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
 pub(crate) use speculation::SpeculationArgs;

@@ -5,8 +5,8 @@
 use super::tier::TierArgs;
 use super::transport::TransportArgs;
 use super::{
-    AdapterArgs, EngineArgs, HttpArgs, MockArgs, ModelArgs, PeerRouterArgs, PickerArgs, PromptArgs,
-    SpeculationArgs, StreamArgs, TraceArgs,
+    AdapterArgs, EngineArgs, HttpArgs, MockArgs, ModelFormArgs, ModelNameArgs, PeerRouterArgs,
+    PickerArgs, PromptArgs, ServedModelsArgs, SpeculationArgs, StreamArgs, TraceArgs,
 };
 use crate::values::{
     SecondsArg, parse_router, parse_seconds, parse_seconds_or_zero, parse_silence_limit,
@@ -38,25 +38,18 @@ const DRAIN_MAX: Duration = Duration::from_secs(30);
   cleave serve                   one worker that serves both legs with all cores
   cleave serve --prefill 1 --decode 1      the legs apart, on the same cores
   cleave serve --model ./Qwen2.5-0.5B --prefill 1 --decode 3 --threads 8
+  cleave serve --model chat=./Qwen2.5-0.5B --model embed=org/embedder      two models, each with its workers
   cleave serve --port 0          a free port, which is printed
   cleave serve --engine mock --prefill 8 --decode 8     a fleet without a model, at real speed")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
+    pub(crate) models: ServedModelsArgs,
+    #[command(flatten)]
     pub(crate) host: HostArgs,
     #[command(flatten)]
     pub(crate) router: RouterLimitArgs,
-    /// Number of prefill workers; if absent, one if `--decode` is given without `--both`, otherwise
-    /// none.
-    #[arg(long, value_name = "N", help_heading = "Workers", value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) prefill: Option<u32>,
-    /// Number of decode workers; if absent, one if `--prefill` is given without `--both`, otherwise
-    /// none.
-    #[arg(long, value_name = "N", help_heading = "Workers", value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) decode: Option<u32>,
-    /// Number of workers that serve both legs; if absent, one if neither `--prefill` nor `--decode`
-    /// is given, because one worker with all cores is faster than two that share them.
-    #[arg(long, value_name = "N", help_heading = "Workers", value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) both: Option<u32>,
+    #[command(flatten)]
+    pub(crate) workers: WorkerCountArgs,
     /// Address to listen on.
     #[arg(
         long = "host",
@@ -77,6 +70,25 @@ pub(crate) struct ServeArgs {
     pub(crate) http: HttpArgs,
     #[command(flatten)]
     pub(crate) process: ProcessArgs,
+}
+
+/// Workers of each model of one process.
+#[derive(Args, Clone, Copy, Debug, Default)]
+#[command(next_help_heading = "Workers")]
+pub(crate) struct WorkerCountArgs {
+    /// Number of prefill workers of each model; if absent, one if `--decode` is given without
+    /// `--both`, otherwise none.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) prefill: Option<u32>,
+    /// Number of decode workers of each model; if absent, one if `--prefill` is given without
+    /// `--both`, otherwise none.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) decode: Option<u32>,
+    /// Number of workers of each model that serve both legs; if absent, one if neither `--prefill`
+    /// nor `--decode` is given, because one worker with all cores is faster than two that share
+    /// them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) both: Option<u32>,
 }
 
 #[derive(Args, Debug)]
@@ -134,6 +146,8 @@ pub(crate) struct WorkerArgs {
     /// addresses.
     #[arg(long, value_name = "ADDR", help_heading = "Worker", value_delimiter = ',', required = true, value_parser = parse_router)]
     pub(crate) router: Vec<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelNameArgs,
     #[command(flatten)]
     pub(crate) host: HostArgs,
     /// Address at which other workers connect, to send KV blocks or to confirm them; port 0 picks a
@@ -210,11 +224,11 @@ pub(crate) struct RouterLimitArgs {
     pub(crate) prompts: PromptArgs,
 }
 
-/// Flags of every process that has workers: the engine, the model and the limits.
+/// Flags of a model's workers: the form of the model, the engine and the limits.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct HostArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) form: ModelFormArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]

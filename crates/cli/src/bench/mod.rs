@@ -11,7 +11,7 @@ pub(crate) use shape::BenchShape;
 
 use crate::args::EngineBenchArgs;
 use crate::gpu::GpuShare;
-use crate::model::{self, LoadedModel};
+use crate::model::{self, LoadedModel, ProcessWorkers};
 use anyhow::bail;
 use cleave_cpu::WorkerThreads;
 use cleave_engine::EngineLimits;
@@ -235,7 +235,7 @@ impl EngineCapacity {
             context_tokens: loaded.context_tokens_max(),
             block_tokens: args.block_tokens(),
             block_bytes: loaded.block_bytes(args.block_tokens()),
-            kv_bytes: loaded.kv_bytes(args, 1)?,
+            kv_bytes: loaded.kv_bytes(args, ProcessWorkers::of(std::iter::once((args, 1))))?,
             step_tokens_max: args.step_tokens_max(),
         })
     }

@@ -5,9 +5,8 @@
 
 use crate::args::ChatArgs;
 use crate::model;
-use anyhow::Context;
 use cleave_domain::Role;
-use cleave_node::{FleetNode, FleetPorts, RouterOptions, RunningFleet};
+use cleave_node::{FleetModel, FleetNode, FleetPorts, RouterOptions, RunningFleet};
 use cleave_worker::WorkerOptions;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -27,8 +26,7 @@ impl LocalModel {
         let listen = "127.0.0.1:0".to_owned();
         let ports = runtime.block_on(FleetPorts::open(&listen, &router))?;
         let loaded = model::load(&args.model, &args.engine)?;
-        let mut engines = loaded.engines(&args.engine, &[Role::Both])?;
-        let engine = engines.pop().context("one engine was asked for")?;
+        let engine = loaded.only_engine(&args.engine)?;
         let defaults = WorkerOptions::new("chat", Role::Both);
         let options = WorkerOptions {
             queue_max: args.engine.max_queue.unwrap_or(defaults.queue_max),
@@ -39,8 +37,10 @@ impl LocalModel {
         let node = FleetNode {
             listen,
             router,
-            workers: vec![(options, engine)],
-            files: loaded.files,
+            models: vec![FleetModel {
+                workers: vec![(options, engine)],
+                files: loaded.files,
+            }],
         };
         let fleet = runtime.block_on(async {
             let fleet = node.start_at(ports).await?;

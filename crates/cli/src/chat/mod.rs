@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let own = local.as_ref().map(LocalModel::url);
     let url = args.url.as_deref().or(own.as_deref());
     let server = ChatServer::new(url.context("there is a server")?, args)?;
-    let model = match args.model.served_model_name.first() {
+    let model = match args.model.name.served_model_name.first() {
         Some(name) => name.clone(),
         None => runtime.block_on(server.model())?,
     };

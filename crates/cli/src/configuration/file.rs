@@ -213,7 +213,8 @@ impl FileReader<'_> {
         let is_text = argument.get_value_parser().type_id() == TypeId::of::<String>();
         let of = |name: &str| {
             let names = argument.get_value_names().unwrap_or_default();
-            names.iter().any(|known| known == name)
+            let mut forms = names.iter().flat_map(|known| known.split('|'));
+            forms.any(|known| known == name)
         };
         let message = match &node.value {
             YamlValue::Text(text) => return Some(text.clone()),

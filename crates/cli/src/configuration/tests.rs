@@ -118,12 +118,12 @@ fn lists_json_and_flags_of_every_command_fit_a_file() {
     let text = "served-model-name: [a, 'b']\nlog-level: debug\nspeculative-config:\n  method: ngram\n  \
                 num_speculative_tokens: 3\ngpu-memory-utilization: 0.5\nno-prefix-cache: false\n";
     let args = serve("cleave --log-format json serve", text);
-    assert_eq!(args.host.model.served_model_name, ["a", "b"]);
+    assert_eq!(args.models.served_model_name, ["a", "b"]);
     let speculation = args.host.limits.speculation.speculative_config.0;
     assert_eq!(speculation.unwrap().drafts_max, 3);
     assert!((args.host.engine.gpu_memory_utilization - 0.5).abs() < 1e-9);
     assert!(!args.host.engine.no_prefix_cache);
-    let name = serve("cleave serve --served-model-name c", text).host.model;
+    let name = serve("cleave serve --served-model-name c", text).models;
     assert_eq!(name.served_model_name, ["c"], "not added to the file's");
 }
 
@@ -143,7 +143,7 @@ fn a_file_gives_what_a_command_requires() {
 #[test]
 fn each_mistake_of_a_file_has_its_line_and_column() {
     let refused = |words: &str, text: &str| resolved(words, text).err().unwrap();
-    let text = "prot: 8000\nport: many\nmax_num_seqs: 3\nport: 1\nmodel: [a]\nno-prefix-cache: 1\nleg: decode\n\
+    let text = "prot: 8000\nport: many\nmax_num_seqs: 3\nport: 1\ndevice: [a]\nno-prefix-cache: 1\nleg: decode\n\
                 served-model-name: 1.10\nisa:\nkv-cache: true\nconfig: x\n--host: h\n";
     let error = refused("cleave serve", text);
     for expected in [
@@ -152,7 +152,7 @@ fn each_mistake_of_a_file_has_its_line_and_column() {
         "FILE:2:7: invalid value 'many' for '--port <PORT>'",
         "FILE:3:1: `cleave serve` has no flag `max_num_seqs`; is `max-num-seqs` meant?",
         "FILE:4:1: `port` is there a second time",
-        "FILE:5:8: `model` has one value, not a list",
+        "FILE:5:9: `device` has one value, not a list",
         "FILE:6:18: `no-prefix-cache` is true or false, not 1",
         "FILE:7:1: `cleave serve` has no flag `leg`; `cleave worker` has it",
         "FILE:8:20: `served-model-name` is a text; put 1.1 in quotes",

@@ -21,7 +21,63 @@ use std::sync::Arc;
 /// KV cache of all workers together, in bytes, if free memory cannot be read.
 const KV_BYTES_FALLBACK: u64 = 1 << 30;
 
+/// The workers of all models of this process, which divide its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessWorkers {
+    pub(crate) count: usize,
+    /// Workers whose KV cache was given no size.
+    pub(crate) count_unsized: usize,
+    /// Bytes of the KV caches of the others.
+    pub(crate) kv_bytes_given: u64,
+}
+
+impl ProcessWorkers {
+    /// The workers of one model for each set of flags.
+    pub(crate) fn of<'a>(models: impl Iterator<Item = (&'a EngineArgs, usize)>) -> Self {
+        let none = Self {
+            count: 0,
+            count_unsized: 0,
+            kv_bytes_given: 0,
+        };
+        models.fold(none, |sum, (args, count)| Self {
+            count: sum.count + count,
+            count_unsized: sum.count_unsized + if args.kv_cache.is_none() { count } else { 0 },
+            kv_bytes_given: sum.kv_bytes_given.saturating_add(
+                args.kv_cache
+                    .unwrap_or_default()
+                    .saturating_mul(count as u64),
+            ),
+        })
+    }
+}
+
+/// The part of the process that one model's workers get.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineShare {
+    /// Bytes of each KV cache.
+    pub(crate) kv_bytes: u64,
+    /// Workers of the models before this one, whose threads come first.
+    pub(crate) workers_before: usize,
+    /// Workers of all models.
+    pub(crate) workers_count: usize,
+}
+
 impl LoadedModel {
+    /// Creates the engine of a process with one worker.
+    ///
+    /// # Errors
+    /// As [`LoadedModel::engines`].
+    pub(crate) fn only_engine(&self, args: &EngineArgs) -> anyhow::Result<Box<dyn Engine>> {
+        let sole = ProcessWorkers::of(std::iter::once((args, 1)));
+        let share = EngineShare {
+            kv_bytes: self.kv_bytes(args, sole)?,
+            workers_before: 0,
+            workers_count: 1,
+        };
+        let mut engines = self.engines(args, &[Role::Both], share)?;
+        engines.pop().context("one engine was asked for")
+    }
+
     /// Creates engines for workers of these roles, which share the weights, the threads and the
     /// memory.
     ///
@@ -31,9 +87,9 @@ impl LoadedModel {
         &self,
         args: &EngineArgs,
         roles: &[Role],
+        share: EngineShare,
     ) -> anyhow::Result<Vec<Box<dyn Engine>>> {
-        let count = roles.len();
-        let bytes = self.kv_bytes(args, count)?;
+        let bytes = share.kv_bytes;
         let context_blocks = self.context_tokens_max().div_ceil(args.block_tokens());
         let blocks_max = match args.kv_cache {
             Some(_) => u32::MAX,
@@ -65,14 +121,14 @@ impl LoadedModel {
             slots_count: args.slots_count(),
             step_tokens_max: args.step_tokens_max(),
         };
-        let count = args.threads_each(count);
+        let count = args.threads_each(share.workers_count);
         let decode_percent = match &self.backend {
             LoadedWeights::Cpu { .. } => None,
             LoadedWeights::Cuda { device, .. } => {
                 gpu::decode_percent(args.gpu_decode_share, roles, device)
             }
         };
-        let mut engines = (0..)
+        let mut engines = (share.workers_before..)
             .zip(roles)
             .map(|(index, role)| {
                 let gpu = GpuShare::of(*role, decode_percent);
@@ -171,35 +227,42 @@ impl LoadedModel {
         Arc::new(table)
     }
 
-    /// Returns the bytes of the KV cache of each of this many workers.
+    /// Returns the bytes of the KV cache of each worker of this model, beside all `workers` of the
+    /// process. The weights of every model are in memory, and no engine is.
     ///
     /// # Errors
     /// If no size was given, and no memory is left or it cannot be read.
-    pub(crate) fn kv_bytes(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
+    pub(crate) fn kv_bytes(
+        &self,
+        args: &EngineArgs,
+        workers: ProcessWorkers,
+    ) -> anyhow::Result<u64> {
         match args.kv_cache {
             Some(bytes) => Ok(bytes),
-            None => self.kv_bytes_default(args, workers_count),
+            None => self.kv_bytes_default(args, workers),
         }
     }
 
     /// Returns the default size of a KV cache, derived from free memory.
-    fn kv_bytes_default(&self, args: &EngineArgs, workers_count: usize) -> anyhow::Result<u64> {
+    fn kv_bytes_default(&self, args: &EngineArgs, workers: ProcessWorkers) -> anyhow::Result<u64> {
         let LoadedWeights::Cuda { device, .. } = &self.backend else {
-            return Ok(kv_bytes_default(workers_count));
+            return Ok(kv_bytes_default(memory_available(), workers));
         };
         let (free, total) = device.memory()?;
         let used = (total - free) as f64;
         let each = self.activation_bytes(args) + self.adapters_bytes();
+        let workers_count = workers.count;
         let activations = (each * workers_count as u64) as f64;
-        let left = total as f64 * args.gpu_memory_utilization - used - activations;
+        let beside = activations + workers.kv_bytes_given as f64;
+        let left = total as f64 * args.gpu_memory_utilization - used - beside;
         if left <= 0.0 {
             bail!(
-                "of the GPU's {total} bytes {free} are free, and the activations and adapters of {workers_count} workers take \
-                 {activations}: nothing is left for a KV cache; raise --gpu-memory-utilization, lower \
-                 --max-num-batched-tokens or --max-loras, or use a larger GPU"
+                "of the GPU's {total} bytes {free} are free, and the activations, adapters and given KV caches of {workers_count} \
+                 workers take {beside}: nothing is left for a KV cache; raise --gpu-memory-utilization, lower \
+                 --max-num-batched-tokens, --max-loras or --kv-cache, or use a larger GPU"
             );
         }
-        Ok(left as u64 / workers_count.max(1) as u64)
+        Ok(left as u64 / workers.count_unsized.max(1) as u64)
     }
 
     /// Memory of an engine's adapters on a GPU, which is allocated at the start.
@@ -268,12 +331,41 @@ fn check_first_step(engine: &mut dyn Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a quarter of the free memory, divided among the workers.
-fn kv_bytes_default(workers_count: usize) -> u64 {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+/// Returns the memory of this machine that programs can have, in bytes.
+pub(crate) fn memory_available() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo
         .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map_or(KV_BYTES_FALLBACK, |kib| kib * 1024 / 4) / workers_count.max(1) as u64
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Returns a quarter of the memory that given sizes leave, divided among the other workers.
+fn kv_bytes_default(free: Option<u64>, workers: ProcessWorkers) -> u64 {
+    let left = free.map(|bytes| bytes.saturating_sub(workers.kv_bytes_given) / 4);
+    left.unwrap_or(KV_BYTES_FALLBACK) / workers.count_unsized.max(1) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_without_a_size_share_what_given_ones_leave() {
+        let workers = |count, count_unsized, kv_bytes_given| ProcessWorkers {
+            count,
+            count_unsized,
+            kv_bytes_given,
+        };
+        let bytes = |workers| kv_bytes_default(Some(4000), workers);
+        assert_eq!(bytes(workers(1, 1, 0)), 1000);
+        assert_eq!(bytes(workers(4, 4, 0)), 250);
+        assert_eq!(bytes(workers(4, 2, 2000)), 250);
+        assert_eq!(bytes(workers(2, 1, 5000)), 0);
+        assert_eq!(
+            kv_bytes_default(None, workers(2, 2, 0)),
+            KV_BYTES_FALLBACK / 2
+        );
+    }
 }

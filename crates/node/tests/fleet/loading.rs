@@ -4,7 +4,7 @@ use crate::fleet::hash_chain::{HashChainEngine, StepGate};
 use crate::fleet::{TEST_WAIT_MAX, files, http};
 use cleave_domain::Role;
 use cleave_engine::Engine;
-use cleave_node::{FleetNode, FleetPorts, NodeError, RouterOptions, WorkerPorts};
+use cleave_node::{FleetModel, FleetNode, FleetPorts, NodeError, RouterOptions, WorkerPorts};
 use cleave_server::ServerError;
 use cleave_worker::WorkerOptions;
 use tokio::io::AsyncReadExt;
@@ -32,8 +32,10 @@ async fn a_bound_port_answers_503_until_the_model_is_there() {
     let serve = FleetNode {
         listen: address.clone(),
         router: options,
-        workers: vec![(WorkerOptions::new("b0", Role::Both), engine)],
-        files: files(),
+        models: vec![FleetModel {
+            workers: vec![(WorkerOptions::new("b0", Role::Both), engine)],
+            files: files(),
+        }],
     };
     let running = serve.start_at(ports).await.unwrap();
     assert_eq!(running.address().to_string(), address);

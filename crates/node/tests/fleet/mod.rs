@@ -15,7 +15,8 @@ use cleave_domain::{
     Ending, Failure, FinishReason, Refusal, Request, Role, TapeRecord, TokenId, TokenUsage,
 };
 use cleave_node::{
-    FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker, WorkerNode,
+    FleetModel, FleetNode, RouterNode, RouterOptions, RunningFleet, RunningRouter, RunningWorker,
+    WorkerNode,
 };
 use cleave_router::{PoolInput, PoolOutput, RouterLimits, RouterPools};
 use cleave_sched::{WorkerBrain, WorkerInput, WorkerLimits, WorkerOutput};
@@ -95,8 +96,10 @@ async fn serve_gated(roles: &[Role], gates: &[StepGate]) -> RunningFleet {
     let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: RouterOptions::default(),
-        workers: roles.iter().enumerate().map(worker).collect(),
-        files: files(),
+        models: vec![FleetModel {
+            workers: roles.iter().enumerate().map(worker).collect(),
+            files: files(),
+        }],
     };
     let running = serve.start().await.unwrap();
     timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
@@ -682,14 +685,16 @@ async fn tapes_of_a_serving_fleet_replay_equal() {
     let mut serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: RouterOptions::default(),
-        workers: Vec::new(),
-        files: files(),
+        models: vec![FleetModel {
+            workers: Vec::new(),
+            files: files(),
+        }],
     };
     serve.router.tape = Some(path("router"));
     for (name, role) in [("prefill", Role::Prefill), ("decode", Role::Decode)] {
         let mut options = WorkerOptions::new(name, role);
         options.tape = Some(path(name));
-        serve
+        serve.models[0]
             .workers
             .push((options, Box::new(HashChainEngine::new(&StepGate::new()))));
     }

@@ -4,7 +4,7 @@ use crate::fleet::hash_chain::{HashChainEngine, StepGate, expected};
 use crate::fleet::{DONE, TEST_WAIT_MAX, check, collect, files, metric, prompt, request, until};
 use cleave_api::{FlightEvent, Frontend};
 use cleave_domain::{Request, RequestOrigin, Role, TapeRecord};
-use cleave_node::{FleetNode, RouterOptions, RunningFleet};
+use cleave_node::{FleetModel, FleetNode, RouterOptions, RunningFleet};
 use cleave_policy::PolicyFile;
 use cleave_router::{PoolInput, PoolOutput, RouterInput, RouterLimits};
 use cleave_worker::WorkerOptions;
@@ -26,12 +26,14 @@ async fn serve(policy: &Path, tape: &Path, gates: &[StepGate; 2]) -> RunningFlee
             tape: Some(tape.to_owned()),
             ..RouterOptions::default()
         },
-        workers: [Role::Prefill, Role::Decode]
-            .into_iter()
-            .zip(gates)
-            .map(worker)
-            .collect(),
-        files: files(),
+        models: vec![FleetModel {
+            workers: [Role::Prefill, Role::Decode]
+                .into_iter()
+                .zip(gates)
+                .map(worker)
+                .collect(),
+            files: files(),
+        }],
     };
     let running = serve.start().await.unwrap();
     timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();

@@ -7,7 +7,7 @@ use crate::fleet::{
 };
 use cleave_domain::Role;
 use cleave_kubernetes::{PickerOptions, ProxyTls};
-use cleave_node::{FleetNode, RouterNode, RouterOptions, RunningFleet};
+use cleave_node::{FleetModel, FleetNode, RouterNode, RouterOptions, RunningFleet};
 use cleave_policy::PolicyFile;
 use cleave_tls::rustls::pki_types::pem::PemObject;
 use cleave_tls::rustls::pki_types::{CertificateDer, ServerName};
@@ -31,8 +31,10 @@ async fn serve(options: RouterOptions) -> RunningFleet {
     let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: options,
-        workers: [Role::Prefill, Role::Decode].map(worker).into(),
-        files: files(),
+        models: vec![FleetModel {
+            workers: [Role::Prefill, Role::Decode].map(worker).into(),
+            files: files(),
+        }],
     };
     let running = serve.start().await.unwrap();
     timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();

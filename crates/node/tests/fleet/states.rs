@@ -10,7 +10,7 @@ use crate::fleet::{
 use cleave_api::Frontend;
 use cleave_domain::{Role, TokenId};
 use cleave_engine::Engine;
-use cleave_node::{FleetNode, RouterOptions, RunningFleet, RunningWorker};
+use cleave_node::{FleetModel, FleetNode, RouterOptions, RunningFleet, RunningWorker};
 use cleave_transfer::Transport;
 use cleave_worker::WorkerOptions;
 use std::sync::Arc;
@@ -31,8 +31,10 @@ async fn serve(roles: &[Role], engine: impl Fn() -> HashChainEngine) -> RunningF
     let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: RouterOptions::default(),
-        workers: roles.iter().enumerate().map(worker).collect(),
-        files: files(),
+        models: vec![FleetModel {
+            workers: roles.iter().enumerate().map(worker).collect(),
+            files: files(),
+        }],
     };
     let running = serve.start().await.unwrap();
     timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();
@@ -206,8 +208,10 @@ async fn a_swapped_sequence_keeps_its_state() {
     let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router: options,
-        workers: vec![(worker, Box::new(engine()))],
-        files: files(),
+        models: vec![FleetModel {
+            workers: vec![(worker, Box::new(engine()))],
+            files: files(),
+        }],
     };
     let running = serve.start().await.unwrap();
     timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();

@@ -6,7 +6,7 @@ use super::hash_chain::{
 use super::{DONE, TEST_WAIT_MAX, collect, files, metric, prompt, request, until};
 use cleave_api::Frontend;
 use cleave_domain::{Role, TokenId};
-use cleave_node::{FleetNode, RouterOptions, RunningFleet};
+use cleave_node::{FleetModel, FleetNode, RouterOptions, RunningFleet};
 use cleave_worker::{DiskOptions, TierOptions, WorkerOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,8 +61,10 @@ async fn start(
     let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router,
-        workers: vec![(worker, engine)],
-        files: files(),
+        models: vec![FleetModel {
+            workers: vec![(worker, engine)],
+            files: files(),
+        }],
     };
     let running = serve.start().await.unwrap();
     timeout(TEST_WAIT_MAX, running.ready()).await.unwrap();

@@ -5,7 +5,7 @@ use cleave_domain::{
     SloClass, SloPolicy, SplitMix64, Time, WorkerId, WorkerRef,
 };
 use cleave_engine::{Engine, EngineDescription, MockEngine};
-use cleave_node::{FleetNode, RouterOptions, RunningFleet};
+use cleave_node::{FleetModel, FleetNode, RouterOptions, RunningFleet};
 use cleave_sched::PoolWriter;
 use cleave_sim::goodput::{
     PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice,
@@ -203,8 +203,10 @@ pub(crate) async fn serve(router: RouterOptions) -> RunningFleet {
     let serve = FleetNode {
         listen: "127.0.0.1:0".into(),
         router,
-        workers: (0..LEGS.len()).map(worker).collect(),
-        files: ModelFiles::read(&folder).unwrap(),
+        models: vec![FleetModel {
+            workers: (0..LEGS.len()).map(worker).collect(),
+            files: ModelFiles::read(&folder).unwrap(),
+        }],
     };
     let running = serve.start().await.unwrap();
     running.ready().await;
