@@ -21,7 +21,7 @@ use cleave_worker::WorkerOptions;
 use std::collections::BTreeMap;
 
 /// A model to serve, with the flags that hold for it.
-pub(super) struct RequestedModel {
+pub(super) struct ModelToServe {
     pub(super) model: ModelArgs,
     pub(super) host: HostArgs,
     roles: Vec<Role>,
@@ -31,7 +31,7 @@ pub(super) struct RequestedModel {
 
 /// A model whose files were checked.
 pub(super) struct CheckedModel {
-    request: RequestedModel,
+    request: ModelToServe,
     source: OpenedSource,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct StartedModel {
     pub(super) workers: Vec<(WorkerOptions, Box<dyn Engine>)>,
 }
 
-impl RequestedModel {
+impl ModelToServe {
     /// Adds the model to an error, where there are several.
     fn blame<T>(&self, result: anyhow::Result<T>) -> anyhow::Result<T> {
         match &self.flag {
@@ -55,7 +55,7 @@ impl RequestedModel {
 ///
 /// # Errors
 /// If a flag does not say for which of several models it is, or a model gets no worker for a leg.
-pub(super) fn of(args: &ServeArgs) -> anyhow::Result<Vec<RequestedModel>> {
+pub(super) fn of(args: &ServeArgs) -> anyhow::Result<Vec<ModelToServe>> {
     let ServeArgs {
         models,
         host,
@@ -70,7 +70,7 @@ pub(super) fn of(args: &ServeArgs) -> anyhow::Result<Vec<RequestedModel>> {
             model: None,
             served_model_name: names.clone(),
         };
-        return Ok(vec![request((name, host.clone(), *workers), None)?]);
+        return Ok(vec![request(name, host.clone(), *workers, None)?]);
     }
     let is_sole = entries.len() == 1;
     let requests = entries.iter().map(|entry| {
@@ -85,7 +85,7 @@ pub(super) fn of(args: &ServeArgs) -> anyhow::Result<Vec<RequestedModel>> {
             [_] => bail!("{entry}: the model has a name already; leave --served-model-name out"),
         }
         let flag = (!is_sole).then(|| entry.to_string());
-        request((name, own, counts), flag)
+        request(name, own, counts, flag)
     });
     requests.collect()
 }
@@ -112,14 +112,16 @@ fn check_flags_of_several(args: &ServeArgs, count: usize) -> anyhow::Result<()> 
 }
 
 fn request(
-    (name, host, counts): (ModelNameArgs, HostArgs, WorkerCountArgs),
+    name: ModelNameArgs,
+    host: HostArgs,
+    counts: WorkerCountArgs,
     flag: Option<String>,
-) -> anyhow::Result<RequestedModel> {
+) -> anyhow::Result<ModelToServe> {
     let model = ModelArgs {
         name,
         form: host.form.clone(),
     };
-    let mut request = RequestedModel {
+    let mut request = ModelToServe {
         model,
         host,
         roles: Vec::new(),
@@ -158,8 +160,8 @@ fn roles(model: &ModelArgs, counts: WorkerCountArgs) -> anyhow::Result<Vec<Role>
 ///
 /// # Errors
 /// One that names the model, and the file or the flag.
-pub(super) fn open(models: Vec<RequestedModel>) -> anyhow::Result<Vec<CheckedModel>> {
-    let open = |request: RequestedModel| {
+pub(super) fn open(models: Vec<ModelToServe>) -> anyhow::Result<Vec<CheckedModel>> {
+    let open = |request: ModelToServe| {
         let source = request.blame(OpenedSource::open(&request.model, &request.host))?;
         Ok(CheckedModel { request, source })
     };
@@ -172,7 +174,7 @@ pub(super) fn open(models: Vec<RequestedModel>) -> anyhow::Result<Vec<CheckedMod
 
 /// Refuses two models or adapters of one name: a request could not say which it is for.
 fn check_names(models: &[CheckedModel]) -> anyhow::Result<()> {
-    let mut served: BTreeMap<&str, &RequestedModel> = BTreeMap::new();
+    let mut served: BTreeMap<&str, &ModelToServe> = BTreeMap::new();
     for CheckedModel { request, source } in models {
         let name = source.served_name();
         if served.insert(name, request).is_some() {
@@ -197,7 +199,7 @@ fn check_names(models: &[CheckedModel]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the models of one device are sure to take.
+/// The memory that the models of one device are sure to take.
 struct MemoryDemand {
     device: DeviceArg,
     bytes_free: u64,
@@ -309,12 +311,12 @@ pub(super) fn start(
 
 /// Makes the engines of one model's workers.
 fn make_workers(
-    request: &RequestedModel,
+    request: &ModelToServe,
     source: &EngineSource,
     share: EngineShare,
     mut options: impl FnMut(Role) -> anyhow::Result<WorkerOptions>,
 ) -> anyhow::Result<Vec<(WorkerOptions, Box<dyn Engine>)>> {
-    let RequestedModel { host, roles, .. } = request;
+    let ModelToServe { host, roles, .. } = request;
     let engines = source.engines(&host.engine, roles, share)?;
     let workers = roles.iter().zip(engines).map(|(role, mut engine)| {
         let options = with_adapters(options(*role)?, engine.as_ref(), host, source)?;
@@ -352,7 +354,7 @@ mod tests {
         serve: ServeArgs,
     }
 
-    fn requested(words: &[&str]) -> anyhow::Result<Vec<RequestedModel>> {
+    fn requested(words: &[&str]) -> anyhow::Result<Vec<ModelToServe>> {
         let words = std::iter::once(&"test").chain(words);
         of(&ServeFlags::parse_from(words).serve)
     }
