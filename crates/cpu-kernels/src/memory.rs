@@ -6,7 +6,7 @@
 //! vector; words of a file are aligned for any vector.
 
 use cleave_engine::EngineError;
-use memmap2::{Mmap, MmapMut};
+use memmap2::{Mmap, MmapMut, MmapRaw};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
@@ -58,10 +58,13 @@ unsafe impl PlainData for u32 {}
 // SAFETY: plain numbers.
 unsafe impl PlainData for f32 {}
 
-/// A slice in its own pages: weights, KV pools, activations and scratch.
+/// A slice in pages that no other slice has: weights, KV pools, activations and scratch.
 #[derive(Debug)]
 pub struct PageMemory<T> {
-    pages: MmapMut,
+    /// Pages of this slice, or of a chunk that others have parts of.
+    pages: Arc<MmapRaw>,
+    /// First byte in these pages.
+    at: usize,
     len: usize,
     element: PhantomData<T>,
 }
@@ -72,26 +75,93 @@ impl<T: PlainData> PageMemory<T> {
     /// # Errors
     /// `Device` if memory is short.
     pub fn zeroed(len: usize) -> Result<Self, EngineError> {
-        let bytes = len.checked_mul(size_of::<T>());
-        let pages = bytes
-            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::OutOfMemory))
-            .and_then(|bytes| MmapMut::map_anon(bytes.max(1)))
-            .map_err(|error| {
-                let size = size_of::<T>();
-                EngineError::Device(format!(
-                    "cannot allocate {len} elements of {size} bytes: {error}"
-                ))
-            })?;
-        // With small pages, reading weights spends a tenth of the time on page walks. A kernel
-        // without huge pages refuses the advice, which is harmless.
-        #[cfg(target_os = "linux")]
-        let _ = pages.advise(memmap2::Advice::HugePage);
+        let bytes = bytes_of_elements::<T>(len)?;
+        let pages = map_zeroed(bytes.max(1)).map_err(|error| no_memory::<T>(len, &error))?;
         Ok(Self {
-            pages,
+            pages: Arc::new(pages),
+            at: 0,
             len,
             element: PhantomData,
         })
     }
+}
+
+fn bytes_of_elements<T>(len: usize) -> Result<usize, EngineError> {
+    let bytes = len.checked_mul(size_of::<T>());
+    bytes.ok_or_else(|| no_memory::<T>(len, &std::io::ErrorKind::OutOfMemory.into()))
+}
+
+fn no_memory<T>(len: usize, error: &std::io::Error) -> EngineError {
+    let size = size_of::<T>();
+    EngineError::Device(format!(
+        "cannot allocate {len} elements of {size} bytes: {error}"
+    ))
+}
+
+fn map_zeroed(bytes: usize) -> std::io::Result<MmapRaw> {
+    let pages = MmapMut::map_anon(bytes)?;
+    // With small pages, reading weights spends a tenth of the time on page walks. A kernel without
+    // huge pages refuses the advice, which is harmless.
+    #[cfg(target_os = "linux")]
+    let _ = pages.advise(memmap2::Advice::HugePage);
+    Ok(pages.into())
+}
+
+/// Chunks of memory from which slices are cut, one after the other.
+///
+/// A slice below two mebibytes fills no huge page, and a core reads small pages more slowly: an
+/// expert's matrices of four bits are such slices. A chunk is released with the last of its slices.
+#[derive(Debug, Default)]
+pub struct PageChunks {
+    chunk: Option<Arc<MmapRaw>>,
+    /// Bytes of the chunk that slices have, whole pages.
+    used: usize,
+}
+
+impl PageChunks {
+    const CHUNK_BYTES: usize = 32 << 20;
+    /// Size above which a slice has its own pages: so little of a chunk's end is left unused.
+    const SLICE_BYTES_MAX: usize = Self::CHUNK_BYTES / 4;
+
+    /// As [`PageMemory::zeroed`].
+    ///
+    /// # Errors
+    /// `Device` if memory is short.
+    pub fn zeroed<T: PlainData>(&mut self, len: usize) -> Result<PageMemory<T>, EngineError> {
+        let bytes = bytes_of_elements::<T>(len)?;
+        if bytes > Self::SLICE_BYTES_MAX {
+            return PageMemory::zeroed(len);
+        }
+        let bytes = bytes.next_multiple_of(page_bytes());
+        let current = self.chunk.take();
+        let pages = match current.filter(|chunk| self.used + bytes <= chunk.len()) {
+            Some(chunk) => chunk,
+            None => {
+                self.used = 0;
+                let chunk = map_zeroed(Self::CHUNK_BYTES);
+                Arc::new(chunk.map_err(|error| no_memory::<T>(len, &error))?)
+            }
+        };
+        self.chunk = Some(Arc::clone(&pages));
+        let at = self.used;
+        self.used += bytes;
+        Ok(PageMemory {
+            pages,
+            at,
+            len,
+            element: PhantomData,
+        })
+    }
+}
+
+/// Size of a page, to which placement among memory nodes is limited.
+fn page_bytes() -> usize {
+    #[cfg(target_os = "linux")]
+    // SAFETY: asks for a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    #[cfg(not(target_os = "linux"))]
+    let size = 16 << 10;
+    usize::try_from(size).expect("the system knows the size of its pages")
 }
 
 impl PageMemory<u8> {
@@ -106,7 +176,7 @@ impl PageMemory<u8> {
             self.len
         );
         // SAFETY: page-aligned, long enough, borrowed mutably, and every bit pattern is a `T`.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().add(self.at).cast(), len) }
     }
 }
 
@@ -114,16 +184,19 @@ impl<T: PlainData> Deref for PageMemory<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds at least `len` elements, is page-aligned, initialised by the
-        // system, and every bit pattern is a `T`.
-        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.len) }
+        // SAFETY: the mapping holds `len` elements from this page-aligned byte on; they are
+        // initialised by the system and this slice's own, and every bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().add(self.at).cast(), self.len) }
     }
 }
 
 impl<T: PlainData> DerefMut for PageMemory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and the mapping is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.len) }
+        // SAFETY: as in `deref`, and the slice is borrowed mutably.
+        unsafe {
+            let start = self.pages.as_mut_ptr().add(self.at);
+            std::slice::from_raw_parts_mut(start.cast(), self.len)
+        }
     }
 }
 

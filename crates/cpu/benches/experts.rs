@@ -2,13 +2,16 @@
 //! bytes of the touched experts per second, beside the memory's speed, and the operations per
 //! second, beside a dense product of as many in the same format.
 //!
-//! `cargo bench -p cleave-cpu --bench experts [-- SHAPE… FORMAT… ROUNDS]`, all shapes and formats
-//! if none is named; the processor must be idle otherwise. The best of all rounds counts. Every
-//! round has other rows, so that no expert is in a cache because of the round before.
+//! `cargo bench -p cleave-cpu --bench experts [-- SHAPE… FORMAT… ROUNDS rows=N…]`, all shapes,
+//! formats and numbers of rows if none is named; the processor must be idle otherwise. The best of
+//! all rounds counts. Every round has other rows, so that no expert is in a cache because of the
+//! round before. A mixture of other rows, not timed, runs before those that are.
 #![allow(clippy::print_stdout)] // what it is for
 
 use cleave_checkpoint::{StoredMatrix, StoredTensor};
-use cleave_cpu::{BandwidthReader, CpuMatrix, CpuOps, CpuOptions, CpuWeightLoader, cores_count};
+use cleave_cpu::{
+    BandwidthReader, CpuMatrix, CpuOps, CpuOptions, CpuRows, CpuWeightLoader, cores_count,
+};
 use cleave_engine::ops::{
     Activation, BufferRole, ChosenWeights, Experts, ExpertsSpec, GatedMatrices, GatedMlpSpec,
     InnerSlices, Ops, Precision, Quantize, RouterScore, RouterSpec, WeightLoader,
@@ -17,6 +20,11 @@ use half::bf16;
 use std::time::Instant;
 
 const ROWS: [usize; 7] = [1, 4, 8, 32, 128, 512, 2048];
+/// Mixtures that a sample times, one after the other with other rows, where rows are few: the
+/// layers of a step follow each other, so that no thread sleeps meanwhile.
+const LAYERS: usize = 8;
+/// Rows up to which they are few.
+const FEW_ROWS_MAX: usize = 32;
 const FORMATS: [Option<Quantize>; 4] = [
     None,
     Some(Quantize::Int8),
@@ -194,10 +202,15 @@ fn bytes_of_weight(format: Option<Quantize>, columns: usize, slices: &InnerSlice
 #[derive(Default)]
 struct Best {
     seconds: f64,
-    touched: usize,
+    touched: f64,
     bytes_per_second: f64,
     dense_seconds: f64,
     read_per_second: f64,
+}
+
+/// Mixtures of a sample with so many rows.
+fn layers(rows: usize) -> usize {
+    if rows <= FEW_ROWS_MAX { LAYERS } else { 1 }
 }
 
 fn measure(
@@ -213,10 +226,11 @@ fn measure(
         ops.rows(rows, width, BufferRole::Activations)
             .expect("memory")
     };
-    let (mut x, mut out) = (
-        buffer(ops, rows, shape.hidden),
-        buffer(ops, rows, shape.hidden),
-    );
+    let layers = layers(rows);
+    let mut inputs: Vec<CpuRows> = (0..=layers)
+        .map(|_| buffer(ops, rows, shape.hidden))
+        .collect();
+    let mut out = buffer(ops, rows, shape.hidden);
     let dense_rows = rows * shape.chosen;
     let mut dense_x = buffer(ops, dense_rows, shape.hidden);
     dense_x.values_mut().fill(0.5);
@@ -234,16 +248,28 @@ fn measure(
         ..Best::default()
     };
     for round in 0..rounds {
-        for (x, value) in x.values_mut().iter_mut().zip(noise(10 + round)) {
-            *x = value;
+        let mut touched = 0;
+        for (layer_index, x) in inputs.iter_mut().enumerate() {
+            let seed = 10 + round * (LAYERS + 1) + layer_index;
+            for (x, value) in x.values_mut().iter_mut().zip(noise(seed)) {
+                *x = value;
+            }
+            // The first is not timed.
+            if layer_index > 0 {
+                touched += layer.touched(shape, x.values_mut());
+            }
         }
-        let touched = layer.touched(shape, x.values_mut());
         best.read_per_second = best.read_per_second.max(memory.bytes_per_second());
-        let from = Instant::now();
-        ops.experts(&experts, rows, &x, &mut out)
-            .expect("a mixture");
-        let seconds = from.elapsed().as_secs_f64();
-        let bytes_per_second = touched as f64 * layer.packed_bytes / seconds;
+        let mut from = Instant::now();
+        for (layer_index, x) in inputs.iter().enumerate() {
+            if layer_index == 1 {
+                from = Instant::now();
+            }
+            ops.experts(&experts, rows, x, &mut out).expect("a mixture");
+        }
+        let seconds = from.elapsed().as_secs_f64() / layers as f64;
+        let touched = touched as f64 / layers as f64;
+        let bytes_per_second = touched * layer.packed_bytes / seconds;
         best.bytes_per_second = best.bytes_per_second.max(bytes_per_second);
         if seconds < best.seconds {
             (best.seconds, best.touched) = (seconds, touched);
@@ -257,7 +283,7 @@ fn measure(
     best
 }
 
-fn print_table(shape: &Shape, format: Option<Quantize>, rounds: usize) {
+fn print_table(shape: &Shape, format: Option<Quantize>, rounds: usize, rows: &[usize]) {
     let threads = cores_count();
     let options = CpuOptions {
         quantize: format,
@@ -280,11 +306,11 @@ fn print_table(shape: &Shape, format: Option<Quantize>, rounds: usize) {
         "| rows | experts read | ms | GB/s | of the memory's speed | GFLOP/s | of a dense product |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for rows in ROWS {
+    for &rows in rows {
         let best = measure(shape, &layer, &mut ops, &memory, rows, rounds);
         let operations = (6 * rows * shape.chosen * shape.hidden * shape.width) as f64;
         println!(
-            "| {rows} | {} | {:.3} | {:.1} | {:.2} | {:.0} | {:.2} |",
+            "| {rows} | {:.0} | {:.3} | {:.1} | {:.2} | {:.0} | {:.2} |",
             best.touched,
             best.seconds * 1e3,
             best.bytes_per_second / 1e9,
@@ -311,9 +337,16 @@ fn main() {
     if formats.is_empty() {
         formats.extend(FORMATS);
     }
+    let rows = args
+        .iter()
+        .filter_map(|arg| arg.strip_prefix("rows=")?.parse().ok());
+    let mut rows: Vec<usize> = rows.collect();
+    if rows.is_empty() {
+        rows.extend(ROWS);
+    }
     for shape in shapes {
         for format in &formats {
-            print_table(shape, *format, rounds);
+            print_table(shape, *format, rounds, &rows);
         }
     }
 }

@@ -17,7 +17,7 @@ use cleave_cpu_kernels::kernel::CpuKernels;
 use cleave_cpu_kernels::kernel::product::PANEL;
 use cleave_cpu_kernels::kernel::product::groups::ScaleFormat;
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
-use cleave_cpu_kernels::memory::{PageMemory, SliceParts, WeightWords, bytes_of_mut};
+use cleave_cpu_kernels::memory::{PageChunks, SliceParts, WeightWords, bytes_of_mut};
 use cleave_engine::EngineError;
 use cleave_engine::ops::{
     InnerSlices, ModelSpec, Precision, Quantize, RotaryTable, Unsupported, WeightLoader,
@@ -49,6 +49,8 @@ pub struct CpuWeightLoader {
     /// [`ThreadPlacement::nodes`](crate::placement::ThreadPlacement::nodes).
     nodes: Vec<usize>,
     cache: Option<Mutex<PackedCache>>,
+    /// Memory of packed weights.
+    pages: Mutex<PageChunks>,
     /// Whether the warning about a larger format than requested was logged.
     warned_wider: AtomicBool,
 }
@@ -118,6 +120,7 @@ impl CpuWeightLoader {
             threads: options.threads_count(),
             nodes: options.placement.nodes.clone(),
             cache: None,
+            pages: Mutex::default(),
             warned_wider: AtomicBool::new(false),
         }
     }
@@ -262,7 +265,7 @@ impl CpuWeightLoader {
             .collect();
         let panels = order.panels(rows.len());
         let (steps, size) = (form.steps(width), form.panel_words(width));
-        let mut words = PageMemory::zeroed(panels * size)?;
+        let mut words = self.pages.lock().zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
         let ends: Vec<usize> = slices.ends().collect();
         let mut of_columns = ColumnScales::of_form(form, panels * PANEL, slices.count());

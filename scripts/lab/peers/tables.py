@@ -2,9 +2,10 @@
 
 usage: tables.py [--check]
 
-engines.py and closed_loop.py write samples with --out. A page has the table of a file of results/ between lines that
-name the file. Without --check the script writes the tables there; with it, it names the tables that differ from their
-samples. Exit status 1: a table differs, or a file of results/ has no table on any page. Standard library only.
+engines.py, closed_loop.py and builds.py write samples with --out. A page has the table of a file of results/ between
+lines that name the file. Without --check the script writes the tables there; with it, it names the tables that differ
+from their samples. Exit status 1: a table differs, or a file of results/ has no table on any page. Standard library
+only.
 """
 
 import json
@@ -12,12 +13,13 @@ import re
 import sys
 from pathlib import Path
 
+import builds
 import closed_loop
 import engines
 
 HERE = Path(__file__).resolve().parent
 PAGES = sorted((HERE.parents[2] / "docs/benchmarks").glob("*.md"))
-TABLES = {"engines": engines.table, "servers": closed_loop.table}
+TABLES = {"builds": builds.table, "engines": engines.table, "servers": closed_loop.table}
 PLACE = re.compile(r"(<!-- measured: begin, scripts/lab/peers/results/((\w+)[\w.-]*\.json) by tables\.py -->\n).*?(<!-- measured: end -->)", re.DOTALL)
 
 

@@ -62,7 +62,7 @@ pub(crate) fn print_expected_time(
     let (least, most) = (duration_words(*time_min), duration_words(*time_max));
     let capped = match time_cap {
         Some(_) => "",
-        None => "; --time-cap limits it, and Ctrl-C writes what is measured by then",
+        None => "; --rate near the highest rate shortens it, --time-cap limits it",
     };
     writeln!(
         err,

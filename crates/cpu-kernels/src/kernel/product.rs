@@ -20,6 +20,7 @@ pub mod left;
 pub mod nibbles;
 mod pairs;
 mod results;
+mod scratch;
 pub mod slices;
 
 use super::tile::{Tiles, with_rows};
@@ -28,6 +29,8 @@ use crate::simd::{LANES, Simd};
 use cleave_engine::ops::Activation;
 use groups::GroupLayout;
 use results::{EndedSlice, end_slice};
+pub use scratch::SCRATCH_WORDS;
+use scratch::{PAGE_WORDS, SPREAD_WORDS, SUMS_WORDS, WAITING_GAP_WORDS};
 use slices::{SliceBlock, SliceBlocks};
 use std::ops::Range;
 
@@ -43,19 +46,8 @@ const LEFT_BYTES_MAX: usize = 384 << 10;
 const ROWS_PER_PASS: usize = 512;
 /// Rows per pass of a product with several slices: sums of slices must fit there, too.
 const ROWS_PER_SLICED_PASS: usize = 256;
-/// Sums of slices that wait for their neighbour's: of one slice, of two, and of four.
-const WAITING_LEVELS: usize = 3;
 /// Prefetch distance in cache lines of a single tile, which streams every panel once.
-const PREFETCH_LINES_AHEAD: usize = 128;
-
-/// Words of sums between blocks.
-const SUMS_WORDS: usize = GROUP_PANELS * (ROWS_PER_PASS + 2 * LANES) * PANEL;
-/// Words of either an unpacked block of a panel or a tile's final sums.
-const SPREAD_WORDS: usize = BLOCK_STEPS * PANEL;
-/// Words of one level of waiting sums.
-const LEVEL_WORDS: usize = GROUP_PANELS * (ROWS_PER_SLICED_PASS + 2 * LANES) * PANEL;
-/// Words of one thread's scratch memory.
-pub const SCRATCH_WORDS: usize = SUMS_WORDS + SPREAD_WORDS + WAITING_LEVELS * LEVEL_WORDS;
+const PREFETCH_LINES_AHEAD: usize = 64;
 
 /// A format of packed weights.
 pub trait WeightForm<S: Simd>: Copy + 'static {
@@ -314,6 +306,7 @@ impl PanelWalk<'_, '_> {
             tiles,
         } = self;
         let (scratch, waiting) = scratch.split_at_mut(SUMS_WORDS + SPREAD_WORDS);
+        let waiting = &mut waiting[WAITING_GAP_WORDS..];
         let (scratch, spread) = scratch.split_at_mut(SUMS_WORDS);
         let first_row = cut.start(tiles.start);
         let rows = cut.start(tiles.end) - first_row;
@@ -334,7 +327,14 @@ impl PanelWalk<'_, '_> {
                     // memory.
                     let sums_at = (panel - panels.start) * rows + rows_at.start - first_row;
                     let sums_words = sums_at * PANEL..(sums_at + rows_at.len()) * PANEL;
-                    let panel_sums = &mut scratch[sums_words.clone()];
+                    // An even slice's sums are added up where they wait for the next slice's, as
+                    // they are: nothing is left to do when it ends.
+                    let waits = at.slice.is_multiple_of(2) && at.slice + 1 < product.slices.len();
+                    let panel_sums = if waits {
+                        &mut waiting[sums_words.clone()]
+                    } else {
+                        &mut scratch[sums_words.clone()]
+                    };
                     let steps = at.steps.len();
                     let words = rows_at.len() * steps * F::PHASES;
                     let left = (at.steps.start * product.rows + rows_at.start * steps) * F::PHASES;
@@ -357,10 +357,11 @@ impl PanelWalk<'_, '_> {
                         start_sums::<S, F>(s, product, at.slice, panel, panel_sums);
                     }
                     let from = panel_sums.as_mut_ptr();
-                    // Final sums of all tiles go to the same memory, which stays in the L1 cache.
+                    // Final sums of all tiles go to the same pages, which stay in the L1 cache.
                     // It is free: only formats that are no chain unpack blocks there.
-                    let to = if at.ends_slice && F::IS_CHAIN {
-                        spread[..panel_sums.len()].as_mut_ptr()
+                    let to = if at.ends_slice && !waits && F::IS_CHAIN {
+                        let at = sums_words.start % PAGE_WORDS;
+                        spread[at..at + panel_sums.len()].as_mut_ptr()
                     } else {
                         from
                     };
@@ -371,7 +372,7 @@ impl PanelWalk<'_, '_> {
                     with_rows!(rows_at.len(), R => unsafe {
                         add_block::<S, F, R>(s, product, sides, TileSums { from, to });
                     });
-                    if at.ends_slice {
+                    if at.ends_slice && !waits {
                         let ended = EndedSlice {
                             slice: at.slice,
                             rows: rows_at,

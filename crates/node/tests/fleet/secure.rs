@@ -374,7 +374,8 @@ impl CapturedLog {
 
 impl tracing::Subscriber for CapturedLog {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().starts_with("cleave")
+        let target = metadata.target();
+        target.starts_with("cleave") || target == "access"
     }
 
     fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {

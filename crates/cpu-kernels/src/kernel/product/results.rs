@@ -3,7 +3,8 @@
 //! Owns: the tree of slices, and what comes after it: bias, addends, gate, and the stores.
 //! Invariant: the sums of slices are added as a balanced binary tree; the bias is added last.
 
-use super::{LEVEL_WORDS, PANEL, PackedProduct, WAITING_LEVELS, WeightForm};
+use super::scratch::{LEVEL_WORDS, WAITING_LEVELS};
+use super::{PANEL, PackedProduct, WeightForm};
 use crate::kernel::rows::{clamped_swiglu, gelu_tanh, silu};
 use crate::simd::{LANES, Simd};
 use cleave_engine::ops::Activation;
@@ -22,8 +23,10 @@ pub(super) struct EndedSlice {
 /// Finishes a slice's sums (scales), adds the sums of earlier slices that waited for them, and lets
 /// the result wait or, after the last slice, finishes (bias, gate) and writes it.
 ///
-/// Sums wait in levels: level i has the sum of 2^i slices. After slice n, whose number ends in k
-/// ones, sums of the k lowest levels are added, the latest first: the order of a binary tree.
+/// Sums wait in levels: level i has the sum of 2^i slices, and level 0 that of an even slice, not
+/// yet finished. After slice n, whose number ends in k ones, sums of the k lowest levels are added,
+/// the latest first: the order of a binary tree. Even slices end here only if they are the only
+/// one.
 ///
 /// # Safety
 /// No other task writes these rows of this panel.
@@ -78,6 +81,7 @@ unsafe fn add_waiting<S: Simd, F: WeightForm<S>, const L: usize>(
     for (index, sums) in sums.as_chunks::<LANES>().0.chunks_exact(2).enumerate() {
         let row = rows.start + index;
         let row_scale = F::row_scale(s, product, *slice, row);
+        let even_scale = F::row_scale(s, product, slice.saturating_sub(1), row);
         let mut values = [s.splat(0.0); 2];
         for vector in 0..2 {
             let mut value = F::finish(s, s.load(&sums[vector]), scales[vector], row_scale);
@@ -85,7 +89,12 @@ unsafe fn add_waiting<S: Simd, F: WeightForm<S>, const L: usize>(
             for level in 0..L {
                 // SAFETY: a row's words are within each level, as was checked.
                 let waited = unsafe { &*waiting.as_ptr().add(level * LEVEL_WORDS + word).cast() };
-                value = s.add(s.load(waited), value);
+                let waited = s.load(waited);
+                let waited = match level {
+                    0 => F::finish(s, waited, scales[vector], even_scale),
+                    _ => waited,
+                };
+                value = s.add(waited, value);
             }
             if !is_last {
                 // SAFETY: as above; a slice that is not the last leaves a level free.
