@@ -1,8 +1,6 @@
-//! The parts of the kernels that need no model: numbers of f16, names of instruction sets, memory.
+//! The parts of the kernels that need no model: numbers of f16, and the names of instruction sets.
 //! Products and attention are tested through `Ops`, in `cleave-cpu`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod memory;
 
 use cleave_cpu_kernels::isa::Isa;
 use cleave_cpu_kernels::simd::plain::f16;

@@ -5,6 +5,7 @@
 
 mod accuracy;
 mod adapters;
+mod chunks;
 mod conformance;
 mod experts;
 mod halves;

@@ -1,4 +1,4 @@
-//! Slices of chunks.
+//! Slices of chunks of memory: here, since the kernels' own tests count this process's pages.
 
 use cleave_cpu_kernels::memory::{PageChunks, PageMemory};
 
