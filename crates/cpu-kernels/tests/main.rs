@@ -1,10 +1,13 @@
-//! The parts of the kernels that need no model: numbers of f16, and the names of instruction sets.
+//! The parts of the kernels that need no model: numbers of f16, the names of instruction sets, and
+//! the blocks of slices.
 //! Products and attention are tested through `Ops`, in `cleave-cpu`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cleave_cpu_kernels::isa::Isa;
+use cleave_cpu_kernels::kernel::product::slices::{SliceBlock, SliceBlocks};
 use cleave_cpu_kernels::simd::plain::f16;
 use half::f16 as Expected;
+use std::ops::Range;
 
 #[test]
 fn every_f16_widens_as_in_the_half_crate() {
@@ -70,5 +73,29 @@ fn memory_that_other_threads_freed_is_returned() {
         drop(end);
         other.join().unwrap();
         assert!(left < 8 << 20, "{left} bytes are left");
+    }
+}
+
+#[test]
+fn blocks_begin_anew_at_every_slice() {
+    let blocks: Vec<SliceBlock> = SliceBlocks::new(&[100, 400, 528]).collect();
+    let steps: Vec<(usize, Range<usize>)> = blocks
+        .iter()
+        .map(|block| (block.slice, block.steps.clone()))
+        .collect();
+    let expected = [
+        (0, 0..100),
+        (1, 100..228),
+        (1, 228..356),
+        (1, 356..400),
+        (2, 400..528),
+    ];
+    assert_eq!(steps, expected);
+    for block in &blocks {
+        let SliceBlock {
+            steps, slice_steps, ..
+        } = block;
+        assert_eq!(block.begins_slice, steps.start == slice_steps.start);
+        assert_eq!(block.ends_slice, steps.end == slice_steps.end);
     }
 }

@@ -60,32 +60,3 @@ impl Iterator for SliceBlocks<'_> {
         Some(block)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_begin_anew_at_every_slice() {
-        let blocks: Vec<SliceBlock> = SliceBlocks::new(&[100, 400, 528]).collect();
-        let steps: Vec<(usize, Range<usize>)> = blocks
-            .iter()
-            .map(|block| (block.slice, block.steps.clone()))
-            .collect();
-        let expected = [
-            (0, 0..100),
-            (1, 100..228),
-            (1, 228..356),
-            (1, 356..400),
-            (2, 400..528),
-        ];
-        assert_eq!(steps, expected);
-        for block in &blocks {
-            let SliceBlock {
-                steps, slice_steps, ..
-            } = block;
-            assert_eq!(block.begins_slice, steps.start == slice_steps.start);
-            assert_eq!(block.ends_slice, steps.end == slice_steps.end);
-        }
-    }
-}
