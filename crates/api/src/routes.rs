@@ -363,6 +363,9 @@ async fn unknown(method: Method, uri: Uri) -> ApiError {
     let hint = meant_route(uri.path()).map(|(verb, route)| {
         format!(" Is {verb} {route} meant? The base URL of clients of OpenAI ends in /v1.")
     });
+    // A browser that was given the address alone.
+    let at_root = || (uri.path() == "/").then(|| " The page for people is /ui.".to_owned());
+    let hint = hint.or_else(at_root);
     ApiError::unknown_route(method.as_str(), uri.path(), &hint.unwrap_or_default())
 }
 

@@ -42,7 +42,9 @@ mod top;
 mod values;
 mod version;
 
-use args::{BenchCommand, Cli, CliCommand, KvCommand, LogLevel, PlanCommand, SimCommand};
+use args::{
+    BenchCommand, Cli, CliCommand, KvCommand, LogFormat, LogLevel, PlanCommand, SimCommand,
+};
 use configuration::ConfigurationError;
 use std::process::ExitCode;
 
@@ -62,6 +64,8 @@ fn main() -> ExitCode {
         _ => LogLevel::Info,
     };
     log::init(&cli.log, log_level);
+    configuration::warn_of_misspelt_variables();
+    let log_format = cli.log.log_format;
     let done = match cli.command {
         CliCommand::Serve(args) => serve::serve(&args),
         CliCommand::Router(args) => serve::router(&args),
@@ -132,7 +136,12 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cleave: {error:#}");
+            match log_format {
+                LogFormat::Text => eprintln!("cleave: {error:#}"),
+                LogFormat::Json => {
+                    tracing::error!(error = format!("{error:#}"), "ended by an error")
+                }
+            }
             ExitCode::FAILURE
         }
     }

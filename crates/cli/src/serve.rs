@@ -32,10 +32,14 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tracing::{info, warn};
 
+/// Workers of the same process join within this time; no others come.
+const WORKERS_JOIN_MAX: Duration = Duration::from_secs(1);
+
 /// Runs a router and its workers in this process.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let models = models::of(args)?;
     let mut router = router_options(&args.router, &args.http, &args.process)?;
+    router.api.startup_grace = WORKERS_JOIN_MAX;
     if let [only] = &models[..] {
         let served = only.model.name.served_model_name.iter();
         router.api.aliases = served.skip(1).cloned().collect();

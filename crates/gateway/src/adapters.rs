@@ -63,8 +63,16 @@ impl AdapterDirectory {
     /// A worker of this model has carried out a command of an operator.
     pub(crate) fn ordered(&self, model: &str, command: AdapterCommand) {
         let mut state = self.state.lock();
+        let name = command.name().to_owned();
+        // The worker's report may have come before its answer, when the name was still loaded.
+        let is_unload = matches!(command, AdapterCommand::Unload { .. });
+        if is_unload && !state.count_offers().contains_key(&name) {
+            state
+                .served
+                .retain(|served, adapter| *served != name || adapter.base != model);
+        }
         let of_model = state.ordered.entry(model.to_owned()).or_default();
-        of_model.insert(command.name().to_owned(), command);
+        of_model.insert(name, command);
     }
 
     /// The commands of operators that a worker of this model must carry out when it joins.
@@ -336,6 +344,7 @@ mod tests {
         let unload = AdapterCommand::Unload { name: name() };
         directory.ordered("m", unload.clone());
         assert_eq!(directory.commands_for("m"), [unload], "the last command");
+        assert_eq!(content(&directory, "a"), None, "the report came first");
         directory.report(WorkerId(2), "m", &[]);
         assert_eq!(content(&directory, "a"), None);
     }

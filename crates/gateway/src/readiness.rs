@@ -22,7 +22,7 @@ impl ModelReadiness {
     /// A model is known from now on; it takes the place of the one without a name.
     pub(crate) fn begin(&mut self, model: &Arc<str>) {
         let unnamed = self.0.remove("");
-        let begins = unnamed.unwrap_or_else(|| readiness_text(RouterReadiness::NONE));
+        let begins = unnamed.unwrap_or_else(|| readiness_text(model, RouterReadiness::NONE));
         self.0.entry(Arc::clone(model)).or_insert(begins);
     }
 
@@ -32,7 +32,8 @@ impl ModelReadiness {
     }
 
     pub(crate) fn set(&mut self, model: &Arc<str>, readiness: RouterReadiness) {
-        self.0.insert(Arc::clone(model), readiness_text(readiness));
+        self.0
+            .insert(Arc::clone(model), readiness_text(model, readiness));
     }
 
     /// The readiness for requests of this model.
@@ -59,14 +60,18 @@ impl ModelReadiness {
     }
 }
 
-/// The text that `/ready` answers with.
-fn readiness_text(readiness: RouterReadiness) -> ServingReadiness {
+/// The text that `/ready` answers with; a pool that no model has named yet is that of `""`.
+fn readiness_text(model: &str, readiness: RouterReadiness) -> ServingReadiness {
     match readiness {
         RouterReadiness::Ready => ServingReadiness::Ready,
         RouterReadiness::Draining => ServingReadiness::Draining,
         RouterReadiness::NoPair { prefill, decode } => {
+            let of_model = match model {
+                "" => String::new(),
+                model => format!(" of {model}"),
+            };
             let reason = format!(
-                "no pair of workers with equal fingerprints is connected ({prefill} prefill, \
+                "no pair of workers{of_model} with equal fingerprints is connected ({prefill} prefill, \
                  {decode} decode)"
             );
             if prefill > 0 {
@@ -95,7 +100,10 @@ mod tests {
             ServingReadiness::Ready,
             "it got the name"
         );
-        assert!(matches!(readiness.of("b"), ServingReadiness::NotReady(_)));
+        let ServingReadiness::NotReady(reason) = readiness.of("b") else {
+            panic!("{readiness:?}");
+        };
+        assert!(reason.contains("workers of b "), "{reason}");
         assert!(matches!(readiness.of("c"), ServingReadiness::NotReady(_)));
         assert!(readiness.has_ready_model());
         readiness.set(&a, RouterReadiness::NONE);
@@ -106,12 +114,12 @@ mod tests {
     #[test]
     fn prompts_can_be_run_without_a_worker_that_decodes() {
         let without_pair = |prefill, decode| {
-            let readiness = readiness_text(RouterReadiness::NoPair { prefill, decode });
+            let readiness = readiness_text("m", RouterReadiness::NoPair { prefill, decode });
             matches!(readiness, ServingReadiness::PromptsOnly(_))
         };
         assert!(without_pair(1, 0) && without_pair(2, 3));
         assert!(!without_pair(0, 0) && !without_pair(0, 1));
-        let ready = readiness_text(RouterReadiness::Ready);
+        let ready = readiness_text("m", RouterReadiness::Ready);
         assert_eq!(ready, ServingReadiness::Ready);
     }
 }

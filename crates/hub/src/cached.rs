@@ -72,7 +72,8 @@ impl HubCache {
         Ok(found)
     }
 
-    /// Removes a model, or one revision of it. Blobs that another snapshot has stay.
+    /// Removes a model, or one revision of it. Blobs that another snapshot has stay; a branch or tag
+    /// of a commit that has other names loses its name alone.
     ///
     /// # Errors
     /// If the cache does not have it, or a file cannot be removed.
@@ -92,6 +93,20 @@ impl HubCache {
         let commit = folder.commit(revision).ok_or_else(absent)?;
         let found = all.iter().find(|snapshot| snapshot.commit == commit);
         let removed = found.ok_or_else(absent)?;
+        let is_named_otherwise = removed.revisions.len() > 1;
+        if is_named_otherwise
+            && removed
+                .revisions
+                .iter()
+                .any(|name| name == revision.as_str())
+        {
+            let path = folder.refs().join(revision.as_str());
+            fs::remove_file(&path).map_err(HubError::disk(&path))?;
+            return Ok(FreedSpace {
+                snapshots_count: 0,
+                bytes: 0,
+            });
+        }
         let others = all.iter().filter(|snapshot| snapshot.commit != commit);
         let mut others = others.peekable();
         if others.peek().is_none() {

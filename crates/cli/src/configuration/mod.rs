@@ -10,10 +10,12 @@
 
 mod definition;
 mod file;
+mod misspelt;
 mod origin;
 mod print;
 
 pub(crate) use definition::{FILE_VARIABLE, command};
+pub(crate) use misspelt::warn_of_misspelt_variables;
 pub(crate) use print::run;
 
 use crate::args::Cli;

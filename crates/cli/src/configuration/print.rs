@@ -51,7 +51,7 @@ fn check(args: &ConfigCheckArgs) -> anyhow::Result<String> {
     }
     let count = flags.flags().len();
     Ok(format!(
-        "{}: no mistakes, {count} flags of `cleave {name}`\n",
+        "{}: no mistakes (flags of `cleave {name}`: {count})\n",
         file.display()
     ))
 }

@@ -157,6 +157,22 @@ fn removing_a_revision_keeps_blobs_of_another() {
 }
 
 #[test]
+fn removing_a_tag_keeps_the_commit_that_a_branch_names() {
+    let pair = Pair::new();
+    let folder = pair.pull_whole();
+    let tag = model(&format!("{MODEL}@v1"));
+    pair.pull(&format!("{MODEL}@v1")).unwrap();
+    let cache = pair.client().cache().clone();
+    let freed = cache.remove(&tag).unwrap();
+    assert_eq!((freed.snapshots_count, freed.bytes), (0, 0));
+    assert_eq!(cache.find(&model(MODEL)), Some(folder));
+    assert_eq!(cache.find(&tag), None);
+    let commit = model(&format!("{MODEL}@{COMMIT}"));
+    assert_eq!(cache.remove(&commit).unwrap().snapshots_count, 1);
+    assert_eq!(cache.find(&model(MODEL)), None);
+}
+
+#[test]
 fn removing_a_model_leaves_nothing_of_it() {
     let pair = Pair::new();
     let bytes = pair.pull(MODEL).unwrap().bytes;

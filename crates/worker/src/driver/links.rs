@@ -41,7 +41,8 @@ impl WorkerDriver {
                     return;
                 }
                 let bytes_per_second = speed.bytes_per_second;
-                let latency_ms = speed.latency.as_secs_f64() * 1e3;
+                // In whole microseconds: more digits are noise.
+                let latency_ms = (speed.latency.as_secs_f64() * 1e6).round() / 1e3;
                 let transport = speed.transport;
                 info!(%peer, %transport, latency_ms, bytes_per_second, "link measured");
                 self.effects.meters.link_measured(peer, speed);
