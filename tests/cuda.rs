@@ -263,7 +263,10 @@ fn the_decode_share_divides_the_multiprocessors() {
     assert_eq!(client.complete(&prompt(3)), alone(3, cache.path()));
     let logs = server.logs();
     // 0.3 of 12 is 3.6; the emulator partitions in pairs.
-    for (worker, part) in [("decode-0: ", "4 of 12"), ("prefill-0: ", "8 of 12")] {
+    for (worker, part) in [
+        ("worker=\"decode-0\"", "4 of 12"),
+        ("worker=\"prefill-0\"", "8 of 12"),
+    ] {
         let mut lines = logs.lines().filter(|line| line.contains(worker));
         assert!(lines.any(|line| line.contains(part)), "{logs}");
     }
@@ -301,7 +304,10 @@ fn the_decode_share_is_on_by_default() {
     let Some(logs) = started(&[]) else {
         return;
     };
-    for (worker, part) in [("decode-0: ", "8 of 20"), ("prefill-0: ", "12 of 20")] {
+    for (worker, part) in [
+        ("worker=\"decode-0\"", "8 of 20"),
+        ("worker=\"prefill-0\"", "12 of 20"),
+    ] {
         let mut lines = logs.lines().filter(|line| line.contains(worker));
         assert!(lines.any(|line| line.contains(part)), "{logs}");
     }
