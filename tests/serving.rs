@@ -643,7 +643,7 @@ fn top_needs_the_admin_key_and_shows_counts() {
 
 /// The error of `cleave`, which ends before it loads the weights of its model.
 fn error_before_loading(arguments: &[&str]) -> String {
-    let folder = root().join("testdata/llama3");
+    let folder = harness::root().join("testdata/llama3");
     let model = folder.to_str().expect("a readable path");
     let (status, _, stderr) = run(&[arguments, &["--model", model]].concat());
     assert!(!status.success(), "{arguments:?}");

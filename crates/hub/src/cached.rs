@@ -72,8 +72,8 @@ impl HubCache {
         Ok(found)
     }
 
-    /// Removes a model, or one revision of it. Blobs that another snapshot has stay; a branch or tag
-    /// of a commit that has other names loses its name alone.
+    /// Removes a model, or one revision of it. Blobs that another snapshot has stay; of a commit
+    /// with several names, a branch or tag is removed alone.
     ///
     /// # Errors
     /// If the cache does not have it, or a file cannot be removed.
