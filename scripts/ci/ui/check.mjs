@@ -59,6 +59,8 @@ function start(words, ready = /listening on (http:\S+)/) {
     child.stdout.on("data", hear);
     child.stderr.on("data", hear);
     child.on("exit", () => fail(new Error(`cleave ${words.join(" ")} ended:\n${said}`)));
+    const silent = () => fail(new Error(`cleave ${words.join(" ")} has no line like ${ready}:\n${said}`));
+    setTimeout(silent, LIMIT).unref();
   });
   found.catch(() => {});
   return { child, found };
@@ -192,7 +194,7 @@ async function eight(browser, folder) {
   for (const leg of ["prefill", "decode"]) {
     for (let number = 0; number < 4; number += 1) {
       const words = ["worker", "--leg", leg, "--router", base.slice(7), "--engine", "mock", "--mock-profile", "h100-llama-3-8b", "--kv-cache", "8MiB", "--mock-block-bytes", "8192", "--name", `${leg}-${number}`, "--metrics-listen", "127.0.0.1:0"];
-      workers[`${leg}-${number}`] = start(words, /metrics at (http:\S+)\/metrics/);
+      workers[`${leg}-${number}`] = start(words, /metrics are served url=(http:\S+)\/metrics/);
     }
   }
   const addresses = await Promise.all(Object.values(workers).map((worker) => worker.found));

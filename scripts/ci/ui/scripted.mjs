@@ -54,7 +54,9 @@ export async function scripted(base) {
     const leaves = new AbortController();
     response.on("close", () => leaves.abort());
     const page = await fetch(base + request.url, { signal: leaves.signal });
-    response.writeHead(page.status, Object.fromEntries([...page.headers].filter(([name]) => !["content-length", "transfer-encoding"].includes(name))));
+    // `fetch` gives the body decoded, and it is sent as it is.
+    const changed = ["content-length", "content-encoding", "transfer-encoding"];
+    response.writeHead(page.status, Object.fromEntries([...page.headers].filter(([name]) => !changed.includes(name))));
     if (request.url !== "/ui/events") return response.end(Buffer.from(await page.arrayBuffer()));
     try {
       for await (const part of page.body) response.write(part);
