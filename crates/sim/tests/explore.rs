@@ -1,7 +1,7 @@
 //! Exhaustive exploration of small worlds, and the properties that break without each guard.
 //! `EXPLORE_WORLD` explores only one world, `EXPLORE_SURPRISES` sets the number of surprises,
-//! `EXPLORE_GUARD` disables one guard and prints the counterexample. `EXPLORE_LARGE` explores the
-//! largest worlds whole too.
+//! `EXPLORE_GUARD` disables one guard and prints the counterexample. `EXPLORE_LARGE` explores
+//! two of the largest worlds with all their surprises.
 
 use cleave_sim::explore::{self, ExploreScope, Guard, explore};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +10,8 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The largest worlds, a third of the time: one surprise fewer unless `EXPLORE_LARGE` is set.
+/// Two of the largest worlds, a third of all states: one surprise fewer unless `EXPLORE_LARGE` is
+/// set.
 const LARGE: [&str; 2] = ["constrained", "role"];
 
 // Invariant: I21.
