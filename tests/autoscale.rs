@@ -13,6 +13,10 @@ const STREAMS: usize = 12;
 const TOKENS: u32 = 3000;
 
 fn write_policy(path: &Path, decode_min: u32, idle_after: &str) {
+    write_policy_with(path, decode_min, idle_after, "2s");
+}
+
+fn write_policy_with(path: &Path, decode_min: u32, idle_after: &str, down_after: &str) {
     let text = format!(
         "classes:
 - name: only
@@ -22,8 +26,8 @@ scaling:
   start_max: 2m
   turns_max: 60
   pools:
-    prefill: {{max: 2, up_after: 500ms, down_after: 2s}}
-    decode: {{min: {decode_min}, max: 3, up_after: 500ms, down_after: 2s}}
+    prefill: {{max: 2, up_after: 500ms, down_after: {down_after}}}
+    decode: {{min: {decode_min}, max: 3, up_after: 500ms, down_after: {down_after}}}
 "
     );
     let fresh = path.with_extension("new");
@@ -188,13 +192,17 @@ fn scaling_to_zero_and_back_loses_no_stream() {
     });
     assert!(is_moved, "no stream had to move");
 
-    write_policy(&policy, 0, "1s");
+    // Without requests `idle_after` counts alone.
+    write_policy_with(&policy, 0, "1s", "60m");
     wait_for("empty fleet", || (workers(&client) == (0, 0)).then_some(()));
     assert_eq!(ask(&client), first, "the same question, from nothing");
     local.signal("TERM");
     assert!(local.wait().success(), "{}", local.logs());
     router.signal("TERM");
     assert!(router.wait().success(), "{}", router.logs());
+    let logs = router.logs();
+    assert!(logs.contains("INFO worker left"), "{logs}");
+    assert!(!logs.contains("worker lost"), "each drained: {logs}");
 }
 
 /// The answer of both routers, once they agree and it `fits`.

@@ -41,6 +41,54 @@ fn each_origin_counts_before_those_below_it() {
     assert!(!text.contains("never-to-be-shown"));
     let of_kubernetes = [("CLEAVE_PORT", "tcp://10.96.0.1:8000")];
     assert!(printed(&of_kubernetes, &[]).contains("port: 8000  # default"));
+    // Only an address is Kubernetes': a wrong port is an error.
+    let mut command = cleave(&["config", "print"]);
+    let output = command.env("CLEAVE_PORT", "http://a").output();
+    assert!(!output.expect("cleave starts").status.success());
+}
+
+#[test]
+fn the_error_of_a_wrong_variable_names_it() {
+    let error = |words: &[&str], variable: (&str, &str)| {
+        let mut command = cleave(words);
+        let output = command.envs([variable]).output().expect("cleave starts");
+        assert!(!output.status.success(), "{words:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let wrong = ("CLEAVE_MAX_NUM_SEQS", "x");
+    let text = error(&["serve", "--port", "0"], wrong);
+    let named = "--max-num-seqs is set by the environment variable CLEAVE_MAX_NUM_SEQS";
+    assert!(text.contains(named), "{text}");
+    // A wrong word of the command line is not the variable's fault.
+    let text = error(
+        &["serve", "--max-num-seqs", "y"],
+        ("CLEAVE_MAX_NUM_SEQS", "1"),
+    );
+    assert!(text.contains("invalid value 'y'"), "{text}");
+    assert!(!text.contains("CLEAVE_MAX_NUM_SEQS"), "{text}");
+}
+
+#[test]
+fn pages_of_allowed_origins_call_the_server() {
+    let flags = [
+        "--engine",
+        "mock",
+        "--allowed-origins",
+        "https://app.example",
+    ];
+    let mut process = serve(&flags);
+    let client = HttpClient::new(&process.address());
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    let allowed = |origin: &str| {
+        let headers = [("origin", origin)];
+        let (status, headers, _) = client.post_with("/v1/completions", &body, &headers);
+        assert_eq!(status, 200);
+        let named = headers.get("access-control-allow-origin");
+        named.map(|value| value.to_str().expect("text").to_owned())
+    };
+    let page = "https://app.example";
+    assert_eq!(allowed(page).as_deref(), Some(page));
+    assert_eq!(allowed("https://other.example"), None);
 }
 
 #[test]

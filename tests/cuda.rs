@@ -226,9 +226,9 @@ fn check_hand_off_in_process(folder: &Path, flags: &[&str]) {
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["choices"][0]["text"], alone["text"], "{answer}");
     let (_, metrics) = client.get("/metrics");
-    let landed = metrics
-        .lines()
-        .find(|line| line.starts_with("cleave_handoff_bytes_total") && !line.ends_with(" 0"));
+    let landed = metrics.lines().find(|line| {
+        line.starts_with("cleave_worker_handoff_bytes_total") && !line.ends_with(" 0")
+    });
     assert!(landed.is_some(), "nothing was handed over: {metrics}");
 }
 
@@ -406,7 +406,7 @@ impl CudaFleet {
     fn metrics_client(&self, worker: usize) -> harness::HttpClient {
         let address = harness::wait_for("port of a worker", || {
             let logs = self.logs(worker);
-            let (_, rest) = logs.split_once("metrics at http://")?;
+            let (_, rest) = logs.split_once("metrics are served url=http://")?;
             Some(rest.split_once("/metrics")?.0.to_owned())
         });
         harness::HttpClient::new(&address)
@@ -550,7 +550,7 @@ fn check_hand_off(transport: &str, [prefill, decode]: [&str; 2], flags: &[&str])
         wait_until_blocks_are_free(&port);
     }
     let port = fleet.metrics_client(decode);
-    let bytes = port.metric("cleave_handoff_bytes_total", &[]);
+    let bytes = port.metric("cleave_worker_handoff_bytes_total", &[]);
     assert!(bytes > 0.0, "nothing was handed over");
     drop(fleet.router);
 }

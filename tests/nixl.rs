@@ -75,7 +75,7 @@ impl NixlFleet {
     fn metrics_client(&self, worker: usize) -> HttpClient {
         let address = wait_for("port of a worker", || {
             let logs = self.logs(worker);
-            let (_, rest) = logs.split_once("metrics at http://")?;
+            let (_, rest) = logs.split_once("metrics are served url=http://")?;
             Some(rest.split_once("/metrics")?.0.to_owned())
         });
         HttpClient::new(&address)
@@ -93,7 +93,7 @@ impl NixlFleet {
             };
             let handles: Vec<_> = firsts.iter().map(ask).collect();
             wait_for("the first blocks", || {
-                (port.metric("cleave_handoff_bytes_total", &[]) > 0.0).then_some(())
+                (port.metric("cleave_worker_handoff_bytes_total", &[]) > 0.0).then_some(())
             });
             self.workers[doomed].signal("KILL");
             for (first, handle) in firsts.iter().zip(handles) {
@@ -169,7 +169,7 @@ fn rdma_hand_offs_change_no_token() {
         }
         let bytes = fleet
             .metrics_client(decode)
-            .metric("cleave_handoff_bytes_total", &[]);
+            .metric("cleave_worker_handoff_bytes_total", &[]);
         assert!(bytes > 0.0, "nothing was handed over");
     }
 }

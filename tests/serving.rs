@@ -203,7 +203,7 @@ fn speculation_changes_no_answer() {
 pub(crate) fn metrics_client(worker: &CleaveProcess) -> HttpClient {
     HttpClient::new(&wait_for("metrics' address", || {
         let logs = worker.logs();
-        let rest = logs.split("metrics at http://").nth(1)?;
+        let rest = logs.split("metrics are served url=http://").nth(1)?;
         Some(rest.split('/').next()?.to_owned())
     }))
 }
@@ -343,17 +343,17 @@ fn cpu_bind_binds_compute_threads_only() {
 #[test]
 fn split_requests_use_prefill_hand_off_and_decode() {
     let (_process, client) = serve(&["--placement", "split"]);
-    let before = client.metric("cleave_handoffs_total", &["landed"]);
+    let before = client.metric("cleave_worker_handoffs_total", &["landed"]);
     let text = client.complete(&json!({"prompt": "A trait describes behaviour that types share, so", "max_tokens": 12, "temperature": 0, "ignore_eos": true}));
     assert!(!text.is_empty());
     wait_for("a landed hand-off", || {
-        (client.metric("cleave_handoffs_total", &["landed"]) >= before + 1.0).then_some(())
+        (client.metric("cleave_worker_handoffs_total", &["landed"]) >= before + 1.0).then_some(())
     });
     wait_for("the router's count of it", || {
         let landed = client.metric("cleave_router_handoffs_total", &["outcome=\"landed\""]);
         (landed > 0.0).then_some(())
     });
-    assert!(client.metric("cleave_handoff_bytes_total", &["received"]) > 0.0);
+    assert!(client.metric("cleave_worker_handoff_bytes_total", &["received"]) > 0.0);
     assert!(
         client.metric(
             "cleave_step_tokens_total",
@@ -387,7 +387,7 @@ fn router_overhead_metrics_exclude_worker_time() {
         let added = of("cleave_router_added_seconds_sum", &[]);
         let read = of("cleave_request_read_seconds_sum", &[]);
         let prefill = of("cleave_stage_seconds_sum", &["stage=\"prefill\""]);
-        let first = of("cleave_time_to_first_token_seconds_sum", &[]);
+        let first = of("cleave_http_time_to_first_token_seconds_sum", &[]);
         assert!(added > 0.0 && read > 0.0 && prefill > 0.0);
         assert!(
             read + added + prefill <= first,
@@ -431,7 +431,7 @@ fn leaving_five_processes_frees_every_pool() {
     wait_for("free blocks in all four pools", || {
         pages.iter().all(|page| held(page) == 0.0).then_some(())
     });
-    let landed = |page: &HttpClient| page.metric("cleave_handoffs_total", &["landed"]);
+    let landed = |page: &HttpClient| page.metric("cleave_worker_handoffs_total", &["landed"]);
     assert!(
         pages.iter().map(landed).sum::<f64>() >= 6.0,
         "the streams had begun"
@@ -462,7 +462,8 @@ fn lost_workers_fail_no_request() {
     });
     assert_eq!(fleet.client.complete(body), text);
     let logs = fleet.router.logs();
-    let has = |line: &str| ["worker lost", "name=", "reason="].map(|part| line.contains(part));
+    let parts = ["WARN worker lost", "name=", "reason="];
+    let has = |line: &str| parts.map(|part| line.contains(part));
     assert!(
         logs.lines().any(|line| has(line) == [true; 3]),
         "a loss is logged with the worker's name and the reason: {logs}"
@@ -602,7 +603,11 @@ fn top_needs_the_admin_key_and_shows_counts() {
         !status.success() && errors.contains("admin key"),
         "{errors}"
     );
-    let words = [&words[..], &["--admin-key", "letmein"]].concat();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("key");
+    std::fs::write(&file, "letmein\n").expect("a file of the key");
+    let file = file.to_str().expect("UTF-8");
+    let words = [&words[..], &["--admin-key-file", file]].concat();
     // The answer may arrive before the router has counted it.
     let board = wait_for("board with the request", || {
         let (status, text, errors) = harness::run(&words);
@@ -625,7 +630,7 @@ fn top_needs_the_admin_key_and_shows_counts() {
     let (_, metrics) = client.get("/metrics");
     let sent = metrics
         .lines()
-        .filter(|line| line.starts_with("cleave_handoff_bytes_total{"));
+        .filter(|line| line.starts_with("cleave_worker_handoff_bytes_total{"));
     let sent = sent.filter(|line| line.contains("kind=\"sent\""));
     let sent: u64 = sent
         .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok())

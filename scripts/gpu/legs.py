@@ -28,7 +28,7 @@ import record
 
 # Metrics of the decode side alone: a process with both legs also has the lines of the prefill side.
 METRICS = {
-    "bytes": r'cleave_handoff_bytes_total\{[^}]*role="decode",kind="received"[^}]*\}',
+    "bytes": r'cleave_worker_handoff_bytes_total\{[^}]*role="decode",kind="received"[^}]*\}',
     "count": r'cleave_handoff_seconds_count\{[^}]*role="decode"[^}]*\}',
     "seconds": r'cleave_handoff_seconds_sum\{[^}]*role="decode"[^}]*\}',
     "exposed_seconds": r'cleave_handoff_exposed_seconds_sum\{[^}]*role="decode"[^}]*\}',
@@ -151,7 +151,7 @@ def processes(args: argparse.Namespace, engine: list[str]) -> None:
             )
             for leg in ("prefill", "decode")
         }
-        pages = [worker.wait_for(r"metrics at http://([^/\s]+)", args.start_limit) for worker in workers.values()]
+        pages = [worker.wait_for(r"metrics are served url=http://([^/\s]+)", args.start_limit) for worker in workers.values()]
         for worker in workers.values():
             worker.wait_for(r"(joined a router)", args.start_limit)
         measure("three processes", address, pages[1], args)

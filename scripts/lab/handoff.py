@@ -29,20 +29,20 @@ def handoffs(args: argparse.Namespace, model: str) -> dict[str, float]:
                 process(args.cleave, "worker", "--leg", leg, "--router", address, "--model", model, "--threads", "1",
                         "--dtype", "bf16", "--no-prefix-cache", "--metrics-listen", "127.0.0.1:0")
             )
-            pages[leg] = wait_for(worker, r"metrics at http://([^/\s]+)")
+            pages[leg] = wait_for(worker, r"metrics are served url=http://([^/\s]+)")
             wait_for(worker, r"(joined a router)")
         complete(address, [1, 2, 3], 2)
         names = {
-            "bytes": "cleave_handoff_bytes_total",
+            "bytes": "cleave_worker_handoff_bytes_total",
             "seconds": "cleave_handoff_seconds_sum",
             "exposed": "cleave_handoff_exposed_seconds_sum",
         }
         before = {key: metric(pages["decode"], name) for key, name in names.items()}
-        ttft_before = metric(address, "cleave_time_to_first_token_seconds_sum")
+        ttft_before = metric(address, "cleave_http_time_to_first_token_seconds_sum")
         for index in range(PROMPTS):
             complete(address, [3 + (index * 31 + i * 7) % 250 for i in range(PROMPT_TOKENS)], 8)
         after = {key: metric(pages["decode"], name) for key, name in names.items()}
-        ttft = metric(address, "cleave_time_to_first_token_seconds_sum") - ttft_before
+        ttft = metric(address, "cleave_http_time_to_first_token_seconds_sum") - ttft_before
     means = {key: (after[key] - before[key]) / PROMPTS for key in names}
     return means | {"ttft": ttft / PROMPTS}
 

@@ -4,7 +4,7 @@ usage: moves_and_cancels.py --cleave BIN [--shape SHAPE] [--streams N] [--second
 
 Real processes on loopback.
 1. The time from a client's leaving to free blocks on both pools, by how far the flight had come: N clients (64) ask,
-   and leave after a random time; the router's `cleave_cancel_to_free_seconds` has the rest.
+   and leave after a random time; the router's `cleave_router_cancel_to_free_seconds` has the rest.
 2. The pause that a client sees while its running sequence moves to another decode worker, in decode steps, for a
    context of about 4000 tokens: one stream on a synthetic checkpoint, moved to and fro by POST /admin/role; the
    router's `cleave_stream_pause_seconds` against the median gap of the others.
@@ -104,11 +104,11 @@ def cancels(args: argparse.Namespace) -> None:
         text = page(address)
     print(f"From the client's leaving to free blocks on both pools, {args.streams} streams, {args.seconds} s:\n")
     print("| the flight was | left | median | p99 |\n|---|---|---|---|")
-    stages = sorted({labels["stage"] for labels, _ in samples(text, "cleave_cancel_to_free_seconds_count")})
+    stages = sorted({labels["stage"] for labels, _ in samples(text, "cleave_router_cancel_to_free_seconds_count")})
     span = lambda pair: f"{pair[0] * 1e3:g} to {pair[1] * 1e3:g} ms"
     for stage in stages + ["any"]:
         buckets: dict[float, float] = {}
-        for labels, count in samples(text, "cleave_cancel_to_free_seconds_bucket"):
+        for labels, count in samples(text, "cleave_router_cancel_to_free_seconds_bucket"):
             if stage in (labels["stage"], "any"):
                 bound = float(labels["le"].replace("+Inf", "inf"))
                 buckets[bound] = buckets.get(bound, 0) + count

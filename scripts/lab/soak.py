@@ -128,7 +128,7 @@ class Fleet:
             "--router", ",".join(self.addresses), "--threads", "1", "--kv-cache", "64MiB",
             "--worker-silence", str(SILENCE), "--metrics-listen", "127.0.0.1:0",
         )
-        self.pages[name] = self.all[name].said(r"metrics at http://([^/\s]+)")
+        self.pages[name] = self.all[name].said(r"metrics are served url=http://([^/\s]+)")
 
     def admin(self, path: str, body: dict | None = None) -> dict:
         data = None if body is None else json.dumps(body).encode()
@@ -297,7 +297,7 @@ def settle(fleet: Fleet, run: dict, samples: list[dict]) -> dict:
         wait_until("blocks free", lambda: not held())
     blocks = {f"{name} {kind}": count for (name, kind), count in held().items()}
     router = page(fleet.addresses[0])
-    passes = metric(router, "cleave_router_passes") + sum(metric(page(fleet.pages[name]), "cleave_handoff_passes") for name in fleet.WORKERS)
+    passes = metric(router, "cleave_router_write_grants") + sum(metric(page(fleet.pages[name]), "cleave_worker_write_grants") for name in fleet.WORKERS)
     counters = {name: metric(router, f"cleave_{name}_total") for name in ("retries", "streams_resumed", "moves_done")}
     flights = metric(router, "cleave_flights")
     fleet.end()

@@ -168,7 +168,7 @@ impl ChaosWorker {
             })
         };
         let data_address = logged("worker runs data=");
-        self.metrics_address = logged("metrics at http://");
+        self.metrics_address = logged("metrics are served url=http://");
         if let Some(data) = &self.data_proxy {
             data.set_target(Some(data_address));
         }

@@ -29,7 +29,8 @@ pub(crate) struct ReceivedSpan {
     pub(crate) attributes: BTreeMap<String, String>,
     pub(crate) events: Vec<String>,
     pub(crate) is_error: bool,
-    pub(crate) service: String,
+    /// Attributes of the process that it came from.
+    pub(crate) resource: BTreeMap<String, String>,
 }
 
 impl ReceivedSpan {
@@ -89,8 +90,7 @@ impl TraceService for TraceReceiver {
         let mut received = self.0.lock().expect("no panic holds it");
         for of_process in request.into_inner().resource_spans {
             let resource = of_process.resource.unwrap_or_default();
-            let service = attribute_map(resource.attributes).remove("service.name");
-            let service = service.unwrap_or_default();
+            let resource = attribute_map(resource.attributes);
             let spans = of_process.scope_spans.into_iter();
             for span in spans.flat_map(|scope| scope.spans) {
                 received.push(ReceivedSpan {
@@ -103,7 +103,7 @@ impl TraceService for TraceReceiver {
                     attributes: attribute_map(span.attributes),
                     events: span.events.into_iter().map(|event| event.name).collect(),
                     is_error: span.status.is_some_and(|status| status.code == 2),
-                    service: service.clone(),
+                    resource: resource.clone(),
                 });
             }
         }

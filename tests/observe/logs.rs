@@ -1,6 +1,6 @@
 //! Logs: lines have ids, and never contain a client's text.
 
-use crate::harness::{CleaveProcess, wait_for};
+use crate::harness::{CleaveProcess, HttpClient, wait_for};
 use crate::observe::ObservedFleet;
 use crate::observe::collector::OtlpCollector;
 use serde_json::{Value, json};
@@ -110,6 +110,98 @@ fn log_prompts_logs_prompts() {
         shown.first().map(|line| &line["request_id"]),
         Some(&json!("asked-1"))
     );
+}
+
+/// Access lines of a process that logs JSON, once there are so many of them.
+fn access_lines(process: &CleaveProcess, count: usize) -> Vec<Value> {
+    wait_for("the access lines", || {
+        let all = lines(process).into_iter();
+        let found: Vec<_> = all.filter(|line| line["target"] == "access").collect();
+        (found.len() >= count).then_some(found)
+    })
+}
+
+#[test]
+fn each_request_is_one_access_line() {
+    let flags = ["--access-log", "--log-format", "json"];
+    let fleet = ObservedFleet::start(&["prefill", "decode"], &flags, &["--engine", "mock"]);
+    let headers = [("x-request-id", "asked-1")];
+    let body = json!({"prompt": "Go on and on, and on", "max_tokens": 5, "ignore_eos": true});
+    let (status, _, answer) = fleet
+        .client
+        .post_with("/v1/completions?x=1", &body, &headers);
+    assert_eq!(status, 200, "{answer}");
+    let streamed = json!({"prompt": "Go on and on, and on", "max_tokens": 5, "ignore_eos": true, "stream": true});
+    assert!(fleet.client.stream("/v1/completions", &streamed).count() > 5);
+    assert_eq!(fleet.client.get("/v1/models").0, 200);
+    let wrong = json!({"prompt": "Go", "max_tokens": 0});
+    assert_eq!(fleet.client.post("/v1/completions", &wrong).0, 400);
+    assert_eq!(fleet.client.get("/metrics").0, 200);
+
+    let access = access_lines(&fleet.router, 4);
+    assert_eq!(access.len(), 4, "none for probes: {access:#?}");
+    let usage = &answer["usage"];
+    for (line, is_streamed) in [(&access[0], false), (&access[1], true)] {
+        assert_eq!(line["message"], "request over");
+        assert_eq!(line["level"], "INFO");
+        assert_eq!(line["method"], "POST");
+        assert_eq!(line["path"], "/v1/completions");
+        assert_eq!(line["status"], 200);
+        assert_eq!(line["ending"], "completed");
+        assert_eq!(line["model"], answer["model"]);
+        assert_eq!(line["prompt_tokens"], usage["prompt_tokens"]);
+        assert_eq!(line["output_tokens"], usage["completion_tokens"]);
+        assert!(line["cached_tokens"].is_u64(), "{line}");
+        let workers = line["workers"].as_str().expect("names");
+        assert_eq!(workers.matches(',').count(), 1, "{workers}");
+        assert!(workers.starts_with("prefill-"), "{workers}");
+        let ms = |key: &str| {
+            line[key]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{key}: {line}"))
+        };
+        assert!(0.0 < ms("ttft_ms") && ms("ttft_ms") + 4.0 * ms("tpot_ms") <= ms("total_ms"));
+        let is_first = line["request_id"] == "asked-1";
+        assert_eq!(is_first, !is_streamed, "{line}");
+    }
+    let about = |line: &Value| (line["path"].clone(), line["status"].clone());
+    assert_eq!(about(&access[2]), (json!("/v1/models"), json!(200)));
+    assert_eq!(access[3]["status"], 400);
+    assert_eq!(access[3]["ending"], "invalid");
+    assert_eq!(access[3]["param"], "max_tokens");
+    assert_eq!(access[3]["workers"], Value::Null);
+}
+
+#[test]
+fn json_lines_have_values_as_fields() {
+    let mut command = crate::harness::cleave(&["serve", "--engine", "mock", "--port", "0"]);
+    command.args(["--log-format", "json"]);
+    command.env("RUST_LOG", "info,decision=debug,note=debug");
+    let mut process = CleaveProcess::spawn(command);
+    let client = HttpClient::new(&process.address());
+    client.complete(&json!({"prompt": "Note", "max_tokens": 2}));
+    let all = lines(&process);
+    let one = |target: &str, field: &str| {
+        let mut of_target = all.iter().filter(|line| line["target"] == target);
+        let found = of_target.find(|line| line[field].is_object());
+        found
+            .unwrap_or_else(|| panic!("{target}: {all:#?}"))
+            .clone()
+    };
+    let decision = one("decision", "record");
+    assert!(decision["record"]["considered"].is_array(), "{decision}");
+    one("note", "note");
+    let cache = all.iter().find(|line| line["message"] == "KV cache");
+    let cache = cache.expect("each worker says its size");
+    assert!(
+        cache["tokens"].is_u64() && cache["worker"].is_string(),
+        "{cache}"
+    );
+    // No event's text has the values of its fields.
+    for line in &all {
+        let message = line["message"].as_str().unwrap_or_default();
+        assert!(!message.contains(['{', '=']), "{line}");
+    }
 }
 
 /// One frame of HTTP/2 on stream 1, or on the connection.

@@ -49,9 +49,10 @@ impl ObservedFleet {
     pub(crate) fn worker_metrics(&self) -> Vec<HttpClient> {
         let page = |worker: &CleaveProcess| {
             let logs = worker.logs();
-            let (_, rest) = logs
-                .split_once("metrics at http://")
-                .expect("it says where");
+            // As text, and as JSON.
+            let urls = ["url=http://", "\"url\":\"http://"];
+            let rest = urls.into_iter().find_map(|url| logs.split_once(url));
+            let (_, rest) = rest.expect("it says where");
             let (address, _) = rest.split_once('/').expect("a path follows");
             HttpClient::new(address)
         };

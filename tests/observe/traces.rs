@@ -5,7 +5,7 @@ use crate::harness::{CleaveProcess, HttpClient, wait_for};
 use crate::observe::ObservedFleet;
 use crate::observe::collector::{OtlpCollector, ReceivedSpan};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: &str = "00f067aa0ba902b7";
@@ -56,7 +56,28 @@ fn a_request_over_three_processes_is_one_trace() {
     let expected: Vec<_> = names.iter().chain(&legs).map(|name| (*name, 1)).collect();
     let spans = wait_for_spans(&collector, &expected);
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
-    assert!(spans.iter().all(|span| span.service == "cleave"));
+    for span in &spans {
+        let expected = match span.name.as_str() {
+            "prefill" | "transfer.send" => "cleave-prefill",
+            "decode" | "transfer.receive" => "cleave-decode",
+            _ => "cleave-router",
+        };
+        assert_eq!(span.resource["service.name"], expected, "{span:?}");
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(span.resource["service.version"], version);
+        let instance = &span.resource["service.instance.id"];
+        if let Some(worker) = span.attributes.get("cleave.worker.name") {
+            assert_eq!(instance, worker);
+        }
+        assert!(!instance.is_empty());
+    }
+    let of_model = |span: &&ReceivedSpan| !span.get("gen_ai.request.model").is_empty();
+    let named = spans.iter().filter(of_model).map(|span| span.name.as_str());
+    let named: BTreeSet<&str> = named.collect();
+    assert_eq!(
+        named,
+        BTreeSet::from([names[0], "flight", "prefill", "decode"])
+    );
     assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
     let pairs = [
         (CLIENT, names[0]),
@@ -166,6 +187,37 @@ fn sampling_nothing_records_only_client_traces() {
     fleet.client.post_with("/v1/completions", &body, &headers);
     let spans = wait_for_spans(&collector, &[("POST /v1/completions", 1), ("decode", 1)]);
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
+}
+
+#[test]
+fn the_environment_names_the_service_of_traces() {
+    let collector = OtlpCollector::start();
+    let flags = [
+        "serve",
+        "--engine",
+        "mock",
+        "--port",
+        "0",
+        "--otlp-endpoint",
+    ];
+    let mut command = crate::harness::cleave(&[&flags[..], &[&collector.url]].concat());
+    command.env("OTEL_SERVICE_NAME", "shop");
+    command.env(
+        "OTEL_RESOURCE_ATTRIBUTES",
+        "service.name=other,service.instance.id=pod-7,deployment.environment.name=test",
+    );
+    let mut process = CleaveProcess::spawn(command);
+    let client = HttpClient::new(&process.address());
+    client.complete(&json!({"prompt": "a", "max_tokens": 2}));
+    let spans = wait_for_spans(&collector, &[("POST /v1/completions", 1)]);
+    for (key, expected) in [
+        ("service.name", "shop"),
+        ("service.instance.id", "pod-7"),
+        ("deployment.environment.name", "test"),
+        ("cleave.role", "fleet"),
+    ] {
+        assert_eq!(spans[0].resource[key], expected, "{key}");
+    }
 }
 
 /// The endpoint has no scheme, which OpenTelemetry's specification reads as https.

@@ -23,7 +23,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use cleave_domain::{FleetTarget, Role, ScalingMode, WorkerLoad, WorkerRef};
+use cleave_domain::{FleetTarget, PoolCounts, Role, ScalingMode, WorkerLoad, WorkerRef};
 use cleave_text::json::{Document, JsonShape};
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
@@ -77,6 +77,9 @@ pub trait Operator: Send + Sync + 'static {
 pub struct ScalingView {
     /// Whether an autoscaler acts on the number.
     pub mode: ScalingMode,
+    /// Workers to start in pools that have none, where a request waits and the fleet is not known
+    /// yet.
+    pub first: Option<PoolCounts>,
     /// `None` before the fleet is known.
     pub answer: Option<ScalingDecision>,
 }
@@ -299,8 +302,8 @@ async fn workers(State(operator): OperatorState) -> axum::Json<Value> {
     axum::Json(serde_json::json!({"object": "list", "data": data}))
 }
 
-/// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; without `pools` before
-/// the fleet is known.
+/// `{"object": "scaling", "mode": "off" | "advise" | "act", "pools": {…}}`; with `reason` in place
+/// of `pools` before the fleet is known, and `first` where a request waits then.
 async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
     let views = operator.scaling();
     let mut all = views.values();
@@ -318,7 +321,11 @@ async fn scaling(State(operator): OperatorState) -> axum::Json<Value> {
 }
 
 fn scaling_json(view: &ScalingView) -> Value {
-    let ScalingView { mode, answer } = view;
+    let ScalingView {
+        mode,
+        first,
+        answer,
+    } = view;
     let mut object = serde_json::json!({
         "mode": match mode {
             ScalingMode::Advise => "advise",
@@ -344,6 +351,16 @@ fn scaling_json(view: &ScalingView) -> Value {
             serde_json::json!({"prefill": answer.prefill_load, "decode": answer.decode_load});
         object["waiting"] = answer.waiting.into();
         object["starting"] = answer.starting.into();
+    } else {
+        let reason = "the router has just started: it decides once its workers had time to connect";
+        object["reason"] = reason.into();
+    }
+    if let Some(first) = first {
+        object["first"] = serde_json::json!({
+            "prefill": first.prefill,
+            "decode": first.decode,
+            "both": first.both,
+        });
     }
     object
 }

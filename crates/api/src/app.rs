@@ -10,6 +10,7 @@ mod output_options;
 pub(crate) use model_wait::no_model_yet;
 pub use output_options::{OutputOptions, ParserChoice};
 
+use crate::access_line::AccessLog;
 use crate::admin::Operator;
 use crate::body::{BodyMemory, ReservedBody, drain_refused_body};
 use crate::body_work::BodyWork;
@@ -71,6 +72,8 @@ pub struct ApiOptions {
     pub admin_key: Option<AdminKey>,
     /// Whether the bodies of completion requests are logged.
     pub prompts: PromptLog,
+    /// Whether each request is logged.
+    pub access_log: AccessLog,
     /// Formats of outputs, if they are not those of the model's chat template.
     pub outputs: OutputOptions,
     /// Limits of stored responses.
@@ -104,6 +107,7 @@ impl Default for ApiOptions {
             keep_alive: Some(Duration::from_secs(15)),
             admin_key: None,
             prompts: PromptLog::default(),
+            access_log: AccessLog::default(),
             outputs: OutputOptions::default(),
             responses: ResponseStoreLimits::default(),
             aliases: Vec::new(),

@@ -102,6 +102,7 @@ impl AnswerFlights {
                 model: Arc::clone(&model_name),
                 request_id: Arc::clone(&request_id),
                 trace,
+                workers: meter.workers(),
             };
             submissions.push(FlightSubmission {
                 request,
@@ -124,7 +125,8 @@ impl AnswerFlights {
             .map(|prompt| AnswerChoice::new(ask, prompt, model))
             .collect();
         let prompt_tokens = ask.prompt_tokens();
-        meter.submitted(model.base_name(), prompt_tokens, choices.len());
+        let class = slos.first().map_or("", |slo| slo.class.as_str());
+        meter.submitted(model.base_name(), class, prompt_tokens, choices.len());
         let timings = vec![SequenceTiming::default(); choices.len()];
         Self {
             events,
@@ -184,9 +186,15 @@ impl AnswerFlights {
     }
 
     fn apply_event(&mut self, index: usize, event: FlightEvent) -> Result<OutputPieces, ApiError> {
+        let of_prompt = index - index % self.choices_per_prompt;
+        let choices = &self.choices[of_prompt..][..self.choices_per_prompt];
+        let is_first = choices.iter().all(|one| one.cached_tokens().is_none());
         let choice = &mut self.choices[index];
         match event {
             FlightEvent::Token(token) => {
+                if let Some(facts) = token.prompt.as_ref().filter(|_| is_first) {
+                    self.meter.cached(facts.cached_tokens);
+                }
                 self.meter.token(index);
                 if let Some(permit) = self.permit.as_ref().filter(|_| !choice.is_vector()) {
                     permit.count_output_token();

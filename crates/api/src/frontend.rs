@@ -8,6 +8,7 @@ use cleave_domain::{
     AdapterId, Emission, Ending, Request, RequestStageTimes, SloPolicy, TokenUsage,
 };
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,6 +128,8 @@ pub struct SubmissionContext {
     /// Id of the request, as in logs.
     pub request_id: Arc<str>,
     pub trace: Option<TraceParent>,
+    /// Receives the names of the workers that get work of it.
+    pub workers: ServingWorkers,
 }
 
 /// Open sequences and their limit; see [`Frontend::streams`].
@@ -150,6 +153,26 @@ impl StopSignal {
 
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Names of the workers that got work of a request, each once, in the order of its placements.
+/// Clones share one list.
+#[derive(Clone, Debug, Default)]
+pub struct ServingWorkers(Arc<Mutex<Vec<String>>>);
+
+impl ServingWorkers {
+    pub fn add(&self, name: String) {
+        let mut names = self.0.lock();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+
+    /// The names with commas between them; `None` without any.
+    pub fn names(&self) -> Option<String> {
+        let names = self.0.lock();
+        (!names.is_empty()).then(|| names.join(","))
     }
 }
 

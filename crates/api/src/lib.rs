@@ -4,6 +4,7 @@
 //! knows a router or a worker (it talks to a [`Frontend`]), or tokenizes (the crate `text` does).
 //! Invariant: bad input ends here with a 4xx that names the field, and leaves no state behind.
 
+mod access_line;
 mod adapter_routes;
 mod admin;
 mod answer_division;
@@ -12,6 +13,7 @@ mod body;
 mod body_work;
 mod caller;
 mod choice;
+mod compression;
 mod constraint_check;
 mod cross_origin;
 mod custom_input;
@@ -43,17 +45,19 @@ mod timing;
 mod trace_parent;
 mod ui;
 
+pub use access_line::AccessLog;
 pub use adapter_routes::AdapterChange;
 pub use admin::{
     CommandError, LinkView, Operator, ScalingDecision, ScalingView, WorkerCommand, WorkerState,
     WorkerView, admin_routes,
 };
 pub use app::{ApiOptions, App, OutputOptions, ParserChoice, PromptLog};
+pub use compression::with_compression;
 pub use cross_origin::AllowedOrigin;
 pub use error::RETRY_AFTER;
 pub use frontend::{
     FlightEvent, FlightStream, Frontend, ServedAdapter, ServingProgress, ServingReadiness,
-    StopSignal, StreamCounts, SubmissionContext,
+    ServingWorkers, StopSignal, StreamCounts, SubmissionContext,
 };
 pub use gate::AdminKey;
 pub use metric_registry::{DescribedMetric, MetricRegistry, prometheus_text};

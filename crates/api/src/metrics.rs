@@ -4,9 +4,10 @@
 //! which arrive as text. Invariant: each request is counted once, however it ends.
 
 use crate::error::ApiError;
+use crate::frontend::ServingWorkers;
 use crate::metric_registry::MetricRegistry;
 use crate::request::RequestWarning;
-use crate::request_record::RequestRecord;
+use crate::request_record::{RequestLatencies, RequestRecord};
 use crate::response_store::EvictionReason;
 use crate::trace_parent::TraceParent;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
@@ -16,7 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Unit;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Buckets of the time to the first token and of the end-to-end time, in seconds.
 const WAITS: [f64; 16] = [
@@ -146,7 +147,7 @@ impl HttpMetrics {
         let book = &mut metrics.registry;
         book.register(
             "http_requests",
-            "HTTP requests answered, by route and status",
+            "HTTP requests of all routes answered, by route and status",
             metrics.responses.clone(),
         );
         book.register(
@@ -174,18 +175,21 @@ impl HttpMetrics {
             &metrics.read,
         );
         seconds(
-            "time_to_first_token",
-            "From the request's arrival to its first token, each sequence",
+            "http_time_to_first_token",
+            "From the arrival of an HTTP request to the first token of each of its sequences, however they end \
+             (cleave_ttft_seconds is by class and begins with the submission)",
             &metrics.first_token,
         );
         seconds(
-            "inter_token_latency",
-            "Between two tokens of a sequence",
+            "http_inter_token_latency",
+            "Each gap between two tokens of a sequence, as the HTTP server gets them (cleave_tpot_seconds is the mean of a \
+             sequence, by class)",
             &metrics.gap,
         );
         seconds(
-            "e2e_request_latency",
-            "From the request's arrival to the end of its last sequence",
+            "http_e2e_request_latency",
+            "From the arrival of an HTTP request to the end of its last sequence, if it completed (cleave_e2e_seconds is \
+             each sequence's, by class)",
             &metrics.end_to_end,
         );
         book.register(
@@ -267,6 +271,9 @@ pub(crate) struct RequestMeter {
     record: RequestRecord,
     arrived: Instant,
     last_token: Vec<Option<Instant>>,
+    ttft: Option<Duration>,
+    /// The sum of all gaps between tokens of one sequence, and their number.
+    gaps: (Duration, u32),
     ended: bool,
 }
 
@@ -278,6 +285,8 @@ impl RequestMeter {
             record,
             arrived: Instant::now(),
             last_token: Vec::new(),
+            ttft: None,
+            gaps: (Duration::ZERO, 0),
             ended: false,
         }
     }
@@ -293,20 +302,42 @@ impl RequestMeter {
         self.record.ids()
     }
 
-    pub(crate) fn submitted(&mut self, model: &str, prompt_tokens: u64, sequences: usize) {
-        self.record.submitted(model, prompt_tokens, sequences);
+    /// The list for the names of the workers that serve it.
+    pub(crate) fn workers(&self) -> ServingWorkers {
+        self.record.workers()
+    }
+
+    pub(crate) fn submitted(
+        &mut self,
+        model: &str,
+        class: &str,
+        prompt_tokens: u64,
+        sequences: usize,
+    ) {
+        self.record
+            .submitted(model, class, prompt_tokens, sequences);
         self.metrics.prompt_tokens.observe(prompt_tokens as f64);
         self.last_token = vec![None; sequences];
+    }
+
+    /// Counts tokens of one prompt that came from a prefix cache.
+    pub(crate) fn cached(&mut self, tokens: u32) {
+        self.record.cached(tokens);
     }
 
     pub(crate) fn token(&mut self, sequence: usize) {
         let now = Instant::now();
         self.record.token();
         match self.last_token[sequence].replace(now) {
-            Some(last) => self.metrics.gap.observe((now - last).as_secs_f64()),
+            Some(last) => {
+                let gap = now - last;
+                self.gaps = (self.gaps.0 + gap, self.gaps.1 + 1);
+                self.metrics.gap.observe(gap.as_secs_f64());
+            }
             None => {
                 self.record.first_token();
                 let waited = now - self.arrived;
+                self.ttft.get_or_insert(waited);
                 self.metrics.first_token.observe(waited.as_secs_f64());
             }
         }
@@ -344,7 +375,12 @@ impl RequestMeter {
                 .get_or_create(&EndingLabels(reason))
                 .inc();
             self.metrics.in_flight.dec();
-            self.record.end(reason);
+            let (gaps, count) = self.gaps;
+            let latencies = RequestLatencies {
+                ttft: self.ttft,
+                tpot: gaps.checked_div(count),
+            };
+            self.record.end(reason, latencies);
         }
     }
 }

@@ -1,16 +1,16 @@
-//! The record of a completion request: a log line at its end, and a span if its trace is recorded.
+//! The record of a completion request: its part of the log line, and a span if its trace is
+//! recorded.
 //!
 //! Owns: the contents of both. Never: text or tokens of a prompt or an answer. Invariant: each
 //! request is recorded once, however it ends.
 
+use crate::access_line::{AccessLine, RequestWork};
 use crate::error::ApiError;
-use crate::frontend::Frontend;
+use crate::frontend::{Frontend, ServingWorkers};
 use crate::surface::Surface;
 use crate::trace_parent::TraceParent;
 use std::sync::Arc;
-use std::time::SystemTime;
-use tracing::field::display;
-use tracing::{debug, warn};
+use std::time::{Duration, SystemTime};
 
 /// The span of one HTTP request.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,8 +54,22 @@ pub(crate) struct RequestRecord {
     span: RequestSpan,
     /// The trace context that the request's flights belong to, if any.
     trace: Option<TraceParent>,
+    line: AccessLine,
+    /// The class whose targets count, once it is known.
+    class: Option<String>,
+    /// Prompt tokens that came from a prefix cache.
+    cached_tokens: u64,
     /// Tokens received so far for its sequences.
     tokens_received: u64,
+}
+
+/// Latencies of a request, as far as it came.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RequestLatencies {
+    /// From the arrival of the request to its first token.
+    pub(crate) ttft: Option<Duration>,
+    /// The mean gap between tokens of a sequence.
+    pub(crate) tpot: Option<Duration>,
 }
 
 /// Identity of a request: its id, its API and its trace.
@@ -66,6 +80,7 @@ pub(crate) struct RequestMeta {
     pub(crate) client: Option<TraceParent>,
     /// The span that the request's work belongs to.
     pub(crate) trace: Option<TraceParent>,
+    pub(crate) line: AccessLine,
 }
 
 impl RequestRecord {
@@ -75,12 +90,16 @@ impl RequestRecord {
             surface,
             client,
             trace,
+            line,
         } = meta;
         let began = SystemTime::now();
         Self {
             frontend,
             surface,
             trace,
+            line,
+            class: None,
+            cached_tokens: 0,
             tokens_received: 0,
             span: RequestSpan {
                 span: trace.unwrap_or_default(),
@@ -108,10 +127,20 @@ impl RequestRecord {
         (Arc::clone(&self.span.request_id), self.trace)
     }
 
-    pub(crate) fn submitted(&mut self, model: &str, prompt_tokens: u64, sequences: usize) {
-        if self.is_recorded() {
-            self.span.model = Some(model.to_owned());
-        }
+    /// The list for the names of the workers that serve it.
+    pub(crate) fn workers(&self) -> ServingWorkers {
+        self.line.workers()
+    }
+
+    pub(crate) fn submitted(
+        &mut self,
+        model: &str,
+        class: &str,
+        prompt_tokens: u64,
+        sequences: usize,
+    ) {
+        self.span.model = Some(model.to_owned());
+        self.class = (!class.is_empty()).then(|| class.to_owned());
         self.span.prompt_tokens = prompt_tokens;
         self.span.sequences = sequences;
     }
@@ -120,6 +149,11 @@ impl RequestRecord {
         if self.is_recorded() {
             self.span.first_token.get_or_insert_with(SystemTime::now);
         }
+    }
+
+    /// Counts tokens of one of its prompts that came from a prefix cache.
+    pub(crate) fn cached(&mut self, tokens: u32) {
+        self.cached_tokens += u64::from(tokens);
     }
 
     /// Counts a token of one of its sequences.
@@ -137,29 +171,25 @@ impl RequestRecord {
     pub(crate) fn failed(&mut self, error: &ApiError) {
         self.span.status = Some(self.surface.error_status(error).as_u16());
         self.span.error = error.code();
+        self.line.set_error(error);
     }
 
-    /// Writes the log line and the span. Called once.
-    pub(crate) fn end(&mut self, ending: &'static str) {
+    /// Fills in the log line, and sends the span. Called once.
+    pub(crate) fn end(&mut self, ending: &'static str, latencies: RequestLatencies) {
         // Sequences that were broken off never reported their token counts.
         self.span.output_tokens = self.span.output_tokens.max(self.tokens_received);
-        let RequestSpan {
-            request_id,
-            route,
-            prompt_tokens,
-            output_tokens,
-            ..
-        } = &self.span;
-        let trace_id = self.trace.map(display);
-        let reason = self.span.error;
-        match ending {
-            "failed" => {
-                warn!(%request_id, trace_id, route, ending, reason, prompt_tokens, output_tokens, "request over");
-            }
-            _ => {
-                debug!(%request_id, trace_id, route, ending, reason, prompt_tokens, output_tokens, "request over");
-            }
-        }
+        let RequestLatencies { ttft, tpot } = latencies;
+        self.line.set_work(RequestWork {
+            ending,
+            model: self.span.model.clone(),
+            class: self.class.take(),
+            sequences: self.span.sequences,
+            prompt_tokens: self.span.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output_tokens: self.span.output_tokens,
+            ttft,
+            tpot,
+        });
         if self.is_recorded() {
             self.span.ended = SystemTime::now();
             self.span.ending = ending;
@@ -178,7 +208,10 @@ impl RequestRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access_line::{AccessLog, RequestHead};
+    use crate::app::PromptLog;
     use crate::fuzzing::EchoFrontend;
+    use axum::http::Method;
 
     #[test]
     fn a_broken_stream_records_the_tokens_it_received() {
@@ -187,16 +220,26 @@ mod tests {
             surface: crate::surface::SURFACES[1],
             client: None,
             trace: None,
+            line: AccessLine::begin(
+                RequestHead {
+                    method: Method::POST,
+                    path: "/v1/chat/completions".to_owned(),
+                    request_id: "r".into(),
+                    trace: None,
+                },
+                AccessLog::Off,
+                PromptLog::Hidden,
+            ),
         };
         let begin = || RequestRecord::begin(Arc::new(EchoFrontend), meta());
         let mut cut = begin();
         (0..3).for_each(|_| cut.token());
-        cut.end("failed");
+        cut.end("failed", RequestLatencies::default());
         assert_eq!(cut.span.output_tokens, 3);
         let mut whole = begin();
         (0..3).for_each(|_| whole.token());
         whole.finished("stop", 3);
-        whole.end("completed");
+        whole.end("completed", RequestLatencies::default());
         assert_eq!(whole.span.output_tokens, 3);
     }
 }

@@ -1,10 +1,12 @@
 //! Routes, and the layers around all of them.
 
+use crate::access_line::{AccessLine, RequestHead};
 use crate::admin::admin_routes;
-use crate::app::{App, PromptLog};
+use crate::app::App;
 use crate::body::drain_refused_body;
 use crate::body_work::BodyWork;
 use crate::caller::AuthenticatedCaller;
+use crate::compression::with_compression;
 use crate::cross_origin::cross_origin_layer;
 use crate::error::ApiError;
 use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
@@ -33,7 +35,6 @@ use std::any::Any;
 use std::sync::Arc;
 use tokio::time::Instant;
 use tower_http::catch_panic::CatchPanicLayer;
-use tracing::field::display;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(request::REQUEST_ID.name);
 /// Content type of OpenMetrics text.
@@ -46,6 +47,7 @@ struct RequestIds {
     request_id: Arc<str>,
     client: Option<TraceParent>,
     trace: Option<TraceParent>,
+    line: AccessLine,
 }
 
 impl App {
@@ -83,6 +85,7 @@ impl App {
             // Outermost layer: every answer gets an id and is counted.
             .layer(from_fn_with_state(self.clone(), identify))
             .with_state(self.clone());
+        let dressed = with_compression(dressed);
         // Around everything: a browser asks before it sends, without a key, and reads no answer,
         // not even an error, that does not name its origin.
         match cross_origin_layer(&self.options().allowed_origins) {
@@ -282,21 +285,32 @@ async fn identify(State(app): State<App>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let client = TraceParent::from_headers(request.headers());
     let trace = app.frontend().begin_span(client);
+    let request_id: Arc<str> = id.as_str().into();
+    let head = RequestHead {
+        method: request.method().clone(),
+        path: request.uri().path().to_owned(),
+        request_id: Arc::clone(&request_id),
+        trace,
+    };
+    let line = AccessLine::begin(head, app.options().access_log, app.options().prompts);
     request.extensions_mut().insert(RequestIds {
-        request_id: id.as_str().into(),
+        request_id,
         client,
         trace,
+        line: line.clone(),
     });
     let shape = surface::surface_of(request.uri().path(), request.headers());
     let mut response = next.run(request).await;
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        line.set_error(error);
+    }
     if let (Some(surface), Some(error)) = (shape, response.extensions_mut().remove::<ApiError>()) {
         response = in_shape(surface, &error, &id, response);
     }
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
     let status = response.status().as_u16();
     app.metrics().count_response(route, status);
-    let trace_id = trace.map(display);
-    tracing::debug!(request_id = id, trace_id, route, status, "answered");
+    line.set_status(status);
     if let Ok(id) = HeaderValue::from_str(&id) {
         let own = shape.and_then(Surface::request_id_header);
         for name in own.into_iter().chain([REQUEST_ID]) {
@@ -371,28 +385,22 @@ async fn completion_of(app: &App, surface: &'static dyn Surface, request: Reques
         request_id,
         client,
         trace,
+        line,
     } = request_ids;
     let meta = RequestMeta {
-        request_id: Arc::clone(&request_id),
+        request_id,
         surface,
         client,
         trace,
-    };
-    let log_error = |error: &ApiError| {
-        // The message may quote what the client sent.
-        let shown = app.options().prompts == PromptLog::Shown;
-        let message = shown.then(|| error.object().to_string());
-        let trace_id = trace.map(display);
-        tracing::debug!(%request_id, trace_id, param = error.param(), code = error.code(), message, "request ended in an error");
+        line,
     };
     let authenticated = authenticate(app, &parts.headers, body).await;
-    let (caller, body) = match authenticated.inspect_err(log_error) {
+    let (caller, body) = match authenticated {
         Ok(authenticated) => authenticated,
         Err(error) => return error.into_response(),
     };
     let permit = caller.permit();
     let result = generate(app, meta, caller, &parts.headers, body).await;
-    let result = result.inspect_err(log_error);
     let mut response = result.unwrap_or_else(ApiError::into_response);
     if let Some(permit) = permit {
         permit.write_headers(response.headers_mut(), Instant::now());

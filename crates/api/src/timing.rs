@@ -122,7 +122,7 @@ impl SequenceTiming {
 }
 
 /// Milliseconds, rounded to microseconds.
-fn millis(span: Duration) -> f64 {
+pub(crate) fn millis(span: Duration) -> f64 {
     (span.as_secs_f64() * 1e6).round() / 1e3
 }
 

@@ -26,6 +26,7 @@ mod rng;
 mod run;
 mod schedule;
 mod search;
+mod search_time;
 mod server;
 mod slo;
 mod sse;
@@ -47,6 +48,7 @@ pub use result::{
 pub use run::{CutReason, InterruptSignal, RunProgress};
 pub use schedule::{RequestSchedule, ScheduleEntry, ScheduleOptions};
 pub use search::RateBounds;
+pub use search_time::SearchTime;
 pub use server::{MeasuredServer, PromptEncoding, ServerFacts, ServerTarget};
 pub use slo::{MissReason, SloSet, SloTargets};
 pub use summary::{LatencyCurves, RunSummary, SampleStats};

@@ -105,7 +105,7 @@ impl GoodputSearch {
     }
 
     /// Requests of a run at this rate.
-    fn requests_at(&self, rate: f64) -> usize {
+    pub(crate) fn requests_at(&self, rate: f64) -> usize {
         let due = (rate * self.duration_min.as_secs_f64()).ceil() as usize;
         self.requests_min.max(due)
     }

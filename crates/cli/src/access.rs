@@ -3,7 +3,7 @@
 //! Owns: reading files of keys, and the policy that flags of keys stand for. Never: judges a
 //! request, or shows a key.
 
-use crate::args::{AccessArgs, ApiKey, ProcessArgs, parse_api_key};
+use crate::args::{AccessArgs, ApiKey, ProcessArgs, ServerKeyArgs, parse_api_key};
 use anyhow::{Context, anyhow, bail, ensure};
 use cleave_api::AdminKey;
 use cleave_domain::{HeaderTrust, SloPolicy, Tenant, TenantQuota};
@@ -65,15 +65,34 @@ impl ProcessArgs {
         let Some(path) = &self.admin_key_file else {
             return Ok(self.admin_key);
         };
+        let key = AdminKey::new(&read_admin_key(path)?);
         let about = || format!("--admin-key-file {}", path.display());
-        let keys = read_keys(path).with_context(about)?;
-        let [ApiKey(key)] = &keys[..] else {
-            bail!("{}: it has {} keys; one is expected", about(), keys.len());
-        };
-        let key = AdminKey::new(key);
         key.map(Some)
             .map_err(|reason| anyhow!("{}: {reason}", about()))
     }
+}
+
+impl ServerKeyArgs {
+    /// The key for requests to a server, from its flag or its file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has not one key.
+    pub(crate) fn key(&self) -> anyhow::Result<Option<String>> {
+        match &self.admin_key_file {
+            Some(path) => read_admin_key(path).map(Some),
+            None => Ok(self.admin_key.clone()),
+        }
+    }
+}
+
+/// Reads the one key of the file of `--admin-key-file`.
+fn read_admin_key(path: &Path) -> anyhow::Result<String> {
+    let about = || format!("--admin-key-file {}", path.display());
+    let keys = read_keys(path).with_context(about)?;
+    let [ApiKey(key)] = &keys[..] else {
+        bail!("{}: it has {} keys; one is expected", about(), keys.len());
+    };
+    Ok(key.clone())
 }
 
 /// Reads the keys of a file, one in a line.

@@ -29,7 +29,7 @@ pub(crate) fn with_adapters(
         let folder = location.folder().with_context(flag)?;
         let facts = memory.open(folder).with_context(flag)?;
         let (rank, mib) = (facts.rank_max, facts.bytes >> 20);
-        info!(adapter = %facts.adapter, rank, mib, "adapter {name} is served");
+        info!(name, adapter = %facts.adapter, rank, mib, "an adapter is served");
         Ok(OpenAdapter {
             name: name.clone(),
             folder: folder.to_owned(),

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
         router,
         served_model_name,
         cacert,
-        admin_key,
+        key,
         worker,
     } = args;
     let mut flags = worker.clone();
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
         flags.extend(["--served-model-name".to_owned(), name.clone()]);
     }
     let mut client = ScalingClient {
-        pages: ServerClient::connect(&router.url, cacert.as_deref(), admin_key.as_deref())?,
+        pages: ServerClient::connect(&router.url, cacert.as_deref(), key.key()?.as_deref())?,
         model: served_model_name.clone(),
         last_error: String::new(),
     };
@@ -73,8 +73,10 @@ pub(crate) fn run(args: &AutoscaleArgs) -> anyhow::Result<()> {
                 }
                 let target = client.target_counts().await;
                 local.remove_ended();
-                if let Some(target) = target {
-                    local.apply(&target)?;
+                match target {
+                    Some(WorkersToRun::Exactly(target)) => local.apply(&target)?,
+                    Some(WorkersToRun::AtLeast(first)) => local.apply(&local.at_least(&first))?,
+                    None => {}
                 }
             }
             info!(workers = local.workers.len(), "draining every worker");
@@ -102,7 +104,7 @@ struct ScalingClient {
 
 impl ScalingClient {
     /// Returns the desired numbers; `None` if nothing is to change. The reason is logged once.
-    async fn target_counts(&mut self) -> Option<PoolCounts> {
+    async fn target_counts(&mut self) -> Option<WorkersToRun> {
         let response = timeout(ANSWER_MAX, self.pages.json("/admin/scaling")).await;
         let answer = response.context("the router does not answer").flatten();
         match answer.and_then(|answer| model_counts(&answer, self.model.as_deref())) {
@@ -113,7 +115,10 @@ impl ScalingClient {
             Err(error) => {
                 let error = format!("{error:#}");
                 if self.last_error != error {
-                    warn!("{error}; workers stay as they are");
+                    warn!(
+                        error,
+                        "no number of workers is known: workers stay as they are"
+                    );
                     self.last_error = error;
                 }
                 None
@@ -124,7 +129,7 @@ impl ScalingClient {
 
 /// Reads the numbers of a model from the answer of `/admin/scaling`; without a name, those of the
 /// only model.
-fn model_counts(answer: &Value, model: Option<&str>) -> anyhow::Result<PoolCounts> {
+fn model_counts(answer: &Value, model: Option<&str>) -> anyhow::Result<WorkersToRun> {
     match (model, answer["models"].as_object()) {
         (Some(model), Some(models)) if models.contains_key(model) => target_counts(&models[model]),
         // Before a model is known the only numbers have no name.
@@ -138,7 +143,7 @@ fn model_counts(answer: &Value, model: Option<&str>) -> anyhow::Result<PoolCount
     }
 }
 
-fn target_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
+fn target_counts(answer: &Value) -> anyhow::Result<WorkersToRun> {
     match answer["mode"].as_str() {
         Some("act") => {}
         Some("by_model") => {
@@ -147,13 +152,28 @@ fn target_counts(answer: &Value) -> anyhow::Result<PoolCounts> {
         Some("advise") => bail!("the router's policy says `mode: advise`"),
         _ => bail!("the router's policy has no `scaling`"),
     }
-    let mut counts = PoolCounts::default();
-    for role in POOLS {
-        let count = answer["pools"][role.to_string()]["wanted"].as_u64();
-        let count = count.and_then(|count| u32::try_from(count).ok());
-        *counts.for_role_mut(role) = count.context("the router does not know its fleet yet")?;
-    }
-    Ok(counts)
+    let counts = |read: &dyn Fn(&str) -> Option<u64>| {
+        let mut counts = PoolCounts::default();
+        for role in POOLS {
+            let count = u32::try_from(read(&role.to_string())?).ok()?;
+            *counts.for_role_mut(role) = count;
+        }
+        Some(counts)
+    };
+    let exactly = counts(&|pool| answer["pools"][pool]["wanted"].as_u64());
+    let first = || counts(&|pool| answer["first"][pool].as_u64());
+    let exactly = exactly.map(WorkersToRun::Exactly);
+    exactly
+        .or_else(|| first().map(WorkersToRun::AtLeast))
+        .context("the router has just started and does not know its workers yet")
+}
+
+/// The workers that a router asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WorkersToRun {
+    Exactly(PoolCounts),
+    /// Of a router that has just started: more are left as they are.
+    AtLeast(PoolCounts),
 }
 
 /// The worker processes of this machine.
@@ -200,6 +220,18 @@ impl RestartPause {
 }
 
 impl LocalPool {
+    /// The larger of these numbers and those of its workers, for each pool.
+    fn at_least(&self, first: &PoolCounts) -> PoolCounts {
+        let mut target = *first;
+        for role in POOLS {
+            let there = |worker: &&WorkerProcess| worker.role == role && !worker.is_draining;
+            let count = self.workers.iter().filter(there).count() as u32;
+            let wanted = target.for_role_mut(role);
+            *wanted = count.max(*wanted);
+        }
+        target
+    }
+
     /// Starts and stops workers to reach the desired numbers.
     fn apply(&mut self, target: &PoolCounts) -> anyhow::Result<()> {
         for (place, role) in POOLS.into_iter().enumerate() {
@@ -315,7 +347,16 @@ mod tests {
         let pool = |target: u32| json!({"wanted": target});
         let pools = json!({"prefill": pool(1), "decode": pool(2), "both": pool(0)});
         let counts = target_counts(&json!({"mode": "act", "pools": pools})).expect("three numbers");
-        assert_eq!((counts.prefill, counts.decode, counts.both), (1, 2, 0));
+        let expected = PoolCounts {
+            prefill: 1,
+            decode: 2,
+            both: 0,
+        };
+        assert_eq!(counts, WorkersToRun::Exactly(expected));
+        let first = json!({"prefill": 1, "decode": 2, "both": 0});
+        let counts = target_counts(&json!({"mode": "act", "first": first}));
+        let counts = counts.expect("a request waits at a router that has just started");
+        assert_eq!(counts, WorkersToRun::AtLeast(expected));
         for none in [
             json!({"mode": "advise", "pools": pools}),
             json!({"mode": "off"}),
@@ -335,11 +376,11 @@ mod tests {
             json!({"mode": "act", "pools": pools})
         };
         let several = json!({"mode": "by_model", "models": {"a": of(2), "b": of(3)}});
-        let prefill = |answer: &Value, model: Option<&str>| {
-            model_counts(answer, model)
-                .ok()
-                .map(|counts| counts.prefill)
-        };
+        let prefill =
+            |answer: &Value, model: Option<&str>| match model_counts(answer, model).ok()? {
+                WorkersToRun::Exactly(counts) => Some(counts.prefill),
+                WorkersToRun::AtLeast(_) => None,
+            };
         assert_eq!(prefill(&several, Some("b")), Some(3));
         assert_eq!(prefill(&several, Some("c")), None);
         assert_eq!(prefill(&several, None), None, "none is named");

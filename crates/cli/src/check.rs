@@ -1,7 +1,8 @@
 //! `cleave check`: validation of a policy, and simulation of a fleet under it.
 //!
 //! Owns: the output, and the exit status. Never: accepts a class that misses its goal. Invariant:
-//! errors of the file are reported before anything is simulated.
+//! errors of the file are reported before anything is simulated, and the question that was asked is
+//! answered before further rates are.
 
 use crate::args::{ArrivalArgs, CheckArgs, ScenarioArgs};
 use crate::goodput::{ArrivalSpan, SimClients, make_comparison, score_json};
@@ -9,10 +10,11 @@ use anyhow::bail;
 use cleave_domain::SloPolicy;
 use cleave_policy::PolicyFile;
 use cleave_sim::goodput::{
-    ClassScore, MissedGoal, PolicyCheck, RoutingComparison, check as check_fleet,
+    ClassScore, MissedGoal, PolicyCheck, PolicyLimit, RoutingComparison, check as check_fleet,
 };
 use serde_json::json;
-use std::io::{IsTerminal, Write};
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 /// Reads the policy, simulates the fleet, and prints the result of each class.
@@ -27,36 +29,57 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
         return print_file_counts(args, policy);
     }
     let clients = SimClients::of_fleet(scenario, policy, ArrivalSpan::Sample)?;
-    if scenario.fleet.is_none() {
-        show_progress("dividing the fleet's legs ...");
-    }
-    let comparison = make_comparison(scenario, &clients);
+    let comparison = make_comparison(scenario, &clients, &|number, count| {
+        show_progress(&format!(
+            "trying division {number} of {count} of the legs ..."
+        ));
+    });
     show_progress("");
     let comparison = comparison?;
     let rate = clients.rate_milli;
-    let checked = check_fleet(&comparison, rate, &|rate| {
+    show_progress(&format!("simulating {} ...", rate_words(rate)));
+    let checked = check_fleet(&comparison, rate, &|rate| clients.arrivals_at(rate));
+    show_progress("");
+    // The answer is there in seconds; the search for the highest rate may take minutes.
+    if !scenario.json {
+        print_text(&table_text(&comparison, rate, &checked))?;
+    }
+    let searching = Cell::new(0_u32);
+    let limit = checked.find_limit(&comparison, &|rate| {
+        searching.set(searching.get() + 1);
         show_progress(&format!(
-            "simulating {:.2} requests per second ...",
-            rate as f64 / 1e3
+            "searching the highest rate: simulation {}, {} ...",
+            searching.get(),
+            rate_words(rate)
         ));
         clients.arrivals_at(rate)
     });
     show_progress("");
-    let mut out = std::io::stdout().lock();
     if scenario.json {
-        writeln!(out, "{:#}", report_json(&comparison, rate, &checked))?
+        let report = report_json(&comparison, rate, &checked, &limit);
+        print_text(&format!("{report:#}\n"))?;
     } else {
-        write!(out, "{}", table_text(&comparison, rate, &checked))?
+        print_text(&limit_text(&limit))?;
     }
     if checked.met {
         Ok(())
     } else {
         bail!(
-            "the goals of {} are not met at {} requests per second",
+            "the goals of {} are not met at {}",
             args.policy.display(),
-            rate as f64 / 1e3
+            rate_words(rate)
         )
     }
+}
+
+fn rate_words(rate_milli: u64) -> String {
+    format!("{:.2} requests per second", rate_milli as f64 / 1e3)
+}
+
+fn print_text(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 /// Whether no flag describes a simulation.
@@ -117,7 +140,12 @@ fn table_text(comparison: &RoutingComparison, rate_milli: u64, checked: &PolicyC
     for class in &checked.outcome.score.classes {
         text.push_str(&class_words(comparison, class));
     }
-    match &checked.best {
+    text
+}
+
+fn limit_text(limit: &PolicyLimit) -> String {
+    let mut text = String::new();
+    match &limit.best {
         Some(best) => text.push_str(&format!(
             "every goal is met up to {:.2} requests per second: {:.3} good ones per second and device\n",
             best.rate_milli as f64 / 1e3,
@@ -125,7 +153,7 @@ fn table_text(comparison: &RoutingComparison, rate_milli: u64, checked: &PolicyC
         )),
         None => text.push_str("no rate was found at which every goal is met\n"),
     }
-    if let Some(broken) = &checked.missed_first {
+    if let Some(broken) = &limit.missed_first {
         text.push_str(&break_words(broken));
     }
     text
@@ -171,11 +199,12 @@ fn report_json(
     comparison: &RoutingComparison,
     rate_milli: u64,
     checked: &PolicyCheck,
+    limit: &PolicyLimit,
 ) -> serde_json::Value {
-    let best = checked.best.as_ref().map(|best| {
+    let best = limit.best.as_ref().map(|best| {
         json!({"rate": best.rate_milli as f64 / 1e3, "score": score_json(&best.outcome.score)})
     });
-    let breaks = checked.missed_first.as_ref().map(|broken| {
+    let breaks = limit.missed_first.as_ref().map(|broken| {
         json!({
             "rate": broken.rate_milli as f64 / 1e3,
             "class": broken.class,

@@ -37,7 +37,7 @@ pub(crate) struct GoodputRow {
 pub(crate) fn run_goodput(args: &SimGoodputArgs) -> anyhow::Result<()> {
     let policy = Arc::new(one_class(&args.targets)?);
     let clients = SimClients::of_fleet(&args.scenario, &policy, ArrivalSpan::Full)?;
-    let comparison = make_comparison(&args.scenario, &clients)?;
+    let comparison = make_comparison(&args.scenario, &clients, &|_, _| {})?;
     let schemes = if args.compare {
         RoutingScheme::ALL.to_vec()
     } else {
@@ -297,13 +297,15 @@ impl SimClients {
     }
 }
 
-/// Builds the fleet and the policy of a comparison.
+/// Builds the fleet and the policy of a comparison. `trying` gets the number of each division of
+/// the legs that is tried, and their count.
 ///
 /// # Errors
 /// If something is missing, the profile is unknown, or the devices make no whole number of workers.
 pub(crate) fn make_comparison(
     args: &ScenarioArgs,
     clients: &SimClients,
+    trying: &dyn Fn(u32, u32),
 ) -> anyhow::Result<RoutingComparison> {
     let comparison = |fleet| RoutingComparison {
         fleet,
@@ -328,7 +330,8 @@ pub(crate) fn make_comparison(
     if workers == 1 {
         return Ok(undivided);
     }
-    let fleet = undivided.best_division(&clients.arrivals(clients.rate_milli, clients.length));
+    let arrivals = clients.arrivals(clients.rate_milli, clients.length);
+    let fleet = undivided.best_division(&arrivals, trying);
     Ok(comparison(fleet))
 }
 

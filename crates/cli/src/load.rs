@@ -129,6 +129,7 @@ pub(crate) fn goodput(args: LoadGoodputArgs) -> anyhow::Result<()> {
             configuration,
         )
         .await?;
+        watch::print_expected_time(&search.expected_time(options.requests), time_cap)?;
         job.goodput(&search, &ProgressScreen::with_table()?).await
     })?;
     watch::print_goodput(&report)?;

@@ -5,7 +5,10 @@
 //! which may quote a prompt. An event is one line, whatever its values contain: names come from
 //! folders and from other processes.
 
+mod json_line;
+
 use crate::args::{LogArgs, LogFormat, LogLevel};
+use json_line::JsonLineFormat;
 use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
@@ -28,7 +31,7 @@ pub(crate) fn init(args: &LogArgs, default: LogLevel) {
         LogFormat::Text => lines
             .event_format(OneLineFormat::new(std::io::stderr().is_terminal()))
             .init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
+        LogFormat::Json => lines.event_format(JsonLineFormat).init(),
     }
 }
 
@@ -104,9 +107,9 @@ fn level(level: LogLevel) -> LevelFilter {
 /// with its message if that is a static text.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
-        let message = panic.payload().downcast_ref::<&'static str>();
+        let reason = panic.payload().downcast_ref::<&'static str>();
         let place = panic.location().map(ToString::to_string);
-        tracing::error!(message, place, "panicked");
+        tracing::error!(reason, place, "panicked");
     }));
 }
 

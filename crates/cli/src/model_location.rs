@@ -179,8 +179,9 @@ impl PullObserver for PullScreen {
         let due = *self.line_due.get_or_insert(now + LINE_EVERY);
         if now >= due {
             self.line_due = Some(now + LINE_EVERY);
-            let (done, total) = (bytes_done >> 20, bytes_total >> 20);
-            info!("{}: {done} of {total} MiB{note}", self.model);
+            let (done_mib, total_mib) = (bytes_done >> 20, bytes_total >> 20);
+            let note = note.trim_start_matches(", ");
+            info!(model = %self.model, done_mib, total_mib, note, "downloading a model");
         }
     }
 }

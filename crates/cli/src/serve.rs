@@ -96,6 +96,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
     make_tape_folder(&args.process)?;
     let mut options = router_options(&args.limits, &args.http, &args.process)?;
     options.peer_routers.clone_from(&args.peers.fellow_routers);
+    options.served_models.clone_from(&args.served_model);
     let picker = args.picker.options();
     let can_query_routers = options.peer_tls.is_some() || args.picker.picker_admin_port.is_some();
     if picker.is_some() && options.certificate.is_some() && !can_query_routers {
@@ -116,7 +117,7 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         // Scripts pass this address to workers, so it is printed before a worker joins.
         PrintedAddresses::of(&args.http, running.address(), running.admin_address()).print();
         if let Some(address) = running.picker_address() {
-            info!("endpoint picker at {address}");
+            info!(%address, "endpoint picker is served");
         }
         info!("{waits}");
         run_until_stopped(
@@ -200,7 +201,7 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
         let running = node.start_at(ports).await?;
         info!(data = %running.data_address(), routers = args.router.join(","), "worker runs");
         if let Some(address) = running.metrics_address() {
-            info!("metrics at http://{address}/metrics");
+            info!(url = %format_args!("http://{address}/metrics"), "metrics are served");
         }
         let shutdown = ShutdownPlan {
             delay: Duration::ZERO,
@@ -287,6 +288,7 @@ fn router_options(
         reader_backlog_max: limits.reader_backlog,
         external_metrics_listen: limits.external_metrics_listen.map(|at| at.to_string()),
         peer_routers: Vec::new(),
+        served_models: Vec::new(),
         tape: tape(process, "router"),
         traces: process.traces.options()?,
         http: face.http_limits(),
@@ -303,6 +305,7 @@ fn router_options(
             body_wait_max: face.body_timeout.0,
             keep_alive: limits.streams.keep_alive(),
             prompts: limits.prompts.shown(),
+            access_log: limits.prompts.access_log(),
             outputs: face.outputs(),
             responses: face.responses.limits()?,
             allowed_origins: face.access.allowed_origins.clone(),
@@ -331,21 +334,18 @@ fn log_startup<'a>(
     workers: impl Iterator<Item = (&'a WorkerOptions, &'a dyn Engine)>,
 ) {
     let context = source.context_tokens_max();
-    info!("model {}, context {context} tokens", source.title());
+    let model = source.title();
+    info!(model, context_tokens = context, "model loaded");
     for (options, engine) in workers {
         let description = engine.describe();
         let capacity = description.capacity;
         let tokens = u64::from(capacity.blocks_count) * u64::from(capacity.block_tokens);
         let mib = (u64::from(capacity.blocks_count) * u64::from(capacity.block_bytes)) >> 20;
-        let windows = capacity.windows.map_or(String::new(), |windows| {
-            let tokens = u64::from(windows.count) * u64::from(capacity.block_tokens);
-            let mib = (u64::from(windows.count) * u64::from(windows.bytes)) >> 20;
-            format!("; layers with a window {tokens} tokens ({mib} MiB)")
-        });
-        info!(
-            "{}: {}, KV cache {tokens} tokens ({mib} MiB){windows}",
-            options.name, description.device
-        );
+        let windows = capacity.windows;
+        let window_tokens =
+            windows.map(|one| u64::from(one.count) * u64::from(capacity.block_tokens));
+        let window_mib = windows.map(|one| (u64::from(one.count) * u64::from(one.bytes)) >> 20);
+        info!(worker = options.name, device = %description.device, tokens, mib, window_tokens, window_mib, "KV cache");
         if let Some(warning) = short_cache_warning(&options.name, tokens, context) {
             warn!("{warning}");
         }

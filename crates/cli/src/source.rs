@@ -157,8 +157,9 @@ impl EngineSource {
                 let errors = found.learner.errors();
                 let median = f64::from(errors.median_permille) / 10.0;
                 info!(
-                    "{} steps measured, last predicted within {median} %",
-                    found.steps
+                    steps = found.steps,
+                    error_percent = median,
+                    "step times measured"
                 );
                 Ok(Some(found))
             }

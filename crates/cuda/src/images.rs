@@ -119,12 +119,13 @@ fn cached_or_compiled(
     {
         return Ok(module);
     }
-    tracing::info!("compiling {file} for {}", device.facts().name);
+    let name = &device.facts().name;
+    tracing::info!(file, device = name.as_str(), "compiling kernels");
     let code = compile(file, source, &options)?;
     if let Some(path) = path {
         // Without the cached file the next start compiles again, so this is no error.
         if let Err(error) = write_cached(&path, &code) {
-            tracing::debug!("cannot keep {}: {error}", path.display());
+            tracing::debug!(path = %path.display(), %error, "cannot keep compiled kernels");
         }
     }
     CudaModule::load(device, &code)

@@ -24,7 +24,8 @@ pub struct ScalingPolicy {
     pub both: PoolScaling,
     /// Whether a worker may change its leg before a worker is added. Default yes.
     pub flip: bool,
-    /// After this time without a request, pools shrink to their minimum. Default 10 minutes.
+    /// After this time without a request, pools shrink to their minimum at once, whatever their
+    /// `down_after`. Default 10 minutes.
     pub idle_after: Duration,
     /// The time limit from the request of a worker until it serves; requests wait for the first
     /// worker no longer. Default 5 minutes.
@@ -207,9 +208,14 @@ impl FleetDemand {
     /// The length of the quick window.
     pub const QUICK: Duration = Duration::from_secs(15);
 
-    /// Whether there are requests now or in the slow window.
-    pub fn has_requests(&self) -> bool {
-        self.open > 0 || self.waiting > 0 || self.slow.arrivals > 0
+    /// Whether there are requests that have not ended.
+    pub fn has_open_requests(&self) -> bool {
+        self.open > 0 || self.waiting > 0
+    }
+
+    /// Whether there are requests now or in the quick window.
+    pub fn has_recent_requests(&self) -> bool {
+        self.has_open_requests() || self.quick.arrivals > 0
     }
 }
 

@@ -23,6 +23,9 @@ pub enum ScalingStatus {
     Off,
     /// The brain has just started, and decides nothing before it knows the fleet.
     Starting(ScalingMode),
+    /// The brain has just started, and a request waits: these workers may be started in pools that
+    /// have none. Workers of an earlier router may be about to connect, so none is to be stopped.
+    First(ScalingMode, PoolCounts),
     /// The last decision of the brain.
     Decided(ScalingMode, ScalerDecision),
 }
@@ -114,9 +117,18 @@ impl ScalingStatus {
     pub fn target_workers(&self) -> Result<PoolCounts, ScalingUnavailable> {
         match self {
             Self::Off => Err(ScalingUnavailable::Off),
-            Self::Starting(_) => Err(ScalingUnavailable::Starting),
+            Self::Starting(_) | Self::First(..) => Err(ScalingUnavailable::Starting),
             Self::Decided(ScalingMode::Advise, _) => Err(ScalingUnavailable::AdviseOnly),
             Self::Decided(ScalingMode::Act, decision) => Ok(decision.wanted.workers),
+        }
+    }
+
+    /// Whether a pool is to have any worker.
+    fn is_pool_wanted(&self, role: Role) -> Result<bool, ScalingUnavailable> {
+        match self {
+            // No answer keeps a pool as it is; only those of the first workers are wanted for sure.
+            Self::First(ScalingMode::Act, first) if first.for_role(role) > 0 => Ok(true),
+            _ => Ok(self.target_workers()?.for_role(role) > 0),
         }
     }
 }
@@ -137,6 +149,15 @@ impl ScalingStatusReader {
     /// How many workers each pool of a model is to have; without a name, of the only model.
     pub fn target_workers(&self, model: Option<&str>) -> Result<PoolCounts, ScalingUnavailable> {
         self.0.borrow().named(model)?.target_workers()
+    }
+
+    /// Whether a pool of a model is to have any worker; without a name, of the only model.
+    pub fn is_pool_wanted(
+        &self,
+        model: Option<&str>,
+        role: Role,
+    ) -> Result<bool, ScalingUnavailable> {
+        self.0.borrow().named(model)?.is_pool_wanted(role)
     }
 
     /// Returns when there may be another answer; false when there never will be.
@@ -171,5 +192,20 @@ mod tests {
         assert_eq!((prefill(Some("a")), prefill(Some("b"))), (Ok(1), Ok(2)));
         assert_eq!(prefill(None), Err(ScalingUnavailable::ModelNotNamed));
         assert_eq!(prefill(Some("c")), Err(ScalingUnavailable::UnknownModel));
+    }
+    #[test]
+    fn first_workers_are_wanted_and_no_pool_shrinks() {
+        let first = PoolCounts {
+            prefill: 1,
+            ..PoolCounts::default()
+        };
+        let status = ScalingStatus::First(ScalingMode::Act, first);
+        assert_eq!(status.target_workers(), Err(ScalingUnavailable::Starting));
+        assert_eq!(status.is_pool_wanted(Role::Prefill), Ok(true));
+        let unknown = Err(ScalingUnavailable::Starting);
+        assert_eq!(status.is_pool_wanted(Role::Both), unknown);
+        let advice = ScalingStatus::First(ScalingMode::Advise, first);
+        assert_eq!(advice.is_pool_wanted(Role::Prefill), unknown);
+        assert_eq!(decided(0).is_pool_wanted(Role::Prefill), Ok(false));
     }
 }

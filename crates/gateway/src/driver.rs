@@ -21,7 +21,9 @@ use cleave_domain::{HandoffId, Report, SloPolicy, TapeRecord, TokenId, WorkerId,
 use cleave_fleet::{
     BrainClock, ScalingStatus, ScalingStatuses, WorkerConnectionEvent, deadline_reached,
 };
-use cleave_router::{OutsideQueue, PoolInput, PoolOutput, RouterInput, RouterLimits, RouterPools};
+use cleave_router::{
+    OperatorRequest, OutsideQueue, PoolInput, PoolOutput, RouterInput, RouterLimits, RouterPools,
+};
 use cleave_telemetry::{RouterMeters, RouterObserver, ScalingSeries, SloMeters, TapeRecorder};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -188,7 +190,12 @@ impl RouterDriver {
             RouterEvent::Stalled { flight } => self.handle(RouterInput::ReaderStalled { flight }),
             RouterEvent::Flowing { flight } => self.handle(RouterInput::ReaderResumed { flight }),
             RouterEvent::Commanded { worker, command } => {
-                info!(%worker, ?command, "operator command received");
+                match command {
+                    OperatorRequest::Drain => info!(%worker, "an operator drains a worker"),
+                    OperatorRequest::Serve(role) => {
+                        info!(%worker, %role, "an operator changes a worker's role");
+                    }
+                }
                 self.handle(RouterInput::Commanded { worker, command });
             }
             RouterEvent::WaitingHere { model, count } => {

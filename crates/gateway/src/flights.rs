@@ -12,7 +12,7 @@ mod stream;
 use self::progress::{FlightProgress, HandoffProgress};
 use self::stream::{ClientTokens, NextToken};
 use super::backlog::{ClientBacklog, ClientReceiver};
-use cleave_api::FlightStageCounts;
+use cleave_api::{FlightStageCounts, ServingWorkers};
 use cleave_domain::{
     Capacity, Emission, Ending, Failure, FlightId, HandoffId, Report, Request, RequestStageTimes,
     TokenId,
@@ -21,7 +21,7 @@ use cleave_fleet::EmissionSink;
 use cleave_router::{DecisionOutcome, RouterNote};
 use cleave_telemetry::{
     FlightOutcome, FlightSpan, HandoffLoss, NoteContext, RequestContext, RouterMeters,
-    RouterObserver, RouterOverhead, Traces,
+    RouterObserver, RouterOverhead, SloSeries, TokenCounters, Traces,
 };
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -36,6 +36,7 @@ use tracing::field::display;
 pub(crate) struct FlightTable {
     open: DashMap<FlightId, FlightEntry>,
     meters: RouterMeters,
+    slo: SloSeries,
     traces: Traces,
 }
 
@@ -44,16 +45,32 @@ struct FlightEntry {
     /// The served name of its model.
     model: Arc<str>,
     tokens: ClientTokens,
+    /// The totals to which its tokens are added.
+    totals: TokenCounters,
+    /// Whether its output is a vector, which is no token.
+    is_vector: bool,
     /// Shared with the client's stream, whose first read ends it: that may be after the flight's
     /// end.
     overhead: Arc<RouterOverhead>,
     /// The request's id and trace, as logs and workers have them.
     context: Arc<RequestContext>,
+    /// The request's list of its workers.
+    workers: ServingWorkers,
     /// Its span, if its trace is recorded.
     span: Option<Box<FlightSpan>>,
     progress: FlightProgress,
     /// The brain's note of its outcome, which comes right before its end.
     judged: Option<RouterNote>,
+}
+
+/// The request that a flight belongs to.
+#[derive(Debug, Default)]
+pub(crate) struct FlightOrigin {
+    /// The served name of its model.
+    pub(crate) model: Arc<str>,
+    pub(crate) context: RequestContext,
+    /// The request's list of its workers.
+    pub(crate) workers: ServingWorkers,
 }
 
 /// How a flight ends.
@@ -85,10 +102,11 @@ pub(crate) struct EndedFlight {
 }
 
 impl FlightTable {
-    pub(crate) fn new(meters: RouterMeters, traces: Traces) -> Self {
+    pub(crate) fn new(meters: RouterMeters, slo: SloSeries, traces: Traces) -> Self {
         Self {
             open: DashMap::new(),
             meters,
+            slo,
             traces,
         }
     }
@@ -114,19 +132,26 @@ impl FlightTable {
     pub(crate) fn open(
         &self,
         flight: FlightId,
-        model: Arc<str>,
-        context: RequestContext,
+        origin: FlightOrigin,
         request: &Request,
         client: ClientBacklog,
         stream: ClientReceiver,
     ) -> (ClientReceiver, Arc<RouterOverhead>) {
+        let FlightOrigin {
+            model,
+            context,
+            workers,
+        } = origin;
         let added = self.meters.start_overhead();
         let opened = FlightEntry {
+            span: FlightSpan::begin(&self.traces, &context, &model),
+            totals: self.slo.token_counters(&request.slo.class, &model),
+            is_vector: request.pooling.is_some(),
             model,
             tokens: ClientTokens::new(request, client),
             overhead: Arc::clone(&added),
-            span: FlightSpan::begin(&self.traces, &context),
             context: Arc::new(context),
+            workers,
             progress: FlightProgress::default(),
             judged: None,
         };
@@ -224,7 +249,7 @@ impl FlightTable {
 impl RouterObserver for FlightTable {
     fn handle_note(&self, note: &RouterNote, context: NoteContext<'_>) {
         let open = context.flight.and_then(|flight| self.open.get_mut(&flight));
-        if let Some(loss) = open.and_then(|mut open| open.handle_note(note)) {
+        if let Some(loss) = open.and_then(|mut open| open.handle_note(note, context)) {
             self.meters.handoff_lost(loss);
         }
     }
@@ -260,19 +285,30 @@ impl FlightEntry {
             }
             if emission.index == 0 {
                 self.overhead.resume();
+                self.totals.prompt_done(self.tokens.usage());
+            }
+            if !self.is_vector {
+                self.totals.token_sent();
             }
             self.tokens.send(emission);
         }
     }
 
     /// Adds a note of the brain. Gives the outcome of a hand-off that this ends without a landing.
-    fn handle_note(&mut self, note: &RouterNote) -> Option<HandoffLoss> {
+    fn handle_note(&mut self, note: &RouterNote, context: NoteContext<'_>) -> Option<HandoffLoss> {
         if let Some(span) = &mut self.span {
             span.handle_note(note);
         }
         match note {
             // Both legs of an attempt have a worker.
-            RouterNote::Placed { .. } => self.overhead.pause(),
+            RouterNote::Placed {
+                prefill, decode, ..
+            } => {
+                self.overhead.pause();
+                self.workers.add((context.worker_name)(prefill));
+                self.workers.add((context.worker_name)(decode));
+            }
+            RouterNote::Moving { to, .. } => self.workers.add((context.worker_name)(to)),
             RouterNote::Decided(decision) if decision.outcome == DecisionOutcome::Waits => {
                 self.overhead.pause();
             }
@@ -325,13 +361,16 @@ mod tests {
 
     fn open_flight_of(request: &Request) -> FlightTableFixture {
         let telemetry = Telemetry::default();
-        let flights = FlightTable::new(RouterMeters::new(&telemetry.router), Traces::default());
+        let meters = RouterMeters::new(&telemetry.router);
+        let flights = FlightTable::new(meters, telemetry.slo.clone(), Traces::default());
         let (driver, _) = mpsc::unbounded_channel();
         let (client, stream) = backlog::client_channel(FLIGHT, u32::MAX, driver);
         let (stream, _) = flights.open(
             FLIGHT,
-            Arc::from("m"),
-            RequestContext::default(),
+            FlightOrigin {
+                model: Arc::from("m"),
+                ..FlightOrigin::default()
+            },
             request,
             client,
             stream,
@@ -695,6 +734,26 @@ mod tests {
         let text = telemetry.text();
         let lost = "cleave_router_handoffs_total{outcome=\"lost\"} 2";
         assert!(text.contains(lost), "{text}");
+    }
+
+    #[test]
+    fn each_token_counts_once_whatever_attempts_drew_it() {
+        let FlightTableFixture {
+            flights, telemetry, ..
+        } = open_flight();
+        flights.emit(attempt(0), emission(0));
+        flights.emit(attempt(0), emission(1));
+        flights.fence(attempt(0));
+        for index in 0..4 {
+            flights.emit(attempt(1), emission(index));
+        }
+        flights.end(FLIGHT, drawn(4));
+        let text = telemetry.text();
+        for (name, count) in [("prompt", 3), ("cached", 2), ("output", 4)] {
+            let labels = r#"{class="other",model="m"}"#;
+            let line = format!("cleave_router_{name}_tokens_total{labels} {count}\n");
+            assert!(text.contains(&line), "{line} is not in\n{text}");
+        }
     }
 
     // Lesson: 16.

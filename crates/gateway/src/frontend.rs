@@ -8,7 +8,7 @@ use super::backlog::{self, ClientReceiver};
 use super::dashboard::dashboard_scaling;
 use super::dashboard::{ClassSnapshot, Dashboard, DashboardSnapshot};
 use super::event::RouterEvent;
-use super::flights::FlightTable;
+use super::flights::{FlightOrigin, FlightTable};
 use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use cleave_api::{
@@ -81,6 +81,7 @@ impl Frontend for RouterFrontend {
             model,
             request_id,
             trace,
+            workers,
         } = caller;
         let Ok(counted) = self.streams_of(&model).try_acquire_owned() else {
             let retry_after = RETRY_AFTER;
@@ -95,11 +96,12 @@ impl Frontend for RouterFrontend {
         let request = Arc::new(request);
         let (client, stream) =
             backlog::client_channel(flight, self.backlog_max, self.driver.clone());
-        let context = RequestContext { request_id, trace };
-        let named = Arc::clone(&model);
-        let opened = self
-            .flights
-            .open(flight, named, context, &request, client, stream);
+        let origin = FlightOrigin {
+            model: Arc::clone(&model),
+            context: RequestContext { request_id, trace },
+            workers,
+        };
+        let opened = self.flights.open(flight, origin, &request, client, stream);
         let (events, added) = opened;
         let submitted = RouterEvent::Submitted {
             flight,
@@ -287,13 +289,15 @@ impl Operator for RouterFrontend {
     fn scaling(&self) -> BTreeMap<String, ScalingView> {
         let statuses = self.scaling.statuses();
         let views = statuses.iter().filter_map(|(model, status)| {
-            let (mode, decision) = match status {
+            let (mode, first, decision) = match status {
                 ScalingStatus::Off => return None,
-                ScalingStatus::Starting(mode) => (*mode, None),
-                ScalingStatus::Decided(mode, decision) => (*mode, Some(decision)),
+                ScalingStatus::Starting(mode) => (*mode, None, None),
+                ScalingStatus::First(mode, first) => (*mode, Some(*first), None),
+                ScalingStatus::Decided(mode, decision) => (*mode, None, Some(decision)),
             };
             let view = ScalingView {
                 mode,
+                first,
                 answer: decision.map(|decision| ScalingDecision {
                     target: decision.wanted,
                     decided_here: decision.own,
@@ -446,7 +450,8 @@ mod tests {
     fn an_unread_stream_counts_until_it_is_dropped() {
         let telemetry = Telemetry::default();
         let meters = RouterMeters::new(&telemetry.router);
-        let flights = Arc::new(FlightTable::new(meters, Traces::default()));
+        let slo = telemetry.slo.clone();
+        let flights = Arc::new(FlightTable::new(meters, slo, Traces::default()));
         let (driver, _submissions) = mpsc::unbounded_channel();
         let frontend = RouterFrontend {
             router: RouterId(7),

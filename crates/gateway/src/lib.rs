@@ -64,6 +64,8 @@ pub struct GatewayOptions {
     pub limits: RouterLimits,
     /// The SLO policy, in a file that is followed; it replaces the policy of `limits`.
     pub policy: Option<PolicyFile>,
+    /// The served names of the models whose workers may join; all where it is empty.
+    pub served_models: Vec<String>,
     /// The file of the brain's tape, if there is one.
     pub tape: Option<PathBuf>,
     /// A worker that sends nothing for this long counts as lost.
@@ -85,6 +87,7 @@ pub struct RouterBody {
     /// The number of workers wanted.
     pub scaling: ScalingStatusReader,
     traces: Traces,
+    served_models: Vec<String>,
     task: JoinHandle<()>,
     /// Follows the policy's file.
     watch: Option<JoinHandle<()>>,
@@ -121,15 +124,13 @@ async fn follow_policy(
                 info!("the policy file was read again: the policy is unchanged")
             }
             PolicyReload::Rejected(error) => {
-                // An event is one line.
-                for line in error.to_string().lines() {
-                    error!("{}", line.trim_start());
-                }
-                error!("the previous policy stays in force");
+                let lines: Vec<_> = error.to_string().lines().map(str::to_owned).collect();
+                let reason = lines.join("; ");
+                error!(reason, "the policy file has mistakes: the previous policy stays in force");
             }
             PolicyReload::Unreadable(error) => {
                 let reason = error.source().map(ToString::to_string);
-                warn!(reason, "{error}; the previous policy stays in force");
+                warn!(%error, reason, "the policy file cannot be read: the previous policy stays in force");
             }
         }
     });
@@ -153,7 +154,8 @@ impl RouterBody {
         let slo_meters = SloMeters::new(&telemetry.slo, &limits.policy);
         let (policy_sender, policy) = watch::channel(Arc::clone(&limits.policy));
         let traces = telemetry.traces.clone();
-        let flights = Arc::new(FlightTable::new(meters.clone(), traces.clone()));
+        let flights = FlightTable::new(meters.clone(), telemetry.slo.clone(), traces.clone());
+        let flights = Arc::new(flights);
         let roster = Arc::new(WorkerRoster::default());
         let dashboard = Arc::new(Dashboard::default());
         let (inbox, workers) = mpsc::channel(INBOX_MAX);
@@ -230,6 +232,7 @@ impl RouterBody {
             monitor,
             scaling: answers,
             traces,
+            served_models: options.served_models.clone(),
             task,
             watch,
             peer_routers: None,
@@ -238,7 +241,9 @@ impl RouterBody {
 
     /// The models that `app` serves: those of this router's workers.
     pub fn model_registry(&self, app: App) -> ModelRegistry {
-        ModelRegistry::new(app, Arc::clone(&self.flights), self.readiness.clone())
+        let readiness = self.readiness.clone();
+        let registry = ModelRegistry::new(app, Arc::clone(&self.flights), readiness);
+        registry.serving_only(&self.served_models)
     }
 
     /// The interface for the HTTP server and other submitters.

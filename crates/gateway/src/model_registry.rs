@@ -30,6 +30,8 @@ pub struct ModelRegistry {
     app: App,
     flights: Arc<FlightTable>,
     present: Arc<Mutex<ConnectedModels>>,
+    /// The names of the models that may be brought; all where it is empty.
+    served_names: Arc<[String]>,
     /// Held while a tokenizer is read: a fleet that dials a new router brings one file many times,
     /// and reading takes many times its memory. `present` is never held across a wait.
     reading: Arc<tokio::sync::Mutex<()>>,
@@ -51,6 +53,7 @@ impl ModelRegistry {
             app,
             flights,
             present: Arc::default(),
+            served_names: Arc::default(),
             reading: Arc::default(),
         };
         let follower = registry.clone();
@@ -61,6 +64,24 @@ impl ModelRegistry {
             }
         });
         registry
+    }
+
+    /// Turns away workers of other models than these from now on, if any is named.
+    pub(crate) fn serving_only(mut self, names: &[String]) -> Self {
+        self.served_names = names.into();
+        self
+    }
+
+    /// Refuses a model that the router is not to serve.
+    fn check_served(&self, name: &str) -> Result<(), String> {
+        if self.served_names.is_empty() || self.served_names.iter().any(|served| served == name) {
+            return Ok(());
+        }
+        let served = self.served_names.join(", ");
+        Err(format!(
+            "this router serves {served} (--served-model), and the worker has the model \"{name}\": start it \
+             with that model, with --served-model-name if only the name differs, or at another router"
+        ))
     }
 
     /// Forgets models without workers that the router has forgotten.
@@ -161,6 +182,7 @@ impl ModelAdmission for ModelRegistry {
         worker: &str,
         files: &Arc<ModelFiles>,
     ) -> Result<ModelMembership, String> {
+        self.check_served(&files.name)?;
         if let Some(membership) = self.join_if_read(files)? {
             return Ok(membership);
         }
@@ -498,6 +520,7 @@ mod tests {
     fn registry() -> (ModelRegistry, Arc<ModelFiles>) {
         let telemetry = Telemetry::default();
         let options = GatewayOptions {
+            served_models: Vec::new(),
             limits: RouterLimits::default(),
             policy: None,
             tape: None,
@@ -557,6 +580,18 @@ mod tests {
                 .clone()
         };
         assert_eq!(serving(), other);
+    }
+
+    #[tokio::test]
+    async fn a_pinned_router_turns_other_models_away() {
+        let (registry, files) = registry();
+        let pinned = registry.clone().serving_only(&["other".to_owned()]);
+        let reason = pinned.accept("a", &files).await.unwrap_err();
+        assert!(reason.contains("serves other (--served-model)"), "{reason}");
+        assert!(reason.contains(&files.name), "{reason}");
+        let names = ["other".to_owned(), files.name.clone()];
+        let pinned = registry.serving_only(&names);
+        assert!(pinned.accept("a", &files).await.is_ok());
     }
 
     #[tokio::test]

@@ -109,6 +109,13 @@ impl WorkerRoster {
         left
     }
 
+    /// Whether a connected worker drains.
+    pub(crate) fn is_draining(&self, worker: WorkerRef) -> bool {
+        let workers = self.lock();
+        let entry = workers.get(&worker.worker);
+        entry.is_some_and(|entry| entry.draining)
+    }
+
     /// Remembers a worker that was connected and was not asked to leave, by its last view.
     pub(crate) fn remember_lost(&self, view: WorkerView) {
         let lost = LostWorker {

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
-use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer};
+use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer, with_compression};
 use cleave_fleet::{HealthMonitor, RouterAcceptor, ScalingStatusReader, fleet_routes};
 use cleave_gateway::ModelRegistry;
 use cleave_kubernetes::scaler_routes;
@@ -52,6 +52,11 @@ impl RouterPorts {
         let bound = [Some(&self.front), self.admin.as_ref()];
         let addresses = bound.into_iter().flatten().map(TcpListener::local_addr);
         addresses.flatten().map(|address| address.port()).collect()
+    }
+
+    /// The number of the port for clients; 0 if the system does not give it.
+    pub(crate) fn front_port(&self) -> u16 {
+        self.front.local_addr().map_or(0, |address| address.port())
     }
 
     /// Reads the certificates before it binds a port.
@@ -217,12 +222,13 @@ pub(crate) struct WorkerHttpState {
 
 /// `/metrics`, `/health`, `/ready` and `/admin` of a worker process.
 pub(crate) fn worker_routes(face: WorkerHttpState) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/metrics", get(metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .merge(admin_routes(Arc::clone(&face.operator), face.admin_key))
-        .with_state(face)
+        .with_state(face);
+    with_compression(routes)
 }
 
 async fn metrics(State(face): State<WorkerHttpState>, headers: HeaderMap) -> Response {

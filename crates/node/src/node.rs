@@ -13,7 +13,7 @@ use cleave_fleet::{ModelAdmission, Uplink, connect};
 use cleave_gateway::{ModelReadiness, RouterBody};
 use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
 use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes, RouterTls};
-use cleave_telemetry::{Telemetry, TraceOptions};
+use cleave_telemetry::{ServiceProcess, Telemetry, TraceOptions};
 use cleave_text::ModelFiles;
 use cleave_tls::ServerTls;
 use cleave_transfer::{ListenOptions, Listeners, LocalNet, OpenedListeners, TransportReach};
@@ -63,7 +63,8 @@ impl RouterNode {
             );
         }
         let mut ports = RouterPorts::open(&listen, &options).await?;
-        let telemetry = Telemetry::with_traces(&options.traces)?;
+        let service = ServiceProcess::router(ports.front_port());
+        let telemetry = Telemetry::with_traces(&options.traces, &service)?;
         let picker = match picker {
             Some(options) => Some(Picker::start(options, &telemetry, ports.tls()).await?),
             None => None,

@@ -20,6 +20,9 @@ pub struct RouterOptions {
     /// The SLO policy, in a file that is followed while it changes; it replaces the policy of
     /// `limits`. Default none.
     pub policy: Option<PolicyFile>,
+    /// The served names of the models whose workers may join. Default none is named: the workers
+    /// that come decide.
+    pub served_models: Vec<String>,
     /// Settings of the HTTP API.
     pub api: ApiOptions,
     /// `host:port` for Kubernetes' external metrics API, by HTTPS. Default nowhere.
@@ -55,6 +58,7 @@ impl Default for RouterOptions {
         Self {
             limits: cleave_router::RouterLimits::default(),
             policy: None,
+            served_models: Vec::new(),
             api: ApiOptions::default(),
             external_metrics_listen: None,
             peer_routers: Vec::new(),
@@ -76,6 +80,7 @@ impl RouterOptions {
         GatewayOptions {
             limits: self.limits.clone(),
             policy: self.policy.clone(),
+            served_models: self.served_models.clone(),
             tape: self.tape.clone(),
             silence_max: self.silence_max,
             reader_backlog_max: self.reader_backlog_max,

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::http::{HeaderMap, Uri};
 use cleave_api::loading_answer;
 use cleave_server::{HttpLimits, HttpServer, PortRoutes, ServerError, bind};
-use cleave_telemetry::{Telemetry, TraceOptions};
+use cleave_telemetry::{ServiceProcess, Telemetry, TraceOptions};
 use cleave_tls::{PeerTls, ServerTls};
 use cleave_transfer::{Nixl, Transport};
 use cleave_worker::WorkerOptions;
@@ -40,8 +40,9 @@ impl FleetPorts {
     /// # Errors
     /// `Tls` or `Bind` if that cannot be done.
     pub async fn open(listen: &str, options: &RouterOptions) -> Result<Self, NodeError> {
-        let telemetry = Telemetry::with_traces(&options.traces)?;
         let router = RouterPorts::open(listen, options).await?;
+        let service = ServiceProcess::fleet(router.front_port());
+        let telemetry = Telemetry::with_traces(&options.traces, &service)?;
         let mut loading = LoadingServers::default();
         let certificate = router.tls().front;
         for listener in router.http() {
@@ -121,7 +122,8 @@ impl WorkerPorts {
         options: &WorkerOptions,
         traces: &TraceOptions,
     ) -> Result<Self, NodeError> {
-        let telemetry = Telemetry::with_traces(traces)?;
+        let service = ServiceProcess::worker(&options.name, options.role);
+        let telemetry = Telemetry::with_traces(traces, &service)?;
         let peers = options.peer_tls.as_deref().map(PeerTls::open).transpose()?;
         let nixl = nixl(options)?;
         let data = bind(data_listen).await?;

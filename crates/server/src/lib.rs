@@ -175,7 +175,7 @@ async fn accept(listener: TcpListener, shared: HttpServerState) {
             match ended {
                 Ok(()) => {}
                 Err(ConnectionEnd::Closed(reason)) => {
-                    debug!(%from, ?reason, "connection closed by the server");
+                    debug!(%from, reason = reason.label(), "connection closed by the server");
                     shared.series.connection_ended(reason.label());
                 }
                 Err(ConnectionEnd::Broken(error)) => debug!(%from, %error, "a connection ended"),

@@ -7,6 +7,7 @@
 
 mod buckets;
 mod error;
+mod json_field;
 mod log_limit;
 mod observer;
 mod outcome;
@@ -25,6 +26,7 @@ mod trace;
 mod worker;
 
 pub use error::TelemetryError;
+pub use json_field::JsonField;
 pub use log_limit::LogLimit;
 pub use observer::{NoteContext, RouterObserver, WorkerObserver};
 pub use outcome::{HandoffLoss, RequestVerdict, failure_name, refusal_name};
@@ -35,12 +37,12 @@ pub use policy::PolicySeries;
 pub use router::{RouterMeters, RouterSeries};
 pub use scaling::ScalingSeries;
 pub use server::ServerSeries;
-pub use slo::{SloMeters, SloSeries};
+pub use slo::{SloMeters, SloSeries, TokenCounters};
 pub use tape::{RouterTapeRecord, TapeRecorder, WorkerTapeRecord};
 use trace::TraceSeries;
 pub use trace::{
-    AttemptChange, FlightOutcome, FlightSpan, OtlpScheme, RequestContext, TraceOptions,
-    TraceSampler, TraceSamplerError, Traces, WorkerSpans, log_ids,
+    AttemptChange, FlightOutcome, FlightSpan, OtlpScheme, RequestContext, ServiceProcess,
+    TraceOptions, TraceSampler, TraceSamplerError, Traces, WorkerSpans, log_ids,
 };
 pub use worker::{AdapterLoads, AdapterUse, DeviceCeilings, WorkerMeters, WorkerSeries};
 
@@ -93,11 +95,14 @@ impl Default for Telemetry {
 }
 
 impl Telemetry {
-    /// With traces to the collector that the options name, if any. Must be called within a tokio
-    /// runtime.
-    pub fn with_traces(options: &TraceOptions) -> Result<Self, TelemetryError> {
+    /// With traces of this process to the collector that the options name, if any. Must be called
+    /// within a tokio runtime.
+    pub fn with_traces(
+        options: &TraceOptions,
+        service: &ServiceProcess,
+    ) -> Result<Self, TelemetryError> {
         let telemetry = Self::default();
-        let traces = Traces::to(options, &telemetry.trace_series)?;
+        let traces = Traces::to(options, service, &telemetry.trace_series)?;
         Ok(Self {
             traces,
             ..telemetry

@@ -4,19 +4,19 @@
 //! Invariant: every kind of ending, placement and move is there from the start, as a zero.
 
 use super::buckets::{HistogramFamily, histograms, seconds, submillisecond_seconds};
+use crate::json_field::JsonField;
 use crate::observer::{NoteContext, RouterObserver};
 use crate::outcome::{HandoffLoss, failure_name, refusal_name};
 use crate::overhead::RouterOverhead;
 use crate::series_table::{begin, series_table};
 use crate::trace::{AttemptChange, log_ids};
 use cleave_domain::{Ending, Failure, Role};
-use cleave_router::{CancelStage, MoveReason, PlacementDecision, RoleCounts, RouterNote};
+use cleave_router::{CancelStage, MoveReason, RoleCounts, RouterNote};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::field::display;
@@ -64,21 +64,24 @@ series_table! {
         "Flights that wait to be placed, by model";
     ended: Family<FlightEndLabels, Counter>, "cleave_flights_ended",
         "Flights that ended, by model: done, refused, cancelled, failed, or invalid (their constraint cannot be enforced)";
-    cancel_seconds: HistogramFamily<CancelStageLabels> = histograms(), "cleave_cancel_to_free_seconds",
-        "Time from a client's departure until all blocks of its flight are free in both pools, by stage";
+    cancel_seconds: HistogramFamily<CancelStageLabels> = histograms(), "cleave_router_cancel_to_free_seconds",
+        "Time from a client's departure until all blocks of its flight are free in both pools, by stage \
+         (cleave_worker_cancel_to_free_seconds is one worker's part)";
     workers: Family<WorkerRoleLabels, Gauge>, "cleave_workers",
         "Connected workers by role and model";
     standing_by: Gauge, "cleave_workers_standing_by",
         "Connected workers that wait because another worker has their name";
     placed: Family<RouterKindLabels, Counter>, "cleave_placements",
-        "Attempts placed: disaggregated (two workers) or aggregated (both legs on one)";
+        "Attempts placed: disaggregated (two workers) or aggregated (both legs on one); why is in cleave_placement_reasons_total";
     handoffs: Family<HandoffOutcomeLabels, Counter>, "cleave_router_handoffs",
-        "Hand-offs by outcome as reported to this router, of prompts computed on another worker and of \
-         migrations: landed, or refused, failed or lost at a worker";
+        "Hand-offs that this router ordered, each once, of prompts computed on another worker and of migrations, \
+         by outcome: landed, or refused, failed or lost at a worker (cleave_worker_handoffs_total counts each end)";
     handoff_bytes: Counter, "cleave_router_handoff_bytes",
-        "KV bytes of landed hand-offs, without the blocks that their receivers had cached";
+        "KV bytes of landed hand-offs that this router ordered, without the blocks that their receivers had cached \
+         (cleave_worker_handoff_bytes_total counts what each worker sent and received)";
     cached_tokens: Counter, "cleave_placement_cached_tokens",
-        "Prompt tokens that the router expected in the cache of the worker it chose";
+        "Prompt tokens that the router expected in the cache of the worker it chose, at each placement \
+         (cleave_router_cached_tokens_total has those that were there)";
     placement_wait: Histogram = seconds(), "cleave_placement_wait_seconds",
         "Time from submission to placement";
     added: Histogram = submillisecond_seconds(), "cleave_router_added_seconds",
@@ -92,26 +95,28 @@ series_table! {
          slo_tpot_unreachable; or that did not answer in time (silent)";
     stale: Counter, "cleave_stale_reports",
         "Reports of past attempts or incarnations, ignored";
-    stuck: Counter, "cleave_workers_stuck",
-        "Workers that stopped making progress while they answered";
+    stuck: Counter, "cleave_router_workers_stuck",
+        "Times that this router stopped giving work to a worker that answered and made no progress \
+         (cleave_worker_stuck is the state now, at the worker)";
     exceeded: Counter, "cleave_tokens_beyond_limit",
         "Tokens from workers beyond the max_tokens of their request, dropped: a defect of a worker";
-    grants: Gauge, "cleave_router_passes",
-        "Write grants for reserved blocks that were not sent to their senders yet";
+    grants: Gauge, "cleave_router_write_grants",
+        "Write grants for reserved blocks that the router has and has not sent to the senders yet";
     prefix_dropped: Counter, "cleave_prefixes_dropped",
         "Cached prefix blocks dropped because a worker reported more than the router keeps of one";
     resumed: Counter, "cleave_streams_resumed",
         "Streams continued by another attempt after their worker failed in mid-stream";
     resumed_tokens: Counter, "cleave_resumed_tokens",
-        "Output tokens of resumed streams whose KV was computed again";
+        "Output tokens of streams resumed after a failure, whose KV another worker computed again \
+         (cleave_recomputed_tokens_total is for preemptions)";
     moves: Family<RouterKindLabels, Counter>, "cleave_moves",
         "Migrations of running sequences ordered: drain, role (it changed), crowded (KV blocks run out)";
     moved: Counter, "cleave_moves_done",
         "Migrations of running sequences completed";
     moves_aborted: Family<RouterKindLabels, Counter>, "cleave_moves_stayed",
         "Migrations given up, by failure: the sequence continued on its worker, or its flight ended or failed";
-    move_seconds: Histogram = seconds(), "cleave_move_seconds",
-        "Time from the order to migrate until the sequence runs on the other worker";
+    move_seconds: Histogram = seconds(), "cleave_router_move_seconds",
+        "Time from the router's order to migrate until the sequence runs on the other worker";
     pause_seconds: HistogramFamily<RouterKindLabels> = histograms(), "cleave_stream_pause_seconds",
         "Time between two tokens of a stream where another attempt took over: resumed (after a \
          failure) or migrated";
@@ -248,8 +253,8 @@ impl RouterMeters {
                 failure,
                 generated_tokens,
             } => {
-                info!(%handoff, ?failure, generated_tokens, "attempt failed, trying again");
                 let kind = failure_name(failure);
+                info!(%handoff, failure = kind, generated_tokens, "attempt failed, trying again");
                 series
                     .retries
                     .get_or_create(&RouterKindLabels { kind })
@@ -333,9 +338,9 @@ impl RouterObserver for RouterMeters {
         match note {
             // As JSON, for operators who ask why a request was placed as it was.
             RouterNote::Decided(decision) => {
-                debug!(target: "decision", request_id, trace_id, record = %DecisionJson(decision));
+                debug!(target: "decision", request_id, trace_id, record = %JsonField(&**decision));
             }
-            note => debug!(target: "note", request_id, trace_id, ?note),
+            note => debug!(target: "note", request_id, trace_id, note = %JsonField(note)),
         }
         let series = &self.series;
         match note {
@@ -414,18 +419,6 @@ impl RouterObserver for RouterMeters {
     }
 }
 
-/// A decision as JSON, made only if it is logged.
-struct DecisionJson<'a>(&'a PlacementDecision);
-
-impl fmt::Display for DecisionJson<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match serde_json::to_string(self.0) {
-            Ok(json) => f.write_str(&json),
-            Err(error) => write!(f, "{error}"),
-        }
-    }
-}
-
 /// The kinds of endings of flights.
 const ENDINGS: [&str; 5] = ["done", "refused", "cancelled", "failed", "invalid"];
 
@@ -462,7 +455,7 @@ fn move_reason_name(reason: MoveReason) -> &'static str {
 mod tests {
     use super::*;
     use cleave_domain::{FlightId, Refusal, SloMetric};
-    use cleave_router::DecisionOutcome;
+    use cleave_router::{DecisionOutcome, PlacementDecision};
 
     #[test]
     fn a_logged_decision_reads_back_unchanged() {
@@ -480,7 +473,7 @@ mod tests {
                 retry_after: Duration::from_millis(300),
             }),
         };
-        let written = DecisionJson(&decision).to_string();
+        let written = JsonField(&decision).to_string();
         let read: PlacementDecision = serde_json::from_str(&written).unwrap();
         assert_eq!(read, decision);
     }

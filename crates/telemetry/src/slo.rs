@@ -5,6 +5,10 @@
 //! sequence counts once, refused and failed ones too (lesson 25), and a class that no policy names
 //! creates no series.
 
+mod tokens;
+
+pub use tokens::TokenCounters;
+
 use super::buckets::{
     FloatGauge, HistogramFamily, first_token_seconds, gap_seconds, histograms, ratio_histograms,
 };
@@ -94,13 +98,21 @@ series_table! {
     ttft: HistogramFamily<SloClassLabels> =
         Family::new_with_constructor(first_token_seconds as fn() -> Histogram),
         "cleave_ttft_seconds",
-        "Time from arrival at the router to the first token, of completed requests";
+        "Time from submission to the first token, of completed sequences (before it the HTTP server reads the request: \
+         cleave_request_read_seconds)";
     tpot: HistogramFamily<SloClassLabels> =
         Family::new_with_constructor(gap_seconds as fn() -> Histogram),
         "cleave_tpot_seconds",
-        "Mean time between output tokens after the first, of completed requests";
+        "Mean time between a sequence's output tokens after the first, of completed sequences \
+         (cleave_http_inter_token_latency_seconds has each gap)";
     e2e: HistogramFamily<SloClassLabels> = histograms(), "cleave_e2e_seconds",
-        "Time from arrival at the router to the last token, of completed requests";
+        "Time from submission to the last token, of completed sequences";
+    prompt_tokens: Family<SloClassLabels, Counter>, "cleave_router_prompt_tokens",
+        "Prompt tokens of sequences that got their first token or their vector, each sequence once, by class and model";
+    cached_tokens: Family<SloClassLabels, Counter>, "cleave_router_cached_tokens",
+        "Part of cleave_router_prompt_tokens_total that came from a prefix cache, by class and model";
+    output_tokens: Family<SloClassLabels, Counter>, "cleave_router_output_tokens",
+        "Output tokens passed on to clients, each once whatever attempts drew it, by class and model";
     reasons: Family<PlacementReasonLabels, Counter>, "cleave_placement_reasons",
         "Placements by reason: split (two workers), both (one worker whose role is both), on_decode \
          or on_prefill (both legs on that worker), load (least loaded: no prices are known), turn (round robin)";
@@ -255,6 +267,7 @@ impl SloMeters {
         };
         for class in classes {
             self.series.requests.remove(&good_labels(&class, ""));
+            self.series.end_tokens(&class_labels(&class, ""));
         }
         self.show_classes(model);
     }
@@ -270,6 +283,9 @@ impl SloMeters {
         let classes = self.series.lock().classes.clone();
         let good = classes.iter().map(|class| good_labels(class, model));
         begin(&self.series.requests, good);
+        for class in &classes {
+            self.series.begin_tokens(&class_labels(class, model));
+        }
     }
 
     fn decided(&self, decision: &PlacementDecision, model: &str) {
@@ -449,6 +465,13 @@ impl SloSeries {
             class: if known { class } else { OTHER }.to_owned(),
             model: model.to_owned(),
         }
+    }
+}
+
+fn class_labels(class: &str, model: &str) -> SloClassLabels {
+    SloClassLabels {
+        class: class.to_owned(),
+        model: model.to_owned(),
     }
 }
 

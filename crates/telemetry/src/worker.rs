@@ -15,6 +15,7 @@ pub use series::WorkerSeries;
 pub use utilisation::DeviceCeilings;
 
 use crate::buckets::{FloatGauge, HistogramFamily};
+use crate::json_field::JsonField;
 use crate::observer::WorkerObserver;
 use adapters::{ADAPTERS, LOADS, LoraLabels};
 use cleave_domain::{Capacity, Role, StepProgress, StepWork, WorkerId, WorkerLoad, WorkerRef};
@@ -364,7 +365,7 @@ impl WorkerMeters {
             // The gauge follows the load, which also shows when this is over.
             WorkerNote::Stuck { running } => warn!(
                 worker = worker.worker,
-                ?running,
+                running = %JsonField(running),
                 "the present step exceeds its time limit"
             ),
             other => assert_not_counted_here(other),
@@ -607,7 +608,7 @@ mod tests {
         let zero = telemetry.text();
         assert!(
             zero.contains(
-                "cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 0"
+                "cleave_worker_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 0"
             ),
             "{zero}"
         );
@@ -644,8 +645,8 @@ mod tests {
         });
         let text = telemetry.text();
         for line in [
-            "cleave_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 1",
-            "cleave_handoff_bytes_total{worker=\"p0\",role=\"prefill\",kind=\"received\"} 4096",
+            "cleave_worker_handoffs_total{worker=\"p0\",role=\"prefill\",kind=\"landed\"} 1",
+            "cleave_worker_handoff_bytes_total{worker=\"p0\",role=\"prefill\",kind=\"received\"} 4096",
             "cleave_handoff_exposed_seconds_count{worker=\"p0\",role=\"prefill\"} 1",
             "vllm:num_requests_running{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 3",
             "vllm:num_requests_waiting{worker=\"p0\",role=\"prefill\",model_name=\"demo\"} 4",

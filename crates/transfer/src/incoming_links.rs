@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tracing::info;
+use tracing::{info, warn};
 
 /// The receiving side of all transports of one worker.
 #[derive(Debug)]
@@ -221,14 +221,19 @@ impl IncomingTable {
     }
 }
 
-/// Reports the end of a link, in the log and to the worker.
+/// Reports the end of a link, in the log and to the worker. A peer that closes it leaves, or has
+/// died: then its router warns.
 pub(crate) async fn report_lost(
     events: &mpsc::Sender<LinkEvent>,
     peer: WorkerRef,
     error: &LinkError,
     direction: &str,
 ) {
-    info!(%peer, %error, direction, "link ended");
+    if error.is_closing() {
+        info!(%peer, %error, direction, "link lost");
+    } else {
+        warn!(%peer, %error, direction, "link lost");
+    }
     let reason = error.to_string();
     // The receiver of events is gone only when the worker itself is closing.
     let _ = events.send(LinkEvent::Lost { peer, reason }).await;

@@ -64,6 +64,11 @@ pub(crate) enum LinkError {
 }
 
 impl LinkError {
+    /// Whether an end closed the link, which is no fault of the link.
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self, Self::Closed | Self::Replaced | Self::Closing)
+    }
+
     /// Whether every other transport to the same peer would fail the same way.
     pub(crate) fn is_independent_of_transport(&self) -> bool {
         matches!(

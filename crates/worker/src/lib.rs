@@ -191,7 +191,11 @@ impl WorkerBody {
             meters: WorkerMeters::new(&telemetry.workers, &options.name, options.role, model)
                 .with_ceilings(options.ceilings)
                 .with_capacity(description.capacity),
-            spans: WorkerSpans::new(telemetry.traces.clone(), options.name.clone()),
+            spans: WorkerSpans::new(
+                telemetry.traces.clone(),
+                options.name.clone(),
+                model.clone(),
+            ),
             recorder: TapeRecorder::create(options.tape.as_deref())?,
             name: options.name.clone(),
             data_address: registration.data_address.clone(),
@@ -349,7 +353,7 @@ pub fn speculation(engine: &dyn Engine, requested: Option<LookupLimits>) -> Opti
             Some(_) => "the model has a state, which cannot take back a rejected token",
             None => "the device samples its tokens itself, one in each step",
         };
-        info!(%device, "speculation is off: {reason}");
+        info!(%device, reason, "speculation is off");
         return None;
     }
     Some(LookupLimits {

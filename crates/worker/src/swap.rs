@@ -42,6 +42,15 @@ pub(crate) enum SwapDirection {
     In,
 }
 
+impl SwapDirection {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Out => "out",
+            Self::In => "in",
+        }
+    }
+}
+
 impl SwapJob {
     pub(crate) fn new(handoff: HandoffId, spans: Vec<BlockSpan>, direction: SwapDirection) -> Self {
         Self {
@@ -147,7 +156,7 @@ impl EngineThread {
             Ok(()) => SwapOutcome::Copied,
             Err(reason) => {
                 let (handoff, direction) = (swap.handoff, swap.direction);
-                error!(%handoff, way = ?direction, %reason, "cannot swap a sequence");
+                error!(%handoff, direction = direction.name(), %reason, "cannot swap a sequence");
                 drop(self.swap_pool.take(swap.handoff));
                 SwapOutcome::Broken
             }

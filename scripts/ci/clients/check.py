@@ -1,12 +1,13 @@
 """Runs clients and load generators of other projects against Cleave (docs/benchmarks/clients.md).
 
-usage: check.py --cleave BIN [--only NAME ...] [--agents] [--generators] [--table]
+usage: check.py --cleave BIN [--only NAME ...] [--long] [--generators] [--table]
 
 OpenAI's Python and Node clients (chat, completions, Responses, streams with comments in them, usage, errors, retries
 after refusals; tools and schemas in Python), Anthropic's Python client and schemathesis (valid and invalid requests,
 generated from our /openapi.json) run against one server each. SDKs built on these APIs (AI SDK, LangChain and others)
-run against a mock engine that answers by scripted/script.yaml, so that each text and call is compared. With --agents
-command-line agents do a task of two turns by scripted/agents.yaml. With --generators aiperf, inference-perf and
+run against a mock engine that answers by scripted/script.yaml, so that each text and call is compared. With --long
+further SDKs do, command-line agents do a task of two turns by scripted/agents.yaml, and lm-eval runs against the
+bundled checkpoint. With --generators aiperf, inference-perf and
 SGLang's bench_serving measure goodput through nginx, which stands before two routers with mock workers. --table writes
 the results into docs/benchmarks/clients.md, together with those of earlier runs in results.json. Each tool has a folder
 of its own under target/clients; a tool that cannot be installed is reported as SKIPPED. Exits with 1 if a tool that ran
@@ -44,7 +45,7 @@ from tools import SPENT, Skipped, npm, run, venv  # noqa: E402
 RESULTS = HERE / "results.json"
 BEGIN, END = "<!-- clients: begin, by scripts/ci/clients/check.py --table -->", "<!-- clients: end -->"
 OPENAI_PYTHON, OPENAI_NODE, SCHEMATHESIS = "3.51.0", "6.49.0", "4.32.5"
-ANTHROPIC = "2.14.0"
+ANTHROPIC, LM_EVAL, TRANSFORMERS = "2.14.0", "0.4.13", "5.17.0"
 # Comments stand between most tokens; no client may take a comment for a token.
 TALKATIVE = ("--sse-keep-alive", "0.001")
 
@@ -163,6 +164,17 @@ def schemathesis(cleave: str, examples: int = 20) -> str:
         return with_server(server, use)
 
 
+def lm_eval(cleave: str) -> str:
+    """Runs lm-eval on the bundled checkpoint."""
+    python = venv("lm-eval", [f"lm-eval[api]=={LM_EVAL}", f"transformers=={TRANSFORMERS}"])
+
+    def use(url: str) -> str:
+        run([python, HERE / "lm_eval_client.py", url, "cleave-demo", ROOT / "assets" / "demo"], env=scripted.QUIET)
+        return "`local-completions`: log-probabilities of continuations, texts; `local-chat-completions`: texts"
+
+    return with_server(demo(cleave), use)
+
+
 def through_nginx(cleave: str, measure: Callable[[str], str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(cleave, Path(folder), 15)
@@ -190,6 +202,7 @@ CLIENTS = {
     "schemathesis": (SCHEMATHESIS, schemathesis),
     **scripted.CLIENTS,
 }
+LONG_CLIENTS = {**scripted.LONG_CLIENTS, "lm-eval": (LM_EVAL, lm_eval), **agents.AGENTS}
 GENERATORS = {
     "aiperf": (generators.AIPERF, lambda cleave: through_nginx(cleave, generators.aiperf)),
     "inference-perf": (generators.INFERENCE_PERF, lambda cleave: through_nginx(cleave, generators.inference_perf)),
@@ -207,15 +220,15 @@ def write_table(results: dict[str, dict]) -> None:
 
 
 def main() -> None:
-    every = CLIENTS | agents.AGENTS | GENERATORS
+    every = CLIENTS | LONG_CLIENTS | GENERATORS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cleave", required=True)
     parser.add_argument("--only", nargs="+", choices=every)
-    parser.add_argument("--agents", action="store_true")
+    parser.add_argument("--long", action="store_true")
     parser.add_argument("--generators", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    chosen = args.only or [*CLIENTS, *(agents.AGENTS if args.agents else ()), *(GENERATORS if args.generators else ())]
+    chosen = args.only or [*CLIENTS, *(LONG_CLIENTS if args.long else ()), *(GENERATORS if args.generators else ())]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = False
 

@@ -28,7 +28,7 @@ AI_SDK = {"ai": "7.0.173", "@ai-sdk/openai": "4.0.118", "@ai-sdk/openai-compatib
 OPENAI_NODE, ZOD = "7.57.0", "4.6.7"
 LANGCHAIN, LANGCHAIN_ANTHROPIC = "1.7.4", "1.7.10"
 PYDANTIC_AI, INSTRUCTOR, LITELLM = "2.68.0", "1.17.0", "1.110.2"
-OPENAI_AGENTS, LLAMA_INDEX = "0.24.0", "0.8.1"
+OPENAI_AGENTS, LLAMA_INDEX, LLM = "0.24.0", "0.8.1", "0.36"
 
 
 def serve(cleave: str, folder: str, script: Path, *more: str) -> Process:
@@ -141,13 +141,23 @@ def llama_index(cleave: str) -> str:
     return python_client(cleave, "llama-index", [f"llama-index-llms-openai-like=={LLAMA_INDEX}"], works)
 
 
+def llm(cleave: str) -> str:
+    """Runs the command-line tool llm."""
+    works = "a prompt, whole and streamed, a function in two turns, a schema, counts of tokens in its log"
+    return python_client(cleave, "llm", [f"llm=={LLM}"], works)
+
+
 CLIENTS = {
     "AI SDK": (AI_SDK["ai"], ai_sdk),
     "OpenAI Node with zod": (OPENAI_NODE, openai_node),
     "LangChain": (LANGCHAIN, langchain),
+    "litellm": (LITELLM, litellm),
+}
+# Their protocol is that of the clients above, and their packages are large.
+LONG_CLIENTS = {
     "pydantic-ai": (PYDANTIC_AI, pydantic_ai),
     "instructor": (INSTRUCTOR, instructor),
-    "litellm": (LITELLM, litellm),
     "OpenAI Agents SDK": (OPENAI_AGENTS, openai_agents),
     "LlamaIndex": (LLAMA_INDEX, llama_index),
+    "llm": (LLM, llm),
 }

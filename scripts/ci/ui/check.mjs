@@ -256,8 +256,8 @@ async function eight(browser, folder) {
   }
   await agree("goodput", page, () => figure(page, "goodput"), () => metric(base, "cleave_goodput_requests_per_second"), 0.06);
   const alive = addresses.filter((_, at) => Object.keys(workers)[at] !== "decode-1");
-  const received = async () => (await Promise.all(alive.map((at) => metric(at, "cleave_handoff_bytes_total", 'kind="received"')))).reduce((sum, bytes) => sum + bytes, 0);
-  const [sent, landed] = [await Promise.all(alive.map((at) => metric(at, "cleave_handoff_bytes_total", 'kind="sent"'))), (await board(base)).handoffs.bytes_total];
+  const received = async () => (await Promise.all(alive.map((at) => metric(at, "cleave_worker_handoff_bytes_total", 'kind="received"')))).reduce((sum, bytes) => sum + bytes, 0);
+  const [sent, landed] = [await Promise.all(alive.map((at) => metric(at, "cleave_worker_handoff_bytes_total", 'kind="sent"'))), (await board(base)).handoffs.bytes_total];
   const bytes = sent.reduce((sum, one) => sum + one, 0);
   check(Math.abs(landed - bytes) <= bytes * 0.05, `hand-off bytes: the page says ${landed}, the workers sent ${bytes} (and the seven left received ${await received()})`);
   check(trouble.length === 0, `no console error, no request elsewhere${trouble.length ? `: ${[...new Set(trouble)].join("; ")}` : ""}`);

@@ -15,6 +15,7 @@ use cleave_text::ModelText;
 use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Limit of requests that wait for the first worker. Each holds its body and its reservation, so
@@ -128,6 +129,7 @@ impl App {
             if !matches!(changed, Ok(Ok(()))) && Instant::now() >= until {
                 return Err(match choice {
                     ModelChoice::Unknown(name) => self.model_not_found(&name),
+                    _ if outside.is_some() => no_worker_came(begun.elapsed()),
                     _ => no_model_yet(),
                 });
             }
@@ -147,6 +149,16 @@ impl App {
 /// The error of a request for a model that no worker has brought.
 pub(crate) fn no_model_yet() -> ApiError {
     ApiError::unavailable("no_worker", "No worker has brought this model yet.")
+}
+
+/// The error of a request whose model has no worker, though one was asked for.
+fn no_worker_came(waited: Duration) -> ApiError {
+    let message = format!(
+        "No worker of this model came within {} s, though one is wanted: /admin/scaling says which, and \
+         the autoscaler's log why none started.",
+        waited.as_secs()
+    );
+    ApiError::unavailable("no_worker", message)
 }
 
 /// A request that waits for the first worker of a model. The frontend is notified of the number of

@@ -1,5 +1,6 @@
 //! The flags of `autoscale`.
 
+use super::ServerKeyArgs;
 use crate::values::{parse_model_name, parse_router};
 use clap::Args;
 use std::path::PathBuf;
@@ -31,9 +32,8 @@ pub(crate) struct AutoscaleArgs {
     /// absent. Read once, at the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
-    /// The router's admin key. Set it in the environment, where other users cannot see it.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) admin_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: ServerKeyArgs,
     /// Flags after `--`: each `cleave worker` is started with them, in addition to --leg, --router
     /// and --name.
     #[arg(last = true, value_name = "FLAG")]

@@ -22,6 +22,7 @@ mod models;
 mod plan;
 mod scale;
 mod serve;
+mod server_key;
 mod sim;
 mod speculation;
 mod telemetry;
@@ -55,6 +56,7 @@ pub(crate) use scale::{RatePoint, ScaleArgs};
 pub(crate) use serve::{
     HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerCountArgs,
 };
+pub(crate) use server_key::ServerKeyArgs;
 pub(crate) use sim::{ReplayArgs, SimArgs, SimCommand};
 pub(crate) use speculation::SpeculationArgs;
 pub(crate) use telemetry::{LogArgs, LogFormat, LogLevel, PromptArgs, TraceArgs};

@@ -112,6 +112,15 @@ pub(crate) struct RouterArgs {
         default_value = "127.0.0.1:8000"
     )]
     pub(crate) listen: SocketAddr,
+    /// Served name of the model whose workers may join, several separated by commas; workers of
+    /// other models are turned away. If absent, the workers that come decide what is served.
+    #[arg(
+        long,
+        value_name = "NAME",
+        help_heading = "Models",
+        value_delimiter = ','
+    )]
+    pub(crate) served_model: Vec<String>,
     #[command(flatten)]
     pub(crate) http: HttpArgs,
     #[command(flatten)]

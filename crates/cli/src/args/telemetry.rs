@@ -3,7 +3,7 @@
 //! Owns: these flags, and the precedence of flags and environment. Never: writes a log.
 
 use clap::{Args, ValueEnum};
-use cleave_api::PromptLog;
+use cleave_api::{AccessLog, PromptLog};
 use cleave_telemetry::{OtlpScheme, TraceOptions, TraceSampler, TraceSamplerError};
 use std::path::PathBuf;
 
@@ -67,6 +67,11 @@ pub(crate) struct PromptArgs {
     /// prompt or an answer.
     #[arg(long)]
     pub(crate) log_prompts: bool,
+    /// Log a line for each HTTP request when it is over: method, path, status, model, class,
+    /// tokens, times, workers, the reason of a refusal. Without this flag such lines have the level
+    /// `debug`, and `warn` where the server failed; probes and /metrics have `debug` in any case.
+    #[arg(long)]
+    pub(crate) access_log: bool,
 }
 
 impl PromptArgs {
@@ -75,6 +80,14 @@ impl PromptArgs {
             PromptLog::Shown
         } else {
             PromptLog::Hidden
+        }
+    }
+
+    pub(crate) fn access_log(self) -> AccessLog {
+        if self.access_log {
+            AccessLog::On
+        } else {
+            AccessLog::Off
         }
     }
 }

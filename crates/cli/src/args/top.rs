@@ -1,5 +1,6 @@
 //! The flags of `top`.
 
+use super::ServerKeyArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -21,10 +22,8 @@ pub(crate) struct TopArgs {
     /// absent.
     #[arg(long, value_name = "FILE")]
     pub(crate) cacert: Option<PathBuf>,
-    /// The server's admin key, if it has one. Set it in the environment, where other users cannot
-    /// see it.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) admin_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: ServerKeyArgs,
     /// Print the state once and exit; this is the default if the output is not a terminal.
     #[arg(long)]
     pub(crate) once: bool,

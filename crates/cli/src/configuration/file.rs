@@ -27,6 +27,7 @@ pub(super) struct FileFlag {
     id: String,
     long: String,
     value: FileValue,
+    at: Location,
 }
 
 enum FileValue {
@@ -43,6 +44,11 @@ impl FileFlag {
 
     pub(super) fn long(&self) -> &str {
         &self.long
+    }
+
+    /// The place of its value.
+    pub(super) fn at(&self) -> Location {
+        self.at
     }
 
     /// The words of a command line that say the same.
@@ -131,6 +137,7 @@ impl FileReader<'_> {
                 id: argument.get_id().to_string(),
                 long: key.value.clone(),
                 value,
+                at: node.referenced,
             };
             self.check(&flag, node.referenced).then_some(flag)
         });

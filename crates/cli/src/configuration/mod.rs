@@ -10,6 +10,7 @@
 
 mod definition;
 mod file;
+mod origin;
 mod print;
 
 pub(crate) use definition::{FILE_VARIABLE, command};
@@ -19,6 +20,7 @@ use crate::args::Cli;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches};
 use file::ConfigFile;
+use origin::FlagOrigins;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -64,6 +66,7 @@ impl Resolved {
         let name = path.join(" ");
         let mut from_file = BTreeSet::new();
         let mut file = None;
+        let given = words.clone();
         if definition::is_configurable(&name) {
             // This pass finds the file and the flags that outrank it; the next one reports errors.
             let lenient = command.clone().ignore_errors(true);
@@ -85,7 +88,16 @@ impl Resolved {
                 file = Some(read);
             }
         }
-        let matches = command.try_get_matches_from(words)?;
+        let parsed = command.clone().try_get_matches_from(words);
+        let matches = parsed.map_err(|error| {
+            let origins = FlagOrigins {
+                command: definition::find(&command, &name),
+                words: &given,
+                file: file.as_ref(),
+                from_file: &from_file,
+            };
+            origins.explain(error)
+        })?;
         Ok(Self {
             name,
             matches,

@@ -170,6 +170,8 @@ fn each_mistake_of_a_file_has_its_line_and_column() {
         "trace: t\nrate: 1\n",
     );
     assert!(conflict.contains("cannot be used with"), "{conflict}");
+    assert!(conflict.contains("--trace is set at "), "{conflict}");
+    assert!(conflict.contains(":1:8\n"), "{conflict}");
 }
 
 #[test]

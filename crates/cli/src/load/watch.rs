@@ -4,6 +4,7 @@
 
 use cleave_bench::{
     BenchReport, GoalVerdict, ProgressObserver, RateResult, RunProgress, RunSummary, SampleStats,
+    SearchTime,
 };
 use cleave_domain::RequestStage;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -11,7 +12,7 @@ use std::io::Write;
 use std::time::Duration;
 
 /// Template of the progress bar, which is shown on a terminal only.
-const BAR: &str = "{bar:30} {pos}/{len}  {msg}";
+const BAR: &str = "{prefix}{bar:30} {pos}/{len}  {msg}";
 
 /// The progress bar and the table of a running measurement.
 pub(crate) struct ProgressScreen {
@@ -46,6 +47,39 @@ impl ProgressScreen {
     }
 }
 
+/// Says before a search how long it will take.
+pub(crate) fn print_expected_time(
+    time: &SearchTime,
+    time_cap: Option<Duration>,
+) -> anyhow::Result<()> {
+    let SearchTime {
+        runs_min,
+        time_min,
+        runs_max,
+        time_max,
+    } = time;
+    let mut err = std::io::stderr().lock();
+    let (least, most) = (duration_words(*time_min), duration_words(*time_max));
+    let capped = match time_cap {
+        Some(_) => "",
+        None => "; --time-cap limits it, and Ctrl-C writes what is measured by then",
+    };
+    writeln!(
+        err,
+        "expected: {runs_min} to {runs_max} runs, {least} to {most}, and the wait for the last answers of each{capped}"
+    )?;
+    Ok(())
+}
+
+fn duration_words(span: Duration) -> String {
+    let seconds = span.as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds.div_ceil(60)),
+        _ => format!("{:.1} h", span.as_secs_f64() / 3600.0),
+    }
+}
+
 impl ProgressObserver for ProgressScreen {
     fn run_progresses(&self, progress: &RunProgress) {
         let RunProgress {
@@ -65,6 +99,7 @@ impl ProgressObserver for ProgressScreen {
     fn run_begins(&self, rate: f64, planned: usize) {
         tracing::debug!("{planned} requests at {rate:.3} per second");
         self.bar.reset();
+        self.bar.set_prefix(format!("{rate:.3}/s "));
         self.bar.set_length(planned as u64);
     }
 

@@ -102,9 +102,10 @@ pub(super) async fn run_until_stopped<N: RunningNode>(
     notify_service_manager(&[NotifyState::Stopping, NotifyState::Status("drains")]);
     let ShutdownPlan { delay, limit } = shutdown;
     if broken.is_none() && !delay.is_zero() {
+        let delay_seconds = delay.as_secs_f64();
         info!(
-            "reporting not ready; serving for another {} s",
-            SecondsArg(delay)
+            delay_seconds,
+            "reporting not ready, and serving until the delay is over"
         );
         node.leave();
         tokio::select! {
@@ -113,7 +114,8 @@ pub(super) async fn run_until_stopped<N: RunningNode>(
             () = stop.signalled() => end_at_once(),
         }
     }
-    info!("draining for up to {limit} s; a second signal ends at once");
+    let limit_seconds = limit.0.as_secs_f64();
+    info!(limit_seconds, "draining; a second signal ends at once");
     tokio::select! {
         () = node.drain(limit.0) => {}
         () = stop.signalled() => end_at_once(),

@@ -30,8 +30,8 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        let pages =
-            ServerClient::connect(&args.url, args.cacert.as_deref(), args.admin_key.as_deref())?;
+        let key = args.key.key()?;
+        let pages = ServerClient::connect(&args.url, args.cacert.as_deref(), key.as_deref())?;
         let events = UiEvents::open(&pages).await?;
         let shown = std::io::stdout().is_terminal();
         match (args.json, args.once || !shown) {

@@ -546,7 +546,7 @@ impl Ops for CudaOps {
 
     fn blocks(&self, pool: &CudaPool) -> Option<Arc<dyn DeviceBlocks>> {
         let made = CudaBlocks::new(&self.images, self.hardware(), pool);
-        made.inspect_err(|error| tracing::warn!("KV blocks can be copied only between steps, because their own streams cannot be made: {error}"))
+        made.inspect_err(|error| tracing::warn!(%error, "KV blocks can be copied only between steps, because their own streams cannot be made"))
             .ok()
             .map(|blocks| Arc::new(blocks) as Arc<dyn DeviceBlocks>)
     }

@@ -9,6 +9,7 @@ mod inbound;
 mod message_limit;
 mod resolve;
 mod service;
+mod turned_away;
 mod uplink;
 mod window;
 

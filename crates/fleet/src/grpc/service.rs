@@ -6,6 +6,7 @@
 
 use super::inbound::{InboundMessage, MessageFraming, MessageHandler, receive_all};
 use super::message_limit::limited;
+use super::turned_away::TurnedAwayLog;
 use super::window::{MessageWindow, send_all};
 use super::{HELLO_MAX, STREAM_ITEMS_MAX, UPWARD_BYTES_MAX, heartbeat_interval, with_causes};
 use crate::acceptor::{DriverStopped, RouterAcceptor, WorkerSession};
@@ -25,6 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
+use tracing::field::display;
 use tracing::{debug, warn};
 
 /// Decides which workers join a router, by the text files of their models.
@@ -70,6 +72,7 @@ struct FleetService<A> {
 struct JoinLog {
     hellos: LogLimit,
     endings: LogLimit,
+    turned_away: TurnedAwayLog,
 }
 
 #[tonic::async_trait]
@@ -86,14 +89,13 @@ impl<A: ModelAdmission> Fleet for FleetService<A> {
         let mut end = WorkerStream {
             service: self.clone(),
             name: String::new(),
+            has_joined: false,
             messages: request.into_inner(),
             out,
         };
         tokio::spawn(async move {
             if let Err(error) = end.run().await {
-                if let Some(left_out) = end.service.log.endings.admit(Instant::now()) {
-                    warn!(name = end.name, ?from, %error, left_out, "a worker's stream ended");
-                }
+                end.log_ending(&error, from);
                 end.report_damage(&error);
             }
         });
@@ -138,6 +140,8 @@ struct WorkerStream<A> {
     service: FleetService<A>,
     /// The worker's name; empty until its hello.
     name: String,
+    /// Whether the router's driver knows the worker.
+    has_joined: bool,
     messages: Streaming<proto::Upward>,
     out: mpsc::Sender<Result<proto::Downward, Status>>,
 }
@@ -185,6 +189,7 @@ impl<A: ModelAdmission> WorkerStream<A> {
         send(&self.out, Kind::Welcome(proto::Welcome {})).await?;
         let beat = heartbeat_interval(registration.silence);
         let (session, downward) = self.service.acceptor.join(registration).await?;
+        self.has_joined = true;
         let window = MessageWindow::default();
         let stands_by = async {
             session.waits_for_name().await;
@@ -201,6 +206,23 @@ impl<A: ModelAdmission> WorkerStream<A> {
         match ended {
             StreamError::Closed | StreamError::Stopped => Ok(()),
             error => Err(error),
+        }
+    }
+
+    /// Logs the end of a stream, unless the router's driver does: of a worker that has joined.
+    fn log_ending(&self, error: &StreamError, from: Option<SocketAddr>) {
+        if self.has_joined {
+            return;
+        }
+        let (log, now) = (&self.service.log, Instant::now());
+        if let StreamError::Rejected(_) = error
+            && !log.turned_away.admits(&self.name, now)
+        {
+            return;
+        }
+        if let Some(left_out) = log.endings.admit(now) {
+            let from = from.map(display);
+            warn!(name = self.name, from, %error, left_out, "a worker's stream ended");
         }
     }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -40,6 +40,14 @@ use tracing::{info, warn};
 
 /// The first pause after a lost connection, and the longest.
 const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The longest pause after a router turned this worker away: for its model or its release, which
+/// change by other processes only.
+const TURNED_AWAY_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// The time between two lines about an address that turns this worker away, whose reason has
+/// numbers that change.
+const TURNED_AWAY_LINE_EVERY: Duration = Duration::from_secs(60);
 
 /// A worker's connections to its routers.
 #[derive(Debug)]
@@ -99,28 +107,73 @@ async fn stay_connected(
     address: SocketAddr,
     addresses: watch::Receiver<BTreeSet<SocketAddr>>,
 ) {
-    let (first, longest) = DIAL_PAUSES;
-    let mut pause = first;
-    let mut last_error = String::new();
+    let mut dial = DialPauses::default();
     while addresses.borrow().contains(&address) && !shared.acceptor.inbox.is_closed() {
-        let error = match connect_once(&shared, address).await {
-            Ok(()) => {
-                pause = first;
-                "the router closed the connection".to_owned()
-            }
-            Err(error) => error.to_string(),
-        };
+        let ended = connect_once(&shared, address).await;
         if shared.acceptor.inbox.is_closed() {
             return;
         }
-        // A router that stays away is worth one line, not one every five seconds.
-        if last_error != error {
-            warn!(%address, error, "not connected to the router; trying again");
-            last_error = error;
-        }
+        let pause = match ended {
+            // The end of a connection that stood is logged already.
+            Ok(()) => dial.connection_ended(),
+            Err(error) => {
+                let (pause, is_news) = dial.failed(&error, Instant::now());
+                if is_news {
+                    let next_dial_s = pause.as_secs_f64();
+                    let error = error.to_string();
+                    warn!(%address, error, next_dial_s, "not connected to the router; trying again");
+                }
+                pause
+            }
+        };
         // Spread out, so that a restarted router is not met by its whole fleet at once.
         sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
-        pause = (pause * 2).min(longest);
+    }
+}
+
+/// Pauses between dials of one address, and which failures are logged.
+#[derive(Debug, Default)]
+struct DialPauses {
+    failures: u32,
+    last_error: String,
+    /// When a line said that the router turns this worker away.
+    turned_away_at: Option<Instant>,
+}
+
+impl DialPauses {
+    /// A connection stood and has ended: returns the pause before the next dial.
+    fn connection_ended(&mut self) -> Duration {
+        *self = Self::default();
+        DIAL_PAUSES.0
+    }
+
+    /// A dial failed: returns the pause before the next one, and whether a line is to say so. A
+    /// router that stays away is worth one line, not one every five seconds.
+    fn failed(&mut self, error: &UplinkError, now: Instant) -> (Duration, bool) {
+        let is_turned_away = matches!(error, UplinkError::Stream(StreamError::Rejected(_)));
+        let (first, longest) = DIAL_PAUSES;
+        let longest = if is_turned_away {
+            TURNED_AWAY_PAUSE_MAX
+        } else {
+            longest
+        };
+        let pause = first.saturating_mul(2_u32.saturating_pow(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        let text = error.to_string();
+        let is_other = self.last_error != text;
+        self.last_error = text;
+        let is_news = if is_turned_away {
+            let since = self
+                .turned_away_at
+                .map(|at| now.saturating_duration_since(at));
+            since.is_none_or(|since| since >= TURNED_AWAY_LINE_EVERY)
+        } else {
+            is_other
+        };
+        if is_turned_away && is_news {
+            self.turned_away_at = Some(now);
+        }
+        (pause.min(longest), is_news)
     }
 }
 
@@ -414,6 +467,36 @@ impl InboundMessage for proto::Downward {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_that_is_turned_away_backs_off_with_a_line_a_minute() {
+        let mut dial = DialPauses::default();
+        let mut now = Instant::now();
+        let began = now;
+        let (mut dials, mut lines) = (0, 0);
+        while now < began + Duration::from_secs(600) {
+            // The reason has a number that changes.
+            let reason = format!("this router serves another model (requests open: {dials})");
+            let error = UplinkError::Stream(StreamError::Rejected(reason));
+            let (pause, is_news) = dial.failed(&error, now);
+            assert!(pause <= TURNED_AWAY_PAUSE_MAX);
+            (dials, lines) = (dials + 1, lines + u32::from(is_news));
+            now += pause;
+        }
+        assert!((20..=30).contains(&dials), "{dials} dials in ten minutes");
+        assert!((6..=10).contains(&lines), "{lines} lines in ten minutes");
+        // A router that is away is dialled every five seconds, with a line for each other reason.
+        let away = UplinkError::NoAnswer(DIAL_MAX);
+        let outcomes: Vec<_> = (0..9).map(|_| dial.failed(&away, now)).collect();
+        assert_eq!(outcomes[0], (DIAL_PAUSES.1, true));
+        assert!(
+            outcomes[1..]
+                .iter()
+                .all(|one| *one == (DIAL_PAUSES.1, false))
+        );
+        assert_eq!(dial.connection_ended(), DIAL_PAUSES.0);
+        assert_eq!(dial.failed(&away, now), (DIAL_PAUSES.0, true));
+    }
 
     #[test]
     fn a_greeting_out_of_bounds_is_refused() {

@@ -58,7 +58,7 @@ pub(crate) fn dashboard_scaling(
     for (model, status) in statuses.iter() {
         let (mode, target) = match status {
             ScalingStatus::Off => continue,
-            ScalingStatus::Starting(mode) => (*mode, None),
+            ScalingStatus::Starting(mode) | ScalingStatus::First(mode, _) => (*mode, None),
             ScalingStatus::Decided(mode, decision) => (*mode, Some(&decision.wanted)),
         };
         let shown = summary.get_or_insert_default();
@@ -156,6 +156,7 @@ mod tests {
         let decision = ScalerDecision {
             wanted: target(2, 1),
             own: true,
+            first: false,
             rate: 1.0,
             prefill_load: 1.5,
             decode_load: 0.5,

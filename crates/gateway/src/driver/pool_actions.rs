@@ -29,8 +29,13 @@ impl PoolActions<'_> {
         let before = effects.scaling.borrow().of(model);
         let mode = match before {
             ScalingStatus::Off => return,
-            ScalingStatus::Starting(mode) | ScalingStatus::Decided(mode, _) => mode,
+            ScalingStatus::Starting(mode)
+            | ScalingStatus::First(mode, _)
+            | ScalingStatus::Decided(mode, _) => mode,
         };
+        if decision.first {
+            return self.first_workers_wanted(mode, &decision);
+        }
         let is_unchanged = matches!(&before, ScalingStatus::Decided(_, earlier) if earlier.wanted == decision.wanted);
         if !is_unchanged {
             let target = &decision.wanted;
@@ -57,6 +62,28 @@ impl PoolActions<'_> {
         effects
             .scaling
             .send_modify(|statuses| statuses.set(model, status));
+    }
+
+    /// A request waits at a router that has just started and knows no worker.
+    fn first_workers_wanted(&self, mode: ScalingMode, decision: &ScalerDecision) {
+        let model = &self.model;
+        let scaling = &self.driver.effects.scaling;
+        let first = decision.wanted.workers;
+        let status = ScalingStatus::First(mode, first);
+        if scaling.borrow().of(model) == status {
+            return;
+        }
+        info!(
+            %model,
+            prefill = first.prefill,
+            decode = first.decode,
+            both = first.both,
+            waiting = decision.waiting,
+            advice = mode == ScalingMode::Advise,
+            "first workers wanted: a request waits, and this router has just started; none is stopped before its \
+             workers had time to connect"
+        );
+        scaling.send_modify(|statuses| statuses.set(model, status));
     }
 }
 

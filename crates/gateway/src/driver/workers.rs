@@ -106,7 +106,12 @@ impl RouterDriver {
         if self.is_current(worker, serial) {
             let connected = self.workers.get(&worker.worker);
             let name = connected.map(|connected| &*connected.connection.registration.name);
-            info!(%worker, name, reason, "worker lost");
+            // A worker that was asked to leave, or leaves by a signal, has said so before.
+            if self.effects.roster.is_draining(worker) {
+                info!(%worker, name, reason, "worker left");
+            } else {
+                warn!(%worker, name, reason, "worker lost");
+            }
             self.remove_worker(worker);
             self.free_name(worker.worker);
         }
@@ -190,7 +195,14 @@ impl RouterDriver {
             let _ = answer.send(Err(reason));
             return;
         }
-        info!(model, ?command, "adapters are changed");
+        match &command {
+            AdapterCommand::Load { name, folder } => {
+                info!(model, adapter = name, folder, "an adapter is loaded");
+            }
+            AdapterCommand::Unload { name } => {
+                info!(model, adapter = name, "an adapter is unloaded");
+            }
+        }
         let changes = &mut self.adapter_changes;
         let change = changes.begin(model, command.clone(), workers.clone(), answer);
         for worker in workers {

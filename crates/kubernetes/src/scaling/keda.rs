@@ -101,7 +101,10 @@ impl ExternalScaler for ScalerService {
     type StreamMetricSpecStream = ScalerStream<GetMetricSpecResponse>;
 
     async fn is_active(&self, request: Request<ScaledObjectRef>) -> ScalerResult<IsActiveResponse> {
-        let result = self.target_workers(request.get_ref())? > 0;
+        let object = request.get_ref();
+        let (_, role) = pool(object)?;
+        let wanted = self.answers.is_pool_wanted(model(object), role);
+        let result = wanted.map_err(unavailable_status)?;
         Ok(Response::new(IsActiveResponse { result }))
     }
 
@@ -114,10 +117,7 @@ impl ExternalScaler for ScalerService {
         let begin = (self.answers.clone(), object, None);
         let activity = stream::unfold(begin, move |(mut answers, object, before)| async move {
             loop {
-                let now = answers
-                    .target_workers(model(&object))
-                    .ok()
-                    .map(|target_workers| target_workers.for_role(role) > 0);
+                let now = answers.is_pool_wanted(model(&object), role).ok();
                 if let Some(result) = now.filter(|_| now != before) {
                     let response = IsActiveResponse { result };
                     return Some((Ok(response), (answers, object, now)));

@@ -339,7 +339,7 @@ async fn streams_of_a_stuck_worker_resume_on_another() {
     stage.decoders[1 - at].gate.open();
     check_rest(stream, tokens, &prompt).await;
     assert_eq!(stage.state(&name), Some(WorkerState::Stuck));
-    assert_eq!(stage.counted("cleave_workers_stuck_total", ""), 1.0);
+    assert_eq!(stage.counted("cleave_router_workers_stuck_total", ""), 1.0);
     assert_eq!(stage.counted("cleave_retries_total", "worker_stuck"), 1.0);
     let health = health_of(&stage.decoders[at].worker).await;
     assert!(health.starts_with("HTTP/1.1 503"), "{health}");
@@ -570,8 +570,11 @@ async fn every_hand_off_is_used_and_none_is_recomputed() {
         let counts = texts.iter().map(|text| metric(text, name, label));
         counts.sum::<f64>()
     };
-    assert_eq!(sum("cleave_handoffs_total", "kind=\"landed\""), 6.0);
-    assert_eq!(sum("cleave_handoffs_total", "kind=\"recomputed\""), 0.0);
+    assert_eq!(sum("cleave_worker_handoffs_total", "kind=\"landed\""), 6.0);
+    assert_eq!(
+        sum("cleave_worker_handoffs_total", "kind=\"recomputed\""),
+        0.0
+    );
     // A decode worker that ran prompts would answer just as well, and only this would tell.
     assert_eq!(
         sum("cleave_step_tokens_total", "kind=\"prefill\""),

@@ -187,9 +187,11 @@ async fn one_process_serves_through_both_legs() {
         check(&frontend, &prompt(salt, 23), 9).await;
     }
     let text = frontend.metrics();
-    let landed = metric(&text, "cleave_handoffs_total", "landed");
+    let landed = metric(&text, "cleave_worker_handoffs_total", "landed");
     assert_eq!(landed, 4.0, "hand-offs are used, not recomputed\n{text}");
-    assert!(metric(&text, "cleave_handoff_bytes_total", "received") >= 4.0 * BLOCK_BYTES as f64);
+    assert!(
+        metric(&text, "cleave_worker_handoff_bytes_total", "received") >= 4.0 * BLOCK_BYTES as f64
+    );
     running.drain(TEST_WAIT_MAX).await;
 }
 
@@ -222,7 +224,7 @@ async fn both_legs_on_one_worker_give_the_same_tokens() {
     let frontend = running.frontend();
     check(&frontend, &prompt(1, 23), 9).await;
     let text = frontend.metrics();
-    assert_eq!(metric(&text, "cleave_handoff_bytes_total", ""), 0.0);
+    assert_eq!(metric(&text, "cleave_worker_handoff_bytes_total", ""), 0.0);
     running.drain(TEST_WAIT_MAX).await;
 }
 
@@ -299,9 +301,9 @@ async fn kv_never_passes_the_router() {
             .map(|text| metric(text, name, label))
             .sum::<f64>()
     };
-    assert_eq!(sum("cleave_handoffs_total", "landed"), 16.0);
-    let moved = sum("cleave_handoff_bytes_total", "sent");
-    assert_eq!(moved, sum("cleave_handoff_bytes_total", "received"));
+    assert_eq!(sum("cleave_worker_handoffs_total", "landed"), 16.0);
+    let moved = sum("cleave_worker_handoff_bytes_total", "sent");
+    assert_eq!(moved, sum("cleave_worker_handoff_bytes_total", "received"));
     assert!(moved >= (16 * 10 * BLOCK_BYTES) as f64, "{moved}");
     let passed = (passed.load(Ordering::Relaxed) - joined) as f64;
     assert!(
@@ -310,9 +312,9 @@ async fn kv_never_passes_the_router() {
     );
     assert!(sum("cleave_link_bytes_per_second", "") > 0.0, "unmeasured");
     // Passes are kept no longer than the hand-offs that they permit.
-    let passes = |text: String| metric(&text, "cleave_handoff_passes", "");
+    let passes = |text: String| metric(&text, "cleave_worker_write_grants", "");
     until(|| workers.iter().map(|one| passes(one.metrics())).sum::<f64>() == 0.0).await;
-    until(|| metric(&frontend.metrics(), "cleave_router_passes", "") == 0.0).await;
+    until(|| metric(&frontend.metrics(), "cleave_router_write_grants", "") == 0.0).await;
 
     for worker in workers {
         worker.drain(TEST_WAIT_MAX).await;
@@ -401,12 +403,12 @@ async fn survives_network_fault(network_fault: NetworkFault) -> String {
     // The first chunk's blocks leave while the second is held: the harm comes before any token.
     gate.shut_after(1);
     let stream = router.frontend().submit(request(&prompt(1, 40), 6));
-    until(|| metric(&decode.metrics(), "cleave_handoffs_total", "failed") >= 1.0).await;
+    until(|| metric(&decode.metrics(), "cleave_worker_handoffs_total", "failed") >= 1.0).await;
     gate.open();
     let (tokens, ending, _) = collect(stream).await;
     assert_eq!((tokens, ending), (expected(&prompt(1, 40), 6), DONE));
     check(&router.frontend(), &prompt(2, 40), 6).await;
-    let landed = metric(&decode.metrics(), "cleave_handoffs_total", "landed");
+    let landed = metric(&decode.metrics(), "cleave_worker_handoffs_total", "landed");
     assert_eq!(landed, 3.0);
     let text = router.frontend().metrics();
     end(router, [prefill, decode]).await;
@@ -806,7 +808,7 @@ async fn a_request_cut_by_a_drain_logs_its_tokens() {
     let three_tokens = async {
         loop {
             let page = http(&address, "/metrics").await;
-            if metric(&page, "cleave_inter_token_latency_seconds_count", "") == 2.0 {
+            if metric(&page, "cleave_http_inter_token_latency_seconds_count", "") == 2.0 {
                 return;
             }
         }

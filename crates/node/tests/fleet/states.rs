@@ -76,12 +76,12 @@ async fn check_link(
     let text = metrics();
     let used = metric(&text, "cleave_link_transport", transport);
     assert!(used >= 1.0, "{label}: {text}");
-    let landed = metric(&text, "cleave_handoffs_total", "landed");
+    let landed = metric(&text, "cleave_worker_handoffs_total", "landed");
     assert_eq!(landed, PROMPTS.len() as f64, "{label}");
     let blocks: u32 = PROMPTS.iter().map(|tokens| tokens.div_ceil(4)).sum();
     let bytes = blocks as usize * BLOCK_BYTES + PROMPTS.len() * STATE_BYTES;
     for direction in ["sent", "received"] {
-        let moved = metric(&text, "cleave_handoff_bytes_total", direction);
+        let moved = metric(&text, "cleave_worker_handoff_bytes_total", direction);
         assert_eq!(moved, bytes as f64, "{label}: {direction}");
     }
 }

@@ -83,6 +83,7 @@ impl Scaler {
         let (down, _) = self.legs(&fuller, &aims);
         let mut needs = LegNeeds::default();
         let idle = self.now.since(self.last_demand_at) >= self.scaling.idle_after;
+        needs.is_idle = idle;
         for role in POOLS {
             let i = pool_index(role);
             let least = if idle { 0 } else { self.least(role, down) };
@@ -99,6 +100,7 @@ impl Scaler {
         let decision = ScalerDecision {
             wanted: self.target,
             own: true,
+            first: false,
             rate: round_to_hundredths(traffic.rate),
             prefill_load: round_to_hundredths(loads.0),
             decode_load: round_to_hundredths(loads.1),
@@ -122,7 +124,7 @@ impl Scaler {
 
     /// At least one worker of each leg while there is demand; a single mixed one where that is
     /// enough.
-    fn least(&self, role: Role, needed: PoolCounts) -> u32 {
+    pub(super) fn least(&self, role: Role, needed: PoolCounts) -> u32 {
         let split = self.scaling.prefill.max > 0 && self.scaling.decode.max > 0;
         let whole = !split || (self.scaling.both.max > 0 && needed.prefill + needed.decode == 0);
         u32::from(whole == (role == Role::Both))

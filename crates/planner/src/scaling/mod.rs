@@ -144,6 +144,9 @@ pub struct ScalerDecision {
     pub wanted: FleetTarget,
     /// Whether this router decided; otherwise it repeats the leader's answer.
     pub own: bool,
+    /// The router has just started, a request waits, and no worker has joined: `wanted` may start
+    /// workers of pools that have none, and stops none.
+    pub first: bool,
     /// Requests per second, over all routers.
     pub rate: f64,
     /// Load of prompts in prefill workers, before rounding and stabilisation.

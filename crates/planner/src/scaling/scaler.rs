@@ -61,6 +61,8 @@ pub struct Scaler {
 /// Needs of each leg, of one evaluation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LegNeeds {
+    /// No request came within the policy's `idle_after`.
+    pub(super) is_idle: bool,
     pub(super) legs: [WorkersNeeded; 3],
     pub(super) reasons: [ScalingReason; 3],
 }
@@ -112,6 +114,7 @@ impl Scaler {
             } => {
                 let class = self.class(&class);
                 self.window.arrived(self.now, class, prompt_tokens);
+                self.last_demand_at = self.now;
                 if self.fleet.members.is_empty() {
                     self.next_evaluation = self.now;
                 }
@@ -240,10 +243,13 @@ impl Scaler {
             ..self.window.demand(self.now)
         };
         let mut demand = own.clone();
+        // Requests that came here are known to the moment, those of others by the quick window.
+        let mut has_requests = own.has_open_requests();
         for (_, gossip) in self.peer_routers.values() {
             demand += &gossip.demand;
+            has_requests |= gossip.demand.has_recent_requests();
         }
-        if demand.has_requests() {
+        if has_requests {
             self.last_demand_at = self.now;
         }
         self.note_missing();
@@ -262,6 +268,9 @@ impl Scaler {
         };
         self.saw_waiting = decision.own && demand.waiting > 0;
         if listening {
+            if leader.is_none() && demand.waiting > 0 && self.fleet.members.is_empty() {
+                self.ask_for_first_workers(decision);
+            }
             return;
         }
         self.gossip_count += 1;
@@ -275,6 +284,30 @@ impl Scaler {
         if leader.is_none() && self.scaling.mode == ScalingMode::Act {
             self.flip_one_worker();
         }
+        if self.last_decision != Some(decision) {
+            self.last_decision = Some(decision);
+            self.outputs.push_back(ScalerOutput::Decided(decision));
+        }
+    }
+
+    /// A request waits at a router that has just started. Workers of an earlier router may be about
+    /// to connect, so this may only start some where there are none.
+    fn ask_for_first_workers(&mut self, decision: ScalerDecision) {
+        let mut wanted = FleetTarget::default();
+        for role in POOLS {
+            let count = self.least(role, PoolCounts::default());
+            *wanted.legs.for_role_mut(role) = count;
+            *wanted.reasons.for_role_mut(role) = ScalingReason::First;
+        }
+        wanted.legs = bounds::within_bounds(wanted.legs, &self.scaling);
+        wanted.legs = bounds::within_devices(wanted.legs, &self.scaling);
+        wanted.workers = wanted.legs;
+        let decision = ScalerDecision {
+            wanted,
+            first: true,
+            starting: wanted.workers.total(),
+            ..decision
+        };
         if self.last_decision != Some(decision) {
             self.last_decision = Some(decision);
             self.outputs.push_back(ScalerOutput::Decided(decision));
@@ -341,7 +374,12 @@ impl Scaler {
             let current = self.target.legs.for_role(role);
             let pool = self.scaling.pool(role);
             let steady = &self.steady[pool_index(role)];
-            let settled = steady.stabilised(self.now, current, pool);
+            // `idle_after` is the delay of a fleet without requests, in place of `down_after`.
+            let settled = if needs.is_idle {
+                0
+            } else {
+                steady.stabilised(self.now, current, pool)
+            };
             *target.legs.for_role_mut(role) = settled;
             let settles = settled > needs.legs[pool_index(role)].down;
             // A count above the present need is held only by the shrink delay.

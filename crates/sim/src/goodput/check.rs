@@ -9,13 +9,19 @@ use super::{
 };
 use cleave_domain::SloMetric;
 
-/// The result of checking a policy on a fleet under a workload.
+/// The outcome of a policy on a fleet at the requested rate.
 #[derive(Clone, Debug)]
 pub struct PolicyCheck {
-    /// The outcome at the requested rate.
+    /// Arrivals per second, in thousandths.
+    rate_milli: u64,
     pub outcome: GoodputOutcome,
     /// Whether every class met its goal at that rate.
     pub met: bool,
+}
+
+/// How much load a policy's goals bear on a fleet.
+#[derive(Clone, Debug)]
+pub struct PolicyLimit {
     /// The highest rate at which every class meets its goal.
     pub best: Option<RateTrial>,
     /// The missed goal at the lowest rate that is too much.
@@ -56,26 +62,39 @@ impl MissKind {
     }
 }
 
-/// Runs the workload at the requested rate, then searches the highest rate that meets every goal.
-/// Every run but the first stops as soon as its rate is clearly too much.
+/// Runs the workload at the requested rate.
 pub fn check(
     comparison: &RoutingComparison,
     rate_milli: u64,
     at_rate: ArrivalsAtRate,
 ) -> PolicyCheck {
     let outcome = run(&comparison.scenario(RoutingScheme::Auto, at_rate(rate_milli)));
-    let first = RateTrial {
-        rate_milli,
-        outcome,
-    };
-    let found = comparison.search_from(&first, at_rate);
     PolicyCheck {
-        met: comparison.meets_goals(&first.outcome),
-        outcome: first.outcome,
-        best: found.best,
-        missed_first: found
-            .broken
-            .and_then(|broken| worst_class(comparison, &broken)),
+        rate_milli,
+        met: comparison.meets_goals(&outcome),
+        outcome,
+    }
+}
+
+impl PolicyCheck {
+    /// Searches the highest rate that meets every goal. Each run stops as soon as its rate is
+    /// clearly too much.
+    pub fn find_limit(
+        &self,
+        comparison: &RoutingComparison,
+        at_rate: ArrivalsAtRate,
+    ) -> PolicyLimit {
+        let first = RateTrial {
+            rate_milli: self.rate_milli,
+            outcome: self.outcome.clone(),
+        };
+        let found = comparison.search_from(&first, at_rate);
+        PolicyLimit {
+            best: found.best,
+            missed_first: found
+                .broken
+                .and_then(|broken| worst_class(comparison, &broken)),
+        }
     }
 }
 

@@ -140,8 +140,13 @@ pub struct RateTrial {
 impl RoutingComparison {
     /// The same devices, divided into legs as serves these arrivals best when every request is
     /// split: tries every division of up to eight workers, and multiples of those for larger
-    /// fleets. Larger fleets are tried on proportionally fewer arrivals.
-    pub fn best_division(&self, arrivals: &[RequestArrival]) -> FleetSpec {
+    /// fleets. Larger fleets are tried on proportionally fewer arrivals. `trying` gets the number
+    /// of each division, from 1, and their count.
+    pub fn best_division(
+        &self,
+        arrivals: &[RequestArrival],
+        trying: &dyn Fn(u32, u32),
+    ) -> FleetSpec {
         let workers = self.fleet.workers_count().max(2);
         let parts = workers.min(DIVISIONS_MAX);
         let every = (workers / parts) as usize;
@@ -153,6 +158,7 @@ impl RoutingComparison {
             both: 0,
         };
         let good = |prefill: u32| {
+            trying(prefill, parts - 1);
             let comparison = Self {
                 fleet: divide(prefill, parts),
                 ..self.clone()
@@ -370,8 +376,10 @@ mod tests {
             at_rate(&arrivals, rate_milli)
         };
         let checked = check(&comparison, 1000, &faster);
-        assert!(checked.met && checked.missed_first.is_none(), "{checked:?}");
-        let best = checked.best.expect("one at a time is nothing");
+        assert_eq!(runs.get(), 1, "the answer needs one run");
+        let limit = checked.find_limit(&comparison, &faster);
+        assert!(checked.met && limit.missed_first.is_none(), "{limit:?}");
+        let best = limit.best.expect("one at a time is nothing");
         assert_eq!(
             best.rate_milli, 32_000,
             "the first at which all come at once"

@@ -18,7 +18,7 @@ mod score;
 mod worker;
 mod workload;
 
-pub use check::{MissedGoal, PolicyCheck, check};
+pub use check::{MissedGoal, PolicyCheck, PolicyLimit, check};
 pub use compare::{
     ArrivalsAtRate, RateSearchResult, RateTrial, RoutingComparison, RoutingScheme, at_rate,
 };

@@ -54,10 +54,13 @@ pub struct FlightOutcome<'a> {
 }
 
 impl FlightSpan {
-    /// The spans of a flight, if its trace is recorded.
-    pub fn begin(traces: &Traces, context: &RequestContext) -> Option<Box<Self>> {
+    /// The spans of a flight for this model, if its trace is recorded.
+    pub fn begin(traces: &Traces, context: &RequestContext, model: &str) -> Option<Box<Self>> {
         let parent = context.trace.filter(|trace| traces.records(Some(*trace)))?;
-        let flight = SpanBuilder::under(parent, "flight", SystemTime::now());
+        let mut flight = SpanBuilder::under(parent, "flight", SystemTime::now());
+        if !model.is_empty() {
+            flight.set("gen_ai.request.model", model.to_owned());
+        }
         Some(Box::new(Self {
             trace: flight.span,
             flight,

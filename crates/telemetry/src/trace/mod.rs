@@ -13,12 +13,14 @@ mod flight_span;
 mod request_context;
 mod request_span;
 mod sampler;
+mod service;
 mod span_queue;
 mod worker_spans;
 
 pub use flight_span::{AttemptChange, FlightOutcome, FlightSpan, log_ids};
 pub use request_context::RequestContext;
 pub use sampler::{TraceSampler, TraceSamplerError};
+pub use service::ServiceProcess;
 pub(crate) use span_queue::TraceSeries;
 pub use worker_spans::WorkerSpans;
 
@@ -67,9 +69,14 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Sends to the collector of `options`, if it names one. Must be called within a tokio runtime.
-    pub(crate) fn to(options: &TraceOptions, series: &TraceSeries) -> Result<Self, TelemetryError> {
-        let outbox = SpanQueue::open(options, series)?;
+    /// Sends spans of this process to the collector of `options`, if it names one. Must be called
+    /// within a tokio runtime.
+    pub(crate) fn to(
+        options: &TraceOptions,
+        service: &ServiceProcess,
+        series: &TraceSeries,
+    ) -> Result<Self, TelemetryError> {
+        let outbox = SpanQueue::open(options, service, series)?;
         Ok(Self {
             queue: outbox.map(Arc::new),
             sampler: options.sampler,

@@ -3,12 +3,11 @@
 //! Owns: the queue and the task that empties it. Never delays a sender. Invariant: each span is
 //! counted once: exported, dropped (the queue was full) or lost (the collector did not take it).
 
-use super::{OtlpScheme, TraceOptions};
+use super::{OtlpScheme, ServiceProcess, TraceOptions};
 use crate::error::TelemetryError;
 use cleave_api::MetricRegistry;
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{SpanExporter as Otlp, WithExportConfig, WithTonicConfig};
-use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -72,9 +71,10 @@ pub(super) struct SpanQueue {
 }
 
 impl SpanQueue {
-    /// Opens the queue to the collector of `options`; `None` if they name none.
+    /// Opens the queue of a process to the collector of `options`; `None` if they name none.
     pub(super) fn open(
         options: &TraceOptions,
+        service: &ServiceProcess,
         series: &TraceSeries,
     ) -> Result<Option<Self>, TelemetryError> {
         let Some(endpoint) = &options.endpoint else {
@@ -91,7 +91,8 @@ impl SpanQueue {
             exporter = exporter.with_tls_config(tls);
         }
         let exporter = exporter.build();
-        let exporter = exporter.map_err(|error| unusable(error.to_string()))?;
+        let mut exporter = exporter.map_err(|error| unusable(error.to_string()))?;
+        exporter.set_resource(&service.resource());
         if url != *endpoint {
             info!(
                 url,
@@ -183,7 +184,6 @@ struct SpanExporterTask<E> {
 impl<E: SpanExporter> SpanExporterTask<E> {
     /// Runs until no sender is left.
     async fn export_until_closed(mut self, mut messages: mpsc::Receiver<ExporterMessage>) {
-        self.exporter.set_resource(&resource());
         while let Some(first) = messages.recv().await {
             let ends = Instant::now() + BATCH_WAIT_MAX;
             let (mut batch, mut flush_answer) = (Vec::new(), None);
@@ -229,16 +229,6 @@ fn sort_message(
         ExporterMessage::Span(span) => batch.push(*span),
         ExporterMessage::Flush(done_sender) => *flush_answer = Some(done_sender),
     }
-}
-
-/// The service's name: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` where they are set.
-fn resource() -> Resource {
-    let resource = Resource::builder();
-    match std::env::var_os("OTEL_SERVICE_NAME") {
-        Some(_) => resource,
-        None => resource.with_service_name("cleave"),
-    }
-    .build()
 }
 
 #[cfg(test)]
@@ -299,7 +289,8 @@ mod tests {
                 certificate: certificate.map(Into::into),
                 ..TraceOptions::default()
             };
-            SpanQueue::open(&options, &series).map_err(|error| error.to_string())
+            let service = ServiceProcess::router(8000);
+            SpanQueue::open(&options, &service, &series).map_err(|error| error.to_string())
         };
         for (endpoint, certificate, expected) in [
             ("ftp://h:1", None, "--otlp-endpoint ftp://h:1"),

@@ -21,6 +21,8 @@ pub struct WorkerSpans {
     traces: Traces,
     /// The worker's name in spans.
     worker: String,
+    /// The served name of its model.
+    model: String,
     open: HashMap<HandoffId, HandoffSpans>,
 }
 
@@ -37,10 +39,11 @@ struct HandoffSpans {
 }
 
 impl WorkerSpans {
-    pub fn new(traces: Traces, worker: String) -> Self {
+    pub fn new(traces: Traces, worker: String, model: String) -> Self {
         Self {
             traces,
             worker,
+            model,
             open: HashMap::new(),
         }
     }
@@ -97,6 +100,7 @@ impl WorkerSpans {
         let mut builder = SpanBuilder::under(parent, name, SystemTime::now());
         builder.kind = SpanKind::Server;
         builder.set("cleave.worker.name", self.worker.clone());
+        builder.set("gen_ai.request.model", self.model.clone());
         builder.set("cleave.request_id", context.request_id.to_string());
         if let Some(peer) = peer {
             builder.set("cleave.peer", peer.to_string());
@@ -415,7 +419,7 @@ mod tests {
             queue: Some(Arc::new(queue)),
             ..Traces::default()
         };
-        let mut spans = WorkerSpans::new(traces.clone(), "w".to_owned());
+        let mut spans = WorkerSpans::new(traces.clone(), "w".to_owned(), "m".to_owned());
         let context = RequestContext {
             request_id: "r".into(),
             trace: Some(TraceParent {

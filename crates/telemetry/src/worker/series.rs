@@ -17,15 +17,15 @@ series_table! {
     /// The series of all workers of this process.
     pub struct WorkerSeries;
 
-    pub(super) handoffs: Family<WorkerKindLabels, Counter>, "cleave_handoffs",
-        "Hand-offs at this worker: sealed (sent), landed (received and used), joined (both legs here, \
+    pub(super) handoffs: Family<WorkerKindLabels, Counter>, "cleave_worker_handoffs",
+        "Hand-offs at this worker, so that one counts at its sender and at its receiver: sealed (sent), landed (received and used), joined (both legs here, \
          no transfer), recomputed (a preempted sequence is computed again, as in \
          cleave_preemptions_total), moved (a running sequence migrated away), stayed (its migration was \
          given up), failed";
-    pub(super) handoff_bytes: Family<WorkerKindLabels, Counter>, "cleave_handoff_bytes",
-        "KV bytes of finished hand-offs, sent and received";
-    pub(super) handoff_blocks: Family<WorkerKindLabels, Counter>, "cleave_handoff_blocks",
-        "KV blocks of finished hand-offs, sent and received";
+    pub(super) handoff_bytes: Family<WorkerKindLabels, Counter>, "cleave_worker_handoff_bytes",
+        "KV bytes of finished hand-offs that this worker sent and received";
+    pub(super) handoff_blocks: Family<WorkerKindLabels, Counter>, "cleave_worker_handoff_blocks",
+        "KV blocks of finished hand-offs that this worker sent and received";
     pub(super) handoff_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_handoff_seconds",
         "Time from reservation to landing";
     pub(super) exposed_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_handoff_exposed_seconds",
@@ -40,9 +40,9 @@ series_table! {
         "Round trip of the link to a peer, measured at its start";
     pub(super) link_transport: Family<PeerTransportLabels, Gauge>, "cleave_link_transport",
         "1 for the transport of blocks to a peer now: local, cuda-ipc, shm, nixl or tcp";
-    pub(super) grants: Family<WorkerLabels, Gauge>, "cleave_handoff_passes",
-        "Write grants for other workers' pools, of hand-offs that have not ended here";
-    pub(super) writes_refused: Family<WorkerLabels, Counter>, "cleave_handoff_passes_refused",
+    pub(super) grants: Family<WorkerLabels, Gauge>, "cleave_worker_write_grants",
+        "Write grants that this worker has for other workers' pools, of hand-offs that have not ended here";
+    pub(super) writes_refused: Family<WorkerLabels, Counter>, "cleave_worker_writes_refused",
         "Links that ended because the peer attempted a write without a valid grant";
     pub(super) link_fallbacks: Family<WorkerPeerLabels, Counter>, "cleave_link_fallbacks",
         "Links to a peer that fell back to a slower transport, because a faster one of both ends did \
@@ -51,10 +51,10 @@ series_table! {
         "Tokens computed, by leg";
     pub(super) step_seconds: HistogramFamily<WorkerKindLabels> = histograms(), "cleave_step_seconds",
         "Engine time per step, by its content: prefill, decode or mixed";
-    pub(super) prompt_tokens: Family<WorkerLabels, Counter>, "cleave_prompt_tokens",
-        "Prompt tokens looked up in the prefix cache";
+    pub(super) prompt_tokens: Family<WorkerLabels, Counter>, "cleave_prefix_looked_up_tokens",
+        "Prompt tokens that this worker looked up in its prefix cache, at each attempt and after a preemption again";
     pub(super) cached_tokens: Family<WorkerLabels, Counter>, "cleave_prefix_cached_tokens",
-        "Prompt tokens found in the prefix cache";
+        "Part of cleave_prefix_looked_up_tokens_total that was found";
     pub(super) prefill_wait: HistogramFamily<WorkerLabels> = histograms(), "cleave_prefill_wait_seconds",
         "Time from the order to the first chunk of a prompt";
     pub(super) draft_tokens: Family<WorkerKindLabels, Counter>, "cleave_draft_tokens",
@@ -64,7 +64,7 @@ series_table! {
     pub(super) orders_repeated: Family<WorkerLabels, Counter>, "cleave_orders_repeated",
         "Repeated orders, for a hand-off that was here already";
     pub(super) cancel_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_worker_cancel_to_free_seconds",
-        "Time from the order to cancel until every block is free";
+        "Time from the order to cancel until every block of the hand-off is free at this worker";
     pub(super) step_ratio: HistogramFamily<WorkerLabels> = ratio_histograms(), "cleave_step_forecast_ratio",
         "Real times of steps divided by those predicted from the worker's prices; 1 is exact";
     pub(super) mfu: Family<WorkerLabels, FloatGauge>, "cleave_mfu_ratio",
@@ -104,17 +104,17 @@ series_table! {
     pub(super) preemptions: Family<WorkerLabels, Counter>, "cleave_preemptions",
         "Running sequences that lost their blocks and were computed again";
     pub(super) recomputed_tokens: Family<WorkerLabels, Counter>, "cleave_recomputed_tokens",
-        "Tokens computed again after a preemption";
+        "Tokens computed again after a preemption (cleave_resumed_tokens_total is for lost workers)";
     pub(super) swap_blocks: Family<WorkerKindLabels, Counter>, "cleave_swap_blocks",
         "KV blocks copied to host memory (out) and back (in)";
     pub(super) swap_seconds: HistogramFamily<WorkerKindLabels> = histograms(), "cleave_swap_seconds",
         "Time to copy one sequence's blocks to host memory (out) or back (in)";
-    pub(super) move_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_handoff_move_seconds",
-        "Time from the order to migrate a running sequence until it landed elsewhere";
-    pub(super) pause_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_handoff_still_seconds",
-        "Part of cleave_handoff_move_seconds for which the sequence was paused";
+    pub(super) move_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_worker_move_seconds",
+        "Time at the sender from the order to migrate a running sequence until it landed elsewhere";
+    pub(super) pause_seconds: HistogramFamily<WorkerLabels> = histograms(), "cleave_worker_move_pause_seconds",
+        "Part of cleave_worker_move_seconds for which the sequence was paused";
     pub(super) stuck: Family<WorkerLabels, Gauge>, "cleave_worker_stuck",
-        "1 while the present step exceeds its time limit";
+        "1 while this worker's present step exceeds its time limit";
     pub(super) tier_blocks: Family<WorkerKindLabels, Gauge>, "cleave_kv_tier_blocks",
         "KV blocks kept below the pool: in host memory (host), on disk (disk), those on their way there \
          included; a block may be in both, and in the pool";

@@ -18,7 +18,7 @@ use cleave_kv::{BlockPart, Packet};
 use cleave_sched::{
     BlockExport, SnapshotPiece, StateFetch, TierLevel, WindowFetch, WorkerActions, WorkerNote,
 };
-use cleave_telemetry::log_ids;
+use cleave_telemetry::{JsonField, log_ids};
 use tracing::{Level, debug};
 
 impl WorkerActions for WorkerDriver {
@@ -66,7 +66,7 @@ impl WorkerActions for WorkerDriver {
                 worker = name,
                 request_id,
                 trace_id = trace.map(display),
-                ?note
+                note = %JsonField(&note)
             );
         }
         for observer in self.effects.observers() {

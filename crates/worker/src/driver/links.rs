@@ -40,15 +40,16 @@ impl WorkerDriver {
                 if !self.peers.knows(peer.worker) {
                     return;
                 }
-                let (latency, bytes_per_second) = (speed.latency, speed.bytes_per_second);
+                let bytes_per_second = speed.bytes_per_second;
+                let latency_ms = speed.latency.as_secs_f64() * 1e3;
                 let transport = speed.transport;
-                info!(%peer, %transport, ?latency, bytes_per_second, "link measured");
+                info!(%peer, %transport, latency_ms, bytes_per_second, "link measured");
                 self.effects.meters.link_measured(peer, speed);
                 let link = LinkState {
                     peer,
                     transport: transport.to_string(),
                     bytes_per_second,
-                    latency,
+                    latency: speed.latency,
                 };
                 self.effects.admin.link_measured(&link);
                 for router in self.routers.keys().copied().collect::<Vec<_>>() {
@@ -68,10 +69,8 @@ impl WorkerDriver {
                 warn!(%peer, %from, %to, reason, "link falls back to a slower transport");
                 self.effects.meters.link_fell_back(peer);
             }
-            LinkEvent::Lost { peer, reason } => {
-                warn!(%peer, reason, "link lost");
-                self.link_lost(peer);
-            }
+            // It is logged where it is found.
+            LinkEvent::Lost { peer, reason: _ } => self.link_lost(peer),
             LinkEvent::Fenced { peer } => {
                 self.stops.take_all(peer);
                 self.handle(WorkerInput::Fenced { peer });

@@ -55,7 +55,9 @@ fn run(scaler: &mut Scaler, from: u64, until: u64, fleet: &ScalerFleet) -> Optio
         scaler.handle(at(second), ScalerInput::FleetChanged(fleet.clone()));
         scaler.check();
         while let Some(output) = scaler.poll() {
-            if let ScalerOutput::Decided(decision) = output {
+            if let ScalerOutput::Decided(decision) = output
+                && !decision.first
+            {
                 target = Some(decision.wanted);
             }
         }
@@ -271,6 +273,50 @@ fn answer_lengths_are_learned_during_a_shortage() {
         0,
         "no target is judged during a shortage"
     );
+}
+
+#[test]
+fn a_request_at_a_new_router_starts_first_workers() {
+    let mut scaler = scaler(1);
+    let mut first = |second, fleet: &ScalerFleet| {
+        scaler.handle(at(second), ScalerInput::FleetChanged(fleet.clone()));
+        scaler.check();
+        let outputs = std::iter::from_fn(|| scaler.poll());
+        let decided = outputs.filter_map(|output| match output {
+            ScalerOutput::Decided(decision) if decision.first => Some(decision.wanted.workers),
+            _ => None,
+        });
+        decided.last()
+    };
+    let one_each = PoolCounts {
+        prefill: 1,
+        decode: 1,
+        both: 0,
+    };
+    assert_eq!(first(1, &fleet(0, 0, 0)), None, "nothing waits");
+    assert_eq!(first(2, &fleet(0, 0, 1)), Some(one_each));
+    assert_eq!(first(3, &fleet(0, 0, 1)), None, "it said so");
+    assert_eq!(first(4, &fleet(2, 0, 9)), None, "the fleet is there");
+}
+
+#[test]
+fn an_idle_fleet_shrinks_after_idle_after_at_once() {
+    let mut policy = scaling(10);
+    policy.idle_after = Duration::from_secs(90);
+    policy.decode.min = 1;
+    let mut scaler = Scaler::new(RouterId(1), at(0), policy, Arc::default());
+    run(&mut scaler, 0, 100, &fleet(1, 1, 0));
+    let arrived = ScalerInput::Arrived {
+        class: String::new(),
+        prompt_tokens: 10,
+    };
+    scaler.handle(at(100), arrived);
+    let busy = run(&mut scaler, 101, 190, &fleet(1, 1, 0));
+    let busy = busy.unwrap_or(scaler.target).workers;
+    assert_eq!((busy.prefill, busy.decode), (1, 1), "90 s are not over");
+    let idle = run(&mut scaler, 190, 192, &fleet(1, 1, 0)).expect("it decides anew");
+    assert_eq!((idle.workers.prefill, idle.workers.decode), (0, 1));
+    assert_eq!(idle.reasons.prefill, ScalingReason::Idle);
 }
 
 #[test]

@@ -119,7 +119,8 @@ async fn receive_or_refuse(request: PortRequest) {
         Err(reason) => {
             let refusal = LinkMessage::NoRing(reason.to_owned());
             let reply = write_message(&mut identified.stream.writer, &refusal, &[]).await;
-            return warn!(%peer, reason, ?reply, "refused to create a ring for a NIXL link");
+            let reply_error = reply.err().map(|error| error.to_string());
+            return warn!(%peer, reason, reply_error, "refused to create a ring for a NIXL link");
         }
     };
     let receive = async |session| receive(identified, session, &nixl, &links).await;
