@@ -116,6 +116,30 @@ fn adapters_answer_as_the_reference_in_a_fleet() {
 }
 
 #[test]
+fn answers_are_the_same_from_host_memory_and_read_again() {
+    // One place for three adapters; two of them in host memory, so that one is dropped each round.
+    let flags = flags(&["--both", "1", "--max-loras", "1", "--max-cpu-loras", "2"]);
+    let (_process, client) = serve(&texts(&flags));
+    for name in [
+        "llama3-all",
+        "llama3-qv",
+        "llama3-all",
+        "llama3-third",
+        "llama3-all",
+        "llama3-qv",
+    ] {
+        assert_adapter_answers(&client, "base", name, name);
+    }
+    let loads =
+        |kind: &str| client.metric("cleave_adapter_loads_total", &[&format!("kind=\"{kind}\"")]);
+    assert_eq!(loads("loaded"), 6.0);
+    // The one that was used just before the last one.
+    assert_eq!(loads("from_host"), 2.0);
+    assert_eq!(loads("dropped"), 2.0);
+    assert_eq!(client.metric("cleave_adapters", &["kind=\"in_host\""]), 1.0);
+}
+
+#[test]
 fn an_adapter_is_listed_as_a_child_of_its_model() {
     let (_process, client) = serve(&texts(&flags(&["--both", "1"])));
     let list: Value = serde_json::from_str(&client.get("/v1/models").1).unwrap();
@@ -174,6 +198,11 @@ fn an_adapter_that_cannot_be_served_stops_the_start() {
     );
     let errors = refused("a=/nonexistent", &[]);
     assert!(errors.contains("/nonexistent"), "{errors}");
+    let errors = refused(&module("llama3-qv"), &["--max-loras", "4", "--max-cpu-loras", "3"]);
+    assert!(
+        errors.contains("--max-cpu-loras 3") && errors.contains("the 4 of --max-loras"),
+        "{errors}"
+    );
     let errors = refused(&module("llama3-qv"), &["--engine", "mock"]);
     assert!(errors.contains("applies none"), "{errors}");
 }

@@ -258,6 +258,27 @@ impl Adapter {
             .map(|(_, part)| part)
     }
 
+    /// A copy of its tensors in memory, which no write to the files changes. The identity is that of
+    /// the copy.
+    pub fn in_memory(&self) -> Self {
+        let copied = self.parts.iter().map(|(place, part)| {
+            let part = AdapterPart {
+                a: part.a.in_memory(),
+                b: part.b.in_memory(),
+                ..part.clone()
+            };
+            (place.clone(), part)
+        });
+        let parts = copied.collect();
+        self.release();
+        Self {
+            dir: self.dir.clone(),
+            id: digest(&parts),
+            rank_max: self.rank_max,
+            parts,
+        }
+    }
+
     /// Releases the mapped pages from this process's memory.
     pub fn release(&self) {
         for part in self.parts.values() {

@@ -349,6 +349,38 @@ fn an_adapter_that_changed_since_is_not_loaded() {
     assert!(matches!(error, AdapterError::Unknown(_)), "{error}");
 }
 
+/// A copy in host memory is loaded without the files, and refused where they have changed.
+#[test]
+fn a_host_copy_is_the_adapter_whatever_its_files_become() {
+    let options = options(Precision::F32, Isa::detect(), 1);
+    let limits = EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        states_count: 0,
+        slots_count: 1,
+        step_tokens_max: 1,
+        windows_count: 0,
+    };
+    let engine = engine(&testdata("llama3"), limits, &options).unwrap();
+    let memory = engine.adapters().unwrap();
+    let dir = copy("llama3-all");
+    let adapter = memory.open(dir.path()).unwrap().adapter;
+    memory.copy_to_host(adapter).unwrap();
+    let file = dir.path().join("adapter_model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    memory.load(adapter).unwrap();
+    memory.unload(adapter);
+    memory.load(adapter).unwrap();
+    memory.unload(adapter);
+    memory.drop_host_copy(adapter);
+    for failed in [memory.load(adapter), memory.copy_to_host(adapter)] {
+        let error = failed.unwrap_err();
+        assert!(matches!(error, AdapterError::Changed { .. }), "{error}");
+    }
+}
+
 /// Several adapters of one model in one step, beside sequences of the model alone.
 // Invariant: I11.
 #[test]

@@ -62,8 +62,10 @@ impl AdapterCommand {
 pub enum AdapterPlace {
     /// Loaded: a sequence can begin at once.
     Resident,
-    /// In its folder: the first sequence waits until it is loaded.
+    /// In its folder: the first sequence waits until it is read and loaded.
     OnDisk,
+    /// A copy is in host memory: the first sequence waits until it is loaded.
+    InHost,
 }
 
 /// The sequences with which a sequence may share KV blocks: those of the same salt and the same

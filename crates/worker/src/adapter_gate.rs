@@ -3,12 +3,13 @@
 //! Owns: the names of the adapters, which are loaded, which hand-offs have which, and the orders
 //! held back. Never: reads a file on the driver's thread, or holds up an order of another hand-off.
 //! Invariant: an order that passes has an adapter that is loaded, if it has one, and it stays
-//! loaded until the hand-off is released. No more adapters are loaded than there are places.
+//! loaded until the hand-off is released. No more adapters are loaded, and no more have a copy
+//! in host memory, than the limits allow.
 
 use super::constraint_gate::RouterOrder;
 use cleave_domain::{AdapterId, AdapterOffer, AdapterPlace, HandoffId, Refusal, Report, RouterId};
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
-use cleave_telemetry::AdapterUse;
+use cleave_telemetry::{AdapterLoads, AdapterUse};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,8 +25,7 @@ const PLACE_WAIT: Duration = Duration::from_millis(100);
 /// The adapters of a worker, and the orders that wait for one.
 pub(crate) struct AdapterGate {
     memory: Option<Arc<dyn AdapterMemory>>,
-    /// Adapters that are loaded at once, at most.
-    places: usize,
+    limits: AdapterLimits,
     /// Contents that the names stand for.
     names: BTreeMap<String, NamedAdapter>,
     adapters: BTreeMap<AdapterId, AdapterEntry>,
@@ -35,12 +35,27 @@ pub(crate) struct AdapterGate {
     events: mpsc::UnboundedSender<AdapterEvent>,
     /// The folder below which routers may name adapters; `None` if they may name none.
     root: Option<PathBuf>,
-    /// Grows with each use.
+    /// Grows with each begin and end of a use.
     uses_count: u64,
     /// Grows with each change of what [`AdapterGate::in_use`] gives.
     version: u64,
-    /// Loads that succeeded, loads that failed, and adapters that left for another one.
-    loads_counts: [u64; 3],
+    loads: AdapterLoads,
+}
+
+/// The adapters that a worker has in memory at once, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterLimits {
+    /// Adapters that are loaded, for steps to apply.
+    pub(crate) loaded_max: usize,
+    /// Adapters that are loaded or have a copy in host memory. No copies are made if it is not
+    /// above `loaded_max`.
+    pub(crate) host_max: usize,
+}
+
+impl AdapterLimits {
+    fn has_host_copies(self) -> bool {
+        self.host_max > self.loaded_max
+    }
 }
 
 /// An adapter that a worker serves.
@@ -64,8 +79,17 @@ struct AdapterEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoadState {
     OnDisk,
+    /// A copy is in host memory.
+    InHost,
     Loading,
     Resident,
+}
+
+impl LoadState {
+    /// Whether it has one of the places of adapters that steps apply.
+    fn has_place(self) -> bool {
+        matches!(self, Self::Loading | Self::Resident)
+    }
 }
 
 #[derive(Debug)]
@@ -114,13 +138,16 @@ impl AdapterGate {
     /// Gives the gate, and the ends of its work. Routers may name folders below `root`.
     pub(crate) fn new(
         memory: Option<Arc<dyn AdapterMemory>>,
-        places: usize,
+        limits: AdapterLimits,
         root: Option<PathBuf>,
     ) -> (Self, mpsc::UnboundedReceiver<AdapterEvent>) {
         let (events, ends) = mpsc::unbounded_channel();
         let gate = Self {
             memory,
-            places: places.max(1),
+            limits: AdapterLimits {
+                loaded_max: limits.loaded_max.max(1),
+                ..limits
+            },
             names: BTreeMap::new(),
             adapters: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -129,7 +156,7 @@ impl AdapterGate {
             root,
             uses_count: 0,
             version: 0,
-            loads_counts: [0; 3],
+            loads: AdapterLoads::default(),
         };
         (gate, ends)
     }
@@ -199,6 +226,7 @@ impl AdapterGate {
                 root: named.folder.display().to_string(),
                 place: match state {
                     LoadState::Resident => AdapterPlace::Resident,
+                    LoadState::InHost => AdapterPlace::InHost,
                     LoadState::OnDisk | LoadState::Loading => AdapterPlace::OnDisk,
                 },
             }
@@ -221,14 +249,18 @@ impl AdapterGate {
             let used = self.names.iter().filter(|(_, named)| is(named, state));
             used.map(|(name, _)| name.clone()).collect()
         };
-        let states = self.adapters.values().map(|entry| entry.state);
+        let count = |state: LoadState| {
+            let entries = self.adapters.values();
+            entries.filter(|entry| entry.state == state).count()
+        };
         AdapterUse {
-            max_loras: self.places,
+            max_loras: self.limits.loaded_max,
             served: self.names.len(),
-            loaded: states.filter(|state| *state == LoadState::Resident).count(),
+            loaded: count(LoadState::Resident),
+            in_host: count(LoadState::InHost),
             running: names(LoadState::Resident),
             waiting: names(LoadState::Loading),
-            loads: self.loads_counts,
+            loads: self.loads,
         }
     }
 
@@ -272,7 +304,7 @@ impl AdapterGate {
         let Some(state) = self.adapters.get(&adapter).map(|entry| entry.state) else {
             return Passage::Refused(order.router, refused(handoff, Refusal::NoAdapter));
         };
-        if state == LoadState::OnDisk && !self.make_place() {
+        if !state.has_place() && !self.make_place() {
             let retry_after = PLACE_WAIT;
             let refusal = Refusal::QueueFull { retry_after };
             return Passage::Refused(order.router, refused(handoff, refusal));
@@ -281,7 +313,7 @@ impl AdapterGate {
         match state {
             LoadState::Resident => return Passage::Open(order),
             LoadState::Loading => {}
-            LoadState::OnDisk => self.load(adapter),
+            LoadState::OnDisk | LoadState::InHost => self.load(adapter, state),
         }
         let orders = vec![order];
         self.held.insert(handoff, WaitingOrders { adapter, orders });
@@ -300,41 +332,98 @@ impl AdapterGate {
 
     fn unpin(&mut self, adapter: AdapterId) {
         self.version += 1;
+        self.uses_count += 1;
         if let Some(entry) = self.adapters.get_mut(&adapter) {
             entry.pins_count -= 1;
+            // A use lasts until its end: a long stream's adapter is not the first to leave.
+            entry.last_use = self.uses_count;
         }
         self.close_if_unused(adapter);
     }
 
     /// Makes room for one more adapter: the least recently used one that no hand-off has leaves.
     fn make_place(&mut self) -> bool {
-        let is_held = |entry: &&AdapterEntry| entry.state != LoadState::OnDisk;
-        if self.adapters.values().filter(is_held).count() < self.places {
+        let taken = |entry: &&AdapterEntry| entry.state.has_place();
+        if self.adapters.values().filter(taken).count() < self.limits.loaded_max {
             return true;
         }
-        let free = self
-            .adapters
-            .iter_mut()
-            .filter(|(_, entry)| entry.state == LoadState::Resident && entry.pins_count == 0);
-        let oldest = free.min_by_key(|(_, entry)| entry.last_use);
-        let (Some((adapter, entry)), Some(memory)) = (oldest, &self.memory) else {
+        let Some(oldest) = self.least_recently_used(LoadState::Resident) else {
             return false;
         };
-        entry.state = LoadState::OnDisk;
-        memory.unload(*adapter);
-        self.loads_counts[2] += 1;
+        let left = if self.limits.has_host_copies() {
+            LoadState::InHost
+        } else {
+            LoadState::OnDisk
+        };
+        self.leave(oldest, left);
         true
     }
 
-    fn load(&mut self, adapter: AdapterId) {
+    /// Drops copies in host memory until no more adapters are in memory than may be: the least
+    /// recently used first. Loaded adapters alone are never too many.
+    fn make_host_place(&mut self) {
+        let held = |gate: &Self| {
+            let held = gate.adapters.values();
+            held.filter(|entry| entry.state != LoadState::OnDisk)
+                .count()
+        };
+        while held(self) > self.limits.host_max {
+            let Some(oldest) = self.least_recently_used(LoadState::InHost) else {
+                return;
+            };
+            self.leave(oldest, LoadState::OnDisk);
+        }
+    }
+
+    /// The adapter in this state that no hand-off has, and that was used before the others.
+    fn least_recently_used(&self, state: LoadState) -> Option<AdapterId> {
+        let free = self
+            .adapters
+            .iter()
+            .filter(|(_, entry)| entry.state == state && entry.pins_count == 0);
+        let oldest = free.min_by_key(|(_, entry)| entry.last_use);
+        oldest.map(|(adapter, _)| *adapter)
+    }
+
+    /// Takes an adapter from where it is to a place farther from steps.
+    fn leave(&mut self, adapter: AdapterId, to: LoadState) {
+        let (Some(memory), Some(entry)) = (&self.memory, self.adapters.get_mut(&adapter)) else {
+            return;
+        };
+        match entry.state {
+            LoadState::InHost => {
+                memory.drop_host_copy(adapter);
+                self.loads.dropped += 1;
+            }
+            _ => {
+                memory.unload(adapter);
+                self.loads.evicted += 1;
+            }
+        }
+        entry.state = to;
+    }
+
+    /// Begins to load an adapter that was in this state.
+    fn load(&mut self, adapter: AdapterId, from: LoadState) {
         self.version += 1;
         let (Some(memory), Some(entry)) = (&self.memory, self.adapters.get_mut(&adapter)) else {
             return;
         };
         entry.state = LoadState::Loading;
         let (memory, events) = (Arc::clone(memory), self.events.clone());
+        if from == LoadState::InHost {
+            self.loads.from_host += 1;
+        }
+        self.make_host_place();
+        let is_copied = self.limits.has_host_copies();
+        let load = move || {
+            if is_copied {
+                memory.copy_to_host(adapter)?;
+            }
+            memory.load(adapter)
+        };
         tokio::spawn(async move {
-            let loaded = spawn_blocking(move || memory.load(adapter)).await;
+            let loaded = spawn_blocking(load).await;
             // A panic of a load is an error of the adapter alone.
             let outcome = loaded.unwrap_or(Err(AdapterError::Unknown(adapter)));
             // The driver may have ended.
@@ -352,14 +441,20 @@ impl AdapterGate {
         let Some(entry) = self.adapters.get_mut(&adapter) else {
             return Vec::new();
         };
-        entry.state = match outcome {
-            Ok(()) => LoadState::Resident,
-            Err(_) => LoadState::OnDisk,
-        };
-        self.loads_counts[usize::from(outcome.is_err())] += 1;
         match outcome {
-            Ok(()) => info!(%adapter, "adapter loaded"),
-            Err(error) => warn!(%adapter, %error, "an adapter cannot be loaded"),
+            Ok(()) => {
+                entry.state = LoadState::Resident;
+                self.loads.loaded += 1;
+                info!(%adapter, "adapter loaded");
+            }
+            Err(error) => {
+                entry.state = LoadState::OnDisk;
+                self.loads.failed += 1;
+                warn!(%adapter, %error, "an adapter cannot be loaded");
+                if let Some(memory) = &self.memory {
+                    memory.drop_host_copy(adapter);
+                }
+            }
         }
         let waited = self.held.iter().filter(|(_, held)| held.adapter == adapter);
         let waited: Vec<HandoffId> = waited.map(|(handoff, _)| *handoff).collect();

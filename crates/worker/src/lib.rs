@@ -33,7 +33,7 @@ pub use options::{OpenAdapter, WorkerOptions};
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
-use adapter_gate::{AdapterEvent, AdapterGate};
+use adapter_gate::{AdapterEvent, AdapterGate, AdapterLimits};
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{ConstraintSource, Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
@@ -264,7 +264,11 @@ fn adapter_gate(
     options: &WorkerOptions,
 ) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
     let root = options.lora_root.clone();
-    let (mut gate, events) = AdapterGate::new(engine.adapters(), options.max_loras, root);
+    let limits = AdapterLimits {
+        loaded_max: options.max_loras,
+        host_max: options.max_cpu_loras,
+    };
+    let (mut gate, events) = AdapterGate::new(engine.adapters(), limits, root);
     for OpenAdapter {
         name,
         folder,

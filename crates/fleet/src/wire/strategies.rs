@@ -175,7 +175,11 @@ fn due() -> impl Strategy<Value = Option<Deadline>> {
 }
 
 fn adapters() -> impl Strategy<Value = Vec<AdapterOffer>> {
-    let place = prop_oneof![Just(AdapterPlace::Resident), Just(AdapterPlace::OnDisk)];
+    let place = prop_oneof![
+        Just(AdapterPlace::Resident),
+        Just(AdapterPlace::OnDisk),
+        Just(AdapterPlace::InHost)
+    ];
     let named = btree_map("[a-z]{1,8}", (any::<[u8; 16]>(), ".{0,20}", place), 0..4);
     named.prop_map(|named| {
         let offer = |(name, (digest, root, place))| AdapterOffer {
