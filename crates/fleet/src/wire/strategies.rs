@@ -180,12 +180,14 @@ fn adapters() -> impl Strategy<Value = Vec<AdapterOffer>> {
         Just(AdapterPlace::OnDisk),
         Just(AdapterPlace::InHost)
     ];
-    let named = btree_map("[a-z]{1,8}", (any::<[u8; 16]>(), ".{0,20}", place), 0..4);
+    let folders = (".{0,20}", option::of(".{0,20}"));
+    let named = btree_map("[a-z]{1,8}", (any::<[u8; 16]>(), folders, place), 0..4);
     named.prop_map(|named| {
-        let offer = |(name, (digest, root, place))| AdapterOffer {
+        let offer = |(name, (digest, (root, loaded_from), place))| AdapterOffer {
             name,
             adapter: AdapterId(digest),
             root,
+            loaded_from,
             place,
         };
         named.into_iter().map(offer).collect()
@@ -540,14 +542,22 @@ pub(super) fn to_worker() -> impl Strategy<Value = ToWorker> {
         worker().prop_map(|worker| ToWorker::PeerGone { worker }),
         address().prop_map(|data_address| ToWorker::NameTaken { data_address }),
         grant().prop_map(|(handoff, grant)| ToWorker::Grant { handoff, grant }),
-        (any::<u64>(), "[a-z]{1,8}", option::of(".{0,20}")).prop_map(|(change, name, folder)| {
-            let command = match folder {
-                Some(folder) => AdapterCommand::Load { name, folder },
-                None => AdapterCommand::Unload { name },
-            };
-            ToWorker::Adapter { change, command }
-        }),
+        (any::<u64>(), adapter_command())
+            .prop_map(|(change, command)| ToWorker::Adapter { change, command }),
     ]
+}
+
+fn adapter_command() -> impl Strategy<Value = AdapterCommand> {
+    let content = option::of(any::<[u8; 16]>().prop_map(AdapterId));
+    let folder = option::of((".{0,20}", content));
+    ("[a-z]{1,8}", folder).prop_map(|(name, folder)| match folder {
+        Some((folder, content)) => AdapterCommand::Load {
+            name,
+            folder,
+            content,
+        },
+        None => AdapterCommand::Unload { name },
+    })
 }
 
 fn grant() -> impl Strategy<Value = (HandoffId, WriteGrant)> {

@@ -168,6 +168,7 @@ fn offer(adapter: u8, place: AdapterPlace) -> AdapterOffer {
         name: adapter.to_string(),
         adapter: AdapterId([adapter; 16]),
         root: String::new(),
+        loaded_from: None,
         place,
     }
 }

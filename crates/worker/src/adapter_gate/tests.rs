@@ -1,7 +1,10 @@
 //! Orders at the gate of adapters.
 
 use super::*;
-use cleave_domain::{FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules};
+use cleave_domain::{
+    AdapterPlace, FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules,
+};
+use cleave_telemetry::AdapterLoads;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 
@@ -374,6 +377,37 @@ fn folders_outside_the_root_are_refused() {
             .unwrap_err()
             .contains("--lora-root")
     );
+}
+
+#[test]
+fn a_folder_of_another_content_is_not_served() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, _loads) = gate(2, &memory);
+    let mut open = |content: Option<u8>, found: u8| {
+        let request = OpenRequest {
+            router: RouterId(0),
+            change: 0,
+            name: "a1".to_owned(),
+            folder: "f".to_owned(),
+            content: content.map(id),
+        };
+        let outcome = gate.opened(&request, Ok(("/root/f".into(), facts(found))));
+        (outcome, gate.offers()[0].clone())
+    };
+    let (refused, offer) = open(Some(6), 5);
+    let reason = refused.unwrap_err();
+    let ids = [id(6), id(5)].map(|id| id.to_string());
+    assert!(reason.starts_with("/root/f: ") && ids.iter().all(|id| reason.contains(id)));
+    assert_eq!((offer.adapter, offer.loaded_from), (id(1), None));
+    assert_eq!(*memory.closed.lock(), [id(5)], "nothing has it");
+    // One that another name stands for stays open.
+    assert!(open(Some(6), 2).0.is_err());
+    assert_eq!(*memory.closed.lock(), [id(5)]);
+    let (served, offer) = open(Some(6), 6);
+    assert!(served.is_ok());
+    let expected = (id(6), Some("f".to_owned()));
+    assert_eq!((offer.adapter, offer.loaded_from), expected);
+    assert_eq!(open(None, 7).1.adapter, id(7), "whatever the folder has");
 }
 
 #[tokio::test]
