@@ -44,7 +44,7 @@ pub use trace::{
     AttemptChange, FlightOutcome, FlightSpan, OtlpScheme, RequestContext, ServiceProcess,
     TraceOptions, TraceSampler, TraceSamplerError, Traces, WorkerSpans, log_ids,
 };
-pub use worker::{AdapterLoads, AdapterUse, DeviceCeilings, WorkerMeters, WorkerSeries};
+pub use worker::{AdapterUse, DeviceCeilings, WorkerMeters, WorkerSeries};
 
 use cleave_api::MetricRegistry;
 use process::ProcessSeries;

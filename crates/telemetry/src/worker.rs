@@ -10,7 +10,7 @@ mod series;
 mod tier;
 mod utilisation;
 
-pub use adapters::{AdapterLoads, AdapterUse};
+pub use adapters::AdapterUse;
 pub use series::WorkerSeries;
 pub use utilisation::DeviceCeilings;
 

@@ -1,38 +1,30 @@
-//! Orders that wait until their adapters are loaded, and the adapters of a worker.
+//! The adapters of a worker: their names, and the work that its machine of adapters asks for.
 //!
-//! Owns: the names of the adapters, which hand-offs have which, and the orders held back. Never:
-//! reads a file on the driver's thread, or holds up an order of another hand-off.
-//! Invariant: an order that passes has an adapter that is loaded, if it has one, and it stays
-//! loaded until the hand-off is released.
-
-mod places;
-
-pub(crate) use places::AdapterLimits;
+//! Owns: the names, and loads under way. Never: reads a file on the driver's thread; decides which
+//! adapter leaves, which [`AdapterAdmission`] does.
+//! Invariant: work on adapters is done in the order in which it was asked for.
 
 use super::constraint_gate::RouterOrder;
-use cleave_domain::{AdapterId, AdapterOffer, HandoffId, Refusal, Report, RouterId};
+use cleave_domain::{AdapterId, AdapterOffer, Report, RouterId};
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
+use cleave_sched::{
+    AdapterAdmission, AdapterLimits, AdapterPassage, AdapterState, AdapterWork, LoadOutcome,
+    LoadSource,
+};
 use cleave_telemetry::AdapterUse;
-use places::{AdapterPlaces, LoadState, NotTaken, Taken};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
-
-/// The time after which a router may ask again where every place has an adapter in use: streams
-/// end all the time.
-const PLACE_WAIT: Duration = Duration::from_millis(100);
+use tracing::{info, warn};
 
 /// The adapters of a worker, and the orders that wait for one.
 pub(crate) struct AdapterGate {
-    places: AdapterPlaces,
+    memory: Option<Arc<dyn AdapterMemory>>,
+    admission: AdapterAdmission<RouterOrder>,
     /// Contents that the names stand for.
     names: BTreeMap<String, NamedAdapter>,
-    /// By hand-off, in the order of arrival. The first has the adapter that all wait for.
-    held: BTreeMap<HandoffId, WaitingOrders>,
-    pinned: BTreeMap<HandoffId, AdapterId>,
     events: mpsc::UnboundedSender<AdapterEvent>,
     /// The folder below which routers may name adapters; `None` if they may name none.
     root: Option<PathBuf>,
@@ -47,12 +39,6 @@ struct NamedAdapter {
     loaded_from: Option<String>,
     /// The content of the folder when it was opened.
     adapter: AdapterId,
-}
-
-#[derive(Debug)]
-struct WaitingOrders {
-    adapter: AdapterId,
-    orders: Vec<RouterOrder>,
 }
 
 /// The end of work on an adapter that was done beside the driver.
@@ -102,10 +88,9 @@ impl AdapterGate {
     ) -> (Self, mpsc::UnboundedReceiver<AdapterEvent>) {
         let (events, ends) = mpsc::unbounded_channel();
         let gate = Self {
-            places: AdapterPlaces::new(memory, limits, events.clone()),
+            memory,
+            admission: AdapterAdmission::new(limits),
             names: BTreeMap::new(),
-            held: BTreeMap::new(),
-            pinned: BTreeMap::new(),
             events,
             root,
         };
@@ -114,7 +99,7 @@ impl AdapterGate {
 
     /// Whether the engine applies adapters.
     pub(crate) fn is_capable(&self) -> bool {
-        self.places.memory().is_some()
+        self.memory.is_some()
     }
 
     // === names ===
@@ -141,7 +126,8 @@ impl AdapterGate {
         let (folder, facts) = outcome?;
         let adapter = facts.adapter;
         if let Some(content) = request.content.filter(|content| *content != adapter) {
-            self.places.close_if_unknown(adapter);
+            self.admission.close_if_unknown(adapter);
+            self.do_work();
             return Err(format!(
                 "{}: has adapter {adapter}, and other workers serve {content} as {}; load it again to serve the \
                  new content",
@@ -167,17 +153,18 @@ impl AdapterGate {
     /// Gives an adapter a name, in place of an earlier one of the name. Hand-offs that have the
     /// earlier one keep it.
     fn name(&mut self, name: &str, named: NamedAdapter) {
-        self.places.add_name(named.adapter);
+        self.admission.add_name(named.adapter);
         let earlier = self.names.insert(name.to_owned(), named);
         if let Some(earlier) = earlier {
-            self.places.remove_name(earlier.adapter);
+            self.admission.remove_name(earlier.adapter);
+            self.do_work();
         }
     }
 
     /// Opens a folder that a router named, beside the driver; [`AdapterEvent::Opened`] follows.
     /// Must be called within a tokio runtime.
     pub(crate) fn open(&self, request: OpenRequest) {
-        let (memory, root) = (self.places.memory().cloned(), self.root.clone());
+        let (memory, root) = (self.memory.clone(), self.root.clone());
         let events = self.events.clone();
         tokio::spawn(async move {
             let folder = request.folder.clone();
@@ -195,7 +182,8 @@ impl AdapterGate {
     pub(crate) fn remove(&mut self, name: &str) -> bool {
         let named = self.names.remove(name);
         if let Some(named) = &named {
-            self.places.remove_name(named.adapter);
+            self.admission.remove_name(named.adapter);
+            self.do_work();
         }
         named.is_some()
     }
@@ -207,31 +195,31 @@ impl AdapterGate {
             adapter: named.adapter,
             root: named.folder.display().to_string(),
             loaded_from: named.loaded_from.clone(),
-            place: self.places.state(named.adapter).into(),
+            place: self.admission.state(named.adapter).into(),
         });
         offers.collect()
     }
 
     /// Grows with each change of what [`AdapterGate::in_use`] gives.
     pub(crate) fn version(&self) -> u64 {
-        self.places.version()
+        self.admission.version()
     }
 
     /// The adapters as metrics show them.
     pub(crate) fn in_use(&self) -> AdapterUse {
-        let names = |state: LoadState| {
+        let names = |state: AdapterState| {
             let used = self.names.iter();
-            let used = used.filter(|(_, named)| self.places.is_used(named.adapter, state));
+            let used = used.filter(|(_, named)| self.admission.is_used(named.adapter, state));
             used.map(|(name, _)| name.clone()).collect()
         };
         AdapterUse {
-            max_loras: self.places.loaded_max(),
+            max_loras: self.admission.loaded_max(),
             served: self.names.len(),
-            loaded: self.places.count(LoadState::Resident),
-            in_host: self.places.count(LoadState::InHost),
-            running: names(LoadState::Resident),
-            waiting: names(LoadState::Loading),
-            loads: self.places.loads(),
+            loaded: self.admission.count(AdapterState::Resident),
+            in_host: self.admission.count(AdapterState::InHost),
+            running: names(AdapterState::Resident),
+            waiting: names(AdapterState::Loading),
+            loads: self.admission.loads(),
         }
     }
 
@@ -240,33 +228,13 @@ impl AdapterGate {
     /// Gives an order back if it need not wait. Must be called within a tokio runtime.
     pub(crate) fn pass(&mut self, order: RouterOrder) -> Passage {
         let (handoff, request) = order.subject();
-        let adapter = request.and_then(|request| request.adapter);
         let Some(handoff) = handoff else {
             return Passage::Open(order);
         };
-        if let Some(held) = self.held.get_mut(&handoff) {
-            held.orders.push(order);
-            return Passage::Held;
-        }
-        let Some(adapter) = adapter.filter(|_| !self.pinned.contains_key(&handoff)) else {
-            return Passage::Open(order);
-        };
-        let refuse = |refusal| Passage::Refused(order.router, refused(handoff, refusal));
-        let taken = match self.places.take(adapter) {
-            Ok(taken) => taken,
-            Err(NotTaken::Unknown) => return refuse(Refusal::NoAdapter),
-            Err(NotTaken::Full) => {
-                let retry_after = PLACE_WAIT;
-                return refuse(Refusal::QueueFull { retry_after });
-            }
-        };
-        self.pinned.insert(handoff, adapter);
-        if taken == Taken::Loaded {
-            return Passage::Open(order);
-        }
-        let orders = vec![order];
-        self.held.insert(handoff, WaitingOrders { adapter, orders });
-        Passage::Held
+        let adapter = request.and_then(|request| request.adapter);
+        let passage = self.admission.pass(handoff, adapter, order);
+        self.do_work();
+        passage.into()
     }
 
     /// Gives the orders that waited for a load; after a failure, their refusals.
@@ -275,48 +243,76 @@ impl AdapterGate {
         adapter: AdapterId,
         outcome: &Result<(), AdapterError>,
     ) -> Vec<Passage> {
-        self.places.load_ended(adapter, outcome);
-        let waited = self.held.iter().filter(|(_, held)| held.adapter == adapter);
-        let waited: Vec<HandoffId> = waited.map(|(handoff, _)| *handoff).collect();
-        let mut passages = Vec::new();
-        for handoff in waited {
-            let held = self.held.remove(&handoff);
-            let orders = held.into_iter().flat_map(|held| held.orders);
-            if outcome.is_ok() {
-                passages.extend(orders.map(Passage::Open));
-                continue;
+        let outcome = match outcome {
+            Ok(()) => {
+                info!(%adapter, "adapter loaded");
+                LoadOutcome::Loaded
             }
-            self.release(handoff);
-            // The first order is the hand-off's; those after it, as a cancel, have no subject now.
-            let router = orders.map(|order| order.router).next();
-            let report = refused(handoff, Refusal::NoAdapter);
-            passages.extend(router.map(|router| Passage::Refused(router, report)));
-        }
-        self.places.close_if_unused(adapter);
-        passages
+            Err(error) => {
+                warn!(%adapter, %error, "an adapter cannot be loaded");
+                LoadOutcome::Failed
+            }
+        };
+        let passages = self.admission.load_ended(adapter, outcome);
+        self.do_work();
+        passages.into_iter().map(Passage::from).collect()
     }
 
     /// Ends the holds of hand-offs that have ended.
     pub(crate) fn reported(&mut self, report: &Report) {
         if let Report::Refused { handoff, .. } | Report::Released { handoff, .. } = report {
-            self.release(*handoff);
-        }
-    }
-
-    fn release(&mut self, handoff: HandoffId) {
-        if let Some(adapter) = self.pinned.remove(&handoff) {
-            self.places.give_back(adapter);
+            self.admission.release(*handoff);
+            self.do_work();
         }
     }
 
     /// Drops the orders of a router that is gone, and the holds of its hand-offs.
     pub(crate) fn router_lost(&mut self, router: RouterId) {
-        self.held
-            .retain(|handoff, _| handoff.flight.router() != router);
-        let gone = self.pinned.keys().copied();
-        let gone = gone.filter(|handoff| handoff.flight.router() == router);
-        for handoff in gone.collect::<Vec<_>>() {
-            self.release(handoff);
+        self.admission.router_lost(router);
+        self.do_work();
+    }
+
+    // === work ===
+
+    fn do_work(&mut self) {
+        while let Some(work) = self.admission.poll() {
+            let Some(memory) = &self.memory else { continue };
+            match work {
+                AdapterWork::Load(adapter, source) => self.load(adapter, source, memory),
+                AdapterWork::Unload(adapter) => memory.unload(adapter),
+                AdapterWork::DropHostCopy(adapter) => memory.drop_host_copy(adapter),
+                AdapterWork::Close(adapter) => memory.close(adapter),
+            }
+        }
+    }
+
+    fn load(&self, adapter: AdapterId, source: LoadSource, memory: &Arc<dyn AdapterMemory>) {
+        let (memory, events) = (Arc::clone(memory), self.events.clone());
+        let load = move || {
+            match source {
+                LoadSource::DiskThroughHost => memory.copy_to_host(adapter)?,
+                LoadSource::Disk | LoadSource::Host => {}
+            }
+            memory.load(adapter)
+        };
+        tokio::spawn(async move {
+            let loaded = spawn_blocking(load).await;
+            // A panic of a load is an error of the adapter alone.
+            let outcome = loaded.unwrap_or(Err(AdapterError::Unknown(adapter)));
+            // The driver may have ended.
+            let _ = events.send(AdapterEvent::Loaded { adapter, outcome });
+        });
+    }
+}
+
+impl From<AdapterPassage<RouterOrder>> for Passage {
+    fn from(passage: AdapterPassage<RouterOrder>) -> Self {
+        match passage {
+            AdapterPassage::Open(order) => Self::Open(order),
+            AdapterPassage::Held => Self::Held,
+            AdapterPassage::Refused(handoff, order, refusal) => {
+                Self::Refused(order.router, Report::Refused { handoff, refusal })
+            }
         }
     }
 }
@@ -338,10 +334,6 @@ fn open_below(
     }
     let facts = memory.open(&path).map_err(|error| error.to_string())?;
     Ok((path, facts))
-}
-
-fn refused(handoff: HandoffId, refusal: Refusal) -> Report {
-    Report::Refused { handoff, refusal }
 }
 
 #[cfg(test)]

@@ -33,11 +33,11 @@ pub use options::{OpenAdapter, WorkerOptions};
 pub use pace::StepTime;
 pub use tier::{DiskOptions, SlabError, TierOptions};
 
-use adapter_gate::{AdapterEvent, AdapterGate, AdapterLimits};
+use adapter_gate::{AdapterEvent, AdapterGate};
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{ConstraintSource, Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
-use cleave_sched::{LookupLimits, PoolWriter};
+use cleave_sched::{AdapterLimits, LookupLimits, PoolWriter};
 use cleave_telemetry::{TapeRecorder, Telemetry, TelemetryError, WorkerMeters, WorkerSpans};
 use cleave_text::ModelFiles;
 use cleave_tls::PeerTls;

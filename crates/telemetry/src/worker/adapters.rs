@@ -4,6 +4,7 @@
 //! Invariant: at any time one line names the adapters in use, so that their labels are bounded.
 
 use super::{WorkerMeters, set};
+use cleave_sched::AdapterLoads;
 use prometheus_client::encoding::EncodeLabelSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,33 +22,16 @@ pub(super) struct LoraLabels {
     waiting_lora_adapters: String,
 }
 
-/// Loads of adapters since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AdapterLoads {
-    /// Loads that succeeded.
-    pub loaded: u64,
-    /// Loads that failed.
-    pub failed: u64,
-    /// Loaded adapters that left for another one.
-    pub evicted: u64,
-    /// Loads that began with a copy in host memory, and read no disk.
-    pub from_host: u64,
-    /// Copies in host memory that were dropped for another one.
-    pub dropped: u64,
-}
-
-impl AdapterLoads {
-    /// In the order of [`LOADS`].
-    fn counts(self) -> [u64; LOADS.len()] {
-        let Self {
-            loaded,
-            failed,
-            evicted,
-            from_host,
-            dropped,
-        } = self;
-        [loaded, failed, evicted, from_host, dropped]
-    }
+/// The counts of loads, in the order of [`LOADS`].
+fn counts(loads: AdapterLoads) -> [u64; LOADS.len()] {
+    let AdapterLoads {
+        loaded,
+        failed,
+        evicted,
+        from_host,
+        dropped,
+    } = loads;
+    [loaded, failed, evicted, from_host, dropped]
 }
 
 /// The adapters of a worker now.
@@ -89,7 +73,7 @@ impl WorkerMeters {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             set(&self.series.adapters, &self.kind_labels(kind), count);
         }
-        let changes = loads.counts().into_iter().zip(self.adapters.loads.counts());
+        let changes = counts(*loads).into_iter().zip(counts(self.adapters.loads));
         for (kind, (now, before)) in LOADS.into_iter().zip(changes) {
             let new = now.saturating_sub(before);
             let counter = self

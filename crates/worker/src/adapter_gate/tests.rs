@@ -4,7 +4,7 @@ use super::*;
 use cleave_domain::{
     AdapterPlace, FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules,
 };
-use cleave_telemetry::AdapterLoads;
+use cleave_sched::AdapterLoads;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 
@@ -326,7 +326,7 @@ async fn a_failed_load_refuses_its_requests_alone() {
     assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
     let mut passed = loaded(&mut gate, &mut loads).await;
     assert_eq!(refusal(passed.remove(0)), Some(Refusal::NoAdapter));
-    assert!(gate.pinned.is_empty() && gate.held.is_empty());
+    assert_eq!(gate.in_use().running.len() + gate.in_use().waiting.len(), 0);
     load(&mut gate, &mut loads, run(2, Some(2))).await;
 }
 

@@ -1,28 +1,21 @@
 //! The places of a worker's adapters: loaded, in host memory, or in their folders alone.
 //!
-//! Owns: which adapter is where, how many names and hand-offs have it, and the loads under way.
-//! Never: knows a name or an order.
+//! Owns: which adapter is where, and how many names and hand-offs have it. Never: knows a name or an
+//! order; loads one.
 //! Invariant: no more adapters are loaded, and no more have a copy in host memory, than the limits
 //! allow; one that a hand-off has keeps its place.
 
-use super::AdapterEvent;
 use cleave_domain::{AdapterId, AdapterPlace};
-use cleave_engine::{AdapterError, AdapterMemory};
-use cleave_telemetry::AdapterLoads;
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
-use tracing::{info, warn};
+use std::collections::{BTreeMap, VecDeque};
 
 /// The adapters that a worker has in memory at once, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AdapterLimits {
+pub struct AdapterLimits {
     /// Adapters that are loaded, for steps to apply.
-    pub(crate) loaded_max: usize,
+    pub loaded_max: usize,
     /// Adapters that are loaded or have a copy in host memory. No copies are made if it is not
     /// above `loaded_max`.
-    pub(crate) host_max: usize,
+    pub host_max: usize,
 }
 
 impl AdapterLimits {
@@ -32,11 +25,11 @@ impl AdapterLimits {
 }
 
 /// The adapters of a worker by their places.
+#[derive(Debug)]
 pub(super) struct AdapterPlaces {
-    memory: Option<Arc<dyn AdapterMemory>>,
     limits: AdapterLimits,
     entries: BTreeMap<AdapterId, AdapterEntry>,
-    events: mpsc::UnboundedSender<AdapterEvent>,
+    work: VecDeque<AdapterWork>,
     /// Grows with each begin and end of a use.
     uses_count: u64,
     /// Grows with each change.
@@ -44,9 +37,57 @@ pub(super) struct AdapterPlaces {
     loads: AdapterLoads,
 }
 
-#[derive(Default)]
+/// Work on an adapter, to be done in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterWork {
+    /// Load it from where it is; [`AdapterAdmission::load_ended`] is to be told the end.
+    ///
+    /// [`AdapterAdmission::load_ended`]: super::AdapterAdmission::load_ended
+    Load(AdapterId, LoadSource),
+    /// Free the memory in which steps read it.
+    Unload(AdapterId),
+    /// Free its copy in host memory.
+    DropHostCopy(AdapterId),
+    /// It is served no longer, and nothing has it.
+    Close(AdapterId),
+}
+
+/// The place from which an adapter is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadSource {
+    /// Its folder; no copy is to be kept.
+    Disk,
+    /// Its folder; a copy is to be kept in host memory.
+    DiskThroughHost,
+    /// Its copy in host memory.
+    Host,
+}
+
+/// The end of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadOutcome {
+    Loaded,
+    Failed,
+}
+
+/// Loads of adapters since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterLoads {
+    /// Loads that succeeded.
+    pub loaded: u64,
+    /// Loads that failed.
+    pub failed: u64,
+    /// Loaded adapters that left for another one.
+    pub evicted: u64,
+    /// Loads that began with a copy in host memory, and read no disk.
+    pub from_host: u64,
+    /// Copies in host memory that were dropped for another one.
+    pub dropped: u64,
+}
+
+#[derive(Debug, Default)]
 struct AdapterEntry {
-    state: LoadState,
+    state: AdapterState,
     /// Names that stand for it. Without any it is closed once no hand-off has it.
     names_count: usize,
     /// Hand-offs that have it.
@@ -54,29 +95,33 @@ struct AdapterEntry {
     last_use: u64,
 }
 
+/// The state of an adapter at its worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum LoadState {
+pub enum AdapterState {
+    /// In its folder alone.
     #[default]
     OnDisk,
     /// A copy is in host memory.
     InHost,
+    /// A load is under way.
     Loading,
+    /// Loaded, for steps to apply.
     Resident,
 }
 
-impl LoadState {
+impl AdapterState {
     /// Whether it has one of the places of adapters that steps apply.
     fn has_place(self) -> bool {
         matches!(self, Self::Loading | Self::Resident)
     }
 }
 
-impl From<LoadState> for AdapterPlace {
-    fn from(state: LoadState) -> Self {
+impl From<AdapterState> for AdapterPlace {
+    fn from(state: AdapterState) -> Self {
         match state {
-            LoadState::Resident => Self::Resident,
-            LoadState::InHost => Self::InHost,
-            LoadState::OnDisk | LoadState::Loading => Self::OnDisk,
+            AdapterState::Resident => Self::Resident,
+            AdapterState::InHost => Self::InHost,
+            AdapterState::OnDisk | AdapterState::Loading => Self::OnDisk,
         }
     }
 }
@@ -85,7 +130,7 @@ impl From<LoadState> for AdapterPlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     Loaded,
-    /// [`AdapterEvent::Loaded`] follows.
+    /// It is to wait for a load.
     Loading,
 }
 
@@ -99,27 +144,23 @@ pub(super) enum NotTaken {
 }
 
 impl AdapterPlaces {
-    pub(super) fn new(
-        memory: Option<Arc<dyn AdapterMemory>>,
-        limits: AdapterLimits,
-        events: mpsc::UnboundedSender<AdapterEvent>,
-    ) -> Self {
+    pub(super) fn new(limits: AdapterLimits) -> Self {
         Self {
-            memory,
             limits: AdapterLimits {
                 loaded_max: limits.loaded_max.max(1),
                 ..limits
             },
             entries: BTreeMap::new(),
-            events,
+            work: VecDeque::new(),
             uses_count: 0,
             version: 0,
             loads: AdapterLoads::default(),
         }
     }
 
-    pub(super) fn memory(&self) -> Option<&Arc<dyn AdapterMemory>> {
-        self.memory.as_ref()
+    /// The next work.
+    pub(super) fn poll(&mut self) -> Option<AdapterWork> {
+        self.work.pop_front()
     }
 
     pub(super) fn loaded_max(&self) -> usize {
@@ -136,17 +177,17 @@ impl AdapterPlaces {
     }
 
     /// The state of an adapter that has a name.
-    pub(super) fn state(&self, adapter: AdapterId) -> LoadState {
+    pub(super) fn state(&self, adapter: AdapterId) -> AdapterState {
         self.entries[&adapter].state
     }
 
     /// Whether a hand-off has this adapter, which is in this state.
-    pub(super) fn is_used(&self, adapter: AdapterId, state: LoadState) -> bool {
+    pub(super) fn is_used(&self, adapter: AdapterId, state: AdapterState) -> bool {
         let entry = &self.entries[&adapter];
         entry.state == state && entry.pins_count > 0
     }
 
-    pub(super) fn count(&self, state: LoadState) -> usize {
+    pub(super) fn count(&self, state: AdapterState) -> usize {
         let entries = self.entries.values();
         entries.filter(|entry| entry.state == state).count()
     }
@@ -171,23 +212,22 @@ impl AdapterPlaces {
     pub(super) fn close_if_unused(&mut self, adapter: AdapterId) {
         let is_unused = |entry: &AdapterEntry| {
             let is_idle = entry.names_count == 0 && entry.pins_count == 0;
-            is_idle && entry.state != LoadState::Loading
+            is_idle && entry.state != AdapterState::Loading
         };
         if self.entries.get(&adapter).is_some_and(is_unused) {
             self.entries.remove(&adapter);
-            self.close_if_unknown(adapter);
+            self.work.push_back(AdapterWork::Close(adapter));
         }
     }
 
     /// Closes an adapter that was opened and got no name.
-    pub(super) fn close_if_unknown(&self, adapter: AdapterId) {
-        if let (Some(memory), false) = (&self.memory, self.entries.contains_key(&adapter)) {
-            memory.close(adapter);
+    pub(super) fn close_if_unknown(&mut self, adapter: AdapterId) {
+        if !self.entries.contains_key(&adapter) {
+            self.work.push_back(AdapterWork::Close(adapter));
         }
     }
 
-    /// Gives an adapter to one hand-off more; begins to load it if it is not loaded. Must be called
-    /// within a tokio runtime.
+    /// Gives an adapter to one hand-off more; begins to load it if it is not loaded.
     pub(super) fn take(&mut self, adapter: AdapterId) -> Result<Taken, NotTaken> {
         let entry = self.entries.get(&adapter).ok_or(NotTaken::Unknown)?;
         let state = entry.state;
@@ -201,9 +241,9 @@ impl AdapterPlaces {
             entry.last_use = self.uses_count;
         }
         match state {
-            LoadState::Resident => return Ok(Taken::Loaded),
-            LoadState::Loading => {}
-            LoadState::OnDisk | LoadState::InHost => self.load(adapter, state),
+            AdapterState::Resident => return Ok(Taken::Loaded),
+            AdapterState::Loading => {}
+            AdapterState::OnDisk | AdapterState::InHost => self.load(adapter, state),
         }
         Ok(Taken::Loading)
     }
@@ -228,13 +268,13 @@ impl AdapterPlaces {
         if self.entries.values().filter(taken).count() < self.limits.loaded_max {
             return true;
         }
-        let Some(oldest) = self.least_recently_used(LoadState::Resident) else {
+        let Some(oldest) = self.least_recently_used(AdapterState::Resident) else {
             return false;
         };
         let left = if self.limits.has_host_copies() {
-            LoadState::InHost
+            AdapterState::InHost
         } else {
-            LoadState::OnDisk
+            AdapterState::OnDisk
         };
         self.leave(oldest, left);
         true
@@ -243,9 +283,9 @@ impl AdapterPlaces {
     /// Drops copies in host memory until no more adapters are in memory than may be: the least
     /// recently used first. Loaded adapters alone are never too many.
     fn make_host_place(&mut self) {
-        let on_disk = LoadState::OnDisk;
+        let on_disk = AdapterState::OnDisk;
         while self.entries.len() - self.count(on_disk) > self.limits.host_max {
-            let Some(oldest) = self.least_recently_used(LoadState::InHost) else {
+            let Some(oldest) = self.least_recently_used(AdapterState::InHost) else {
                 return;
             };
             self.leave(oldest, on_disk);
@@ -253,7 +293,7 @@ impl AdapterPlaces {
     }
 
     /// The adapter in this state that no hand-off has, and that was used before the others.
-    fn least_recently_used(&self, state: LoadState) -> Option<AdapterId> {
+    fn least_recently_used(&self, state: AdapterState) -> Option<AdapterId> {
         let free = self
             .entries
             .iter()
@@ -263,66 +303,54 @@ impl AdapterPlaces {
     }
 
     /// Takes an adapter from where it is to a place farther from steps.
-    fn leave(&mut self, adapter: AdapterId, to: LoadState) {
-        let (Some(memory), Some(entry)) = (&self.memory, self.entries.get_mut(&adapter)) else {
+    fn leave(&mut self, adapter: AdapterId, to: AdapterState) {
+        let Some(entry) = self.entries.get_mut(&adapter) else {
             return;
         };
-        if entry.state == LoadState::InHost {
-            memory.drop_host_copy(adapter);
+        let work = if entry.state == AdapterState::InHost {
             self.loads.dropped += 1;
+            AdapterWork::DropHostCopy(adapter)
         } else {
-            memory.unload(adapter);
             self.loads.evicted += 1;
-        }
+            AdapterWork::Unload(adapter)
+        };
         entry.state = to;
+        self.work.push_back(work);
     }
 
     /// Begins to load an adapter that was in this state.
-    fn load(&mut self, adapter: AdapterId, from: LoadState) {
-        let (Some(memory), Some(entry)) = (&self.memory, self.entries.get_mut(&adapter)) else {
+    fn load(&mut self, adapter: AdapterId, from: AdapterState) {
+        let Some(entry) = self.entries.get_mut(&adapter) else {
             return;
         };
-        entry.state = LoadState::Loading;
-        let (memory, events) = (Arc::clone(memory), self.events.clone());
-        if from == LoadState::InHost {
+        entry.state = AdapterState::Loading;
+        let source = if from == AdapterState::InHost {
             self.loads.from_host += 1;
-        }
-        self.make_host_place();
-        let is_copied = self.limits.has_host_copies();
-        let load = move || {
-            if is_copied {
-                memory.copy_to_host(adapter)?;
-            }
-            memory.load(adapter)
+            LoadSource::Host
+        } else if self.limits.has_host_copies() {
+            LoadSource::DiskThroughHost
+        } else {
+            LoadSource::Disk
         };
-        tokio::spawn(async move {
-            let loaded = spawn_blocking(load).await;
-            // A panic of a load is an error of the adapter alone.
-            let outcome = loaded.unwrap_or(Err(AdapterError::Unknown(adapter)));
-            // The driver may have ended.
-            let _ = events.send(AdapterEvent::Loaded { adapter, outcome });
-        });
+        self.make_host_place();
+        self.work.push_back(AdapterWork::Load(adapter, source));
     }
 
-    /// A load has ended.
-    pub(super) fn load_ended(&mut self, adapter: AdapterId, outcome: &Result<(), AdapterError>) {
+    /// A load has ended. One that failed leaves nothing in memory.
+    pub(super) fn load_ended(&mut self, adapter: AdapterId, outcome: LoadOutcome) {
         self.version += 1;
         let Some(entry) = self.entries.get_mut(&adapter) else {
             return;
         };
         match outcome {
-            Ok(()) => {
-                entry.state = LoadState::Resident;
+            LoadOutcome::Loaded => {
+                entry.state = AdapterState::Resident;
                 self.loads.loaded += 1;
-                info!(%adapter, "adapter loaded");
             }
-            Err(error) => {
-                entry.state = LoadState::OnDisk;
+            LoadOutcome::Failed => {
+                entry.state = AdapterState::OnDisk;
                 self.loads.failed += 1;
-                warn!(%adapter, %error, "an adapter cannot be loaded");
-                if let Some(memory) = &self.memory {
-                    memory.drop_host_copy(adapter);
-                }
+                self.work.push_back(AdapterWork::DropHostCopy(adapter));
             }
         }
     }
