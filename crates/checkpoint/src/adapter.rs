@@ -15,6 +15,7 @@ use crate::error::CheckpointError;
 use crate::folder::TensorFolder;
 use crate::tensor::StoredTensor;
 use cleave_domain::AdapterId;
+pub use cleave_models::ADAPTED_STACKS;
 use cleave_models::{Projection, TensorPlace, TensorRole};
 use config::AdapterConfig;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,13 +23,6 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
-/// The stacks of projections whose product an adapter may change.
-pub const ADAPTED_STACKS: [&[Projection]; 4] = [
-    Projection::QKV,
-    Projection::OUTPUT,
-    Projection::GATE_UP,
-    Projection::DOWN,
-];
 /// The reason why an adapter of experts' matrices is refused.
 const EXPERTS_REFUSED: &str = "an adapter of experts is not supported";
 /// The class that PEFT wraps around a model, and its attribute that has the model.

@@ -349,19 +349,25 @@ fn an_adapter_that_changed_since_is_not_loaded() {
     assert!(matches!(error, AdapterError::Unknown(_)), "{error}");
 }
 
+/// The price of an adapter follows from the bytes that an engine keeps of it.
+#[test]
+fn an_adapter_takes_the_bytes_that_its_model_counts() {
+    for (name, rank) in [("qwen2", 4), ("gemma2", 4), ("qwen3-moe", 4)] {
+        let options = options(Precision::F32, Isa::detect(), 1);
+        let engine = engine(&testdata(name), small_limits(), &options).unwrap();
+        let memory = engine.adapters().unwrap();
+        let facts = memory.open(&adapter(name)).unwrap();
+        let checkpoint = Checkpoint::open(&testdata(name)).unwrap();
+        let cost = checkpoint.spec().adapter_cost(rank);
+        assert_eq!(facts.bytes, cost.bytes(), "{name}");
+    }
+}
+
 /// A copy in host memory is loaded without the files, and refused where they have changed.
 #[test]
 fn a_host_copy_is_the_adapter_whatever_its_files_become() {
     let options = options(Precision::F32, Isa::detect(), 1);
-    let limits = EngineLimits {
-        block_tokens: 16,
-        blocks_count: 1,
-        states_count: 0,
-        slots_count: 1,
-        step_tokens_max: 1,
-        windows_count: 0,
-    };
-    let engine = engine(&testdata("llama3"), limits, &options).unwrap();
+    let engine = engine(&testdata("llama3"), small_limits(), &options).unwrap();
     let memory = engine.adapters().unwrap();
     let dir = copy("llama3-all");
     let adapter = memory.open(dir.path()).unwrap().adapter;
