@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
 /// The reason why an adapter of experts' matrices is refused.
-const EXPERTS_REFUSED: &str = "an adapter of experts is not supported";
+const EXPERTS_REFUSED: &str = "an adapter of experts is not supported; merge it into the model";
 /// The class that PEFT wraps around a model, and its attribute that has the model.
 const WRAPPER: &str = "base_model.model.";
 
@@ -112,7 +112,7 @@ impl AdapterTarget {
                 return self.refused.extend([refuse(REASON)]);
             }
             TensorRole::Router | TensorRole::SharedExpertGate | TensorRole::Experts { .. } => {
-                const REASON: &str = "an adapter of experts or of their router is not supported";
+                const REASON: &str = "an adapter of experts or of their router is not supported; merge it into the model";
                 return self.refused.extend([refuse(REASON)]);
             }
             _ => return,

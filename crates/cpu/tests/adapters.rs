@@ -267,19 +267,19 @@ fn a_tensor_beside_the_pairs_is_refused() {
             "qwen3-moe",
             "qwen3-moe",
             "mlp.experts.0.gate_proj.lora_A.weight",
-            "an adapter of experts is not supported",
+            "an adapter of experts is not supported; merge it into the model",
         ),
         (
             "qwen3-moe",
             "qwen3-moe",
             "mlp.experts.base_layer.lora_B.weight",
-            "an adapter of experts is not supported",
+            "an adapter of experts is not supported; merge it into the model",
         ),
         (
             "qwen3-moe",
             "qwen3-moe",
             "mlp.gate.lora_A.weight",
-            "an adapter of experts or of their router is not supported",
+            "an adapter of experts or of their router is not supported; merge it",
         ),
     ] {
         let error = refusal_of_extra(name, base, &format!("{layer}.{extra}"));
@@ -287,7 +287,9 @@ fn a_tensor_beside_the_pairs_is_refused() {
     }
     // PEFT's form for parameters of experts that are one tensor.
     let error = refusal(|c| c["target_parameters"] = json!(["mlp.experts.gate_up_proj"]));
-    assert!(error.contains("field `target_parameters`"), "{error}");
+    for part in ["field `target_parameters`", "experts", "merge the adapter"] {
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[test]
