@@ -24,9 +24,7 @@ pub(super) struct LoraLabels {
 /// Loads of adapters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdapterLoads {
-    /// Loads that succeeded.
     pub loaded: u64,
-    /// Loads that failed.
     pub failed: u64,
     /// Loaded adapters that left for another one.
     pub evicted: u64,

@@ -85,7 +85,6 @@ impl From<LoadState> for AdapterPlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     Loaded,
-    /// [`AdapterEvent::Loaded`] follows.
     Loading,
 }
 
