@@ -286,8 +286,10 @@ impl RunTimeFleet {
             lora_root,
         } = self;
         drop(router);
+        let mut router = CleaveProcess::start(&["router", "--listen", &address]);
+        assert_eq!(router.address(), address);
         Self {
-            router: CleaveProcess::start(&["router", "--listen", &address]),
+            router,
             address,
             client,
             lora_root,

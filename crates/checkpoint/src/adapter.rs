@@ -252,8 +252,8 @@ impl Adapter {
             .map(|(_, part)| part)
     }
 
-    /// A copy of its tensors in memory, which no write to the files changes. The identity is that of
-    /// the copy.
+    /// A copy of its tensors in memory, which no write to the files changes. The identity is that
+    /// of the copy.
     pub fn in_memory(&self) -> Self {
         let copied = self.parts.iter().map(|(place, part)| {
             let part = AdapterPart {

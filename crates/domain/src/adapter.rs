@@ -27,8 +27,8 @@ pub struct AdapterOffer {
     pub adapter: AdapterId,
     /// The folder that it was read from, for display.
     pub root: String,
-    /// The folder as the command named it that loaded it at run time; `None` for an adapter that the
-    /// worker has had from its start.
+    /// The folder as the command named it that loaded it at run time; `None` for an adapter that
+    /// the worker has had from its start.
     pub loaded_from: Option<String>,
     /// The place where its weights are now.
     pub place: AdapterPlace,

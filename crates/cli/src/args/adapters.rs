@@ -21,8 +21,8 @@ pub(crate) struct AdapterArgs {
     /// name one as their model.
     #[arg(long, value_name = "NAME=DIR|NAME=ORG/NAME[@REVISION]", num_args = 1.., value_parser = parse_lora_module)]
     pub(crate) lora_modules: Vec<LoraModule>,
-    /// LoRA adapters that each worker has loaded at once, at most, for its steps to apply; the least
-    /// recently used one makes room for another.
+    /// LoRA adapters that each worker has loaded at once, at most, for its steps to apply; the
+    /// least recently used one makes room for another.
     #[arg(long, value_name = "N", default_value_t = loras_default(), value_parser = parse_loras_max)]
     pub(crate) max_loras: usize,
     /// LoRA adapters that each worker has in host memory at once, at most, those of `--max-loras`

@@ -73,9 +73,7 @@ pub enum LoadOutcome {
 /// Loads of adapters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdapterLoads {
-    /// Loads that succeeded.
     pub loaded: u64,
-    /// Loads that failed.
     pub failed: u64,
     /// Loaded adapters that left for another one.
     pub evicted: u64,
