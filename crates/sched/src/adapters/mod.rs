@@ -112,8 +112,8 @@ impl<O> AdapterAdmission<O> {
 
     // === orders ===
 
-    /// Gives an order of a hand-off back if it need not wait. The first order has the adapter of its
-    /// request.
+    /// Gives an order of a hand-off back if it need not wait. The first order has the adapter of
+    /// its request.
     pub fn pass(
         &mut self,
         handoff: HandoffId,

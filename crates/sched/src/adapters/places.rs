@@ -1,7 +1,7 @@
 //! The places of a worker's adapters: loaded, in host memory, or in their folders alone.
 //!
-//! Owns: which adapter is where, and how many names and hand-offs have it. Never: knows a name or an
-//! order; loads one.
+//! Owns: which adapter is where, and how many names and hand-offs have it. Never: knows a name or
+//! an order; loads an adapter.
 //! Invariant: no more adapters are loaded, and no more have a copy in host memory, than the limits
 //! allow; one that a hand-off has keeps its place.
 

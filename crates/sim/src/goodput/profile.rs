@@ -194,8 +194,8 @@ mod tests {
         );
     }
 
-    /// The rows are those of the lab on an H100 (results/gpu/2026-11-27-h100-80gb-hbm3-adapters.md):
-    /// rows, adapters, and the microseconds of a layer's four stacks together.
+    /// The lab measured rows, adapters, and the microseconds of a layer's four stacks together, on
+    /// an H100: results/gpu/2026-11-27-h100-80gb-hbm3-adapters.md.
     #[test]
     fn adapter_prices_match_the_times_of_the_lab() {
         let profile = WorkerProfile::named("h100-llama-3-8b").unwrap();
