@@ -137,8 +137,8 @@ fn a_wrong_file_or_context_ends_the_start() {
         let last = lines.last().expect("a line");
         assert_eq!(last["level"], "ERROR", "{last}");
         let reason = last["error"].as_str().expect("a reason");
-        let is_said = reason.contains("`prot`") || reason.contains("no such folder");
-        assert!(is_said, "{reason}");
+        let is_named = reason.contains("`prot`") || reason.contains("no such folder");
+        assert!(is_named, "{reason}");
     }
     let (status, _, error) = run(&["serve", "--port", "0", "--max-model-len", "99999999"]);
     assert!(!status.success());

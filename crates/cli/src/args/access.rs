@@ -10,9 +10,15 @@ use std::path::PathBuf;
 pub(crate) struct AccessArgs {
     /// Keys, one of which each request must have: `Authorization: Bearer KEY`, as clients of OpenAI
     /// send it, or `x-api-key`. Several may follow, and the flag may be repeated. Set it in the
-    /// environment, where other users cannot see it. Not with `--policy`, whose tenants have their
-    /// keys as `api_key_sha256` (`cleave key --digest` prints it) with `trust: {require_key: true}`.
-    #[arg(long, value_name = "KEY", num_args = 1.., value_parser = parse_api_key, conflicts_with = "policy")]
+    /// environment, where other users cannot see it. Not with `--policy`, whose tenants have keys
+    /// of their own: `api_key_sha256`, which `cleave key --digest` prints.
+    #[arg(
+        long,
+        value_name = "KEY",
+        num_args = 1..,
+        value_parser = parse_api_key,
+        conflicts_with = "policy"
+    )]
     pub(crate) api_key: Vec<ApiKey>,
     /// File of such keys, one in a line; read once, at the start.
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]

@@ -235,24 +235,6 @@ async fn a_drained_worker_migrates_its_streams_and_leaves() {
 }
 
 #[tokio::test]
-async fn idle_workers_that_drain_are_not_lost() {
-    let (router, address) = router().await;
-    let mut workers = Vec::new();
-    for number in 0..8 {
-        let (worker, _) = worker(&format!("w{number}"), Role::Both, &address).await;
-        workers.push(worker);
-    }
-    let frontend = router.frontend();
-    until(|| frontend.workers().len() == 8).await;
-    let drains = workers.into_iter().map(|idle| idle.drain(TEST_WAIT_MAX));
-    futures::future::join_all(drains).await;
-    until(|| frontend.workers().is_empty()).await;
-    let lost = frontend.fleet_snapshot().unwrap().lost;
-    assert!(lost.is_empty(), "{lost:?}");
-    router.drain(TEST_WAIT_MAX).await;
-}
-
-#[tokio::test]
 async fn a_migrated_stream_keeps_its_state() {
     let engines = |engine: HashChainEngine| engine.with_states(8);
     let stage = SurvivalFleet::with_engines(RouterOptions::default(), engines).await;
