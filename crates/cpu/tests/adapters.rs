@@ -321,19 +321,23 @@ fn the_digest_is_that_of_the_content() {
     assert_ne!(open(written.path()), original, "one bit");
 }
 
-/// A file that is written to after it was opened is another adapter.
-#[test]
-fn an_adapter_that_changed_since_is_not_loaded() {
-    let options = options(Precision::F32, Isa::detect(), 1);
-    let limits = EngineLimits {
+/// The limits of an engine that runs no step here.
+fn small_limits() -> EngineLimits {
+    EngineLimits {
         block_tokens: 16,
         blocks_count: 1,
         states_count: 0,
         slots_count: 1,
         step_tokens_max: 1,
         windows_count: 0,
-    };
-    let engine = engine(&testdata("llama3"), limits, &options).unwrap();
+    }
+}
+
+/// A file that is written to after it was opened is another adapter.
+#[test]
+fn an_adapter_that_changed_since_is_not_loaded() {
+    let options = options(Precision::F32, Isa::detect(), 1);
+    let engine = engine(&testdata("llama3"), small_limits(), &options).unwrap();
     let memory = engine.adapters().unwrap();
     let dir = copy("llama3-all");
     let facts = memory.open(dir.path()).unwrap();
