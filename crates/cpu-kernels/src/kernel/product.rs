@@ -65,10 +65,16 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
         steps * PANEL
     }
 
-    /// Initial sums of a slice, of sixteen columns from `column` on.
+    /// Initial sums of a slice of R rows from `row` on, the same for all columns; zero unless the
+    /// format is a chain.
     #[inline(always)]
-    fn start(s: S, _: &PackedProduct<'_>, _slice: usize, _column: usize) -> S::V {
-        s.splat(0.0)
+    fn starts<const R: usize>(
+        s: S,
+        _: &PackedProduct<'_>,
+        _slice: usize,
+        _row: usize,
+    ) -> [S::V; R] {
+        [s.splat(0.0); R]
     }
 
     /// Prepares a block of a panel for [`WeightForm::add`], possibly unpacked into `spread`. Only
@@ -79,7 +85,7 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
     }
 
     /// Adds one block to the sums of R rows and 16·C columns. For the first block of a slice of a
-    /// chain, sums are not loaded but start from [`WeightForm::start`].
+    /// chain, sums are not loaded but start from [`WeightForm::starts`].
     ///
     /// # Safety
     /// The sides hold what [`BlockSides`] describes; this task owns 16·C words at each of R rows of
@@ -198,7 +204,7 @@ pub struct PackedProduct<'a> {
     pub addends: Option<RowAddends<'a>>,
     /// Bias of each column, `(panels × PANEL)`.
     pub bias: Option<&'a [f32]>,
-    /// Scales and offsets of integer weights.
+    /// Scales of integer weights.
     pub integer: IntegerWeights<'a>,
     /// Packed rows, laid out as [`left::LeftSide::words`].
     pub left: &'a [u32],
@@ -220,15 +226,12 @@ pub struct RowAddends<'a> {
     pub is_adapted: &'a [bool],
 }
 
-/// Scales and offsets of integer weights.
+/// Scales of integer weights.
 #[derive(Clone, Copy, Default)]
 pub struct IntegerWeights<'a> {
     /// Scale of each column, `(panels × PANEL)`, for eight bits without groups, and for groups with
     /// scales in e4m3.
     pub scales: &'a [f32],
-    /// −128 × the sum of each column's codes in a slice, `(slices, panels × PANEL)`, for eight bits
-    /// without groups; it offsets rows stored plus 128.
-    pub starts: &'a [u32],
     pub units: GroupLayout,
 }
 
@@ -351,10 +354,10 @@ impl PanelWalk<'_, '_> {
                         vector: 0,
                         prefetch: ahead.of_tile(tile - tiles.start),
                     };
-                    // Chains start from `F::start` in registers; other formats add to sums in
-                    // memory, which must be initialised.
+                    // Chains start from `F::starts` in registers; other formats add to sums in
+                    // memory, which must be zero.
                     if at.begins_slice && !F::IS_CHAIN {
-                        start_sums::<S, F>(s, product, at.slice, panel, panel_sums);
+                        clear_sums(s, panel_sums);
                     }
                     let from = panel_sums.as_mut_ptr();
                     // Final sums of all tiles go to the same pages, which stay in the L1 cache.
@@ -480,22 +483,11 @@ unsafe fn add_block<S: Simd, F: WeightForm<S>, const R: usize>(
     }
 }
 
-/// Initialises a tile's sums before a slice's first block.
+/// Clears a tile's sums before a slice's first block.
 #[inline(always)]
-fn start_sums<S: Simd, F: WeightForm<S>>(
-    s: S,
-    product: &PackedProduct<'_>,
-    slice: usize,
-    panel: usize,
-    sums: &mut [f32],
-) {
-    let starts = [
-        F::start(s, product, slice, panel * PANEL),
-        F::start(s, product, slice, panel * PANEL + LANES),
-    ];
-    for row in sums.as_chunks_mut::<LANES>().0.chunks_exact_mut(2) {
-        s.store(starts[0], &mut row[0]);
-        s.store(starts[1], &mut row[1]);
+fn clear_sums<S: Simd>(s: S, sums: &mut [f32]) {
+    for vector in sums.as_chunks_mut::<LANES>().0 {
+        s.store(s.splat(0.0), vector);
     }
 }
 
@@ -525,12 +517,9 @@ unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
 ) -> [[S::V; C]; R] {
     let mut sums = [[s.splat(0.0); C]; R];
     if sides.begins_slice {
-        for c in 0..C {
-            let column = sides.column + (sides.vector + c) * LANES;
-            let start = F::start(s, product, sides.slice, column);
-            for row in &mut sums {
-                row[c] = start;
-            }
+        let starts = F::starts::<R>(s, product, sides.slice, sides.row);
+        for r in 0..R {
+            sums[r] = [starts[r]; C];
         }
         return sums;
     }

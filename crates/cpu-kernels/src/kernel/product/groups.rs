@@ -144,7 +144,7 @@ impl CodeKind for GroupedByteForm {
 }
 
 impl<S: IntegerSimd> CodeProduct<S> for GroupedByteForm {
-    const PHASES: usize = S::LEFT_OCTETS.phases();
+    const PHASES: usize = S::LEFT.phases();
 
     #[inline(always)]
     fn phase(s: S, codes: S::V, phase: usize) -> S::V {
@@ -153,9 +153,9 @@ impl<S: IntegerSimd> CodeProduct<S> for GroupedByteForm {
 
     #[inline(always)]
     fn dot(s: S, acc: S::V, left: S::V, codes: S::V) -> S::V {
-        match S::LEFT_OCTETS {
+        match S::LEFT {
             LeftBytes::Widened16 => s.byte_dot(acc, left, codes),
-            LeftBytes::Signed | LeftBytes::Plus128 => s.code_dot(acc, left, codes),
+            LeftBytes::Signed => s.code_dot(acc, left, codes),
         }
     }
 }
@@ -173,7 +173,7 @@ impl<S: IntegerSimd> RightSide<S> for GroupedByteForm {
 }
 
 impl<S: IntegerSimd> WeightForm<S> for GroupedByteForm {
-    const PHASES: usize = S::LEFT_OCTETS.phases();
+    const PHASES: usize = S::LEFT.phases();
     /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
 
