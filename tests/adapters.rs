@@ -116,6 +116,30 @@ fn adapters_answer_as_the_reference_in_a_fleet() {
 }
 
 #[test]
+fn answers_are_the_same_from_host_memory_and_read_again() {
+    // One place for three adapters; two of them in host memory, so that one is dropped each round.
+    let flags = flags(&["--both", "1", "--max-loras", "1", "--max-cpu-loras", "2"]);
+    let (_process, client) = serve(&texts(&flags));
+    for name in [
+        "llama3-all",
+        "llama3-qv",
+        "llama3-all",
+        "llama3-third",
+        "llama3-all",
+        "llama3-qv",
+    ] {
+        assert_adapter_answers(&client, "base", name, name);
+    }
+    let loads =
+        |kind: &str| client.metric("cleave_adapter_loads_total", &[&format!("kind=\"{kind}\"")]);
+    assert_eq!(loads("loaded"), 6.0);
+    // The one that was used just before the last one.
+    assert_eq!(loads("from_host"), 2.0);
+    assert_eq!(loads("dropped"), 2.0);
+    assert_eq!(client.metric("cleave_adapters", &["kind=\"in_host\""]), 1.0);
+}
+
+#[test]
 fn an_adapter_is_listed_as_a_child_of_its_model() {
     let (_process, client) = serve(&texts(&flags(&["--both", "1"])));
     let list: Value = serde_json::from_str(&client.get("/v1/models").1).unwrap();
@@ -174,6 +198,14 @@ fn an_adapter_that_cannot_be_served_stops_the_start() {
     );
     let errors = refused("a=/nonexistent", &[]);
     assert!(errors.contains("/nonexistent"), "{errors}");
+    let errors = refused(
+        &module("llama3-qv"),
+        &["--max-loras", "4", "--max-cpu-loras", "3"],
+    );
+    assert!(
+        errors.contains("--max-cpu-loras 3") && errors.contains("the 4 of --max-loras"),
+        "{errors}"
+    );
     let errors = refused(&module("llama3-qv"), &["--engine", "mock"]);
     assert!(errors.contains("applies none"), "{errors}");
 }
@@ -213,69 +245,164 @@ fn a_router_learns_adapters_from_its_workers() {
     assert!(is_listed());
 }
 
+/// A router whose workers load adapters at run time, below a folder.
+struct RunTimeFleet {
+    router: CleaveProcess,
+    address: String,
+    client: HttpClient,
+    lora_root: PathBuf,
+}
+
+impl RunTimeFleet {
+    fn new(lora_root: &Path) -> Self {
+        let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
+        let address = router.address();
+        Self {
+            router,
+            client: HttpClient::new(&address),
+            address,
+            lora_root: lora_root.to_owned(),
+        }
+    }
+
+    /// Starts a worker, which has `llama3-third` by a flag.
+    fn worker(&self, name: &str) -> CleaveProcess {
+        let plain = "worker --leg both --threads 1 --kv-cache 64MiB --dtype f32 --router";
+        let (model, listed) = (checkpoint(), module("llama3-third"));
+        let lora_root = self.lora_root.display().to_string();
+        let model = ["--model", &model, "--served-model-name", "base"];
+        let lora = ["--lora-root", &lora_root, "--lora-modules", &listed];
+        let own = [&self.address[..], "--name", name];
+        let plain: Vec<&str> = plain.split(' ').collect();
+        CleaveProcess::start(&[&plain[..], &own, &model, &lora].concat())
+    }
+
+    /// Starts the router anew, at the same address.
+    fn restart_router(self) -> Self {
+        let Self {
+            router,
+            address,
+            client,
+            lora_root,
+        } = self;
+        drop(router);
+        let mut router = CleaveProcess::start(&["router", "--listen", &address]);
+        assert_eq!(router.address(), address);
+        Self {
+            router,
+            address,
+            client,
+            lora_root,
+        }
+    }
+
+    /// Waits until the worker's adapters are known.
+    fn wait_for_adapters(&self) {
+        self.client.wait_ready();
+        wait_for("the adapters", || {
+            let models = self.client.get("/v1/models").1;
+            models.contains("llama3-third").then_some(())
+        });
+    }
+
+    fn load(&self, name: &str, path: &str) {
+        let body = json!({"lora_name": name, "lora_path": path});
+        let (status, answer) = self.client.post("/v1/load_lora_adapter", &body);
+        assert_eq!(status, 200, "{answer}");
+    }
+
+    /// The status of a request for an adapter.
+    fn status(&self, name: &str) -> u16 {
+        let ask = json!({"model": name, "prompt": "a", "max_tokens": 1});
+        self.client.post("/v1/completions", &ask).0
+    }
+
+    fn wait_for_status(&self, name: &str, status: u16) {
+        wait_for("the status of an adapter", || {
+            (self.status(name) == status).then_some(())
+        });
+    }
+}
+
 /// Adapters that were loaded at run time come to a worker that is started anew, and to one that is
 /// started for the first time; one that was unloaded goes from a worker that has it by a flag.
 #[test]
 fn workers_that_join_get_the_adapters_of_run_time() {
-    let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
-    let address = router.address();
-    let client = HttpClient::new(&address);
-    let (model, adapters) = (checkpoint(), root().join("testdata/adapters"));
-    let adapters = adapters.display().to_string();
-    let listed = module("llama3-third");
-    let start = |name: &str| {
-        let plain = "worker --leg both --threads 1 --kv-cache 64MiB --dtype f32 --router";
-        let model = ["--model", &model, "--served-model-name", "base"];
-        let lora = ["--lora-root", &adapters, "--lora-modules", &listed];
-        let own = [&address[..], "--name", name];
-        let plain: Vec<&str> = plain.split(' ').collect();
-        CleaveProcess::start(&[&plain[..], &own, &model, &lora].concat())
-    };
-    let change = |verb: &str, body: Value| {
-        let (status, answer) = client.post(&format!("/v1/{verb}_lora_adapter"), &body);
-        assert_eq!(status, 200, "{answer}");
-    };
-    let (prompt, tokens) = goldens(&folder("llama3-all")).pop().unwrap();
-    let first = start("first");
-    client.wait_ready();
-    wait_for("the adapters", || {
-        let models = client.get("/v1/models").1;
-        models.contains("llama3-third").then_some(())
-    });
-    change(
-        "load",
-        json!({"lora_name": "tuned", "lora_path": "llama3-all"}),
-    );
-    change("unload", json!({"lora_name": "llama3-third"}));
-    let expected = detokenized(&client, "base", &tokens);
-    assert_eq!(
-        completion(&client, "tuned", &prompt, tokens.len()),
-        expected
-    );
+    let fleet = RunTimeFleet::new(&root().join("testdata/adapters"));
+    let answers = || assert_adapter_answers(&fleet.client, "base", "tuned", "llama3-all");
+    let first = fleet.worker("first");
+    fleet.wait_for_adapters();
+    fleet.load("tuned", "llama3-all");
+    let unload = json!({"lora_name": "llama3-third"});
+    let (status, answer) = fleet.client.post("/v1/unload_lora_adapter", &unload);
+    assert_eq!(status, 200, "{answer}");
+    answers();
     // The only worker ends, and its name comes back.
     drop(first);
-    let first = start("first");
-    let is_served = || {
-        let ask = json!({"model": "tuned", "prompt": prompt, "max_tokens": 1});
-        (client.post("/v1/completions", &ask).0 == 200).then_some(())
-    };
-    let answer = || completion(&client, "tuned", &prompt, tokens.len());
-    wait_for("the adapter to be loaded again", is_served);
-    assert_eq!(answer(), expected);
-    let unloaded = json!({"model": "llama3-third", "prompt": prompt, "max_tokens": 1});
-    wait_for("the unloaded adapter to go", || {
-        (client.post("/v1/completions", &unloaded).0 == 404).then_some(())
-    });
+    let first = fleet.worker("first");
+    fleet.wait_for_status("tuned", 200);
+    answers();
+    fleet.wait_for_status("llama3-third", 404);
     // Another worker, which alone is left.
-    let second = start("second");
+    let second = fleet.worker("second");
     wait_for("the second worker", || {
-        let fleet = client.get("/admin/workers").1;
-        fleet.contains("second").then_some(())
+        let workers = fleet.client.get("/admin/workers").1;
+        workers.contains("second").then_some(())
     });
     drop(first);
-    wait_for("the other worker to serve the adapter", is_served);
-    assert_eq!(answer(), expected);
+    fleet.wait_for_status("tuned", 200);
+    answers();
     drop(second);
+}
+
+/// The folder changes while the only worker is away: no request gets the other content before an
+/// operator asks for it.
+#[test]
+fn a_worker_that_returns_serves_no_other_content() {
+    let folders = tempfile::tempdir().unwrap();
+    let put = |from: &str| {
+        for file in ["adapter_config.json", "adapter_model.safetensors"] {
+            let to = folders.path().join("tuned");
+            std::fs::create_dir_all(&to).unwrap();
+            std::fs::remove_file(to.join(file)).unwrap_or_default();
+            std::fs::copy(folder(from).join(file), to.join(file)).unwrap();
+        }
+    };
+    put("llama3-all");
+    let fleet = RunTimeFleet::new(folders.path());
+    let worker = fleet.worker("worker");
+    fleet.wait_for_adapters();
+    fleet.load("tuned", "tuned");
+    assert_adapter_answers(&fleet.client, "base", "tuned", "llama3-all");
+    drop(worker);
+    put("llama3-qv");
+    let _worker = fleet.worker("worker");
+    wait_for("the worker's refusal", || {
+        let log = fleet.router.logs();
+        log.contains("load it again to serve the new content")
+            .then_some(())
+    });
+    assert_eq!(fleet.status("base"), 200);
+    assert_eq!(fleet.status("tuned"), 503, "as if its workers were away");
+    fleet.load("tuned", "tuned");
+    assert_adapter_answers(&fleet.client, "base", "tuned", "llama3-qv");
+}
+
+/// A router that is started anew learns the adapters from workers that have them, so that a worker
+/// that was lost later gets them again.
+#[test]
+fn a_new_router_learns_the_adapters_of_run_time() {
+    let fleet = RunTimeFleet::new(&root().join("testdata/adapters"));
+    let first = fleet.worker("first");
+    fleet.wait_for_adapters();
+    fleet.load("tuned", "llama3-all");
+    let fleet = fleet.restart_router();
+    fleet.wait_for_adapters();
+    fleet.wait_for_status("tuned", 200);
+    drop(first);
+    let _first = fleet.worker("first");
+    fleet.wait_for_status("tuned", 200);
+    assert_adapter_answers(&fleet.client, "base", "tuned", "llama3-all");
 }
 
 // Invariant: I56.

@@ -339,9 +339,7 @@ fn identifiers_use_the_glossary() {
     for (path, text) in sources() {
         for (index, line) in code_alone(&text).lines().enumerate() {
             for name in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
-                let word = name
-                    .split('_')
-                    .find_map(|part| private.get_key_value(part));
+                let word = name.split('_').find_map(|part| private.get_key_value(part));
                 if let Some((word, better)) = word {
                     faults.push(format!(
                         "{}:{}: {name}: instead of {word}, {better}",

@@ -80,6 +80,7 @@ pub(crate) async fn load_adapter(
         command: AdapterCommand::Load {
             folder: fields.required_text(&LORA_PATH)?.into_owned(),
             name: name.clone(),
+            content: None,
         },
     };
     carry_out(operator.change_adapter(change), &name, "loaded").await

@@ -15,6 +15,7 @@ use crate::error::CheckpointError;
 use crate::folder::TensorFolder;
 use crate::tensor::StoredTensor;
 use cleave_domain::AdapterId;
+pub use cleave_models::ADAPTED_STACKS;
 use cleave_models::{Projection, TensorPlace, TensorRole};
 use config::AdapterConfig;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,15 +23,8 @@ use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
-/// The stacks of projections whose product an adapter may change.
-pub const ADAPTED_STACKS: [&[Projection]; 4] = [
-    Projection::QKV,
-    Projection::OUTPUT,
-    Projection::GATE_UP,
-    Projection::DOWN,
-];
 /// The reason why an adapter of experts' matrices is refused.
-const EXPERTS_REFUSED: &str = "an adapter of experts is not supported";
+const EXPERTS_REFUSED: &str = "an adapter of experts is not supported; merge it into the model";
 /// The class that PEFT wraps around a model, and its attribute that has the model.
 const WRAPPER: &str = "base_model.model.";
 
@@ -118,7 +112,7 @@ impl AdapterTarget {
                 return self.refused.extend([refuse(REASON)]);
             }
             TensorRole::Router | TensorRole::SharedExpertGate | TensorRole::Experts { .. } => {
-                const REASON: &str = "an adapter of experts or of their router is not supported";
+                const REASON: &str = "an adapter of experts or of their router is not supported; merge it into the model";
                 return self.refused.extend([refuse(REASON)]);
             }
             _ => return,
@@ -256,6 +250,27 @@ impl Adapter {
         parts
             .filter(move |(place, _)| place.layer == layer && place.stack == stack)
             .map(|(_, part)| part)
+    }
+
+    /// A copy of its tensors in memory, which no write to the files changes. The identity is that
+    /// of the copy.
+    pub fn in_memory(&self) -> Self {
+        let copied = self.parts.iter().map(|(place, part)| {
+            let part = AdapterPart {
+                a: part.a.in_memory(),
+                b: part.b.in_memory(),
+                ..part.clone()
+            };
+            (place.clone(), part)
+        });
+        let parts = copied.collect();
+        self.release();
+        Self {
+            dir: self.dir.clone(),
+            id: digest(&parts),
+            rank_max: self.rank_max,
+            parts,
+        }
     }
 
     /// Releases the mapped pages from this process's memory.

@@ -154,6 +154,14 @@ impl StoredTensor {
         self.columns
     }
 
+    /// The same tensor with its bytes in memory, whatever becomes of the file.
+    pub(crate) fn in_memory(&self) -> Self {
+        Self {
+            span: FileSpan::owned(self.bytes().to_vec()),
+            ..self.clone()
+        }
+    }
+
     /// Every element, little-endian, row after row. Not necessarily aligned to an element.
     pub fn bytes(&self) -> &[u8] {
         self.span.bytes()

@@ -46,9 +46,18 @@ pub(crate) fn with_adapters(
     {
         bail!("--lora-root {}: not a folder", root.display());
     }
+    let (max_loras, max_cpu_loras) = (host.adapters.max_loras, host.adapters.max_cpu_loras);
+    let max_cpu_loras = max_cpu_loras.unwrap_or(max_loras);
+    if max_cpu_loras < max_loras {
+        bail!(
+            "--max-cpu-loras {max_cpu_loras}: fewer than the {max_loras} of --max-loras, which count among them; raise \
+             it, or leave it out"
+        );
+    }
     Ok(WorkerOptions {
         adapters: modules.iter().map(open).collect::<anyhow::Result<_>>()?,
-        max_loras: host.adapters.max_loras,
+        max_loras,
+        max_cpu_loras,
         lora_root: host.adapters.lora_root.clone(),
         ..options
     })

@@ -15,6 +15,7 @@ use cleave_domain::{RequestOrigin, RequestSlo, SloClass, SloPolicy};
 use cleave_sim::goodput::{
     ClassScore, FleetSpec, GoodputOutcome, GoodputScore, PromptRecipe, RecipePart, RequestArrival,
     RoutingComparison, RoutingScheme, WorkerProfile, run, run_observed, slo_of_class,
+    with_adapters,
 };
 use serde_json::{Value, json};
 use std::io::Write;
@@ -151,6 +152,8 @@ pub(crate) struct SimClients {
     policy: Arc<SloPolicy>,
     /// Span of the arrivals, if no flag sets it.
     length: ArrivalSpan,
+    /// Adapters that requests name, if any.
+    adapters: Option<u32>,
     /// Requested arrivals per second, in thousandths.
     pub(crate) rate_milli: u64,
 }
@@ -193,7 +196,11 @@ impl SimClients {
             FleetArg::Named(fleet) => fleet.workers_count(),
             FleetArg::Devices(count) => count,
         };
-        Self::from_arrivals(&args.arrivals, policy, length, f64::from(workers))
+        let clients = Self::from_arrivals(&args.arrivals, policy, length, f64::from(workers))?;
+        Ok(Self {
+            adapters: args.adapters.adapters,
+            ..clients
+        })
     }
 
     /// Reads the trace or the workload. `rate` is the default of arrivals per second, where neither
@@ -224,6 +231,7 @@ impl SimClients {
             } else {
                 length
             },
+            adapters: None,
             rate_milli: 0,
         };
         let schedule = clients.workload.schedule(&clients.schedule_options)?;
@@ -259,7 +267,11 @@ impl SimClients {
         }
         let schedule = self.workload.schedule(&options);
         let requests = schedule.iter().flat_map(RequestSchedule::requests);
-        requests.map(|entry| self.arrival(entry)).collect()
+        let arrivals = requests.map(|entry| self.arrival(entry)).collect();
+        match self.adapters {
+            Some(count) => with_adapters(arrivals, count, options.seed),
+            None => arrivals,
+        }
     }
 
     fn arrival(&self, entry: ScheduleEntry) -> RequestArrival {
@@ -279,6 +291,7 @@ impl SimClients {
             prompt,
             output_tokens,
             priority: 0,
+            adapter: None,
         }
     }
 
@@ -307,14 +320,18 @@ pub(crate) fn make_comparison(
     clients: &SimClients,
     trying: &dyn Fn(u32, u32),
 ) -> anyhow::Result<RoutingComparison> {
-    let comparison = |fleet| RoutingComparison {
-        fleet,
-        policy: Arc::clone(&clients.policy),
-        noise_permille: args.noise,
-        seed: args.arrivals.workload.seed,
+    let comparison = |fleet: FleetSpec| {
+        let adapters = args.adapters.fleet(&fleet.profile);
+        anyhow::Ok(RoutingComparison {
+            adapters: adapters.map_err(anyhow::Error::msg)?,
+            fleet,
+            policy: Arc::clone(&clients.policy),
+            noise_permille: args.noise,
+            seed: args.arrivals.workload.seed,
+        })
     };
     let devices = match require_fleet(args)? {
-        FleetArg::Named(fleet) => return Ok(comparison(fleet.clone())),
+        FleetArg::Named(fleet) => return comparison(fleet.clone()),
         FleetArg::Devices(count) => count,
     };
     let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
@@ -326,13 +343,13 @@ pub(crate) fn make_comparison(
         profile.name
     );
     // The search for the best division of legs starts from a fleet without one.
-    let undivided = comparison(FleetSpec::aggregated(profile, workers));
+    let undivided = comparison(FleetSpec::aggregated(profile, workers))?;
     if workers == 1 {
         return Ok(undivided);
     }
     let arrivals = clients.arrivals(clients.rate_milli, clients.length);
     let fleet = undivided.best_division(&arrivals, trying);
-    Ok(comparison(fleet))
+    comparison(fleet)
 }
 
 // === what is printed ===

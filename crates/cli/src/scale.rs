@@ -188,6 +188,7 @@ impl ScaleRun<'_> {
         let comparison = RoutingComparison {
             fleet: starter.fleet(),
             policy,
+            adapters: None,
             noise_permille: self.args.noise,
             seed: self.args.arrivals.workload.seed,
         };

@@ -267,19 +267,19 @@ fn a_tensor_beside_the_pairs_is_refused() {
             "qwen3-moe",
             "qwen3-moe",
             "mlp.experts.0.gate_proj.lora_A.weight",
-            "an adapter of experts is not supported",
+            "an adapter of experts is not supported; merge it into the model",
         ),
         (
             "qwen3-moe",
             "qwen3-moe",
             "mlp.experts.base_layer.lora_B.weight",
-            "an adapter of experts is not supported",
+            "an adapter of experts is not supported; merge it into the model",
         ),
         (
             "qwen3-moe",
             "qwen3-moe",
             "mlp.gate.lora_A.weight",
-            "an adapter of experts or of their router is not supported",
+            "an adapter of experts or of their router is not supported; merge it",
         ),
     ] {
         let error = refusal_of_extra(name, base, &format!("{layer}.{extra}"));
@@ -287,7 +287,9 @@ fn a_tensor_beside_the_pairs_is_refused() {
     }
     // PEFT's form for parameters of experts that are one tensor.
     let error = refusal(|c| c["target_parameters"] = json!(["mlp.experts.gate_up_proj"]));
-    assert!(error.contains("field `target_parameters`"), "{error}");
+    for part in ["field `target_parameters`", "experts", "merge the adapter"] {
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[test]
@@ -347,6 +349,44 @@ fn an_adapter_that_changed_since_is_not_loaded() {
     memory.close(again.adapter);
     let error = memory.load(again.adapter).unwrap_err();
     assert!(matches!(error, AdapterError::Unknown(_)), "{error}");
+}
+
+/// The price of an adapter follows from the bytes that an engine keeps of it.
+#[test]
+fn an_adapter_takes_the_bytes_that_its_model_counts() {
+    for (name, rank) in [("qwen2", 4), ("gemma2", 4), ("qwen3-moe", 4)] {
+        let options = options(Precision::F32, Isa::detect(), 1);
+        let engine = engine(&testdata(name), small_limits(), &options).unwrap();
+        let memory = engine.adapters().unwrap();
+        let facts = memory.open(&adapter(name)).unwrap();
+        let checkpoint = Checkpoint::open(&testdata(name)).unwrap();
+        let cost = checkpoint.spec().adapter_cost(rank);
+        assert_eq!(facts.bytes, cost.bytes(), "{name}");
+    }
+}
+
+/// A copy in host memory is loaded without the files, and refused where they have changed.
+#[test]
+fn a_host_copy_is_the_adapter_whatever_its_files_become() {
+    let options = options(Precision::F32, Isa::detect(), 1);
+    let engine = engine(&testdata("llama3"), small_limits(), &options).unwrap();
+    let memory = engine.adapters().unwrap();
+    let dir = copy("llama3-all");
+    let adapter = memory.open(dir.path()).unwrap().adapter;
+    memory.copy_to_host(adapter).unwrap();
+    let file = dir.path().join("adapter_model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    memory.load(adapter).unwrap();
+    memory.unload(adapter);
+    memory.load(adapter).unwrap();
+    memory.unload(adapter);
+    memory.drop_host_copy(adapter);
+    for failed in [memory.load(adapter), memory.copy_to_host(adapter)] {
+        let error = failed.unwrap_err();
+        assert!(matches!(error, AdapterError::Changed { .. }), "{error}");
+    }
 }
 
 /// Several adapters of one model in one step, beside sequences of the model alone.

@@ -27,6 +27,9 @@ pub struct AdapterOffer {
     pub adapter: AdapterId,
     /// The folder that it was read from, for display.
     pub root: String,
+    /// The folder as the command named it that loaded it at run time; `None` for an adapter that
+    /// the worker has had from its start.
+    pub loaded_from: Option<String>,
     /// The place where its weights are now.
     pub place: AdapterPlace,
 }
@@ -40,6 +43,8 @@ pub enum AdapterCommand {
         name: String,
         /// The folder, below the worker's root for adapters.
         folder: String,
+        /// The content that the folder must have; `None` for whatever it has.
+        content: Option<AdapterId>,
     },
     /// Serve the adapter of this name no longer; hand-offs that have it keep it.
     Unload {
@@ -52,7 +57,7 @@ impl AdapterCommand {
     /// The model name that it is about.
     pub fn name(&self) -> &str {
         match self {
-            Self::Load { name, folder: _ } | Self::Unload { name } => name,
+            Self::Load { name, .. } | Self::Unload { name } => name,
         }
     }
 }
@@ -62,8 +67,10 @@ impl AdapterCommand {
 pub enum AdapterPlace {
     /// Loaded: a sequence can begin at once.
     Resident,
-    /// In its folder: the first sequence waits until it is loaded.
+    /// In its folder: the first sequence waits until it is read and loaded.
     OnDisk,
+    /// A copy is in host memory: the first sequence waits until it is loaded.
+    InHost,
 }
 
 /// The sequences with which a sequence may share KV blocks: those of the same salt and the same

@@ -46,6 +46,25 @@ pub enum Order {
     Run(RunOrder),
 }
 
+impl Order {
+    /// The hand-off that it is about, and the request that it brings, where it may have to wait for
+    /// what the request needs. Other orders never wait; a renewal of a hand-off comes again.
+    pub fn subject(&self) -> (Option<HandoffId>, Option<&Request>) {
+        let (handoff, request) = match self {
+            Self::Reserve(reserve) => (reserve.handoff, &reserve.request),
+            Self::Prefill(prefill) => (prefill.handoff, &prefill.request),
+            Self::Run(run) => (run.handoff, &run.request),
+            Self::Cancel { handoff } => return (Some(*handoff), None),
+            Self::Migrate(_)
+            | Self::Renew { .. }
+            | Self::Drain
+            | Self::Serve { .. }
+            | Self::Relay(_) => return (None, None),
+        };
+        (Some(handoff), Some(request))
+    }
+}
+
 /// The content of an [`Order::Run`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunOrder {

@@ -1,11 +1,11 @@
 //! The LoRA adapters that workers serve, by the names that clients give.
 //!
-//! Owns: which content a name stands for, and what operators changed at run time, which workers
-//! that join later are told. Never: loads an adapter, or chooses a worker.
+//! Owns: which content a name stands for, and what operators changed at run time, by any router,
+//! which workers that join later are told. Never: loads an adapter, or chooses a worker.
 //! Invariant: a name stands for one content at a time: that of the most workers, and the present
 //! one where as many have another. A name stays while its workers are away, so that a request for
 //! it waits as one for their model does; it goes when a worker of the model comes without it,
-//! unless an operator loaded it.
+//! unless it was loaded at run time.
 
 use cleave_api::ServedAdapter;
 use cleave_domain::{AdapterCommand, AdapterId, AdapterOffer, WorkerId, WorkerRef};
@@ -22,33 +22,65 @@ pub(crate) struct AdapterDirectory {
 
 #[derive(Debug, Default)]
 struct DirectoryState {
-    /// Adapters of each worker, with the name of its model.
+    /// Adapters of each worker, by ascending name, with the name of its model.
     offers: BTreeMap<WorkerId, (String, Vec<AdapterOffer>)>,
     served: BTreeMap<String, ServedAdapter>,
-    /// The last command for each name of each model that a worker has carried out.
-    ordered: BTreeMap<String, BTreeMap<String, AdapterCommand>>,
+    /// The last change at run time of each name of each model.
+    changed: BTreeMap<String, BTreeMap<String, RunTimeChange>>,
+}
+
+/// The change that operators made last of a name, as workers carried it out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RunTimeChange {
+    Loaded {
+        /// The folder as the command named it.
+        folder: String,
+        /// The content that it had.
+        adapter: AdapterId,
+    },
+    Unloaded,
+}
+
+impl RunTimeChange {
+    /// The command that makes the same change at another worker. A folder may have another content
+    /// by now, which no operator has asked for.
+    fn command(&self, name: &str) -> AdapterCommand {
+        let name = name.to_owned();
+        match self {
+            Self::Loaded { folder, adapter } => AdapterCommand::Load {
+                name,
+                folder: folder.clone(),
+                content: Some(*adapter),
+            },
+            Self::Unloaded => AdapterCommand::Unload { name },
+        }
+    }
 }
 
 impl AdapterDirectory {
-    /// A worker of this model serves these adapters from now on, and no others.
-    pub(crate) fn report(&self, worker: WorkerId, model: &str, offers: &[AdapterOffer]) {
+    /// A worker of this model serves these adapters, by ascending name, from now on, and no others.
+    /// Gives the commands to load those that were loaded at run time before this router began.
+    pub(crate) fn report(
+        &self,
+        worker: WorkerId,
+        model: &str,
+        offers: &[AdapterOffer],
+    ) -> Vec<AdapterCommand> {
         let mut state = self.state.lock();
-        state
-            .offers
-            .insert(worker, (model.to_owned(), offers.to_vec()));
-        let named = state.count_offers();
-        let DirectoryState {
-            served, ordered, ..
-        } = &mut *state;
-        let ordered = ordered.get(model);
-        let is_loaded = |name: &String| {
-            let command = ordered.and_then(|ordered| ordered.get(name));
-            matches!(command, Some(AdapterCommand::Load { .. }))
+        let entry = (model.to_owned(), offers.to_vec());
+        let before = state.offers.insert(worker, entry);
+        let changed = state.changed.entry(model.to_owned()).or_default();
+        let learned = match before {
+            None => learn(changed, offers),
+            Some((_, before)) => {
+                follow(changed, &before, offers);
+                Vec::new()
+            }
         };
-        served.retain(|name, adapter| {
-            adapter.base != model || named.contains_key(name) || is_loaded(name)
-        });
+        let named = state.count_offers();
+        state.forget_unserved(model, &named);
         state.serve(named);
+        learned
     }
 
     /// A worker is gone.
@@ -60,28 +92,21 @@ impl AdapterDirectory {
         }
     }
 
-    /// A worker of this model has carried out a command of an operator.
-    pub(crate) fn ordered(&self, model: &str, command: AdapterCommand) {
+    /// A worker of this model has carried out an operator's command to unload. Its report says
+    /// nothing of a name that it did not serve.
+    pub(crate) fn unloaded(&self, model: &str, name: String) {
         let mut state = self.state.lock();
-        let name = command.name().to_owned();
-        // The worker's report may have come before its answer, when the name was still loaded.
-        let is_unload = matches!(command, AdapterCommand::Unload { .. });
-        if is_unload && !state.count_offers().contains_key(&name) {
-            state
-                .served
-                .retain(|served, adapter| *served != name || adapter.base != model);
-        }
-        let of_model = state.ordered.entry(model.to_owned()).or_default();
-        of_model.insert(name, command);
+        let changed = state.changed.entry(model.to_owned()).or_default();
+        changed.insert(name, RunTimeChange::Unloaded);
+        let named = state.count_offers();
+        state.forget_unserved(model, &named);
     }
 
-    /// The commands of operators that a worker of this model must carry out when it joins.
+    /// The commands that a worker of this model must carry out when it joins.
     pub(crate) fn commands_for(&self, model: &str) -> Vec<AdapterCommand> {
         let state = self.state.lock();
-        let of_model = state.ordered.get(model).into_iter();
-        of_model
-            .flat_map(|ordered| ordered.values().cloned())
-            .collect()
+        let changed = state.changed.get(model).into_iter().flatten();
+        changed.map(|(name, change)| change.command(name)).collect()
     }
 
     /// The adapter of this name.
@@ -99,7 +124,74 @@ impl AdapterDirectory {
 /// folders.
 type NamedOffers = BTreeMap<(String, AdapterId), (usize, String)>;
 
+/// Takes the adapters of run time from the first report of a worker, but for names whose last
+/// change is known: the worker may have been away when it was made. Gives those that are new.
+fn learn(
+    changed: &mut BTreeMap<String, RunTimeChange>,
+    offers: &[AdapterOffer],
+) -> Vec<AdapterCommand> {
+    let mut learned = Vec::new();
+    for (name, change) in offers.iter().filter_map(run_time_change) {
+        if !changed.contains_key(name) {
+            learned.push(change.command(name));
+            changed.insert(name.to_owned(), change);
+        }
+    }
+    learned
+}
+
+/// Takes the changes between two reports of a worker, whichever router commanded them.
+fn follow(
+    changed: &mut BTreeMap<String, RunTimeChange>,
+    before: &[AdapterOffer],
+    offers: &[AdapterOffer],
+) {
+    let of = |offers: &[AdapterOffer], name: &str| {
+        let at = offers.binary_search_by(|offer| offer.name.as_str().cmp(name));
+        at.ok()
+    };
+    for (name, change) in offers.iter().filter_map(run_time_change) {
+        let before = of(before, name).and_then(|at| run_time_change(&before[at]));
+        if before.is_none_or(|(_, before)| before != change) {
+            changed.insert(name.to_owned(), change);
+        }
+    }
+    let gone = before
+        .iter()
+        .filter(|offer| of(offers, &offer.name).is_none());
+    for offer in gone {
+        changed.insert(offer.name.clone(), RunTimeChange::Unloaded);
+    }
+}
+
+/// The name of an adapter that was loaded at run time, and that change.
+fn run_time_change(offer: &AdapterOffer) -> Option<(&str, RunTimeChange)> {
+    let change = RunTimeChange::Loaded {
+        folder: offer.loaded_from.clone()?,
+        adapter: offer.adapter,
+    };
+    Some((&offer.name, change))
+}
+
 impl DirectoryState {
+    /// Forgets the names of a model that no worker serves, but for those that were loaded at run
+    /// time: they are loaded again.
+    fn forget_unserved(&mut self, model: &str, named: &BTreeMap<String, NamedOffers>) {
+        let Self {
+            offers: _,
+            served,
+            changed,
+        } = self;
+        let changed = changed.get(model);
+        let is_loaded = |name: &String| {
+            let change = changed.and_then(|changed| changed.get(name));
+            matches!(change, Some(RunTimeChange::Loaded { .. }))
+        };
+        served.retain(|name, adapter| {
+            adapter.base != model || named.contains_key(name) || is_loaded(name)
+        });
+    }
+
     fn count_offers(&self) -> BTreeMap<String, NamedOffers> {
         let mut named: BTreeMap<String, NamedOffers> = BTreeMap::new();
         for (model, offers) in self.offers.values() {
@@ -255,6 +347,7 @@ mod tests {
             name: name.to_owned(),
             adapter: AdapterId([content; 16]),
             root: format!("/adapters/{name}"),
+            loaded_from: None,
             place: AdapterPlace::OnDisk,
         }
     }
@@ -326,26 +419,86 @@ mod tests {
         assert_eq!(content(&directory, "a"), None, "it was unloaded");
     }
 
-    #[test]
-    fn an_ordered_name_outlives_workers_without_it() {
-        let directory = AdapterDirectory::default();
-        let name = || "a".to_owned();
-        let load = AdapterCommand::Load {
-            name: name(),
+    /// An adapter that was loaded at run time from folder `f`.
+    fn loaded(name: &str, content: u8) -> AdapterOffer {
+        AdapterOffer {
+            loaded_from: Some("f".to_owned()),
+            ..offer(name, content)
+        }
+    }
+
+    fn load_command(name: &str, content: u8) -> AdapterCommand {
+        AdapterCommand::Load {
+            name: name.to_owned(),
             folder: "f".to_owned(),
-        };
-        directory.report(WorkerId(1), "m", &[offer("a", 1)]);
-        directory.ordered("m", load.clone());
-        assert_eq!(directory.commands_for("m"), [load]);
+            content: Some(AdapterId([content; 16])),
+        }
+    }
+
+    fn unload_command(name: &str) -> AdapterCommand {
+        AdapterCommand::Unload {
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_loaded_name_outlives_workers_without_it() {
+        let directory = AdapterDirectory::default();
+        directory.report(WorkerId(1), "m", &[]);
+        assert_eq!(directory.commands_for("m"), []);
+        directory.report(WorkerId(1), "m", &[loaded("a", 1)]);
+        assert_eq!(directory.commands_for("m"), [load_command("a", 1)]);
         assert_eq!(directory.commands_for("other"), []);
         directory.leave(WorkerId(1));
         directory.report(WorkerId(2), "m", &[]);
         assert_eq!(content(&directory, "a"), Some(1), "it is being loaded");
-        let unload = AdapterCommand::Unload { name: name() };
-        directory.ordered("m", unload.clone());
-        assert_eq!(directory.commands_for("m"), [unload], "the last command");
-        assert_eq!(content(&directory, "a"), None, "the report came first");
+        directory.unloaded("m", "a".to_owned());
+        assert_eq!(directory.commands_for("m"), [unload_command("a")]);
+        assert_eq!(content(&directory, "a"), None, "the last command");
         directory.report(WorkerId(2), "m", &[]);
         assert_eq!(content(&directory, "a"), None);
+    }
+
+    /// Another router commands them, and this one sees them in the workers' reports.
+    #[test]
+    fn changes_by_another_router_are_known() {
+        let directory = AdapterDirectory::default();
+        let report = |worker, offers: &[AdapterOffer]| {
+            directory.report(WorkerId(worker), "m", offers);
+        };
+        report(1, &[offer("start", 1)]);
+        report(2, &[offer("start", 1)]);
+        assert_eq!(directory.commands_for("m"), [], "by flags");
+        report(1, &[loaded("a", 2), offer("start", 1)]);
+        assert_eq!(directory.commands_for("m"), [load_command("a", 2)]);
+        report(1, &[loaded("a", 3), offer("start", 1)]);
+        assert_eq!(directory.commands_for("m"), [load_command("a", 3)]);
+        // A place that changed, or a worker that is late, changes no command.
+        report(2, &[loaded("a", 2), offer("start", 1)]);
+        report(1, &[loaded("a", 3), offer("start", 1)]);
+        report(1, &[loaded("a", 3)]);
+        let commands = directory.commands_for("m");
+        assert_eq!(commands[1], unload_command("start"));
+        report(1, &[]);
+        let commands = directory.commands_for("m");
+        assert_eq!(commands, [unload_command("a"), unload_command("start")]);
+        assert_eq!(content(&directory, "a"), Some(2), "one worker has it still");
+        report(2, &[]);
+        assert_eq!(content(&directory, "a"), None);
+    }
+
+    #[test]
+    fn a_new_router_learns_what_was_loaded_before() {
+        let directory = AdapterDirectory::default();
+        directory.report(WorkerId(1), "m", &[]);
+        let offers = [loaded("a", 1), offer("b", 2)];
+        let learned = directory.report(WorkerId(2), "m", &offers);
+        assert_eq!(learned, [load_command("a", 1)]);
+        let again = directory.report(WorkerId(3), "m", &[loaded("a", 1)]);
+        assert_eq!(again, [], "it is known");
+        directory.unloaded("m", "a".to_owned());
+        let stale = directory.report(WorkerId(4), "m", &[loaded("a", 1)]);
+        assert_eq!(stale, [], "the worker was away when it was unloaded");
+        assert_eq!(directory.commands_for("m"), [unload_command("a")]);
     }
 }

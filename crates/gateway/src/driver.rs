@@ -293,6 +293,9 @@ impl RouterDriver {
         self.effects.meters.set_grants(self.grants.count());
         self.show_role_change(worker, &report);
         self.effects.roster.handle_report(worker, &report);
+        if let Report::Adapters(offers) = &report {
+            self.adapters_reported(worker, offers);
+        }
         self.track_handoff(worker, &report);
         let reserved = match &report {
             Report::Reserved { handoff, .. } => Some(handoff.flight),

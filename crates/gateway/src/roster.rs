@@ -249,11 +249,8 @@ impl WorkerRoster {
             | Report::LegFailed { .. }
             | Report::Released { .. }
             | Report::Prefix { .. }
+            | Report::Adapters(_)
             | Report::Relayed(_) => {}
-            Report::Adapters(offers) => {
-                self.adapters
-                    .report(worker.worker, &entry.view.model, offers);
-            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! Invariant: a multiplication and its addition count as two operations.
 
 use crate::spec::{AttentionSpec, ExpertsSpec, Mixer, ModelSpec};
+use crate::tensors::ADAPTED_STACKS;
 use cleave_domain::StepWork;
 
 /// Bytes of a model's parts as a device stores them.
@@ -72,7 +73,40 @@ impl ExpertsCost {
     }
 }
 
+/// Sizes of a LoRA adapter that changes every projection that one may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterCost {
+    /// Weights of its pairs of matrices, as it was trained.
+    pub weights: u64,
+    /// Weights that every row of it is multiplied with: the pairs of a stack are one pair, with
+    /// zeros in its second matrix.
+    pub stacked_weights: u64,
+}
+
+impl AdapterCost {
+    /// Bytes that a step reads for it, however many rows it has: engines keep it in f32.
+    pub fn bytes(&self) -> u64 {
+        self.stacked_weights * size_of::<f32>() as u64
+    }
+}
+
 impl ModelSpec {
+    /// Costs of a LoRA adapter of this rank.
+    pub fn adapter_cost(&self, rank: usize) -> AdapterCost {
+        let mut cost = AdapterCost::default();
+        for layer in &self.layers {
+            for stack in ADAPTED_STACKS {
+                let Some((rows, columns)) = layer.stack_shape(stack, self.hidden_size) else {
+                    continue;
+                };
+                let ranks = rank * stack.len();
+                cost.weights += (ranks * columns + rank * rows) as u64;
+                cost.stacked_weights += (ranks * (columns + rows)) as u64;
+            }
+        }
+        cost
+    }
+
     /// Costs of this model, stored in these sizes.
     pub fn cost(&self, stored: &StoredSizes) -> ModelCost {
         let StoredSizes {
@@ -201,6 +235,26 @@ mod tests {
         let all = cost.layer_weights + 2 * cost.head_weights + norms;
         assert_eq!(all, 8_030_261_248, "as its model card counts them");
         assert_eq!(cost.token_bytes, 128 << 10);
+    }
+
+    /// PEFT counts 41,943,040 trainable parameters for rank 16 of all linear modules of Llama 3 8B.
+    /// By hand, a layer's stacks have 48·(4096+6144), 16·(4096+4096), 32·(4096+28672) and
+    /// 16·(14336+4096) weights.
+    #[test]
+    fn adapter_weights_match_what_peft_counts() {
+        let cost = llama_8b().adapter_cost(16);
+        assert_eq!(cost.weights, 41_943_040);
+        let layer = 491_520 + 131_072 + 1_048_576 + 294_912;
+        assert_eq!(cost.stacked_weights, 32 * layer);
+        assert_eq!(cost.bytes(), 251_658_240);
+    }
+
+    /// Of experts and of their router nothing is changed.
+    #[test]
+    fn an_adapter_leaves_experts_as_they_are() {
+        let attention = 2048 + 4096 + 2 * (2048 + 512) + 4096 + 2048;
+        let cost = qwen3_30b_a3b().adapter_cost(8);
+        assert_eq!(cost.weights, 48 * 8 * attention);
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod spelling;
 mod tensors;
 mod wrapper;
 
-pub use cost::{ExpertsCost, ModelCost, StoredSizes};
+pub use cost::{AdapterCost, ExpertsCost, ModelCost, StoredSizes};
 pub use error::ConfigError;
 pub use fields::ConfigFields;
 pub use registry::{DescribedModel, Family, families, read_model};
@@ -37,6 +37,7 @@ pub use spec::{
 };
 pub use spelling::NameSpelling;
 pub use tensors::{
-    ExpertAxes, ModelTensor, NamedRole, Projection, StackedRows, TensorPlace, TensorRole,
+    ADAPTED_STACKS, ExpertAxes, ModelTensor, NamedRole, Projection, StackedRows, TensorPlace,
+    TensorRole,
 };
 pub use wrapper::{Wrapper, wrappers};

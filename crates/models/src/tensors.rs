@@ -6,7 +6,7 @@
 
 mod roles;
 
-pub use roles::{ExpertAxes, Projection, StackedRows, TensorPlace, TensorRole};
+pub use roles::{ADAPTED_STACKS, ExpertAxes, Projection, StackedRows, TensorPlace, TensorRole};
 
 use crate::spec::{
     AttentionSpec, ExpertsSpec, GatedMlpSpec, HeadShape, LayerSpec, Mixer, Mlp, ModelSpec, NormSpec,

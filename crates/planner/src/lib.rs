@@ -6,12 +6,14 @@
 //! Never: knows the state of a single request, or the time of day; starts anything.
 //! Invariant: more work is never predicted to take less time, or to need fewer workers.
 
+mod adapters;
 mod chunk;
 mod learner;
 mod predict;
 mod roofline;
 pub mod scaling;
 
+pub use adapters::AdapterPrices;
 pub use chunk::{ChunkRoom, chunk_tokens_within, quantum, slowdown_permille};
 pub use learner::{PriceErrors, PriceLearner};
 pub use predict::{Predict, mul_div, predict_link};

@@ -99,10 +99,10 @@ impl FleetWorker {
         adapter.is_none_or(|adapter| self.adapters.contains_key(&adapter))
     }
 
-    /// Whether a request with this adapter would wait until it is loaded.
-    pub(crate) fn must_load(&self, adapter: Option<AdapterId>) -> bool {
+    /// The place of the adapter of a request; one without needs none to be loaded.
+    pub(crate) fn adapter_place(&self, adapter: Option<AdapterId>) -> AdapterPlace {
         let place = adapter.and_then(|adapter| self.adapters.get(&adapter));
-        place == Some(&AdapterPlace::OnDisk)
+        place.copied().unwrap_or(AdapterPlace::Resident)
     }
 
     pub(crate) fn stuck(&self) -> bool {

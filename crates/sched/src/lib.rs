@@ -1,7 +1,7 @@
 //! A worker's brain.
 //!
 //! Owns: the worker's sequences, their blocks and leases, and the choice of what the next step
-//! runs. Never: sees text, sockets, a clock, or a KV byte.
+//! runs; beside it, the places of its adapters. Never: sees text, sockets, a clock, or a KV byte.
 //! Invariant: every hand-off accepted ends in exactly one `Report::Released`, and by then holds no
 //! block.
 //!
@@ -14,6 +14,7 @@
 //! states, both for tests.
 
 mod actions;
+mod adapters;
 mod admission;
 mod batch;
 mod brain;
@@ -35,6 +36,10 @@ mod snapshot;
 mod speculate;
 
 pub use actions::WorkerActions;
+pub use adapters::{
+    AdapterAdmission, AdapterLimits, AdapterLoads, AdapterPassage, AdapterState, AdapterWork,
+    LoadOutcome, LoadSource,
+};
 pub use brain::WorkerBrain;
 pub use cleave_kv::{PayloadCondition, PoolWriter, TierLevel};
 pub use event::{

@@ -2,9 +2,11 @@
 //! scores as computed by hand.
 
 use cleave_domain::{LinkPrice, Prices, RequestSlo, RowPrice, SloClass, SloPolicy, Time};
+use cleave_sched::AdapterLimits;
 use cleave_sim::goodput::{
-    ArrivalEnd, ClientResult, FleetSpec, GoodputOutcome, PromptRecipe, RequestArrival,
-    RoutingComparison, RoutingScheme, Scenario, SyntheticWorkload, run,
+    AdapterFleet, ArrivalEnd, ClientResult, FleetSpec, GoodputOutcome, GoodputScore, PromptRecipe,
+    RequestArrival, RoutingComparison, RoutingScheme, Scenario, SyntheticWorkload, run,
+    with_adapters,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,7 @@ fn comparison(fleet: &str, policy: &Arc<SloPolicy>) -> RoutingComparison {
     RoutingComparison {
         fleet: fleet.parse().expect("it is there"),
         policy: Arc::clone(policy),
+        adapters: None,
         noise_permille: 50,
         seed: 1,
     }
@@ -35,6 +38,27 @@ fn score(fleet: &str, workload: &str, scheme: RoutingScheme) -> GoodputOutcome {
     let workload: SyntheticWorkload = workload.parse().expect("it is there");
     let comparison = comparison(fleet, &policy);
     run(&comparison.scenario(scheme, workload.arrivals(&policy)))
+}
+
+/// The score of four workers with four places for adapters each, of which requests name `count`.
+fn adapted(count: u32, host_max: usize, scheme: RoutingScheme) -> GoodputScore {
+    let policy = policy(500, 40);
+    let workload: SyntheticWorkload = "light-light,rate=24,seconds=60,seed=5".parse().unwrap();
+    let arrivals = with_adapters(workload.arrivals(&policy), count, 5);
+    let comparison = comparison("both=4,profile=h100-llama-3-8b", &policy);
+    let adapters = AdapterFleet {
+        count,
+        limits: AdapterLimits {
+            loaded_max: 4,
+            host_max,
+        },
+        prices: comparison.fleet.profile.adapter_prices().unwrap(),
+    };
+    let comparison = RoutingComparison {
+        adapters: Some(adapters),
+        ..comparison
+    };
+    run(&comparison.scenario(scheme, arrivals)).score
 }
 
 const FLEET: &str = "prefill=2,decode=2,profile=h100-llama-3-8b";
@@ -72,6 +96,30 @@ fn reserved_slots_do_not_keep_prompts_off_decode_workers() {
     assert!(auto * 100 >= whole * 99, "{auto} in time, and {whole}");
 }
 
+/// Sixteen places: four adapters always have one, and forty take turns.
+#[test]
+fn more_adapters_than_places_delay_first_tokens() {
+    let ttft = |count, host_max, scheme| adapted(count, host_max, scheme).all.ttft;
+    let turns = RoutingScheme::RoundRobinWhole;
+    let few = ttft(4, 4, turns);
+    let many = ttft(40, 4, turns);
+    let copied = ttft(40, 40, turns);
+    let load = Duration::from_millis(50);
+    assert!(many.p90 > few.p90 + load / 2, "{many:?} and {few:?}");
+    assert!(copied.p90 < many.p90 && copied.p90 > few.p90, "{copied:?}");
+}
+
+#[test]
+fn routing_to_where_an_adapter_is_beats_taking_turns() {
+    let ttft = |count, scheme| adapted(count, 4, scheme).all.ttft;
+    let (load, turns) = (RoutingScheme::LoadWhole, RoutingScheme::RoundRobinWhole);
+    let (near, far) = (ttft(40, load), ttft(40, turns));
+    assert!(near.p50 * 3 < far.p50 * 2, "{near:?} and {far:?}");
+    // Where every worker has every adapter there is little to gain.
+    let (near, far) = (ttft(4, load), ttft(4, turns));
+    assert!(near.p50 * 11 > far.p50 * 10, "{near:?} and {far:?}");
+}
+
 #[test]
 fn every_arrival_ends_once_under_any_routing_and_load() {
     for scheme in RoutingScheme::ALL {
@@ -105,6 +153,7 @@ fn alone(at_millis: u64, prompt: u32, output_tokens: u32, policy: &SloPolicy) ->
             ..RequestSlo::default()
         },
         priority: 0,
+        adapter: None,
     }
 }
 

@@ -144,6 +144,7 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> RelativeError {
         output_tokens: request.output,
         slo: RequestSlo::default(),
         priority: 0,
+        adapter: None,
     };
     let arrivals: Vec<RequestArrival> = measured.iter().enumerate().map(arrival).collect();
     let comparison = RoutingComparison {
@@ -152,6 +153,7 @@ fn second_half(text: &str, kv_tokens: u32, slots_count: u32) -> RelativeError {
             1,
         ),
         policy: Arc::new(SloPolicy::default()),
+        adapters: None,
         noise_permille: 0,
         seed: 0,
     };
@@ -246,6 +248,7 @@ fn ttft_matches_the_md1_queue() {
                 output_tokens: 1,
                 slo: RequestSlo::default(),
                 priority: 0,
+                adapter: None,
             }
         });
         let comparison = RoutingComparison {
@@ -254,6 +257,7 @@ fn ttft_matches_the_md1_queue() {
                 1,
             ),
             policy: Arc::new(SloPolicy::default()),
+            adapters: None,
             noise_permille: 0,
             seed: 0,
         };
@@ -329,6 +333,7 @@ fn chat(rate: f64, count: u64) -> Vec<RequestArrival> {
                 output_tokens: output,
                 slo: RequestSlo::default(),
                 priority: 0,
+                adapter: None,
             }
         })
         .collect()
@@ -345,6 +350,7 @@ fn distserve_attainment_matches_its_paper() {
     let comparison = RoutingComparison {
         fleet: FleetSpec::aggregated(decode.clone(), 2),
         policy: Arc::new(SloPolicy::default()),
+        adapters: None,
         noise_permille: 0,
         seed: 0,
     };

@@ -78,6 +78,7 @@ fn world(
             both: 0,
         },
         policy: policy(scaling.filter(|_| starter.authority == ScalingAuthority::Router)),
+        adapters: None,
         noise_permille: 50,
         seed: 7,
     };

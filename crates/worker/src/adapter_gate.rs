@@ -1,46 +1,33 @@
-//! Orders that wait until their adapters are loaded, and the adapters of a worker.
+//! The adapters of a worker: their names, and the work that its machine of adapters asks for.
 //!
-//! Owns: the names of the adapters, which are loaded, which hand-offs have which, and the orders
-//! held back. Never: reads a file on the driver's thread, or holds up an order of another hand-off.
-//! Invariant: an order that passes has an adapter that is loaded, if it has one, and it stays
-//! loaded until the hand-off is released. No more adapters are loaded than there are places.
+//! Owns: the names, and loads under way. Never: reads a file on the driver's thread; decides which
+//! adapter leaves, which [`AdapterAdmission`] does.
+//! Invariant: work on adapters is done in the order in which it was asked for.
 
 use super::constraint_gate::RouterOrder;
-use cleave_domain::{AdapterId, AdapterOffer, AdapterPlace, HandoffId, Refusal, Report, RouterId};
+use cleave_domain::{AdapterId, AdapterOffer, Report, RouterId};
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
+use cleave_sched::{
+    AdapterAdmission, AdapterLimits, AdapterPassage, AdapterState, AdapterWork, LoadOutcome,
+    LoadSource,
+};
 use cleave_telemetry::AdapterUse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
-/// The time after which a router may ask again where every place has an adapter in use: streams
-/// end all the time.
-const PLACE_WAIT: Duration = Duration::from_millis(100);
-
 /// The adapters of a worker, and the orders that wait for one.
 pub(crate) struct AdapterGate {
     memory: Option<Arc<dyn AdapterMemory>>,
-    /// Adapters that are loaded at once, at most.
-    places: usize,
+    admission: AdapterAdmission<RouterOrder>,
     /// Contents that the names stand for.
     names: BTreeMap<String, NamedAdapter>,
-    adapters: BTreeMap<AdapterId, AdapterEntry>,
-    /// By hand-off, in the order of arrival. The first has the adapter that all wait for.
-    held: BTreeMap<HandoffId, WaitingOrders>,
-    pinned: BTreeMap<HandoffId, AdapterId>,
     events: mpsc::UnboundedSender<AdapterEvent>,
     /// The folder below which routers may name adapters; `None` if they may name none.
     root: Option<PathBuf>,
-    /// Grows with each use.
-    uses_count: u64,
-    /// Grows with each change of what [`AdapterGate::in_use`] gives.
-    version: u64,
-    /// Loads that succeeded, loads that failed, and adapters that left for another one.
-    loads_counts: [u64; 3],
 }
 
 /// An adapter that a worker serves.
@@ -48,30 +35,10 @@ pub(crate) struct AdapterGate {
 struct NamedAdapter {
     /// The folder that it was read from.
     folder: PathBuf,
+    /// The folder as the command named it that loaded it; `None` for one of the worker's start.
+    loaded_from: Option<String>,
     /// The content of the folder when it was opened.
     adapter: AdapterId,
-}
-
-struct AdapterEntry {
-    state: LoadState,
-    /// Names that stand for it. Without any it is closed once no hand-off has it.
-    names_count: usize,
-    /// Hand-offs that have it.
-    pins_count: usize,
-    last_use: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LoadState {
-    OnDisk,
-    Loading,
-    Resident,
-}
-
-#[derive(Debug)]
-struct WaitingOrders {
-    adapter: AdapterId,
-    orders: Vec<RouterOrder>,
 }
 
 /// The end of work on an adapter that was done beside the driver.
@@ -97,6 +64,8 @@ pub(crate) struct OpenRequest {
     pub(crate) change: u64,
     pub(crate) name: String,
     pub(crate) folder: String,
+    /// The content that the folder must have; `None` for whatever it has.
+    pub(crate) content: Option<AdapterId>,
 }
 
 /// The way of an order at the gate.
@@ -114,22 +83,16 @@ impl AdapterGate {
     /// Gives the gate, and the ends of its work. Routers may name folders below `root`.
     pub(crate) fn new(
         memory: Option<Arc<dyn AdapterMemory>>,
-        places: usize,
+        limits: AdapterLimits,
         root: Option<PathBuf>,
     ) -> (Self, mpsc::UnboundedReceiver<AdapterEvent>) {
         let (events, ends) = mpsc::unbounded_channel();
         let gate = Self {
             memory,
-            places: places.max(1),
+            admission: AdapterAdmission::new(limits),
             names: BTreeMap::new(),
-            adapters: BTreeMap::new(),
-            held: BTreeMap::new(),
-            pinned: BTreeMap::new(),
             events,
             root,
-            uses_count: 0,
-            version: 0,
-            loads_counts: [0; 3],
         };
         (gate, ends)
     }
@@ -141,25 +104,60 @@ impl AdapterGate {
 
     // === names ===
 
-    /// Serves an open adapter under a name, in place of an earlier one of the name. Hand-offs that
-    /// have the earlier one keep it.
+    /// Serves an open adapter under a name from the start.
     pub(crate) fn serve(&mut self, name: &str, folder: &Path, facts: AdapterFacts) {
-        self.version += 1;
-        let adapter = facts.adapter;
-        let entry = self.adapters.entry(adapter).or_insert(AdapterEntry {
-            state: LoadState::OnDisk,
-            names_count: 0,
-            pins_count: 0,
-            last_use: 0,
-        });
-        entry.names_count += 1;
         let named = NamedAdapter {
             folder: folder.to_owned(),
+            loaded_from: None,
+            adapter: facts.adapter,
+        };
+        self.name(name, named);
+    }
+
+    /// Serves the adapter of a folder that was opened for a router.
+    ///
+    /// # Errors
+    /// The reason, if the folder was refused or has another content than it must have.
+    pub(crate) fn opened(
+        &mut self,
+        request: &OpenRequest,
+        outcome: Result<(PathBuf, AdapterFacts), String>,
+    ) -> Result<(), String> {
+        let (folder, facts) = outcome?;
+        let adapter = facts.adapter;
+        if let Some(content) = request.content.filter(|content| *content != adapter) {
+            self.admission.close_if_unknown(adapter);
+            self.do_work();
+            return Err(format!(
+                "{}: has adapter {adapter}, and other workers serve {content} as {}; load it again to serve the \
+                 new content",
+                folder.display(),
+                request.name,
+            ));
+        }
+        let named = NamedAdapter {
+            folder,
+            loaded_from: Some(request.folder.clone()),
             adapter,
         };
+        self.name(&request.name, named);
+        Ok(())
+    }
+
+    /// Whether this content is served under this name.
+    pub(crate) fn serves(&self, name: &str, content: AdapterId) -> bool {
+        let named = self.names.get(name);
+        named.is_some_and(|named| named.adapter == content)
+    }
+
+    /// Gives an adapter a name, in place of an earlier one of the name. Hand-offs that have the
+    /// earlier one keep it.
+    fn name(&mut self, name: &str, named: NamedAdapter) {
+        self.admission.add_name(named.adapter);
         let earlier = self.names.insert(name.to_owned(), named);
         if let Some(earlier) = earlier {
-            self.unname(earlier.adapter);
+            self.admission.remove_name(earlier.adapter);
+            self.do_work();
         }
     }
 
@@ -182,74 +180,46 @@ impl AdapterGate {
     /// Serves the adapter of this name no longer; whether there was one. Hand-offs that have it
     /// keep it.
     pub(crate) fn remove(&mut self, name: &str) -> bool {
-        self.version += 1;
         let named = self.names.remove(name);
-        let adapter = named.map(|named| named.adapter);
-        adapter.into_iter().for_each(|adapter| self.unname(adapter));
-        adapter.is_some()
+        if let Some(named) = &named {
+            self.admission.remove_name(named.adapter);
+            self.do_work();
+        }
+        named.is_some()
     }
 
     /// All adapters with the places of their weights, by ascending name.
     pub(crate) fn offers(&self) -> Vec<AdapterOffer> {
-        let offers = self.names.iter().map(|(name, named)| {
-            let state = self.adapters[&named.adapter].state;
-            AdapterOffer {
-                name: name.clone(),
-                adapter: named.adapter,
-                root: named.folder.display().to_string(),
-                place: match state {
-                    LoadState::Resident => AdapterPlace::Resident,
-                    LoadState::OnDisk | LoadState::Loading => AdapterPlace::OnDisk,
-                },
-            }
+        let offers = self.names.iter().map(|(name, named)| AdapterOffer {
+            name: name.clone(),
+            adapter: named.adapter,
+            root: named.folder.display().to_string(),
+            loaded_from: named.loaded_from.clone(),
+            place: self.admission.state(named.adapter).into(),
         });
         offers.collect()
     }
 
     /// Grows with each change of what [`AdapterGate::in_use`] gives.
     pub(crate) fn version(&self) -> u64 {
-        self.version
+        self.admission.version()
     }
 
     /// The adapters as metrics show them.
     pub(crate) fn in_use(&self) -> AdapterUse {
-        let is = |named: &NamedAdapter, state: LoadState| {
-            let entry = &self.adapters[&named.adapter];
-            entry.state == state && entry.pins_count > 0
-        };
-        let names = |state: LoadState| {
-            let used = self.names.iter().filter(|(_, named)| is(named, state));
+        let names = |state: AdapterState| {
+            let used = self.names.iter();
+            let used = used.filter(|(_, named)| self.admission.is_used(named.adapter, state));
             used.map(|(name, _)| name.clone()).collect()
         };
-        let states = self.adapters.values().map(|entry| entry.state);
         AdapterUse {
-            max_loras: self.places,
+            max_loras: self.admission.loaded_max(),
             served: self.names.len(),
-            loaded: states.filter(|state| *state == LoadState::Resident).count(),
-            running: names(LoadState::Resident),
-            waiting: names(LoadState::Loading),
-            loads: self.loads_counts,
-        }
-    }
-
-    fn unname(&mut self, adapter: AdapterId) {
-        if let Some(entry) = self.adapters.get_mut(&adapter) {
-            entry.names_count -= 1;
-        }
-        self.close_if_unused(adapter);
-    }
-
-    /// Closes an adapter that has no name and no hand-off.
-    fn close_if_unused(&mut self, adapter: AdapterId) {
-        let is_unused = |entry: &AdapterEntry| {
-            let is_idle = entry.names_count == 0 && entry.pins_count == 0;
-            is_idle && entry.state != LoadState::Loading
-        };
-        if self.adapters.get(&adapter).is_some_and(is_unused)
-            && let Some(memory) = &self.memory
-        {
-            self.adapters.remove(&adapter);
-            memory.close(adapter);
+            loaded: self.admission.count(AdapterState::Resident),
+            in_host: self.admission.count(AdapterState::InHost),
+            running: names(AdapterState::Resident),
+            waiting: names(AdapterState::Loading),
+            loads: self.admission.loads(),
         }
     }
 
@@ -258,88 +228,13 @@ impl AdapterGate {
     /// Gives an order back if it need not wait. Must be called within a tokio runtime.
     pub(crate) fn pass(&mut self, order: RouterOrder) -> Passage {
         let (handoff, request) = order.subject();
-        let adapter = request.and_then(|request| request.adapter);
         let Some(handoff) = handoff else {
             return Passage::Open(order);
         };
-        if let Some(held) = self.held.get_mut(&handoff) {
-            held.orders.push(order);
-            return Passage::Held;
-        }
-        let Some(adapter) = adapter.filter(|_| !self.pinned.contains_key(&handoff)) else {
-            return Passage::Open(order);
-        };
-        let Some(state) = self.adapters.get(&adapter).map(|entry| entry.state) else {
-            return Passage::Refused(order.router, refused(handoff, Refusal::NoAdapter));
-        };
-        if state == LoadState::OnDisk && !self.make_place() {
-            let retry_after = PLACE_WAIT;
-            let refusal = Refusal::QueueFull { retry_after };
-            return Passage::Refused(order.router, refused(handoff, refusal));
-        }
-        self.pin(handoff, adapter);
-        match state {
-            LoadState::Resident => return Passage::Open(order),
-            LoadState::Loading => {}
-            LoadState::OnDisk => self.load(adapter),
-        }
-        let orders = vec![order];
-        self.held.insert(handoff, WaitingOrders { adapter, orders });
-        Passage::Held
-    }
-
-    fn pin(&mut self, handoff: HandoffId, adapter: AdapterId) {
-        self.version += 1;
-        self.uses_count += 1;
-        self.pinned.insert(handoff, adapter);
-        if let Some(entry) = self.adapters.get_mut(&adapter) {
-            entry.pins_count += 1;
-            entry.last_use = self.uses_count;
-        }
-    }
-
-    fn unpin(&mut self, adapter: AdapterId) {
-        self.version += 1;
-        if let Some(entry) = self.adapters.get_mut(&adapter) {
-            entry.pins_count -= 1;
-        }
-        self.close_if_unused(adapter);
-    }
-
-    /// Makes room for one more adapter: the least recently used one that no hand-off has leaves.
-    fn make_place(&mut self) -> bool {
-        let is_held = |entry: &&AdapterEntry| entry.state != LoadState::OnDisk;
-        if self.adapters.values().filter(is_held).count() < self.places {
-            return true;
-        }
-        let free = self
-            .adapters
-            .iter_mut()
-            .filter(|(_, entry)| entry.state == LoadState::Resident && entry.pins_count == 0);
-        let oldest = free.min_by_key(|(_, entry)| entry.last_use);
-        let (Some((adapter, entry)), Some(memory)) = (oldest, &self.memory) else {
-            return false;
-        };
-        entry.state = LoadState::OnDisk;
-        memory.unload(*adapter);
-        self.loads_counts[2] += 1;
-        true
-    }
-
-    fn load(&mut self, adapter: AdapterId) {
-        self.version += 1;
-        let (Some(memory), Some(entry)) = (&self.memory, self.adapters.get_mut(&adapter)) else {
-            return;
-        };
-        entry.state = LoadState::Loading;
-        let (memory, events) = (Arc::clone(memory), self.events.clone());
-        tokio::spawn(async move {
-            let loaded = spawn_blocking(move || memory.load(adapter)).await;
-            // A panic of a load is an error of the adapter alone.
-            let outcome = loaded.unwrap_or(Err(AdapterError::Unknown(adapter)));
-            // The driver may have ended.
-            let _ = events.send(AdapterEvent::Loaded { adapter, outcome });
-        });
+        let adapter = request.and_then(|request| request.adapter);
+        let passage = self.admission.pass(handoff, adapter, order);
+        self.do_work();
+        passage.into()
     }
 
     /// Gives the orders that waited for a load; after a failure, their refusals.
@@ -348,60 +243,76 @@ impl AdapterGate {
         adapter: AdapterId,
         outcome: &Result<(), AdapterError>,
     ) -> Vec<Passage> {
-        self.version += 1;
-        let Some(entry) = self.adapters.get_mut(&adapter) else {
-            return Vec::new();
-        };
-        entry.state = match outcome {
-            Ok(()) => LoadState::Resident,
-            Err(_) => LoadState::OnDisk,
-        };
-        self.loads_counts[usize::from(outcome.is_err())] += 1;
-        match outcome {
-            Ok(()) => info!(%adapter, "adapter loaded"),
-            Err(error) => warn!(%adapter, %error, "an adapter cannot be loaded"),
-        }
-        let waited = self.held.iter().filter(|(_, held)| held.adapter == adapter);
-        let waited: Vec<HandoffId> = waited.map(|(handoff, _)| *handoff).collect();
-        let mut passages = Vec::new();
-        for handoff in waited {
-            let held = self.held.remove(&handoff);
-            let orders = held.into_iter().flat_map(|held| held.orders);
-            if outcome.is_ok() {
-                passages.extend(orders.map(Passage::Open));
-                continue;
+        let outcome = match outcome {
+            Ok(()) => {
+                info!(%adapter, "adapter loaded");
+                LoadOutcome::Loaded
             }
-            self.release(handoff);
-            // The first order is the hand-off's; those after it, as a cancel, have no subject now.
-            let router = orders.map(|order| order.router).next();
-            let report = refused(handoff, Refusal::NoAdapter);
-            passages.extend(router.map(|router| Passage::Refused(router, report)));
-        }
-        self.close_if_unused(adapter);
-        passages
+            Err(error) => {
+                warn!(%adapter, %error, "an adapter cannot be loaded");
+                LoadOutcome::Failed
+            }
+        };
+        let passages = self.admission.load_ended(adapter, outcome);
+        self.do_work();
+        passages.into_iter().map(Passage::from).collect()
     }
 
     /// Ends the holds of hand-offs that have ended.
     pub(crate) fn reported(&mut self, report: &Report) {
         if let Report::Refused { handoff, .. } | Report::Released { handoff, .. } = report {
-            self.release(*handoff);
-        }
-    }
-
-    fn release(&mut self, handoff: HandoffId) {
-        if let Some(adapter) = self.pinned.remove(&handoff) {
-            self.unpin(adapter);
+            self.admission.release(*handoff);
+            self.do_work();
         }
     }
 
     /// Drops the orders of a router that is gone, and the holds of its hand-offs.
     pub(crate) fn router_lost(&mut self, router: RouterId) {
-        self.held
-            .retain(|handoff, _| handoff.flight.router() != router);
-        let gone = self.pinned.keys().copied();
-        let gone = gone.filter(|handoff| handoff.flight.router() == router);
-        for handoff in gone.collect::<Vec<_>>() {
-            self.release(handoff);
+        self.admission.router_lost(router);
+        self.do_work();
+    }
+
+    // === work ===
+
+    fn do_work(&mut self) {
+        while let Some(work) = self.admission.poll() {
+            let Some(memory) = &self.memory else { continue };
+            match work {
+                AdapterWork::Load(adapter, source) => self.load(adapter, source, memory),
+                AdapterWork::Unload(adapter) => memory.unload(adapter),
+                AdapterWork::DropHostCopy(adapter) => memory.drop_host_copy(adapter),
+                AdapterWork::Close(adapter) => memory.close(adapter),
+            }
+        }
+    }
+
+    fn load(&self, adapter: AdapterId, source: LoadSource, memory: &Arc<dyn AdapterMemory>) {
+        let (memory, events) = (Arc::clone(memory), self.events.clone());
+        let load = move || {
+            match source {
+                LoadSource::DiskThroughHost => memory.copy_to_host(adapter)?,
+                LoadSource::Disk | LoadSource::Host => {}
+            }
+            memory.load(adapter)
+        };
+        tokio::spawn(async move {
+            let loaded = spawn_blocking(load).await;
+            // A panic of a load is an error of the adapter alone.
+            let outcome = loaded.unwrap_or(Err(AdapterError::Unknown(adapter)));
+            // The driver may have ended.
+            let _ = events.send(AdapterEvent::Loaded { adapter, outcome });
+        });
+    }
+}
+
+impl From<AdapterPassage<RouterOrder>> for Passage {
+    fn from(passage: AdapterPassage<RouterOrder>) -> Self {
+        match passage {
+            AdapterPassage::Open(order) => Self::Open(order),
+            AdapterPassage::Held => Self::Held,
+            AdapterPassage::Refused(handoff, order, refusal) => {
+                Self::Refused(order.router, Report::Refused { handoff, refusal })
+            }
         }
     }
 }
@@ -423,10 +334,6 @@ fn open_below(
     }
     let facts = memory.open(&path).map_err(|error| error.to_string())?;
     Ok((path, facts))
-}
-
-fn refused(handoff: HandoffId, refusal: Refusal) -> Report {
-    Report::Refused { handoff, refusal }
 }
 
 #[cfg(test)]

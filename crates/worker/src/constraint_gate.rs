@@ -24,21 +24,9 @@ pub(crate) struct RouterOrder {
 }
 
 impl RouterOrder {
-    /// The order's hand-off, and the request that it brings. Orders without a hand-off never wait;
-    /// a renewal of one that does comes again.
+    /// As [`Order::subject`].
     pub(crate) fn subject(&self) -> (Option<HandoffId>, Option<&Request>) {
-        let (handoff, request) = match &self.order {
-            Order::Reserve(reserve) => (reserve.handoff, &reserve.request),
-            Order::Prefill(prefill) => (prefill.handoff, &prefill.request),
-            Order::Run(run) => (run.handoff, &run.request),
-            Order::Cancel { handoff } => return (Some(*handoff), None),
-            Order::Migrate(_)
-            | Order::Renew { .. }
-            | Order::Drain
-            | Order::Serve { .. }
-            | Order::Relay(_) => return (None, None),
-        };
-        (Some(handoff), Some(request))
+        self.order.subject()
     }
 }
 

@@ -364,12 +364,10 @@ impl WorkerDriver {
                 passages.into_iter().for_each(|passage| self.go(passage));
             }
             AdapterEvent::Opened { request, outcome } => {
-                let outcome = outcome.map(|(folder, facts)| {
-                    info!(adapter = %facts.adapter, name = request.name, "adapter is served");
-                    self.effects
-                        .adapter_gate
-                        .serve(&request.name, &folder, facts);
-                });
+                let outcome = self.effects.adapter_gate.opened(&request, outcome);
+                if outcome.is_ok() {
+                    info!(name = request.name, "adapter is served");
+                }
                 self.answer_adapter(request.router, request.change, outcome);
             }
         }
@@ -378,11 +376,24 @@ impl WorkerDriver {
 
     fn change_adapter(&mut self, router: RouterId, change: u64, command: AdapterCommand) {
         match command {
-            AdapterCommand::Load { name, folder } => self.effects.adapter_gate.open(OpenRequest {
+            // A worker that lost its connection alone has it still.
+            AdapterCommand::Load {
+                name,
+                folder: _,
+                content: Some(content),
+            } if self.effects.adapter_gate.serves(&name, content) => {
+                self.answer_adapter(router, change, Ok(()));
+            }
+            AdapterCommand::Load {
+                name,
+                folder,
+                content,
+            } => self.effects.adapter_gate.open(OpenRequest {
                 router,
                 change,
                 name,
                 folder,
+                content,
             }),
             AdapterCommand::Unload { name } => {
                 // A worker that never had it serves it no longer, too.

@@ -37,7 +37,7 @@ use adapter_gate::{AdapterEvent, AdapterGate};
 use cleave_domain::{Incarnation, WorkerDescription, WorkerId, WorkerRef};
 use cleave_engine::{ConstraintSource, Engine, EngineDescription, STEPS_IN_FLIGHT_MAX};
 use cleave_fleet::{HealthMonitor, Registration, WorkerAcceptor, WorkerEvent};
-use cleave_sched::{LookupLimits, PoolWriter};
+use cleave_sched::{AdapterLimits, LookupLimits, PoolWriter};
 use cleave_telemetry::{TapeRecorder, Telemetry, TelemetryError, WorkerMeters, WorkerSpans};
 use cleave_text::ModelFiles;
 use cleave_tls::PeerTls;
@@ -264,7 +264,11 @@ fn adapter_gate(
     options: &WorkerOptions,
 ) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
     let root = options.lora_root.clone();
-    let (mut gate, events) = AdapterGate::new(engine.adapters(), options.max_loras, root);
+    let limits = AdapterLimits {
+        loaded_max: options.max_loras,
+        host_max: options.max_cpu_loras,
+    };
+    let (mut gate, events) = AdapterGate::new(engine.adapters(), limits, root);
     for OpenAdapter {
         name,
         folder,

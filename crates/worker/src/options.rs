@@ -82,8 +82,11 @@ pub struct WorkerOptions {
     pub tape: Option<PathBuf>,
     /// The LoRA adapters that it serves from the start. Default none.
     pub adapters: Vec<OpenAdapter>,
-    /// LoRA adapters that are loaded at once, at most; others wait in their folders. Default 8.
+    /// LoRA adapters that are loaded at once, at most. Default 8.
     pub max_loras: usize,
+    /// LoRA adapters that are loaded or have a copy in host memory, at most; others wait in their
+    /// folders. Default 8: no copies.
+    pub max_cpu_loras: usize,
     /// The folder below which routers may name adapters to load. Default none: adapters are fixed.
     pub lora_root: Option<PathBuf>,
 }
@@ -129,6 +132,7 @@ impl WorkerOptions {
             tape: None,
             adapters: Vec::new(),
             max_loras: 8,
+            max_cpu_loras: 8,
             lora_root: None,
         }
     }

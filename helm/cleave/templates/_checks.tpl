@@ -163,6 +163,11 @@
 {{- if and (eq $model.source "demo") (or $model.lora.modules $model.lora.root) -}}
 {{- fail (printf "model.lora: pool %s has adapters, whose folders lie in the model's volume, but the demo has none: set model.source" $name) -}}
 {{- end -}}
+{{- with int $model.lora.maxCpuLoras -}}
+{{- if lt . (int $model.lora.maxLoras) -}}
+{{- fail (printf "model.lora.maxCpuLoras: pool %s has fewer than the %d of model.lora.maxLoras, which count among them: raise it, or set 0" $name (int $model.lora.maxLoras)) -}}
+{{- end -}}
+{{- end -}}
 {{- range $adapter, $_ := $model.lora.modules -}}
 {{- if not (regexMatch "^[^=\\s]+$" $adapter) -}}
 {{- fail (printf "model.lora.modules: %q is no name of an adapter: = and spaces may not be in it" $adapter) -}}
@@ -285,6 +290,7 @@
   "lora-modules" "model.lora.modules"
   "lora-root" "model.lora.root"
   "max-loras" "model.lora.maxLoras"
+  "max-cpu-loras" "model.lora.maxCpuLoras"
   "max-lora-rank" "model.lora.maxRank"
   "data-listen" "network.ports.data"
   "data-advertise" "network.ports.data"

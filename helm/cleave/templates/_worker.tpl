@@ -63,6 +63,9 @@ spec:
         - {{ printf "--lora-root=/model/%s" (trimPrefix "/" .) | quote }}
         {{- end }}
         - --max-loras={{ int $model.lora.maxLoras }}
+        {{- with int $model.lora.maxCpuLoras }}
+        - --max-cpu-loras={{ . }}
+        {{- end }}
         - --max-lora-rank={{ int $model.lora.maxRank }}
         {{- end }}
         - --data-listen={{ include "cleave.listen" (list $root $ports.data) }}

@@ -57,6 +57,7 @@ BAD: list[tuple[dict, str, str]] = [
         "model.lora.modules",
     ),
     ({"model": {"lora": {"maxLoras": 0}}}, "1.31", "model.lora.maxLoras"),
+    ({"model": {"lora": {"maxCpuLoras": 4}}}, "1.31", "model.lora.maxCpuLoras"),
     ({"decode": {"model": {"source": "pvc"}}}, "1.31", "model.pvc.claimName"),
     ({"decode": {"strategy": {"rollingUpdate": {"maxSurge": 0}}}}, "1.31", "decode.strategy.rollingUpdate"),
     ({"network": {"ipFamily": "IPv5"}}, "1.31", "network.ipFamily"),

@@ -61,7 +61,12 @@ VARIANTS: dict[str, dict] = {
             "source": "pvc",
             "pvc": {"claimName": "models"},
             "path": "base",
-            "lora": {"modules": {"sql": "adapters/sql", "notes": "/adapters/notes"}, "root": "adapters", "maxRank": 16},
+            "lora": {
+                "modules": {"sql": "adapters/sql", "notes": "/adapters/notes"},
+                "root": "adapters",
+                "maxCpuLoras": 32,
+                "maxRank": 16,
+            },
         }
     },
     "hub": {

@@ -53,7 +53,7 @@ const VARIANTS: &[(&str, &str)] = &[
     ("layer_replication", "replicated layers are not supported"),
     (
         "target_parameters",
-        "adapters of single parameters, as of experts, are not supported",
+        "adapters of single parameters, as of experts, are not supported; merge the adapter into the model",
     ),
     ("kasa_config", "KaSA is not supported"),
     ("monteclora_config", "MonteCLoRA is not supported"),

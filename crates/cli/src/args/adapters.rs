@@ -21,10 +21,15 @@ pub(crate) struct AdapterArgs {
     /// name one as their model.
     #[arg(long, value_name = "NAME=DIR|NAME=ORG/NAME[@REVISION]", num_args = 1.., value_parser = parse_lora_module)]
     pub(crate) lora_modules: Vec<LoraModule>,
-    /// LoRA adapters that each worker has loaded at once, at most; others wait in their folders,
-    /// and the least recently used one makes room for them.
+    /// LoRA adapters that each worker has loaded at once, at most, for its steps to apply; the
+    /// least recently used one makes room for another.
     #[arg(long, value_name = "N", default_value_t = loras_default(), value_parser = parse_loras_max)]
     pub(crate) max_loras: usize,
+    /// LoRA adapters that each worker has in host memory at once, at most, those of `--max-loras`
+    /// included; others are read from their folders again. As many as `--max-loras` if absent: an
+    /// adapter that makes room is in no memory then.
+    #[arg(long, value_name = "N", value_parser = parse_loras_max)]
+    pub(crate) max_cpu_loras: Option<usize>,
     /// Folder below which adapters may be loaded at run time, by /v1/load_lora_adapter at a router;
     /// none may if absent.
     #[arg(long, value_name = "DIR")]

@@ -2,7 +2,8 @@
 
 use crate::load::{WorkloadArgs, parse_positive, parse_span};
 use clap::Args;
-use cleave_sim::goodput::{FleetSpec, RoutingScheme};
+use cleave_sched::AdapterLimits;
+use cleave_sim::goodput::{AdapterFleet, FleetSpec, RoutingScheme, WorkerProfile};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,9 +47,53 @@ pub(crate) struct ScenarioArgs {
     /// Largest random deviation of each step from its predicted time, in thousandths.
     #[arg(long, value_name = "PERMILLE", help_heading = "Simulation", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..1000))]
     pub(crate) noise: u32,
+    #[command(flatten)]
+    pub(crate) adapters: SimAdapterArgs,
     /// Print one JSON object.
     #[arg(long, help_heading = "Simulation")]
     pub(crate) json: bool,
+}
+
+/// The LoRA adapters that a simulated fleet serves.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Adapters")]
+pub(crate) struct SimAdapterArgs {
+    /// LoRA adapters of rank 16 that requests name: the n-th has a share of one n-th of the first
+    /// one's. None if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) adapters: Option<u32>,
+    /// Adapters that each worker has loaded at once, at most.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096), requires = "adapters")]
+    pub(crate) max_loras: u32,
+    /// Adapters that each worker has in host memory at once, at most, those of `--max-loras`
+    /// included; as many as `--max-loras` if absent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096), requires = "adapters")]
+    pub(crate) max_cpu_loras: Option<u32>,
+}
+
+impl SimAdapterArgs {
+    /// The adapters of workers of this profile.
+    ///
+    /// # Errors
+    /// If the profile has no prices of adapters.
+    pub(crate) fn fleet(self, profile: &WorkerProfile) -> Result<Option<AdapterFleet>, String> {
+        let Self {
+            adapters,
+            max_loras,
+            max_cpu_loras,
+        } = self;
+        let Some(count) = adapters else {
+            return Ok(None);
+        };
+        Ok(Some(AdapterFleet {
+            count,
+            limits: AdapterLimits {
+                loaded_max: max_loras as usize,
+                host_max: max_cpu_loras.unwrap_or(max_loras) as usize,
+            },
+            prices: profile.adapter_prices()?,
+        }))
+    }
 }
 
 /// The fleet as the flags describe it.
@@ -91,6 +136,8 @@ pub(crate) struct TargetArgs {
   cleave sim goodput --devices 8 --workload long-short --rate 60 --ttft 500ms --tpot 40ms --compare
   cleave sim goodput --fleet prefill=3,decode=5,profile=h100-llama-3-8b --search \\
       --trace conversation_trace.jsonl.gz --ttft 5s --tpot 50ms
+  cleave sim goodput --fleet both=4,profile=h100-llama-3-8b --workload long-short --rate 20 \
+      --ttft 1s --adapters 64 --max-loras 8
   cleave sim goodput --devices 1024 --workload long-short --rate 8000 --duration 5s \\
       --ttft 500ms --router-cost
 

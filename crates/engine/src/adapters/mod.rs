@@ -40,10 +40,20 @@ pub trait AdapterMemory: Send + Sync {
     /// short.
     fn load(&self, adapter: AdapterId) -> Result<(), AdapterError>;
 
-    /// Frees the memory of an adapter. It stays open.
+    /// Copies an open adapter to host memory, unless a copy is there; later loads read the copy.
+    /// Waits for a disk.
+    ///
+    /// # Errors
+    /// `Unknown` if it is not open, `Changed` if its files were written to.
+    fn copy_to_host(&self, adapter: AdapterId) -> Result<(), AdapterError>;
+
+    /// Frees an adapter's copy in host memory. It stays open, and loaded if it is.
+    fn drop_host_copy(&self, adapter: AdapterId);
+
+    /// Frees the memory of a loaded adapter. It stays open, and keeps its copy in host memory.
     fn unload(&self, adapter: AdapterId);
 
-    /// Closes an adapter, and frees its memory.
+    /// Closes an adapter, and frees all its memory.
     fn close(&self, adapter: AdapterId);
 }
 
@@ -91,6 +101,7 @@ pub struct AdapterTable<L: AdapterLoader> {
     target: AdapterTarget,
     rank_max: usize,
     open: Mutex<BTreeMap<AdapterId, Arc<Adapter>>>,
+    host_copies: Mutex<BTreeMap<AdapterId, Arc<Adapter>>>,
     loaded: Mutex<BTreeMap<AdapterId, Arc<L::Adapter>>>,
 }
 
@@ -106,8 +117,14 @@ impl<L: AdapterLoader> AdapterTable<L> {
             target,
             rank_max,
             open: Mutex::default(),
+            host_copies: Mutex::default(),
             loaded: Mutex::default(),
         }
+    }
+
+    fn opened(&self, adapter: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
+        let opened = locked(&self.open).get(&adapter).cloned();
+        opened.ok_or(AdapterError::Unknown(adapter))
     }
 
     /// The weights of a loaded adapter.
@@ -133,21 +150,38 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
         if self.get(id).is_some() {
             return Ok(());
         }
-        let adapter = locked(&self.open).get(&id).cloned();
-        let adapter = adapter.ok_or(AdapterError::Unknown(id))?;
-        let weights = (self.loader).load(&StoredChanges::new(&self.spec, &adapter))?;
-        // A file that is written in place changes its mapping, too.
-        let now = adapter.id_now();
-        adapter.release();
-        if now != id {
-            let folder = adapter.dir().display().to_string();
-            return Err(AdapterError::Changed {
-                adapter: id,
-                folder,
-            });
-        }
+        let host_copy = locked(&self.host_copies).get(&id).cloned();
+        let weights = match host_copy {
+            // Its identity was compared when it was made, and nothing writes to it.
+            Some(copy) => (self.loader).load(&StoredChanges::new(&self.spec, &copy))?,
+            None => {
+                let adapter = self.opened(id)?;
+                let weights = (self.loader).load(&StoredChanges::new(&self.spec, &adapter))?;
+                // A file that is written in place changes its mapping, too.
+                let now = adapter.id_now();
+                adapter.release();
+                check_unchanged(&adapter, id, now)?;
+                weights
+            }
+        };
         locked(&self.loaded).insert(id, Arc::new(weights));
         Ok(())
+    }
+
+    fn copy_to_host(&self, id: AdapterId) -> Result<(), AdapterError> {
+        if locked(&self.host_copies).contains_key(&id) {
+            return Ok(());
+        }
+        let adapter = self.opened(id)?;
+        let copy = adapter.in_memory();
+        check_unchanged(&adapter, id, copy.id())?;
+        locked(&self.host_copies).insert(id, Arc::new(copy));
+        Ok(())
+    }
+
+    fn drop_host_copy(&self, adapter: AdapterId) {
+        let freed = locked(&self.host_copies).remove(&adapter);
+        drop(freed);
     }
 
     fn unload(&self, adapter: AdapterId) {
@@ -158,7 +192,19 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
 
     fn close(&self, adapter: AdapterId) {
         self.unload(adapter);
+        self.drop_host_copy(adapter);
         let closed = locked(&self.open).remove(&adapter);
         drop(closed);
     }
+}
+
+/// Refuses the content that the files of an adapter have now if it is another one.
+fn check_unchanged(adapter: &Adapter, id: AdapterId, now: AdapterId) -> Result<(), AdapterError> {
+    if now == id {
+        return Ok(());
+    }
+    Err(AdapterError::Changed {
+        adapter: id,
+        folder: adapter.dir().display().to_string(),
+    })
 }

@@ -238,7 +238,11 @@ impl Bounded for AdapterCommand {
         let names = 1..=ADAPTER_NAME_BYTES_MAX as u64;
         within("adapter.name", name.len() as u64, names)?;
         match self {
-            Self::Load { name: _, folder } => within(
+            Self::Load {
+                name: _,
+                folder,
+                content: _,
+            } => within(
                 "adapter.folder",
                 folder.len() as u64,
                 0..=ROOT_BYTES_MAX as u64,
@@ -266,9 +270,12 @@ impl Bounded for Vec<AdapterOffer> {
                 name,
                 adapter: _,
                 root,
+                loaded_from,
                 place: _,
             } = offer;
-            (1..=ADAPTER_NAME_BYTES_MAX).contains(&name.len()) && root.len() <= ROOT_BYTES_MAX
+            let mut folders = [root].into_iter().chain(loaded_from);
+            let is_short = folders.all(|folder| folder.len() <= ROOT_BYTES_MAX);
+            (1..=ADAPTER_NAME_BYTES_MAX).contains(&name.len()) && is_short
         };
         if !self.iter().all(sizes) {
             return problem("has a name or a folder of an impossible length");

@@ -379,10 +379,11 @@ fn reports_about_a_worker_keep_their_bytes() {
         name: "a".to_owned(),
         adapter: AdapterId([7; 16]),
         root: "b".to_owned(),
+        loaded_from: Some("c".to_owned()),
         place: AdapterPlace::OnDisk,
     };
     let adapters = Report::Adapters(vec![offer]);
-    let expected = format!("10010161{}016201", "07".repeat(16));
+    let expected = format!("10010161{}016201016301", "07".repeat(16));
     assert_bytes(&adapters, &expected);
 }
 

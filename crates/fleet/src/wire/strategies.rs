@@ -4,21 +4,22 @@
 //! Invariant: each variant and each field is drawn, within what its type promises, so that a field
 //! forgotten on the wire does not come back equal.
 
+mod adapters;
 mod failures;
 mod gossip;
 
 use super::proto;
 use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
+use adapters::{adapter_command, adapters};
 use cleave_api::TraceParent;
 use cleave_domain::{
-    AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef,
-    Capacity, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Fingerprint,
-    FinishReason, FlightId, Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice,
-    MigrateOrder, OnDeadlineMiss, Order, Pooling, PrefillBacklog, PrefillOrder, PrefillTiming,
-    Prices, PromptFacts, Report, Request, RequestSlo, ReserveOrder, Role, RowPrice, RunOrder,
-    SampledToken, SamplingParams, StateCapacity, StepProgress, StopRules, TokenScores,
-    WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    AdapterId, BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline,
+    DecodeTiming, DeviceId, Emission, Fingerprint, FinishReason, FlightId, Generation, Grammar,
+    HandoffId, HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, Pooling,
+    PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Report, Request, RequestSlo,
+    ReserveOrder, Role, RowPrice, RunOrder, SampledToken, SamplingParams, StateCapacity,
+    StepProgress, StopRules, TokenScores, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{EmbedTask, ModelFiles, ModelTask, RerankTask};
@@ -172,20 +173,6 @@ fn request() -> BoxedStrategy<Arc<Request>> {
 fn due() -> impl Strategy<Value = Option<Deadline>> {
     let unmet = prop_oneof![Just(OnDeadlineMiss::Refuse), Just(OnDeadlineMiss::Serve)];
     option::of((span(), unmet).prop_map(|(left, unmet)| Deadline { left, unmet }))
-}
-
-fn adapters() -> impl Strategy<Value = Vec<AdapterOffer>> {
-    let place = prop_oneof![Just(AdapterPlace::Resident), Just(AdapterPlace::OnDisk)];
-    let named = btree_map("[a-z]{1,8}", (any::<[u8; 16]>(), ".{0,20}", place), 0..4);
-    named.prop_map(|named| {
-        let offer = |(name, (digest, root, place))| AdapterOffer {
-            name,
-            adapter: AdapterId(digest),
-            root,
-            place,
-        };
-        named.into_iter().map(offer).collect()
-    })
 }
 
 pub(super) fn order() -> impl Strategy<Value = Order> {
@@ -536,13 +523,8 @@ pub(super) fn to_worker() -> impl Strategy<Value = ToWorker> {
         worker().prop_map(|worker| ToWorker::PeerGone { worker }),
         address().prop_map(|data_address| ToWorker::NameTaken { data_address }),
         grant().prop_map(|(handoff, grant)| ToWorker::Grant { handoff, grant }),
-        (any::<u64>(), "[a-z]{1,8}", option::of(".{0,20}")).prop_map(|(change, name, folder)| {
-            let command = match folder {
-                Some(folder) => AdapterCommand::Load { name, folder },
-                None => AdapterCommand::Unload { name },
-            };
-            ToWorker::Adapter { change, command }
-        }),
+        (any::<u64>(), adapter_command())
+            .prop_map(|(change, command)| ToWorker::Adapter { change, command }),
     ]
 }
 

@@ -6,7 +6,7 @@ use super::RouterDriver;
 use crate::join_warnings::warn_of_mismatch;
 use crate::orders;
 use cleave_api::WorkerState;
-use cleave_domain::{AdapterCommand, Order, Report, WorkerId, WorkerRef};
+use cleave_domain::{AdapterCommand, AdapterOffer, Order, Report, WorkerId, WorkerRef};
 use cleave_fleet::{ToWorker, WorkerConnection};
 use cleave_router::RouterInput;
 use std::collections::BTreeSet;
@@ -91,13 +91,17 @@ impl RouterDriver {
         self.send_adapters(worker, &model);
     }
 
-    /// Tells a worker that has joined what operators changed of its model's adapters before. Nobody
-    /// waits for its answers.
+    /// Tells a worker that has joined what operators changed of its model's adapters before.
     fn send_adapters(&mut self, worker: WorkerRef, model: &str) {
         let mut commands = self.effects.roster.adapters().commands_for(model);
         commands.extend(self.adapter_changes.pending_for(model).cloned());
+        self.send_commands(worker, &commands);
+    }
+
+    /// Nobody waits for the answers.
+    fn send_commands(&mut self, worker: WorkerRef, commands: &[AdapterCommand]) {
         for command in commands {
-            let change = NO_CHANGE;
+            let (change, command) = (NO_CHANGE, command.clone());
             self.enqueue_for_worker(worker, ToWorker::Adapter { change, command });
         }
     }
@@ -184,12 +188,7 @@ impl RouterDriver {
         command: &AdapterCommand,
         answer: oneshot::Sender<Result<(), String>>,
     ) {
-        let registrations = self
-            .workers
-            .values()
-            .map(|worker| &worker.connection.registration);
-        let of_model = registrations.filter(|other| other.description.model == model);
-        let workers: BTreeSet<WorkerRef> = of_model.map(|other| other.worker).collect();
+        let workers: BTreeSet<WorkerRef> = self.workers_of(model).collect();
         if workers.is_empty() {
             let reason = format!("no worker of the model {model} is connected");
             // The operator may have left.
@@ -197,7 +196,7 @@ impl RouterDriver {
             return;
         }
         match &command {
-            AdapterCommand::Load { name, folder } => {
+            AdapterCommand::Load { name, folder, .. } => {
                 info!(model, adapter = name, folder, "an adapter is loaded");
             }
             AdapterCommand::Unload { name } => {
@@ -221,13 +220,44 @@ impl RouterDriver {
     ) {
         let name = self.effects.roster.name(&worker);
         if let (NO_CHANGE, Err(reason)) = (change, &outcome) {
-            warn!(%worker, name, reason, "a worker that joined refused a change of adapters");
+            warn!(%worker, name, reason, "a worker refused a change of adapters that was made before it joined");
         }
         let changes = &mut self.adapter_changes;
         let done = changes.answered(worker, &name, change, outcome);
-        if let Some((model, command)) = done {
-            self.effects.roster.adapters().ordered(&model, command);
+        // A load is known by the worker's report, which came before its answer.
+        if let Some((model, AdapterCommand::Unload { name })) = done {
+            self.effects.roster.adapters().unloaded(&model, name);
         }
+    }
+
+    /// A worker serves these adapters from now on. Those that this router hears of for the first
+    /// time, since it was started after they were loaded, are loaded by the model's other workers,
+    /// too: one of them may have been started when no router knew them.
+    pub(super) fn adapters_reported(&mut self, worker: WorkerRef, offers: &[AdapterOffer]) {
+        let Some(connected) = self.workers.get(&worker.worker) else {
+            return;
+        };
+        let model = connected.connection.registration.description.model.clone();
+        let adapters = self.effects.roster.adapters();
+        let learned = adapters.report(worker.worker, &model, offers);
+        if learned.is_empty() {
+            return;
+        }
+        let others = self.workers_of(&model).filter(|other| *other != worker);
+        for other in others.collect::<Vec<_>>() {
+            self.send_commands(other, &learned);
+        }
+    }
+
+    /// The connected workers of a model.
+    fn workers_of(&self, model: &str) -> impl Iterator<Item = WorkerRef> {
+        let registrations = self
+            .workers
+            .values()
+            .map(|worker| &worker.connection.registration);
+        registrations
+            .filter(move |worker| worker.description.model == model)
+            .map(|worker| worker.worker)
     }
 
     pub(super) fn send_order(&mut self, worker: WorkerRef, order: Order) {

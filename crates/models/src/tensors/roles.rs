@@ -111,6 +111,14 @@ pub enum Projection {
     SharedDown,
 }
 
+/// The stacks of projections whose product a LoRA adapter may change.
+pub const ADAPTED_STACKS: [&[Projection]; 4] = [
+    Projection::QKV,
+    Projection::OUTPUT,
+    Projection::GATE_UP,
+    Projection::DOWN,
+];
+
 impl Projection {
     /// Queries, keys and values in one matrix.
     pub const QKV: &[Self] = &[Self::Query, Self::Key, Self::Value];

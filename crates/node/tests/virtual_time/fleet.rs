@@ -161,6 +161,7 @@ pub(crate) fn day(seed: u64, count: u64, gap_millis: u64, targets: DayTargets) -
                 ..RequestSlo::default()
             },
             priority: 0,
+            adapter: None,
         }
     };
     Scenario {
@@ -175,6 +176,7 @@ pub(crate) fn day(seed: u64, count: u64, gap_millis: u64, targets: DayTargets) -
         noise_permille: 0,
         grain: Duration::from_millis(1),
         misses_max: BTreeMap::new(),
+        adapters: None,
         orchestrator: None,
         seed,
     }

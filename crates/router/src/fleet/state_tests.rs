@@ -168,6 +168,7 @@ fn offer(adapter: u8, place: AdapterPlace) -> AdapterOffer {
         name: adapter.to_string(),
         adapter: AdapterId([adapter; 16]),
         root: String::new(),
+        loaded_from: None,
         place,
     }
 }
@@ -192,6 +193,18 @@ fn only_workers_with_the_adapter_are_chosen() {
     );
     fleet.set_adapters(worker_ref(4), &[offer(7, AdapterPlace::OnDisk)]);
     assert_eq!(place(&fleet), Ok([worker_ref(2), worker_ref(4)]));
+    // A copy in host memory comes before a disk.
+    for worker in [1, 3] {
+        fleet.set_adapters(worker_ref(worker), &[offer(7, AdapterPlace::InHost)]);
+    }
+    assert_eq!(place(&fleet), Ok([worker_ref(1), worker_ref(3)]));
+    for worker in [2, 4] {
+        fleet.set_adapters(worker_ref(worker), &[offer(7, AdapterPlace::Resident)]);
+    }
+    assert_eq!(place(&fleet), Ok([worker_ref(2), worker_ref(4)]));
+    for worker in [2, 4] {
+        fleet.set_adapters(worker_ref(worker), &[offer(7, AdapterPlace::OnDisk)]);
+    }
     // A worker that has it in memory comes before one that would load it.
     for worker in [1, 3] {
         fleet.set_adapters(worker_ref(worker), &[offer(7, AdapterPlace::Resident)]);

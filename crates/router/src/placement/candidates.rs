@@ -465,7 +465,7 @@ impl RouterFleet {
             queue_tokens: queue_tokens.max(totals.tokens),
             cached_blocks: cached.blocks,
             hit_blocks: cached.hit_blocks,
-            must_load: worker.must_load(query.adapter),
+            adapter_place: worker.adapter_place(query.adapter),
             chosen: worker.chosen,
         }
     }

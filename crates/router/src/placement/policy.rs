@@ -6,7 +6,7 @@
 //! qualities of a good prefill worker and a good decode worker have nothing in common but the link.
 
 use crate::event::{LegPlacement, PlacementReason, RoutingMode};
-use cleave_domain::{Capacity, Request, Role, WorkerRef};
+use cleave_domain::{AdapterPlace, Capacity, Request, Role, WorkerRef};
 
 /// A running sequence slows a prompt on the same worker about as much as this many queued prompt
 /// tokens; it weighs the two legs against each other when one worker serves both.
@@ -19,6 +19,9 @@ const LOAD_AS_TOKENS: u64 = 512;
 /// Cost of loading it, relative to a full decode worker, in thousandths: streams with the same
 /// adapter gather where it is loaded, as long as that worker is not much fuller than others.
 const LOAD_WEIGHT: u64 = 250;
+/// An adapter with a copy in host memory costs one part in this many of one that is read from a
+/// disk.
+const LOAD_FROM_HOST_PARTS: u64 = 4;
 
 /// The size of an attempt, as placement needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +88,8 @@ pub struct WorkerSnapshot {
     /// The leading ones of them after which it can continue a prompt: all of them, or those before
     /// its last snapshot of a state, where the model has states.
     pub hit_blocks: u32,
-    /// Whether the request's LoRA adapter is to be loaded first.
-    pub must_load: bool,
+    /// The place of the request's LoRA adapter, which is to be loaded first unless it is resident.
+    pub adapter_place: AdapterPlace,
     /// When it was last chosen, as a count; breaks ties so that equals take turns.
     pub chosen: u64,
 }
@@ -411,9 +414,18 @@ impl WorkerSnapshot {
 
 // === score ===
 
+/// The part of the cost of a load that an adapter in this place has.
+fn by_place(place: AdapterPlace, cost: u64) -> u64 {
+    match place {
+        AdapterPlace::Resident => 0,
+        AdapterPlace::InHost => cost / LOAD_FROM_HOST_PARTS,
+        AdapterPlace::OnDisk => cost,
+    }
+}
+
 fn prefill_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let tokens = ask.prompt_tokens - c.cached_tokens(ask);
-    let load = if c.must_load { LOAD_AS_TOKENS } else { 0 };
+    let load = by_place(c.adapter_place, LOAD_AS_TOKENS);
     c.queue_tokens
         .saturating_add(u64::from(tokens))
         .saturating_add(load)
@@ -425,7 +437,7 @@ fn decode_cost(c: &WorkerSnapshot, ask: &AttemptSize) -> u64 {
     let fill_slots = u64::from(c.sequences) * 1000 / u64::from(c.capacity.slots_count.max(1));
     let prompt = u64::from(c.blocks(ask.prompt_tokens)).max(1);
     let sent = prompt.saturating_sub(u64::from(c.cached_blocks));
-    let load = if c.must_load { LOAD_WEIGHT } else { 0 };
+    let load = by_place(c.adapter_place, LOAD_WEIGHT);
     fill_blocks.max(fill_slots) + sent * TRANSFER_WEIGHT / prompt + load
 }
 

@@ -4,7 +4,7 @@
 //! devices: every scheme gets the same ones. Invariant: refused, failed and late requests are
 //! misses; only requests that met every target count.
 
-use super::{FleetSpec, GoodputOutcome, RequestArrival, Scenario, WorkerDevice, run};
+use super::{AdapterFleet, FleetSpec, GoodputOutcome, RequestArrival, Scenario, WorkerDevice, run};
 use cleave_domain::{Role, SloPolicy, Time};
 use cleave_router::{LegPlacement, RouterLimits, RoutingMode};
 use std::collections::BTreeMap;
@@ -114,6 +114,8 @@ impl RoutingScheme {
 pub struct RoutingComparison {
     pub fleet: FleetSpec,
     pub policy: Arc<SloPolicy>,
+    /// The adapters of every worker, if requests name any.
+    pub adapters: Option<AdapterFleet>,
     /// How far a step may be off its price, in thousandths.
     pub noise_permille: u32,
     /// Seeds the noise and the tokens.
@@ -182,6 +184,7 @@ impl RoutingComparison {
             noise_permille: self.noise_permille,
             grain: Duration::ZERO,
             misses_max: BTreeMap::new(),
+            adapters: self.adapters,
             orchestrator: None,
             seed: self.seed,
         }
@@ -350,6 +353,7 @@ mod tests {
             output_tokens: 2,
             slo: RequestSlo::default(),
             priority: 0,
+            adapter: None,
         };
         millis.iter().map(arrival).collect()
     }
@@ -366,6 +370,7 @@ mod tests {
                 classes: vec![class],
                 ..SloPolicy::default()
             }),
+            adapters: None,
             noise_permille: 0,
             seed: 1,
         };
@@ -400,6 +405,7 @@ mod tests {
                 scaling: Some(ScalingPolicy::new(2)),
                 ..SloPolicy::default()
             }),
+            adapters: None,
             noise_permille: 0,
             seed: 1,
         };

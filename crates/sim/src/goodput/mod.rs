@@ -6,6 +6,7 @@
 //! data faults. Invariant: the same scenario gives the same score, byte for byte, and every arrival
 //! ends once.
 
+mod adapters;
 mod check;
 mod compare;
 mod fleet;
@@ -18,6 +19,7 @@ mod score;
 mod worker;
 mod workload;
 
+pub use adapters::{AdapterFleet, with_adapters};
 pub use check::{MissedGoal, PolicyCheck, PolicyLimit, check};
 pub use compare::{
     ArrivalsAtRate, RateSearchResult, RateTrial, RoutingComparison, RoutingScheme, at_rate,

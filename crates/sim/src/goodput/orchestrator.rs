@@ -174,7 +174,7 @@ impl GoodputWorld<'_> {
     /// Adds a worker, which does not run yet.
     pub(crate) fn enrol(&mut self, device: WorkerDevice) -> usize {
         let place = self.workers.len();
-        let mut worker = GoodputWorker::new(&device, self.scenario.seed);
+        let mut worker = GoodputWorker::new(&device, self.scenario);
         worker.phase = WorkerPhase::Starting;
         self.worker_index.insert(device.worker_ref().worker, place);
         self.workers.push(worker);

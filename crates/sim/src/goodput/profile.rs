@@ -8,6 +8,7 @@ use super::scenario::VOCAB_SIZE;
 use cleave_domain::{
     Capacity, Incarnation, LinkPrice, Prices, Role, RowPrice, WorkerId, WorkerRef,
 };
+use cleave_planner::AdapterPrices;
 use cleave_sched::PoolWriter;
 use serde::Deserialize;
 use std::time::Duration;
@@ -49,6 +50,9 @@ pub struct WorkerProfile {
     link: (u64, u64),
     /// The same of the link to host memory.
     host: (u64, u64),
+    /// Prices of a LoRA adapter of rank 16 of every projection, where they were measured; its loads
+    /// take what a router assumes.
+    adapter: Option<AdapterPrices>,
 }
 
 /// All profiles of the table.
@@ -67,6 +71,24 @@ impl WorkerProfile {
         let unknown = format!("no profile `{name}`; there are {}", names.join(", "));
         let found = all.iter().find(|profile| profile.name == name);
         found.cloned().ok_or(unknown)
+    }
+
+    /// The prices of a LoRA adapter.
+    ///
+    /// # Errors
+    /// Lists the profiles that have some.
+    pub fn adapter_prices(&self) -> Result<AdapterPrices, String> {
+        let all = profiles().into_iter();
+        let priced = all.filter(|profile| profile.adapter.is_some());
+        let names: Vec<String> = priced.map(|profile| profile.name).collect();
+        let unknown = || {
+            format!(
+                "profile `{}` has no prices of adapters; {} has",
+                self.name,
+                names.join(", ")
+            )
+        };
+        self.adapter.ok_or_else(unknown)
     }
 
     /// Real devices of one worker.
@@ -170,6 +192,29 @@ mod tests {
                 .unwrap_err()
                 .contains("h100-")
         );
+    }
+
+    /// The lab measured rows, adapters, and the microseconds of a layer's four stacks together, on
+    /// an H100: results/gpu/2026-11-27-h100-80gb-hbm3-adapters.md.
+    #[test]
+    fn adapter_prices_match_the_times_of_the_lab() {
+        let profile = WorkerProfile::named("h100-llama-3-8b").unwrap();
+        let prices = profile.adapter_prices().unwrap();
+        for (rows, adapters, measured, off_max) in [
+            (32, 1, 68.3, 0.01),
+            (32, 32, 137.7, 0.01),
+            (256, 1, 122.0, 0.05),
+            (256, 32, 223.2, 0.18),
+            (4096, 1, 945.8, 0.01),
+            (4096, 32, 1229.1, 0.18),
+        ] {
+            let layer = prices.step(adapters, rows).as_secs_f64() * 1e6 / 32.0;
+            let off = (layer / measured - 1.0).abs();
+            assert!(off < off_max, "{layer} and not {measured}");
+        }
+        let none = WorkerProfile::named("a100-opt-13b").unwrap();
+        let error = none.adapter_prices().unwrap_err();
+        assert!(error.contains("a100-opt-13b") && error.contains("h100-llama-3-8b has"));
     }
 
     /// The rows are those of DistServe's page of sample values: prompts of 128, 512, 1024 and 2048

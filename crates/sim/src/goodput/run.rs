@@ -13,8 +13,8 @@ use super::worker::GoodputWorker;
 pub(crate) use super::worker::WorkerPhase;
 use super::{Orchestrator, RouterBrainTimer, Scenario, WorkerDevice};
 use cleave_domain::{
-    Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, RouterId, StepResult, Time,
-    WorkerId, WorkerRef,
+    AdapterId, Ending, FlightId, HandoffId, Order, Report, RequestStageTimes, RouterId, StepResult,
+    Time, WorkerId, WorkerRef,
 };
 use cleave_kv::Packet;
 use cleave_planner::scaling::ScalerDecision;
@@ -41,6 +41,11 @@ pub(crate) enum GoodputEvent {
         router: usize,
         worker: usize,
         order: Order,
+    },
+    /// A load of an adapter is over.
+    AdapterLoaded {
+        worker: usize,
+        adapter: AdapterId,
     },
     /// A router's question about a client's stream is answered.
     Counted {
@@ -98,7 +103,7 @@ pub(crate) enum SwapCopy {
 #[derive(Debug)]
 pub(crate) struct GoodputRouter {
     pub(crate) brain: cleave_router::RouterBrain,
-    id: RouterId,
+    pub(crate) id: RouterId,
     wake: WakeTimer,
 }
 
@@ -145,7 +150,7 @@ impl<'a> GoodputWorld<'a> {
             routers: (0..scenario.routers_count.max(1)).map(router).collect(),
             workers: devices
                 .iter()
-                .map(|device| GoodputWorker::new(device, scenario.seed))
+                .map(|device| GoodputWorker::new(device, scenario))
                 .collect(),
             worker_index: devices
                 .iter()
@@ -238,6 +243,7 @@ impl<'a> GoodputWorld<'a> {
         self.handle_router_input(router, joined);
         let router = self.routers[router].id;
         self.handle_worker_input(place, WorkerInput::RouterJoined { router });
+        self.adapters_changed(place);
     }
 
     fn apply(&mut self, event: GoodputEvent) {
@@ -252,10 +258,8 @@ impl<'a> GoodputWorld<'a> {
                 router,
                 worker,
                 order,
-            } => {
-                let router = self.routers[router].id;
-                self.handle_worker_input(worker, WorkerInput::Ordered { router, order });
-            }
+            } => self.order_arrives(worker, router, order),
+            GoodputEvent::AdapterLoaded { worker, adapter } => self.adapter_loaded(worker, adapter),
             GoodputEvent::Counted { router, handoff } => {
                 let generated = self.clients.tokens(handoff.flight).into();
                 self.handle_router_input(router, RouterInput::Counted { handoff, generated });

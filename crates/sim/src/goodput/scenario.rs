@@ -4,6 +4,7 @@
 //! Invariant: plain data; a prompt is a recipe of a few words however many tokens it has.
 
 use super::Orchestrator;
+use super::adapters::{AdapterFleet, adapter_id};
 use super::links::whole_grains;
 use cleave_domain::{
     Fingerprint, LinkPrice, Prices, Request, RequestSlo, SamplingParams, SloPolicy, SplitMix64,
@@ -37,6 +38,8 @@ pub struct Scenario {
     /// By class: the run stops once more requests than this missed their targets. Requests in
     /// flight are then unfinished.
     pub misses_max: BTreeMap<String, u64>,
+    /// The adapters of its workers, if requests name any.
+    pub adapters: Option<AdapterFleet>,
     /// Starts and stops workers while the run goes on; `devices` are its first workers.
     pub orchestrator: Option<Orchestrator>,
     /// Seeds the noise and the tokens.
@@ -67,6 +70,8 @@ pub struct RequestArrival {
     pub slo: RequestSlo,
     /// Priority as in [`Request::priority`].
     pub priority: i32,
+    /// The number of the adapter that it names, below [`AdapterFleet::count`].
+    pub adapter: Option<u32>,
 }
 
 /// The recipe of a prompt: prompts with equal leading parts have equal leading tokens.
@@ -147,7 +152,7 @@ impl RequestArrival {
             },
             priority: self.priority,
             cache_salt: 0,
-            adapter: None,
+            adapter: self.adapter.map(adapter_id),
             pooling: None,
             slo: self.slo.clone(),
         }

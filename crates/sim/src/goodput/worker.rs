@@ -4,9 +4,10 @@
 //! deliver every block whole. Invariant: a token is a function of its request and its position, so
 //! any worker continues any stream.
 
-use super::WorkerDevice;
+use super::adapters::WorkerAdapters;
 use super::links::whole_grains;
 use super::scenario::VOCAB_SIZE;
+use super::{Scenario, WorkerDevice};
 use cleave_domain::{
     HandoffId, SampledToken, SplitMix64, StepPlan, StepResult, StepWork, Time, TokenId,
 };
@@ -39,6 +40,8 @@ pub(crate) struct GoodputWorker {
     pub(crate) dropped_swaps: BTreeSet<HandoffId>,
     /// The time at which all steps in flight end.
     pub(crate) free_at: Time,
+    /// Its adapters, if the fleet serves any.
+    pub(crate) adapters: Option<WorkerAdapters>,
     /// Sampling seeds of the slots' sequences.
     seeds: Vec<u64>,
     rng: SplitMix64,
@@ -70,7 +73,7 @@ impl WorkerPhase {
 }
 
 impl GoodputWorker {
-    pub(crate) fn new(device: &WorkerDevice, seed: u64) -> Self {
+    pub(crate) fn new(device: &WorkerDevice, scenario: &Scenario) -> Self {
         Self {
             brain: WorkerBrain::new(device.limits.clone()),
             phase: WorkerPhase::Up,
@@ -80,8 +83,11 @@ impl GoodputWorker {
             exports_pending: Vec::new(),
             dropped_swaps: BTreeSet::new(),
             free_at: Time::ZERO,
+            adapters: scenario.adapters.map(WorkerAdapters::new),
             seeds: vec![0; device.limits.capacity.slots_count as usize],
-            rng: SplitMix64::new(SplitMix64::finalize(seed ^ device.worker_ref().worker.0)),
+            rng: SplitMix64::new(SplitMix64::finalize(
+                scenario.seed ^ device.worker_ref().worker.0,
+            )),
         }
     }
 
@@ -107,7 +113,9 @@ impl GoodputWorker {
             sampled: sampled.collect(),
             ..StepResult::default()
         };
-        let takes = device.real_prices.step(&StepWork::of_plan(plan));
+        let adapters = self.adapters.as_mut().map(|adapters| adapters.step(plan));
+        let takes =
+            device.real_prices.step(&StepWork::of_plan(plan)) + adapters.unwrap_or_default();
         let noise = flaws.noise_permille.min(999);
         let share = match noise {
             0 => 1000,

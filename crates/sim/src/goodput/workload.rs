@@ -154,6 +154,7 @@ impl SyntheticWorkload {
                 output_tokens: 1,
                 slo: slo_of_class(policy, &class.name),
                 priority: 0,
+                adapter: None,
             });
             let name: &&str = rng.pick(&self.shapes);
             let shape = shape_named(name).expect("parsed");

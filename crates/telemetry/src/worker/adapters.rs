@@ -4,13 +4,14 @@
 //! Invariant: at any time one line names the adapters in use, so that their labels are bounded.
 
 use super::{WorkerMeters, set};
+use cleave_sched::AdapterLoads;
 use prometheus_client::encoding::EncodeLabelSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The states of adapters; see the help of `cleave_adapters`.
-pub(super) const ADAPTERS: [&str; 3] = ["served", "loaded", "in_use"];
+pub(super) const ADAPTERS: [&str; 4] = ["served", "loaded", "in_use", "in_host"];
 /// The ends of loads; see the help of `cleave_adapter_loads_total`.
-pub(super) const LOADS: [&str; 3] = ["loaded", "failed", "evicted"];
+pub(super) const LOADS: [&str; 5] = ["loaded", "failed", "evicted", "from_host", "dropped"];
 
 /// Labels by the names that pickers know: names are joined by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -21,6 +22,18 @@ pub(super) struct LoraLabels {
     waiting_lora_adapters: String,
 }
 
+/// The counts of loads, in the order of [`LOADS`].
+fn counts(loads: AdapterLoads) -> [u64; LOADS.len()] {
+    let AdapterLoads {
+        loaded,
+        failed,
+        evicted,
+        from_host,
+        dropped,
+    } = loads;
+    [loaded, failed, evicted, from_host, dropped]
+}
+
 /// The adapters of a worker now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdapterUse {
@@ -28,15 +41,16 @@ pub struct AdapterUse {
     pub max_loras: usize,
     /// Adapters that are served under a name.
     pub served: usize,
-    /// Adapters whose weights are in memory.
+    /// Adapters that are loaded.
     pub loaded: usize,
+    /// Adapters that are not loaded and have a copy in host memory.
+    pub in_host: usize,
     /// Names of the adapters that requests run with, ascending.
     pub running: Vec<String>,
     /// Names of the adapters that requests wait for, ascending.
     pub waiting: Vec<String>,
-    /// Loads since the start: those that succeeded, those that failed, and adapters that left
-    /// memory for another one.
-    pub loads: [u64; LOADS.len()],
+    /// Loads since the start.
+    pub loads: AdapterLoads,
 }
 
 impl WorkerMeters {
@@ -46,17 +60,22 @@ impl WorkerMeters {
             max_loras,
             served,
             loaded,
+            in_host,
             running,
             waiting,
             loads,
         } = now;
         let in_use = running.len() + waiting.len();
-        for (kind, count) in ADAPTERS.into_iter().zip([*served, *loaded, in_use]) {
+        for (kind, count) in ADAPTERS
+            .into_iter()
+            .zip([*served, *loaded, in_use, *in_host])
+        {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             set(&self.series.adapters, &self.kind_labels(kind), count);
         }
-        for (at, kind) in LOADS.into_iter().enumerate() {
-            let new = loads[at].saturating_sub(self.adapters.loads[at]);
+        let changes = counts(*loads).into_iter().zip(counts(self.adapters.loads));
+        for (kind, (now, before)) in LOADS.into_iter().zip(changes) {
+            let new = now.saturating_sub(before);
             let counter = self
                 .series
                 .adapter_loads
@@ -105,16 +124,25 @@ mod tests {
             max_loras: 4,
             served: 3,
             loaded: 1,
+            in_host: 1,
             running: vec!["a".into()],
             waiting: vec!["b".into()],
-            loads: [1, 0, 0],
+            loads: AdapterLoads {
+                loaded: 1,
+                from_host: 1,
+                ..AdapterLoads::default()
+            },
         };
         meters.adapters_changed(&first);
         meters.adapters_changed(&AdapterUse {
             loaded: 2,
             running: vec!["a".into(), "b".into()],
             waiting: Vec::new(),
-            loads: [2, 0, 0],
+            loads: AdapterLoads {
+                loaded: 2,
+                from_host: 1,
+                ..AdapterLoads::default()
+            },
             ..first
         });
         let text = telemetry.text();
@@ -129,6 +157,8 @@ mod tests {
             "cleave_adapters{worker=\"w\",role=\"both\",kind=\"loaded\"} 2",
             "cleave_adapters{worker=\"w\",role=\"both\",kind=\"in_use\"} 2",
             "cleave_adapter_loads_total{worker=\"w\",role=\"both\",kind=\"loaded\"} 2",
+            "cleave_adapters{worker=\"w\",role=\"both\",kind=\"in_host\"} 1",
+            "cleave_adapter_loads_total{worker=\"w\",role=\"both\",kind=\"from_host\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -96,9 +96,11 @@ series_table! {
         "Unix time of the last change of the LoRA adapters in use, whose names are in the labels: those \
          that requests run with, those that they wait for, and how many may be loaded";
     pub(super) adapters: Family<WorkerKindLabels, Gauge>, "cleave_adapters",
-        "LoRA adapters: served (under a name), loaded (in memory), in_use (by a hand-off)";
+        "LoRA adapters: served (under a name), loaded (for steps), in_use (by a hand-off), in_host (a copy in \
+         host memory alone)";
     pub(super) adapter_loads: Family<WorkerKindLabels, Counter>, "cleave_adapter_loads",
-        "Loads of LoRA adapters: loaded, failed; evicted ones left memory for another one";
+        "Loads of LoRA adapters: loaded, failed; from_host ones read no disk; evicted ones left for another \
+         one, dropped ones left host memory";
     pub(super) preemptions: Family<WorkerLabels, Counter>, "cleave_preemptions",
         "Running sequences that lost their blocks and were computed again";
     pub(super) recomputed_tokens: Family<WorkerLabels, Counter>, "cleave_recomputed_tokens",

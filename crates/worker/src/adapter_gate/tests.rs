@@ -1,13 +1,20 @@
 //! Orders at the gate of adapters.
 
 use super::*;
-use cleave_domain::{FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules};
+use cleave_domain::{
+    AdapterPlace, FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules,
+};
+use cleave_sched::AdapterLoads;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 
 /// A memory that loads whatever was opened, but for adapters that are to fail.
 #[derive(Default)]
 struct StubMemory {
+    /// Adapters with a copy in host memory.
+    copies: Mutex<BTreeSet<AdapterId>>,
+    /// Adapters that were read from a disk, in order.
+    reads: Mutex<Vec<AdapterId>>,
     loaded: Mutex<BTreeSet<AdapterId>>,
     closed: Mutex<Vec<AdapterId>>,
     fails: BTreeSet<AdapterId>,
@@ -22,8 +29,22 @@ impl AdapterMemory for StubMemory {
         if self.fails.contains(&adapter) {
             return Err(AdapterError::Unknown(adapter));
         }
+        if !self.copies.lock().contains(&adapter) {
+            self.reads.lock().push(adapter);
+        }
         self.loaded.lock().insert(adapter);
         Ok(())
+    }
+
+    fn copy_to_host(&self, adapter: AdapterId) -> Result<(), AdapterError> {
+        if self.copies.lock().insert(adapter) {
+            self.reads.lock().push(adapter);
+        }
+        Ok(())
+    }
+
+    fn drop_host_copy(&self, adapter: AdapterId) {
+        self.copies.lock().remove(&adapter);
     }
 
     fn unload(&self, adapter: AdapterId) {
@@ -35,6 +56,7 @@ impl AdapterMemory for StubMemory {
 
     fn close(&self, adapter: AdapterId) {
         self.loaded.lock().remove(&adapter);
+        self.copies.lock().remove(&adapter);
         self.closed.lock().push(adapter);
     }
 }
@@ -51,14 +73,27 @@ fn facts(number: u8) -> AdapterFacts {
     }
 }
 
-/// A gate of adapters 1 to 3, named `a1` to `a3`.
+/// A gate of adapters 1 to 3 without copies in host memory.
 fn gate(
     places: usize,
     memory: &Arc<StubMemory>,
 ) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
+    gate_of([places, places], 3, memory)
+}
+
+/// A gate of so many adapters, named `a1`, `a2` …, with limits of loaded ones and of host memory.
+fn gate_of(
+    [loaded_max, host_max]: [usize; 2],
+    count: u8,
+    memory: &Arc<StubMemory>,
+) -> (AdapterGate, mpsc::UnboundedReceiver<AdapterEvent>) {
     let shared = Arc::clone(memory) as Arc<dyn AdapterMemory>;
-    let (mut gate, loads) = AdapterGate::new(Some(shared), places, None);
-    for number in 1..=3 {
+    let limits = AdapterLimits {
+        loaded_max,
+        host_max,
+    };
+    let (mut gate, loads) = AdapterGate::new(Some(shared), limits, None);
+    for number in 1..=count {
         let name = format!("a{number}");
         gate.serve(&name, Path::new("/adapters"), facts(number));
     }
@@ -178,6 +213,19 @@ async fn the_least_recently_used_adapter_leaves() {
     assert_eq!(*memory.loaded.lock(), BTreeSet::from([id(1), id(3)]));
 }
 
+#[tokio::test]
+async fn the_end_of_a_use_counts_as_one() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate(2, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    load(&mut gate, &mut loads, run(2, Some(2))).await;
+    // The stream that began first ends last.
+    gate.reported(&released(2));
+    gate.reported(&released(1));
+    load(&mut gate, &mut loads, run(3, Some(3))).await;
+    assert_eq!(*memory.loaded.lock(), BTreeSet::from([id(1), id(3)]));
+}
+
 // Invariant: I56.
 #[tokio::test]
 async fn an_adapter_in_use_never_leaves() {
@@ -195,6 +243,74 @@ async fn an_adapter_in_use_never_leaves() {
     assert_eq!(*memory.loaded.lock(), BTreeSet::from([id(2)]));
 }
 
+/// Uses these adapters in turn, one at a time.
+async fn use_in_turn(
+    gate: &mut AdapterGate,
+    loads: &mut mpsc::UnboundedReceiver<AdapterEvent>,
+    adapters: &[u8],
+) {
+    for (flight, adapter) in (1000..).zip(adapters) {
+        if !is_open(&gate.pass(run(flight, Some(*adapter)))) {
+            let passed = loaded(gate, loads).await;
+            assert!(passed.len() == 1 && is_open(&passed[0]), "{passed:?}");
+        }
+        gate.reported(&released(flight));
+    }
+}
+
+#[tokio::test]
+async fn an_adapter_in_host_memory_reads_no_disk() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate_of([1, 3], 4, &memory);
+    use_in_turn(&mut gate, &mut loads, &[1, 2, 3, 1]).await;
+    assert_eq!(*memory.reads.lock(), [1, 2, 3].map(id));
+    let places: Vec<_> = gate.offers().iter().map(|offer| offer.place).collect();
+    use AdapterPlace::{InHost, OnDisk, Resident};
+    assert_eq!(places, [Resident, InHost, InHost, OnDisk]);
+    let now = gate.in_use();
+    assert_eq!((now.loaded, now.in_host), (1, 2));
+    let expected = AdapterLoads {
+        loaded: 4,
+        evicted: 3,
+        from_host: 1,
+        ..AdapterLoads::default()
+    };
+    assert_eq!(now.loads, expected);
+    // The one that was used before the others is dropped, and read again.
+    use_in_turn(&mut gate, &mut loads, &[4, 3, 2]).await;
+    assert_eq!(*memory.reads.lock(), [1, 2, 3, 4, 2].map(id));
+    assert_eq!(gate.in_use().loads.dropped, 2);
+    assert_eq!(*memory.copies.lock(), [2, 3, 4].map(id).into());
+}
+
+// Invariant: I56.
+#[tokio::test]
+async fn host_memory_never_drops_an_adapter_in_use() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, mut loads) = gate_of([2, 3], 6, &memory);
+    load(&mut gate, &mut loads, run(1, Some(1))).await;
+    for round in 0..4 {
+        use_in_turn(&mut gate, &mut loads, &[2, 3, 4, 5, 6]).await;
+        assert!(memory.loaded.lock().contains(&id(1)), "round {round}");
+        assert!(memory.copies.lock().contains(&id(1)), "round {round}");
+        assert!(memory.loaded.lock().len() <= 2 && memory.copies.lock().len() <= 3);
+    }
+    assert!(!memory.reads.lock()[1..].contains(&id(1)));
+}
+
+#[tokio::test]
+async fn a_failed_load_leaves_no_copy_in_host_memory() {
+    let memory = Arc::new(StubMemory {
+        fails: BTreeSet::from([id(1)]),
+        ..StubMemory::default()
+    });
+    let (mut gate, mut loads) = gate_of([1, 3], 3, &memory);
+    assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
+    let passed = loaded(&mut gate, &mut loads).await;
+    assert!(!is_open(&passed[0]) && memory.copies.lock().is_empty());
+    assert_eq!(gate.in_use().loads.failed, 1);
+}
+
 #[tokio::test]
 async fn a_failed_load_refuses_its_requests_alone() {
     let memory = Arc::new(StubMemory {
@@ -210,7 +326,7 @@ async fn a_failed_load_refuses_its_requests_alone() {
     assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
     let mut passed = loaded(&mut gate, &mut loads).await;
     assert_eq!(refusal(passed.remove(0)), Some(Refusal::NoAdapter));
-    assert!(gate.pinned.is_empty() && gate.held.is_empty());
+    assert_eq!(gate.in_use().running.len() + gate.in_use().waiting.len(), 0);
     load(&mut gate, &mut loads, run(2, Some(2))).await;
 }
 
@@ -261,6 +377,37 @@ fn folders_outside_the_root_are_refused() {
             .unwrap_err()
             .contains("--lora-root")
     );
+}
+
+#[test]
+fn a_folder_of_another_content_is_not_served() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, _loads) = gate(2, &memory);
+    let mut open = |content: Option<u8>, found: u8| {
+        let request = OpenRequest {
+            router: RouterId(0),
+            change: 0,
+            name: "a1".to_owned(),
+            folder: "f".to_owned(),
+            content: content.map(id),
+        };
+        let outcome = gate.opened(&request, Ok(("/root/f".into(), facts(found))));
+        (outcome, gate.offers()[0].clone())
+    };
+    let (refused, offer) = open(Some(6), 5);
+    let reason = refused.unwrap_err();
+    let ids = [id(6), id(5)].map(|id| id.to_string());
+    assert!(reason.starts_with("/root/f: ") && ids.iter().all(|id| reason.contains(id)));
+    assert_eq!((offer.adapter, offer.loaded_from), (id(1), None));
+    assert_eq!(*memory.closed.lock(), [id(5)], "nothing has it");
+    // One that another name stands for stays open.
+    assert!(open(Some(6), 2).0.is_err());
+    assert_eq!(*memory.closed.lock(), [id(5)]);
+    let (served, offer) = open(Some(6), 6);
+    assert!(served.is_ok());
+    let expected = (id(6), Some("f".to_owned()));
+    assert_eq!((offer.adapter, offer.loaded_from), expected);
+    assert_eq!(open(None, 7).1.adapter, id(7), "whatever the folder has");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use crate::fleet::FleetWorker;
 use crate::fleet::ledger::URGENCIES;
 use crate::placement::forecast::{PlacementPriority, RequestNeed, WorkerForecast, nanos};
 use crate::placement::policy::WorkerSnapshot;
-use cleave_domain::{PrefillBacklog, Prices, Role, Time};
+use cleave_domain::{AdapterPlace, PrefillBacklog, Prices, Role, Time};
 use cleave_planner::Predict;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ const YIELDING_BACKLOG_MAX: Duration = Duration::from_millis(100);
 
 /// The time until an adapter is loaded that is not: tens of megabytes from a disk, and packed.
 const ADAPTER_LOAD: Duration = Duration::from_millis(50);
+/// The same where a copy is in host memory: packed, or sent to the device.
+const ADAPTER_LOAD_FROM_HOST: Duration = Duration::from_millis(12);
 
 /// Prompt work of a worker.
 struct PromptBacklog {
@@ -148,10 +150,10 @@ pub(super) fn worker_forecast<'a>(
     let place = PrefillBacklog::slack_index(need.slack(alone));
     let urgency = PrefillBacklog::priority_band(need.priority) * (URGENCIES / 3) + place;
     let ahead = PromptBacklog::of(worker, need.now);
-    let load = if snapshot.must_load {
-        ADAPTER_LOAD
-    } else {
-        Duration::ZERO
+    let load = match snapshot.adapter_place {
+        AdapterPlace::Resident => Duration::ZERO,
+        AdapterPlace::InHost => ADAPTER_LOAD_FROM_HOST,
+        AdapterPlace::OnDisk => ADAPTER_LOAD,
     };
     let streaming = StreamLoad::of(worker, snapshot.sequences);
     // A yielding request sees only the part of the worker that requests with targets do not need.

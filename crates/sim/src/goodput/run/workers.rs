@@ -198,13 +198,9 @@ impl WorkerActions for GoodputBody<'_, '_> {
     }
 
     fn report(&mut self, router: RouterId, report: Report) {
-        let event = GoodputEvent::ToRouter {
-            router: router.0 as usize - 1,
-            from: self.world.devices[self.place].worker_ref(),
-            report,
-        };
-        let at = self.world.now + self.world.scenario.message_time;
-        self.world.event_queue.push_in_order(at, event);
+        self.world.give_adapter_back(self.place, &report);
+        self.world
+            .send_report(self.place, router.0 as usize - 1, report);
     }
 
     fn emit(&mut self, handoff: HandoffId, emission: Emission) {
