@@ -46,7 +46,8 @@ const LEFT_BYTES_MAX: usize = 384 << 10;
 const ROWS_PER_PASS: usize = 512;
 /// Rows per pass of a product with several slices: sums of slices must fit there, too.
 const ROWS_PER_SLICED_PASS: usize = 256;
-/// Prefetch distance in cache lines of a single tile, which streams every panel once.
+/// Prefetch distance in cache lines of a single tile that is at least half full: it streams every
+/// panel once.
 const PREFETCH_LINES_AHEAD: usize = 64;
 
 /// A format of packed weights.
@@ -172,9 +173,15 @@ impl PrefetchAhead {
         }
     }
 
-    /// Prefetches this step's part.
+    /// Prefetches this step's part in a tile of R rows.
     #[inline(always)]
-    pub fn prefetch_step<S: Simd>(self, s: S, step: usize) {
+    pub fn prefetch_step<S: Simd, const R: usize>(self, s: S, step: usize) {
+        // A tile of fewer than half the rows is the only one. Its panels stream from memory, where
+        // the processor's own prefetch is as fast: reckoning addresses took more time than they
+        // saved, with small pages and with large ones (Zen 4).
+        if const { 2 * R < S::ROWS } {
+            return;
+        }
         let turn = step >> self.steps_between_log2;
         if turn << self.steps_between_log2 == step {
             let address = self.start.wrapping_add(turn * self.lines * LANES);

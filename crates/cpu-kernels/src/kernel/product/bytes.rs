@@ -64,7 +64,7 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
             let (mut sums, done) = pairs::add::<S, Self, R, C>(s, sides, sums);
             let right = sides.right.add(sides.vector * LANES);
             for step in done..sides.steps {
-                sides.prefetch.prefetch_step(s, step);
+                sides.prefetch.prefetch_step::<S, R>(s, step);
                 for phase in 0..phases {
                     let left = sides.left.add((step * phases + phase) * R);
                     let mut columns = [s.splat(0.0); C];
