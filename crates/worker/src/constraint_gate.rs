@@ -24,7 +24,7 @@ pub(crate) struct RouterOrder {
 }
 
 impl RouterOrder {
-    /// As [`Order::subject`].
+    /// The hand-off and the request for which it may have to wait.
     pub(crate) fn subject(&self) -> (Option<HandoffId>, Option<&Request>) {
         self.order.subject()
     }

@@ -156,7 +156,7 @@ impl AdapterPlaces {
         }
     }
 
-    /// The next work.
+    /// The work that is to be done first.
     pub(super) fn poll(&mut self) -> Option<AdapterWork> {
         self.work.pop_front()
     }

@@ -71,7 +71,38 @@ fn without_room_for_copies_none_is_made() {
     }
 }
 
-/// What a worker has in memory by the work that it did.
+#[test]
+fn an_adapter_is_in_use_from_its_first_order_to_the_release() {
+    use AdapterState::{Loading, OnDisk, Resident};
+    let mut admission = admission([2, 2], 2);
+    let used = |admission: &AdapterAdmission<u64>, state| {
+        [1, 2].map(|number| admission.is_used(id(number), state))
+    };
+    assert_eq!(used(&admission, OnDisk), [false, false]);
+    let mut version = admission.version();
+    let mut has_changed = |admission: &AdapterAdmission<u64>| {
+        std::mem::replace(&mut version, admission.version()) < admission.version()
+    };
+    admission.pass(handoff(1), Some(id(2)), 1);
+    assert!(has_changed(&admission));
+    assert_eq!(used(&admission, Loading), [false, true]);
+    assert_eq!(admission.count(Loading), 1);
+    admission.load_ended(id(2), LoadOutcome::Loaded);
+    assert!(has_changed(&admission));
+    assert_eq!(used(&admission, Resident), [false, true]);
+    assert_eq!(used(&admission, Loading), [false, false]);
+    admission.release(handoff(1));
+    assert!(has_changed(&admission));
+    assert_eq!(used(&admission, Resident), [false, false]);
+    assert_eq!(admission.state(id(2)), Resident);
+    assert_eq!((admission.count(Resident), admission.count(OnDisk)), (1, 1));
+    admission.remove_name(id(2));
+    assert!(has_changed(&admission));
+    assert!(work(&mut admission).contains(&AdapterWork::Close(id(2))));
+    assert_eq!(admission.loaded_max(), 2);
+}
+
+/// The memory of a worker that does the work.
 #[derive(Default)]
 struct Memory {
     loaded: BTreeSet<AdapterId>,

@@ -81,7 +81,7 @@ impl WorkerAdapters {
         }
     }
 
-    /// What the adapters of a step add to its time.
+    /// Time that the adapters of a step add to it.
     pub(crate) fn step(&mut self, plan: &StepPlan) -> Duration {
         for open in &plan.opens {
             match open.adapter {

@@ -2,11 +2,13 @@
 
 use super::*;
 use cleave_domain::{
-    AdapterPlace, FlightId, Order, Request, RequestSlo, RunOrder, SamplingParams, StopRules,
+    AdapterPlace, FlightId, HandoffId, Order, Refusal, Request, RequestSlo, RunOrder,
+    SamplingParams, StopRules,
 };
 use cleave_sched::AdapterLoads;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// A memory that loads whatever was opened, but for adapters that are to fail.
 #[derive(Default)]
