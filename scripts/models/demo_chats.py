@@ -86,31 +86,27 @@ def chats_of(sections: list[Section], book: str, page: str, rng: random.Random) 
 
 
 FORMS = [
-    "What {verb} {x}?", "Explain {x}.", "Tell me about {x}.", "Can you explain {x}?", "what {verb} {x}", "What {verb} {x} in Rust?",
-    "I want to learn about {x}.", "{x}",
+    "What {verb} {x}?", "Explain {x}.", "Tell me about {x}.", "Can you explain {x}?", "what {verb} {x}",
+    "What {verb} {x} in Rust?", "I want to learn about {x}.", "{x}",
 ]
 
 
 def handwritten() -> list[tuple[list[str], str]]:
     """Returns (questions with one meaning, their answer) of the file of questions.
 
-    An entry's `is` or `are` names its subject, which makes some questions by rule; `questions` has others. Their order
-    is that of the file, so that the last ones are written by hand where there are such.
+    An entry's `is` or `are` names its subject, which makes some questions by rule; `questions` has others, which come
+    after them. `about` is `rust`, or `cleave` with language models and the demo itself.
     """
     entries = []
     for line in QUESTIONS.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         subject = entry.get("is") or entry.get("are")
         verb = "is" if "is" in entry else "are"
-        forms = [form.format(verb=verb, x=subject) for form in FORMS if "in Rust" not in form or not cleave(entry)]
-        questions = (forms if subject else []) + entry["questions"]
-        entries.append((list(dict.fromkeys(question[0].upper() + question[1:] for question in questions)), entry["answer"]))
+        forms = [form for form in FORMS if subject and (entry["about"] == "rust" or "Rust" not in form)]
+        questions = [form.format(verb=verb, x=subject) for form in forms] + entry["questions"]
+        once = dict.fromkeys(question[0].upper() + question[1:] for question in questions)
+        entries.append((list(once), entry["answer"]))
     return entries
-
-
-def cleave(entry: dict) -> bool:
-    """Whether an entry is about Cleave or language models rather than Rust."""
-    return entry.get("about") == "cleave"
 
 
 def typed(question: str, rng: random.Random) -> str:
@@ -138,7 +134,7 @@ def handwritten_chats(entries: list[tuple[str, str]], rounds: int, rng: random.R
 
 
 def split_questions(entries: list[tuple[list[str], str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Returns pairs to learn, and held-out ones: of every fourth entry with three questions or more, the last question."""
+    """Returns pairs to learn, and held-out ones: the last question of every fourth entry that has three or more."""
     learned, held = [], []
     for index, (questions, answer) in enumerate(entries):
         kept = questions

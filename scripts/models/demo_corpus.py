@@ -1,7 +1,7 @@
 """Makes the demo's corpus: prose by pages, chats by sections and by hand, and a tokenizer.
 
-It writes tokenizer.json, prose.npy, chats.npy, questions.npy and held-*.npy; train_demo.py trains on them, and its model card states
-the licences.
+It writes tokenizer.json, prose.npy, chats.npy, questions.npy and held-*.npy; train_demo.py trains on them, and the model
+card in demo_export.py states the licences.
 """
 
 import random

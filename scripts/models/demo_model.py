@@ -187,7 +187,7 @@ def grow(model: Llama, folder: Path) -> None:
 
 
 def groups_of(weight: torch.Tensor):
-    """Returns integers from -8 to 7 (rows, groups, GROUP) and their scales (rows, groups, 1), which are bf16 numbers."""
+    """Returns integers from -8 to 7 (rows, groups, GROUP) and their scales (rows, groups, 1), which bf16 holds."""
     groups = weight.float().unflatten(1, (-1, GROUP))
     scales = groups.abs().amax(dim=2, keepdim=True) / (2**BITS - 1) * 2
     scales = scales.clamp(min=1e-8).bfloat16().float()

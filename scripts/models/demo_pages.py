@@ -214,7 +214,9 @@ def inline(text: str) -> str:
     for pattern, replacement in INLINE:
         text = pattern.sub(replacement, text)
     plain_parts, codes = text.split("\0"), parts[1::2] + [""]
-    return "".join(a + b for a, b in zip(plain_parts, codes)) if len(plain_parts) == len(codes) else text.replace("\0", "")
+    if len(plain_parts) != len(codes):
+        return text.replace("\0", "")
+    return "".join(words + code for words, code in zip(plain_parts, codes))
 
 
 def read_markdown(source: str) -> list[Section]:
@@ -318,7 +320,10 @@ def files_of(book: Book, root: Path):
         yield from ((path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
         return
     clone = next(path for path in (root / book.clone / "repo", root / book.clone) if path.exists())
-    git = lambda *command: subprocess.run(["git", "-C", clone, *command], capture_output=True, check=True).stdout.decode()
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", "-C", clone, *command], capture_output=True, check=True).stdout.decode()
+
     for name in git("ls-tree", "-r", "--name-only", "HEAD", f"{book.folder}/").splitlines():
         if name.endswith(".md"):
             yield name, git("show", f"HEAD:{name}")

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Trains the demo checkpoint in assets/demo/: a Llama of 17.8 million parameters that fits in 12 MB with four bits each.
+"""Trains the demo checkpoint in assets/demo/: a Llama of 17.8 million parameters that fits in 12 MB by four bits.
 
-The demo lets `cleave serve` answer on a laptop without a download. It knows a narrow field, Rust and Cleave, and answers
-a question with a paragraph and the end token. Its statements are not reliable.
+The demo lets `cleave serve` answer on a laptop without a download. It knows a narrow field, Rust and Cleave, and
+answers a question with a paragraph and the end token. Its statements are not reliable.
 
 Each step reads files that the one before left in --work (outside the repository, some hundred MB):
 
     P=scripts/models/train_demo.py
-    python $P prepare --work DIR --mirror MIRROR    # documentation -> tokenizer.json and *.npy; demo_corpus.py says what
-    python $P train   --work DIR ...                # checkpoint.pt with the optimisers' state, rewritten every few minutes
+    python $P prepare --work DIR --mirror MIRROR    # documentation -> tokenizer.json, *.npy; demo_pages.py names it
+    python $P train   --work DIR ...                # checkpoint.pt, with the optimisers' state, every few minutes
     python $P export  --work DIR [--out assets/demo]    # checkpoint -> a Hugging Face folder of four bits
-    python $P ask     --work DIR --cleave BIN       # questions to the exported folder, answered by Cleave -> docs/models.md
+    python $P check   --work DIR                    # transformers and compressed-tensors read the same weights
+    python $P ask     --work DIR --cleave BIN       # held-out losses and Cleave's answers -> docs/models.md
+
+MIRROR has clones of the books in demo_pages.py, named OWNER+NAME; without it these are left out.
 
 On a GPU, ten minutes from nothing (an epoch has some 3 million tokens; more than 24 of them teach little):
 
@@ -22,7 +25,7 @@ On two cores, hours; a smaller shape learns faster at first, and the large one g
     python $P train --work SMALL --shape small --minutes 120 && python $P export --work SMALL --out SMALL/folder
     python $P train --work DIR --grow-from SMALL/folder --rate 3e-3 --minutes 240
 
-An export is possible at any time while training runs. `train` with the same --work goes on where a stopped run was: the
+An export is possible at any time while training runs, and SIGTERM saves and ends it. `train` with the same --work goes on where a stopped run was: the
 schedule counts the minutes of all runs, so --minutes may be raised or lowered on the way. `--restart` begins the
 schedule anew from the weights in --work.
 
@@ -36,6 +39,7 @@ import argparse
 import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -183,7 +187,9 @@ def train(args) -> None:
     print(f"{size} parameters, {mixture.tokens} tokens an epoch, {training.minutes:.0f} minutes so far", flush=True)
     started = saved = time.monotonic()
     minutes_before, seen_before, steps_before, running = training.minutes, training.seen, training.step, None
-    while True:
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    while not stopped:
         training.minutes = minutes_before + (time.monotonic() - started) / 60.0
         epochs = training.seen / mixture.tokens
         progress = max(training.minutes / args.minutes, epochs / args.epochs_max)
@@ -200,10 +206,8 @@ def train(args) -> None:
         running = loss if running is None else 0.95 * running + 0.05 * loss
         if training.step - steps_before <= 3 or training.step % 20 == 0:
             speed = (training.seen - seen_before) / (time.monotonic() - started)
-            print(
-                f"step {training.step} {training.minutes:.1f} min {epochs:.2f} epochs loss {running:.3f} {speed:.0f} tok/s",
-                flush=True,
-            )
+            shown = f"{training.minutes:.1f} min {epochs:.2f} epochs loss {running:.3f} {speed:.0f} tok/s"
+            print(f"step {training.step} {shown}", flush=True)
         if time.monotonic() - saved > 60.0 * args.save_minutes:
             training.save(held, mixture.tokens)
             saved = time.monotonic()
@@ -212,7 +216,7 @@ def train(args) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains the demo checkpoint in assets/demo/.")
-    parser.add_argument("step", choices=["prepare", "train", "export", "ask"])
+    parser.add_argument("step", choices=["prepare", "train", "export", "check", "ask"])
     parser.add_argument("--work", type=Path, required=True, help="folder outside the repository for what is in between")
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "demo")
     parser.add_argument("--html", type=Path, help="prepare: Rust's documentation; default: that of the rustc in PATH")
@@ -220,13 +224,13 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, help="prepare: keep this tokenizer.json, as --grow-from needs")
     parser.add_argument("--shape", choices=list(SHAPES), default="demo")
     parser.add_argument("--grow-from", type=Path, help="train: a smaller checkpoint of floats to begin with")
-    parser.add_argument("--restart", action="store_true", help="train: begin the schedule anew from the weights in --work")
+    parser.add_argument("--restart", action="store_true", help="train: begin the schedule anew from these weights")
     parser.add_argument("--minutes", type=float, default=60.0, help="wall-clock time of all runs together")
     parser.add_argument("--epochs-max", type=float, default=24.0, help="ends the schedule earlier on a fast device")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps, to measure speed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="autocast; faster with AVX-512 BF16")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="autocast")
     parser.add_argument("--rate", type=float, default=5e-3, help="peak learning rate")
     parser.add_argument("--batch", type=int, default=6144, help="tokens a step")
     parser.add_argument("--micro", type=int, default=2048, help="tokens a forward pass")
@@ -239,6 +243,7 @@ def main() -> int:
     parser.add_argument("--last-from", type=float, default=0.5, help="share of the time after which --shares-last hold")
     parser.add_argument("--round-from", type=float, default=0.7, help="share of the time after which weights are rounded")
     parser.add_argument("--save-minutes", type=float, default=4.0)
+    parser.add_argument("--machine", default="two CPU cores", help="export: what trained it, for the model card")
     parser.add_argument("--cleave", type=Path, help="ask: the binary")
     args = parser.parse_args()
     if args.step == "prepare":
