@@ -19,15 +19,16 @@ On a GPU, ten minutes from nothing (an epoch has some 3 million tokens; more tha
 
     python $P train --work DIR --device cuda --batch 32768 --micro 32768 --rate 4e-3 --minutes 10 --epochs-max 24
 
-On two cores, hours; a smaller shape learns faster at first, and the large one grows from it:
+On two cores, hours; a smaller shape learns faster at first, and the large one grows from it. The weights in assets/demo
+grew from testdata/trained, whose tokenizer they keep:
 
     export OMP_WAIT_POLICY=PASSIVE    # threads that wait do not spin; with other work beside, twice as fast
     python $P train --work SMALL --shape small --minutes 120 && python $P export --work SMALL --out SMALL/folder
-    python $P train --work DIR --grow-from SMALL/folder --rate 3e-3 --minutes 240
+    python $P train --work DIR --grow-from SMALL/folder --rate 2.5e-3 --batch 4096 --minutes 240
 
-An export is possible at any time while training runs, and SIGTERM saves and ends it. `train` with the same --work goes on where a stopped run was: the
-schedule counts the minutes of all runs, so --minutes may be raised or lowered on the way. `--restart` begins the
-schedule anew from the weights in --work.
+An export is possible at any time while training runs, and SIGTERM saves and ends it. `train` with the same --work goes
+on where a stopped run was: the schedule counts the minutes of all runs, so --minutes may be raised or lowered on the
+way. `--restart` begins the schedule anew from the weights in --work.
 
 Towards the end (--round-from) the products use weights rounded to four bits, and the exact ones learn from their
 gradients, so that the exported numbers lose next to nothing.
