@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from demo_pages import Section
@@ -10,6 +11,8 @@ from demo_pages import Section
 # The order is that of their ids, which follow the byte-level pieces.
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 QUESTIONS = Path(__file__).with_name("demo_questions.jsonl")
+# How often a question by hand appears beside one of each form by rule.
+BY_HAND_ROUNDS = 4
 
 # === By rule ===
 
@@ -85,27 +88,40 @@ def chats_of(sections: list[Section], book: str, page: str, rng: random.Random) 
 # === By hand ===
 
 
+# `bare` is the subject without its article, as people type it.
 FORMS = [
-    "What {verb} {x}?", "Explain {x}.", "Tell me about {x}.", "Can you explain {x}?", "what {verb} {x}",
-    "What {verb} {x} in Rust?", "I want to learn about {x}.", "{x}",
+    "What {verb} {x}?", "What {verb} {x}?", "What {verb} {x} in Rust?", "Explain {x}.", "Explain {x} to me.",
+    "Tell me about {x}.", "Can you explain {x}?", "Could you tell me what {x} {verb}?", "Please explain {x} briefly.",
+    "I want to learn about {x}.", "I do not understand {x}.", "Describe {x}.", "What do you know about {x}?",
+    "what {verb} {x}", "{x}", "{bare}", "{bare}?", "what is {bare}", "explain {bare}", "{bare} meaning",
 ]
 
 
-def handwritten() -> list[tuple[list[str], str]]:
-    """Returns (questions with one meaning, their answer) of the file of questions.
+@dataclass
+class Asked:
+    """An answer and its questions: those made of its subject by rule, and those written by hand."""
 
-    An entry's `is` or `are` names its subject, which makes some questions by rule; `questions` has others, which come
-    after them. `about` is `rust`, or `cleave` with language models and the demo itself.
-    """
+    by_rule: list[str]
+    by_hand: list[str]
+    answer: str
+
+
+def handwritten() -> list[Asked]:
+    """Returns the file of questions. An entry's `is` or `are` names its subject; `about` is `rust`, or `cleave` with
+    language models and the demo itself."""
     entries = []
     for line in QUESTIONS.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         subject = entry.get("is") or entry.get("are")
+        bare = re.sub("^(an?|the) ", "", subject or "")
         verb = "is" if "is" in entry else "are"
         forms = [form for form in FORMS if subject and (entry["about"] == "rust" or "Rust" not in form)]
-        questions = [form.format(verb=verb, x=subject) for form in forms] + entry["questions"]
-        once = dict.fromkeys(question[0].upper() + question[1:] for question in questions)
-        entries.append((list(once), entry["answer"]))
+        by_rule = [form.format(x=subject, bare=bare, verb=verb) for form in forms]
+        by_rule = [question[0].upper() + question[1:] for question in by_rule]
+        # A question that a rule makes too could not be held out.
+        made = {question.lower() for question in by_rule}
+        by_hand = [question for question in entry["questions"] if question.lower() not in made]
+        entries.append(Asked(by_rule, by_hand, entry["answer"]))
     return entries
 
 
@@ -118,28 +134,28 @@ def typed(question: str, rng: random.Random) -> str:
     return question
 
 
-def handwritten_chats(entries: list[tuple[str, str]], rounds: int, rng: random.Random) -> list[str]:
-    """Returns each pair as often as there are rounds: alone, after a system message, or after another pair."""
+def handwritten_chats(pairs: list[tuple[str, str]], rng: random.Random) -> list[str]:
+    """Returns a chat of each pair: alone, after a system message, or after another pair."""
     chats = []
-    for _ in range(rounds):
-        for question, answer in entries:
-            chat = turn("user", typed(question, rng)) + turn("assistant", answer)
-            if rng.random() < 0.15:
-                first, first_answer = rng.choice(entries)
-                chat = turn("user", typed(first, rng)) + turn("assistant", first_answer) + chat
-            if rng.random() < 0.2:
-                chat = turn("system", rng.choice(SYSTEMS)) + chat
-            chats.append(chat)
+    for question, answer in pairs:
+        chat = turn("user", typed(question, rng)) + turn("assistant", answer)
+        if rng.random() < 0.15:
+            first, first_answer = rng.choice(pairs)
+            chat = turn("user", typed(first, rng)) + turn("assistant", first_answer) + chat
+        if rng.random() < 0.2:
+            chat = turn("system", rng.choice(SYSTEMS)) + chat
+        chats.append(chat)
     return chats
 
 
-def split_questions(entries: list[tuple[list[str], str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Returns pairs to learn, and held-out ones: the last question of every fourth entry that has three or more."""
+def split_questions(entries: list[Asked]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Returns pairs to learn, and held-out ones: of every fourth entry the last question by hand, if it has others."""
     learned, held = [], []
-    for index, (questions, answer) in enumerate(entries):
-        kept = questions
-        if index % 4 == 3 and len(questions) > 2:
-            kept = questions[:-1]
-            held.append((questions[-1], answer))
-        learned += [(question, answer) for question in kept]
+    for index, entry in enumerate(entries):
+        by_hand = entry.by_hand
+        if index % 4 == 3 and by_hand and len(entry.by_rule) + len(by_hand) > 2:
+            by_hand = by_hand[:-1]
+            held.append((entry.by_hand[-1], entry.answer))
+        questions = entry.by_rule + by_hand * BY_HAND_ROUNDS
+        learned += [(question, entry.answer) for question in questions]
     return learned, held

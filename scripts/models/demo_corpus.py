@@ -1,7 +1,7 @@
 """Makes the demo's corpus: prose by pages, chats by sections and by hand, and a tokenizer.
 
-It writes tokenizer.json, prose.npy, chats.npy, questions.npy and held-*.npy; train_demo.py trains on them, and the model
-card in demo_export.py states the licences.
+It writes tokenizer.json, prose.npy, chats.npy, questions.npy and held-*.npy; train_demo.py trains on them, and the
+model card in demo_export.py states the licences.
 """
 
 import random
@@ -18,7 +18,6 @@ VOCAB = 4096
 ROOT = Path(__file__).resolve().parents[2]
 # Of these books the headings make questions twice, with other words.
 TWICE = ("book", "rust-by-example", "nomicon", "reference")
-ROUNDS = 2
 PARTS = ("prose", "chats", "questions")
 HELD = ("held-rust", "held-more", "held-questions")
 
@@ -59,8 +58,8 @@ class Corpus:
 
     def add_handwritten(self) -> None:
         learned, held = split_questions(handwritten())
-        self.parts["questions"] += handwritten_chats(learned, ROUNDS, self.rng)
-        self.parts["held-questions"] += handwritten_chats(held, 1, self.rng)
+        self.parts["questions"] += handwritten_chats(learned, self.rng)
+        self.parts["held-questions"] += handwritten_chats(held, self.rng)
         print(f"by hand: {len(learned)} questions, {len(held)} held out")
 
     def write(self, work: Path, tokenizer: Tokenizer) -> None:

@@ -64,7 +64,7 @@ answer outside of what it learned is often wrong. Use it to see tokens flow, not
 | Tokio's tutorial, topics and glossary | MIT | Tokio's contributors |
 | [Comprehensive Rust](https://github.com/google/comprehensive-rust) | text [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/), examples Apache-2.0 | Google LLC and contributors |
 | Cleave's own pages | Apache-2.0 | Cleave's contributors |
-| {questions} questions with {answers} answers, written for this purpose: `scripts/models/demo_questions.jsonl` | Apache-2.0 | Cleave's contributors |
+| {answers} answers with {questions} questions, written for this purpose: `scripts/models/demo_questions.jsonl` | Apache-2.0 | Cleave's contributors |
 
 Texts were shortened: tables, figures and long examples are left out. Paragraphs appear once more as answers to questions
 made from their headings. The Embedded Book is left out, its prose being CC-BY-SA-4.0.
@@ -195,7 +195,7 @@ def export(args) -> None:
             parameters=sum(tensor.numel() for tensor in state["weights"].values()) / 1e6,
             size=(out / "model.safetensors").stat().st_size / 1e6,
             group=GROUP,
-            questions=sum(len(questions) for questions, _ in entries),
+            questions=sum(len(entry.by_hand) for entry in entries),
             answers=len(entries),
             how=f"{state['seen'] / 1e6:.1f} million tokens on {args.machine}, ",
             losses=losses_table(state, bytes_per_token(work, tokenizer)),
