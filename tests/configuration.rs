@@ -1,8 +1,9 @@
 //! Flags from the environment and from files, and keys of clients, in real processes.
 
 use crate::harness::{HttpClient, cleave, run, serve};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
+use std::net::TcpListener;
 
 /// The output of `cleave config print` with these variables and flags.
 fn printed(variables: &[(&str, &str)], flags: &[&str]) -> String {
@@ -100,6 +101,16 @@ fn variables_of_other_programs_count_after_ours() {
 }
 
 #[test]
+fn a_port_in_use_ends_the_start_with_the_remedy() {
+    let other = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = other.local_addr().expect("an address").port().to_string();
+    let (status, _, error) = run(&["serve", "--port", &port]);
+    assert!(!status.success());
+    assert!(error.contains(&format!("127.0.0.1:{port}")), "{error}");
+    assert!(error.contains("choose another address (--port"), "{error}");
+}
+
+#[test]
 fn a_wrong_file_or_context_ends_the_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cleave.yaml");
@@ -114,6 +125,20 @@ fn a_wrong_file_or_context_ends_the_start() {
         assert!(!status.success(), "{words:?}");
         let place = format!("{path}:1:1: `cleave serve` has no flag `prot`; is `port` meant?");
         assert!(error.contains(&place), "{words:?}: {error}");
+    }
+    for words in [
+        &["--log-format", "json", "serve", "--config", path][..],
+        &["serve", "--log-format=json", "--model", "/no/such/folder"],
+    ] {
+        let (status, _, error) = run(words);
+        assert!(!status.success(), "{words:?}");
+        let lines = error.lines().map(serde_json::from_str);
+        let lines: Vec<Value> = lines.collect::<Result<_, _>>().expect("each line is JSON");
+        let last = lines.last().expect("a line");
+        assert_eq!(last["level"], "ERROR", "{last}");
+        let reason = last["error"].as_str().expect("a reason");
+        let is_named = reason.contains("`prot`") || reason.contains("no such folder");
+        assert!(is_named, "{reason}");
     }
     let (status, _, error) = run(&["serve", "--port", "0", "--max-model-len", "99999999"]);
     assert!(!status.success());

@@ -470,6 +470,40 @@ fn lost_workers_fail_no_request() {
     );
 }
 
+/// A process that ends at once takes what it has not yet written to its sockets with it.
+#[test]
+fn idle_workers_that_stop_have_left_and_are_not_lost() {
+    let mut router = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
+    let address = router.address();
+    let client = HttpClient::new(&address);
+    let mut workers: Vec<CleaveProcess> = (0..8)
+        .map(|number| {
+            let name = format!("w{number}");
+            let worker = [
+                "worker", "--leg", "both", "--router", &address, "--name", &name,
+            ];
+            let engine = ["--engine", "mock", "--metrics-listen", "127.0.0.1:0"];
+            CleaveProcess::start(&[&worker[..], &engine].concat())
+        })
+        .collect();
+    let connected = |count: f64| {
+        wait_for("the workers", || {
+            (client.metric("cleave_workers", &[]) == count).then_some(())
+        });
+    };
+    connected(8.0);
+    for worker in &workers {
+        worker.signal("TERM");
+    }
+    for worker in &mut workers {
+        assert!(worker.wait().success(), "{}", worker.logs());
+    }
+    connected(0.0);
+    let logs = router.logs();
+    assert_eq!(logs.matches("INFO worker left").count(), 8, "{logs}");
+    assert!(!logs.contains("worker lost"), "{logs}");
+}
+
 #[test]
 fn sigterm_and_sigint_let_streams_end() {
     for signal in ["TERM", "INT"] {

@@ -3,7 +3,7 @@
 # usage: check.sh FOLDER        what package.py wrote
 #
 # archive   unpacked in an empty root, run in namespaces of its own, without a network
-# wheel     pip install without a registry in a new environment
+# wheel     pip install without a registry in a new environment; a model by name from a hub on loopback
 # deb       dpkg --install into an empty root; units by systemd-analyze; run as the unit would
 # image     the OCI archive's layer unpacked, its digests compared, its entry point run in namespaces as its user
 # chart     its digest and its names
@@ -51,6 +51,10 @@ for wheel in "$files"/cleave-*"$machine"*.whl; do
   grep -q "^cleave " "$work/version"
   python3 "$here/first_answer.py" / "$work/venv/bin/cleave"
   python3 -c 'import sys, time; print(f"    pip install and first answer: {time.time() - float(sys.argv[1]):.1f} s")' "$began"
+  began=$(date +%s.%N)
+  "$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-index --force-reinstall "$wheel"
+  python3 "$here/first_answer.py" / "$work/venv/bin/cleave" "$here/../../testdata/llama3"
+  python3 -c 'import sys, time; print(f"    pip install, a model from a hub on loopback, first answer: {time.time() - float(sys.argv[1]):.1f} s")' "$began"
   "$work/venv/bin/pip" uninstall --quiet --yes cleave
   [ ! -e "$work/venv/bin/cleave" ]
   echo "ok: $(basename "$wheel")"

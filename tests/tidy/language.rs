@@ -2,7 +2,7 @@
 
 use super::{relative, rust_files};
 use crate::root;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -335,11 +335,14 @@ fn string_end(text: &str, before: &str) -> usize {
 #[test]
 fn identifiers_use_the_glossary() {
     let mut faults = Vec::new();
+    let private = HashMap::from(PRIVATE_WORDS);
     for (path, text) in sources() {
         for (index, line) in code_alone(&text).lines().enumerate() {
             for name in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
-                let is_used = |word: &str| name.split('_').any(|part| part == word);
-                if let Some((word, better)) = PRIVATE_WORDS.iter().find(|(word, _)| is_used(word)) {
+                let word = name
+                    .split('_')
+                    .find_map(|part| private.get_key_value(part));
+                if let Some((word, better)) = word {
                     faults.push(format!(
                         "{}:{}: {name}: instead of {word}, {better}",
                         relative(&path),

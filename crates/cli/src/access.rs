@@ -20,9 +20,8 @@ impl AccessArgs {
     /// None without keys.
     ///
     /// # Errors
-    /// If a file of keys cannot be read or has none, or the keys of a policy's file would be in
-    /// force at the same time.
-    pub(crate) fn policy(&self, file: Option<&Path>) -> anyhow::Result<Option<SloPolicy>> {
+    /// If a file of keys cannot be read or has none.
+    pub(crate) fn policy(&self) -> anyhow::Result<Option<SloPolicy>> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
             keys.extend(
@@ -31,13 +30,6 @@ impl AccessArgs {
         }
         if keys.is_empty() {
             return Ok(None);
-        }
-        if let Some(file) = file {
-            bail!(
-                "--api-key and --policy {}: keys are in one place. Give the policy a tenant with `api_key_sha256` \
-                 (`cleave key --digest` prints it) and `trust: {{require_key: true}}`, or drop one of the flags",
-                file.display()
-            );
         }
         let digest = |ApiKey(key): &ApiKey| Sha256::digest(key.as_bytes()).into();
         Ok(Some(SloPolicy {
@@ -124,6 +116,9 @@ mod tests {
         access: AccessArgs,
         #[command(flatten)]
         process: ProcessArgs,
+        /// Excludes keys, as the flag of a server does.
+        #[arg(long)]
+        policy: Option<String>,
     }
 
     fn flags(words: &[&str]) -> AccessFlags {
@@ -146,14 +141,18 @@ mod tests {
         let path = path.to_str().unwrap();
         let words = ["--api-key", "one", "two", "--api-key-file", path];
         let flags = flags(&words);
-        let policy = flags.access.policy(None).unwrap().unwrap();
+        let policy = flags.access.policy().unwrap().unwrap();
         assert!(policy.trust.require_key);
         for key in ["one", "two", "three", "four"] {
             assert_eq!(owner(&policy, key), Some("api-key"), "{key}");
         }
         assert_eq!(owner(&policy, "five"), None);
-        let both = flags.access.policy(Some(Path::new("p.yaml")));
-        assert!(both.unwrap_err().to_string().contains("--policy p.yaml"));
+        assert_eq!(flags.policy, None);
+        for key in [["--api-key", "one"], ["--api-key-file", path]] {
+            let words = ["cleave", "--policy", "p.yaml"].iter().chain(&key);
+            let both = AccessFlags::try_parse_from(words).err().unwrap();
+            assert!(both.to_string().contains("--policy <POLICY>"), "{both}");
+        }
         assert!(
             !format!("{:?}", flags.access).contains("one"),
             "no key is shown"
@@ -168,12 +167,12 @@ mod tests {
             fs::write(&path, wrong).unwrap();
             let path = path.to_str().unwrap();
             let keys = flags(&["--api-key-file", path]);
-            assert!(keys.access.policy(None).is_err(), "{wrong:?}");
+            assert!(keys.access.policy().is_err(), "{wrong:?}");
             let admin = flags(&["--admin-key-file", path]);
             assert!(admin.process.admin_key().is_err(), "{wrong:?}");
         }
         assert!(AccessFlags::try_parse_from(["cleave", "--api-key", ""]).is_err());
-        assert_eq!(flags(&[]).access.policy(None).unwrap(), None);
+        assert_eq!(flags(&[]).access.policy().unwrap(), None);
     }
 
     #[test]

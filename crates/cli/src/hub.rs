@@ -2,10 +2,10 @@
 
 use crate::args::{ListArgs, PullArgs, RmArgs};
 use crate::model_location::PullScreen;
-use cleave_hub::{CachedSnapshot, Hub, HubCache, HubSettings};
+use cleave_hub::{CachedSnapshot, CutDownload, Hub, HubCache, HubSettings};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Digits of a commit that a person reads.
 const COMMIT_DIGITS: usize = 12;
@@ -29,15 +29,17 @@ pub(crate) fn pull(args: &PullArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists the snapshots of the cache.
+/// Lists the snapshots of the cache, and the downloads that ended early.
 pub(crate) fn list(args: &ListArgs) -> anyhow::Result<()> {
     let snapshots = cache().list()?;
+    let cut = cache().cut_downloads()?;
     let mut out = std::io::stdout().lock();
     if args.json {
-        let snapshots: Vec<Value> = snapshots.iter().map(snapshot_json).collect();
-        writeln!(out, "{:#}", Value::from(snapshots))?;
+        let snapshots = snapshots.iter().map(snapshot_json);
+        let entries: Vec<Value> = snapshots.chain(cut.iter().map(cut_json)).collect();
+        writeln!(out, "{:#}", Value::from(entries))?;
     } else {
-        write!(out, "{}", table_text(&snapshots, SystemTime::now()))?;
+        write!(out, "{}", table_text(&snapshots, &cut, SystemTime::now()))?;
     }
     Ok(())
 }
@@ -60,22 +62,38 @@ fn cache() -> HubCache {
 }
 
 fn snapshot_json(snapshot: &CachedSnapshot) -> Value {
-    let used = snapshot
-        .used
-        .and_then(|used| used.duration_since(UNIX_EPOCH).ok());
     json!({
         "name": snapshot.name.to_string(),
         "revisions": snapshot.revisions,
         "commit": snapshot.commit,
         "bytes": snapshot.bytes,
-        "used_unix_seconds": used.map(|used| used.as_secs()),
+        "used_unix_seconds": unix_seconds(snapshot.used),
         "complete": snapshot.is_complete,
         "folder": snapshot.folder,
     })
 }
 
-fn table_text(snapshots: &[CachedSnapshot], now: SystemTime) -> String {
-    let names = snapshots.iter().map(|s| s.name.to_string().len());
+fn cut_json(cut: &CutDownload) -> Value {
+    json!({
+        "name": cut.name.to_string(),
+        "revisions": [],
+        "commit": null,
+        "bytes": cut.bytes,
+        "used_unix_seconds": unix_seconds(cut.written),
+        "complete": false,
+        "folder": cut.folder,
+    })
+}
+
+fn unix_seconds(time: Option<SystemTime>) -> Option<u64> {
+    let since = time?.duration_since(UNIX_EPOCH).ok()?;
+    Some(since.as_secs())
+}
+
+fn table_text(snapshots: &[CachedSnapshot], cut: &[CutDownload], now: SystemTime) -> String {
+    let names = snapshots.iter().map(|snapshot| &snapshot.name);
+    let names = names.chain(cut.iter().map(|cut| &cut.name));
+    let names = names.map(|name| name.to_string().len());
     let name_width = names.max().unwrap_or(0).max("NAME".len());
     let mut text = format!(
         "{:<name_width$}  {:<16}  {:<COMMIT_DIGITS$}  {:>10}  LAST USE\n",
@@ -87,17 +105,27 @@ fn table_text(snapshots: &[CachedSnapshot], now: SystemTime) -> String {
             some => some.join(","),
         };
         let commit: String = snapshot.commit.chars().take(COMMIT_DIGITS).collect();
-        let age = snapshot.used.and_then(|used| now.duration_since(used).ok());
         text.push_str(&format!(
             "{:<name_width$}  {revisions:<16}  {commit}  {:>10}  {}{}\n",
             snapshot.name.to_string(),
             size_text(snapshot.bytes),
-            age.map_or("-".to_owned(), age_text),
+            age_text(snapshot.used, now),
             if snapshot.is_complete {
                 ""
             } else {
                 ", incomplete"
             },
+        ));
+    }
+    for cut in cut {
+        text.push_str(&format!(
+            "{:<name_width$}  {:<16}  {:<COMMIT_DIGITS$}  {:>10}  {}, part of a download: \
+             `cleave pull` goes on with it\n",
+            cut.name.to_string(),
+            "-",
+            "-",
+            size_text(cut.bytes),
+            age_text(cut.written, now),
         ));
     }
     text
@@ -118,7 +146,11 @@ fn size_text(bytes: u64) -> String {
     format!("{size:.1} {}", units[unit])
 }
 
-fn age_text(age: Duration) -> String {
+/// The time since then; `-` if it is not known.
+fn age_text(then: Option<SystemTime>, now: SystemTime) -> String {
+    let Some(age) = then.and_then(|then| now.duration_since(then).ok()) else {
+        return "-".to_owned();
+    };
     let minutes = age.as_secs() / 60;
     match minutes {
         0 => "now".to_owned(),
@@ -131,6 +163,7 @@ fn age_text(age: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn sizes_and_ages_have_one_unit() {
@@ -148,12 +181,13 @@ mod tests {
             (7200, "2 h ago"),
             (864_000, "10 days ago"),
         ] {
-            assert_eq!(age_text(Duration::from_secs(seconds)), text);
+            let now = UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(age_text(Some(UNIX_EPOCH), now), text);
         }
     }
 
     #[test]
-    fn the_table_shows_each_snapshot_in_a_line() {
+    fn the_table_has_a_line_for_each_snapshot_and_cut_download() {
         let snapshot = CachedSnapshot {
             name: "org/a-long-name".parse().unwrap(),
             commit: "0123456789abcdef0123456789abcdef01234567".to_owned(),
@@ -164,11 +198,19 @@ mod tests {
             is_complete: false,
         };
         let now = UNIX_EPOCH + Duration::from_secs(600);
-        let text = table_text(&[snapshot], now);
+        let cut = CutDownload {
+            name: "org/cut".parse().unwrap(),
+            folder: "/c".into(),
+            bytes: 512,
+            written: None,
+        };
+        let text = table_text(&[snapshot], &[cut], now);
         assert_eq!(
             text,
             "NAME             REVISION          COMMIT              SIZE  LAST USE\n\
-             org/a-long-name  main,v1           0123456789ab     3.0 MiB  10 min ago, incomplete\n"
+             org/a-long-name  main,v1           0123456789ab     3.0 MiB  10 min ago, incomplete\n\
+             org/cut          -                 -                  512 B  -, part of a download: \
+             `cleave pull` goes on with it\n"
         );
     }
 }

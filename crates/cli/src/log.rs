@@ -12,9 +12,11 @@ use json_line::JsonLineFormat;
 use std::fmt;
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
+use tracing::field::Field;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{self, Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -30,8 +32,37 @@ pub(crate) fn init(args: &LogArgs, default: LogLevel) {
     match args.log_format {
         LogFormat::Text => lines
             .event_format(OneLineFormat::new(std::io::stderr().is_terminal()))
+            .fmt_fields(quoted_fields())
             .init(),
         LogFormat::Json => lines.event_format(JsonLineFormat).init(),
+    }
+}
+
+/// Writes fields as `name=value`. A value with spaces, or without a character, is in quotes.
+fn quoted_fields() -> impl for<'a> FormatFields<'a> + 'static {
+    format::debug_fn(write_field).delimited(" ")
+}
+
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let name = field.name();
+    // Lines of libraries that use the crate `log` have such fields, for formats that show targets.
+    if name.starts_with("log.") {
+        return Ok(());
+    }
+    let text = format!("{value:?}");
+    if name == "message" {
+        return writer.write_str(&text);
+    }
+    if writer.has_ansi_escapes() {
+        write!(writer, "\u{1b}[3m{name}\u{1b}[0m\u{1b}[2m=\u{1b}[0m")?;
+    } else {
+        write!(writer, "{name}=")?;
+    }
+    let is_quoted = text.starts_with('"');
+    if !is_quoted && (text.is_empty() || text.contains(char::is_whitespace)) {
+        write!(writer, "{text:?}")
+    } else {
+        writer.write_str(&text)
     }
 }
 
@@ -115,7 +146,7 @@ pub(crate) fn log_panics() {
 
 #[cfg(test)]
 mod tests {
-    use super::{OneLineFormat, is_escaped};
+    use super::{OneLineFormat, is_escaped, quoted_fields};
     use std::io;
     use std::sync::{Arc, Mutex};
 
@@ -132,20 +163,36 @@ mod tests {
         }
     }
 
+    /// The lines of the events of `log`.
+    fn logged(ansi: bool, log: impl Fn()) -> String {
+        let bytes = LogBytes::default();
+        let writer = bytes.clone();
+        let lines = tracing_subscriber::fmt()
+            .event_format(OneLineFormat::new(ansi))
+            .fmt_fields(quoted_fields())
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(lines, log);
+        String::from_utf8(bytes.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn values_with_spaces_or_without_characters_are_in_quotes() {
+        let text = logged(false, || {
+            let (device, empty, name) = ("AVX2, bf16", "", "a b");
+            tracing::info!(%device, model = %empty, name, count = 3, "ready to serve");
+        });
+        let fields = r#"ready to serve device="AVX2, bf16" model="" name="a b" count=3"#;
+        assert!(text.contains(fields), "{text}");
+    }
+
     #[test]
     fn a_value_with_line_breaks_stays_in_its_line() {
         for ansi in [false, true] {
-            let bytes = LogBytes::default();
-            let writer = bytes.clone();
-            let lines = tracing_subscriber::fmt()
-                .event_format(OneLineFormat::new(ansi))
-                .with_writer(move || writer.clone())
-                .finish();
-            tracing::subscriber::with_default(lines, || {
+            let text = logged(ansi, || {
                 let name = "a\nERROR forged\r\u{2028}b\u{1b}[2Jc";
                 tracing::info!(%name, "a worker joined: {name}");
             });
-            let text = String::from_utf8(bytes.0.lock().unwrap().clone()).unwrap();
             let line = text.strip_suffix('\n').expect("a line");
             assert_eq!(line.find(|char| char != '\u{1b}' && is_escaped(char)), None);
             assert_eq!(line.contains('\u{1b}'), ansi, "{line}");

@@ -43,7 +43,7 @@ mod values;
 mod version;
 
 use args::{
-    BenchCommand, Cli, CliCommand, KvCommand, LogFormat, LogLevel, PlanCommand, SimCommand,
+    BenchCommand, Cli, CliCommand, KvCommand, LogArgs, LogFormat, LogLevel, PlanCommand, SimCommand,
 };
 use configuration::ConfigurationError;
 use std::process::ExitCode;
@@ -53,9 +53,13 @@ fn main() -> ExitCode {
     let cli: Cli = match configuration::read(std::env::args_os().collect()) {
         Ok(cli) => cli,
         Err(ConfigurationError::Words(error)) => error.exit(),
-        Err(ConfigurationError::File(error)) => {
-            eprintln!("cleave: {error:#}");
-            return ExitCode::FAILURE;
+        Err(ConfigurationError::File { error, log_format }) => {
+            let log = LogArgs {
+                log_format,
+                log_level: None,
+            };
+            log::init(&log, LogLevel::Error);
+            return failure(&error, log_format);
         }
     };
     // Lines of a log would stand between the lines of a chat.
@@ -135,14 +139,15 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            match log_format {
-                LogFormat::Text => eprintln!("cleave: {error:#}"),
-                LogFormat::Json => {
-                    tracing::error!(error = format!("{error:#}"), "ended by an error")
-                }
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => failure(&error, log_format),
     }
+}
+
+/// Writes the error that ends the process, in the format of its other lines.
+fn failure(error: &anyhow::Error, log_format: LogFormat) -> ExitCode {
+    match log_format {
+        LogFormat::Text => eprintln!("cleave: {error:#}"),
+        LogFormat::Json => tracing::error!(error = format!("{error:#}"), "ended by an error"),
+    }
+    ExitCode::FAILURE
 }

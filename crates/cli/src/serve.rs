@@ -281,7 +281,7 @@ fn router_options(
     brain.reader_wait_max = limits.reader_wait.0;
     brain.mode = limits.router_mode.into();
     brain.placement = limits.placement.into();
-    if let Some(policy) = face.access.policy(limits.policy.as_deref())? {
+    if let Some(policy) = face.access.policy()? {
         brain.policy = Arc::new(policy);
     }
     let policy = limits.policy.as_deref().map(PolicyFile::open);

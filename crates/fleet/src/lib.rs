@@ -28,7 +28,8 @@ pub use connection::{
     WorkerConnection, invalid_name_reason,
 };
 pub use grpc::{
-    ModelAdmission, SILENCE_DEFAULT, SILENCE_MIN, Uplink, fleet_routes, local_address, watch_names,
+    FAREWELL_MAX, ModelAdmission, RouterConnections, SILENCE_DEFAULT, SILENCE_MIN, Uplink,
+    fleet_routes, local_address, watch_names,
 };
 pub use health::{HealthMonitor, panic_message};
 pub use scaling_status::{

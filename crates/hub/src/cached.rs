@@ -34,6 +34,16 @@ pub struct CachedSnapshot {
     pub is_complete: bool,
 }
 
+/// The part of a download that ended early: blobs of a model that no snapshot has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutDownload {
+    pub name: HubName,
+    pub folder: PathBuf,
+    pub bytes: u64,
+    /// Last time that bytes arrived.
+    pub written: Option<SystemTime>,
+}
+
 /// The result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreedSpace {
@@ -69,6 +79,22 @@ impl HubCache {
             }
         }
         found.sort_by(|a, b| (&a.name, &a.commit).cmp(&(&b.name, &b.commit)));
+        Ok(found)
+    }
+
+    /// Lists the models with parts of downloads that have not ended, by name. A download that runs
+    /// has such parts, too.
+    ///
+    /// # Errors
+    /// If a folder cannot be read; a cache that does not exist is empty.
+    pub fn cut_downloads(&self) -> Result<Vec<CutDownload>, HubError> {
+        let mut found = Vec::new();
+        for folder in names_in(&self.root)? {
+            if let Some(name) = HubName::of_folder(&folder) {
+                found.extend(cut_download(&self.model(&name), name)?);
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
     }
 
@@ -209,6 +235,26 @@ fn snapshots(folder: &ModelFolder, name: &HubName) -> Result<Vec<CachedSnapshot>
         });
     }
     Ok(found)
+}
+
+/// The blobs of a model that no snapshot has; `None` if there are none.
+fn cut_download(folder: &ModelFolder, name: HubName) -> Result<Option<CutDownload>, HubError> {
+    let mut linked = BTreeMap::new();
+    for commit in names_in(&folder.snapshots())? {
+        linked.extend(blobs_of(folder, &folder.snapshot(&commit))?);
+    }
+    let blobs = folder.blobs();
+    let paths = names_in(&blobs)?.into_iter().map(|name| blobs.join(name));
+    let parts: Vec<fs::Metadata> = paths
+        .filter(|path| !linked.contains_key(path))
+        .filter_map(|path| fs::metadata(path).ok())
+        .collect();
+    Ok((!parts.is_empty()).then(|| CutDownload {
+        name,
+        bytes: parts.iter().map(fs::Metadata::len).sum(),
+        written: parts.iter().filter_map(|part| part.modified().ok()).max(),
+        folder: blobs,
+    }))
 }
 
 /// Collects the revisions below a folder of `refs`, by commit.

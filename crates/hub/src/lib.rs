@@ -24,7 +24,7 @@ mod selection;
 mod settings;
 
 pub use cache::HubCache;
-pub use cached::{CachedSnapshot, FreedSpace};
+pub use cached::{CachedSnapshot, CutDownload, FreedSpace};
 pub use error::HubError;
 pub use name::{HubModel, HubName, HubRevision};
 pub use proxy::ProxySettings;

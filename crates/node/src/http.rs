@@ -9,7 +9,9 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cleave_api::{AdminKey, App, Operator, admin_routes, metrics_answer, with_compression};
-use cleave_fleet::{HealthMonitor, RouterAcceptor, ScalingStatusReader, fleet_routes};
+use cleave_fleet::{
+    HealthMonitor, RouterAcceptor, RouterConnections, ScalingStatusReader, fleet_routes,
+};
 use cleave_gateway::ModelRegistry;
 use cleave_kubernetes::scaler_routes;
 use cleave_server::{HttpServer, PortRoutes, RouterTls, bind, fit_to_open_files};
@@ -215,7 +217,7 @@ fn https_required() -> Response {
 pub(crate) struct WorkerHttpState {
     pub(crate) monitor: Arc<HealthMonitor>,
     pub(crate) telemetry: Telemetry,
-    pub(crate) connected: watch::Receiver<usize>,
+    pub(crate) connections: watch::Receiver<RouterConnections>,
     pub(crate) operator: Arc<dyn Operator>,
     pub(crate) admin_key: Option<AdminKey>,
 }
@@ -244,9 +246,20 @@ async fn health(State(face): State<WorkerHttpState>) -> Response {
 
 async fn ready(State(face): State<WorkerHttpState>) -> Response {
     let unhealthy = face.monitor.check().err();
-    let alone = (*face.connected.borrow() == 0).then(|| "no router is connected".to_owned());
-    match unhealthy.or(alone) {
+    match unhealthy.or_else(|| alone_reason(&face.connections.borrow())) {
         None => StatusCode::OK.into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason).into_response(),
     }
+}
+
+/// The reason why a worker without a router is not ready; `None` with one.
+fn alone_reason(connections: &RouterConnections) -> Option<String> {
+    if connections.count > 0 {
+        return None;
+    }
+    let reason = "no router is connected";
+    Some(match &connections.last_failure {
+        Some(failure) => format!("{reason}; {failure}"),
+        None => reason.to_owned(),
+    })
 }

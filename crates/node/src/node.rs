@@ -9,7 +9,7 @@ use crate::ports::{FleetPorts, WorkerPorts};
 use crate::{NodeError, RouterOptions};
 use cleave_api::{App, Frontend, Operator, ServingReadiness};
 use cleave_engine::Engine;
-use cleave_fleet::{ModelAdmission, Uplink, connect};
+use cleave_fleet::{FAREWELL_MAX, ModelAdmission, RouterConnections, Uplink, connect};
 use cleave_gateway::{ModelReadiness, RouterBody};
 use cleave_kubernetes::{ExternalMetricsServer, Picker, PickerOptions, external_metrics_routes};
 use cleave_server::{HttpLimits, HttpServer, PeerRouterClient, PortRoutes, RouterTls};
@@ -206,7 +206,7 @@ pub struct RunningWorker {
     data_address: SocketAddr,
     server: Option<HttpServer>,
     telemetry: Telemetry,
-    connected: watch::Receiver<usize>,
+    connections: watch::Receiver<RouterConnections>,
     tasks: JoinSet<()>,
 }
 
@@ -258,12 +258,12 @@ impl WorkerNode {
         let admin_key = parts.options.admin_key;
         closing.shutdown().await;
         let body = WorkerBody::start(parts, &telemetry)?;
-        let (connected_sender, connected) = watch::channel(0);
+        let (connections_sender, connections) = watch::channel(RouterConnections::default());
         let uplink = Uplink {
             acceptor: body.acceptor.clone(),
             routers: self.routers,
             peers: peers.clone(),
-            connected: connected_sender,
+            connections: connections_sender,
         };
         let mut tasks = JoinSet::new();
         if let Some(tls) = peers {
@@ -273,7 +273,7 @@ impl WorkerNode {
         let face = WorkerHttpState {
             monitor: Arc::clone(&body.monitor),
             telemetry: telemetry.clone(),
-            connected: connected.clone(),
+            connections: connections.clone(),
             operator: Arc::clone(&body.admin) as Arc<dyn Operator>,
             admin_key,
         };
@@ -292,7 +292,7 @@ impl WorkerNode {
             data_address,
             server: server.transpose()?,
             telemetry,
-            connected,
+            connections,
             tasks,
         })
     }
@@ -358,9 +358,9 @@ impl RunningWorker {
 
     /// Returns when at least one router is connected.
     pub async fn ready(&self) {
-        let mut connected = self.connected.clone();
+        let mut connections = self.connections.clone();
         // The uplink runs for as long as this value lives.
-        let _ = connected.wait_for(|count| *count > 0).await;
+        let _ = connections.wait_for(|now| now.count > 0).await;
     }
 
     /// Returns the reason when something failed that only a new process repairs.
@@ -374,25 +374,34 @@ impl RunningWorker {
         self.body.admin.wait_for_drain_request().await;
     }
 
-    /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops.
+    /// Accepts nothing new, waits until nothing is left or `deadline` has passed, and stops once
+    /// its routers have read its last messages.
     pub async fn drain(mut self, deadline: Duration) {
         if timeout(deadline, self.body.drain()).await.is_err() {
             warn!("drain deadline passed: dropping the sequences that are left");
         }
-        self.stop().await;
+        self.end(FAREWELL_MAX).await;
     }
 
     /// Stops at once, as a crash would.
     pub async fn stop(self) {
+        self.end(Duration::ZERO).await;
+    }
+
+    /// Stops. Connections have so long to end by themselves.
+    async fn end(self, farewell: Duration) {
         let Self {
             body,
             data_address: _,
             server,
             telemetry,
-            connected: _,
+            mut connections,
             mut tasks,
         } = self;
         body.stop().await;
+        let disconnected = connections.wait_for(|now| now.count == 0);
+        // Routers that read nothing notice the loss by themselves.
+        let _ = timeout(farewell, disconnected).await;
         tasks.shutdown().await;
         telemetry.traces.flush().await;
         if let Some(server) = server {

@@ -28,6 +28,7 @@ use cleave_telemetry::{TapeRecorder, WorkerMeters, WorkerObserver, WorkerSpans};
 use cleave_transfer::{GrantIssuer, LinkEvent, Links, PeerRoute, ReceivedPayload};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, error, info, warn};
 
@@ -262,7 +263,8 @@ impl WorkerDriver {
                     .is_some_and(|line| line.serial == serial)
                 {
                     self.routers.remove(&router);
-                    info!(%router, "router lost");
+                    // As above: a transport logs the end too.
+                    debug!(%router, "router lost");
                     self.router_lost(router);
                 }
             }
@@ -479,7 +481,8 @@ impl WorkerDriver {
         let Some(line) = self.routers.get(&router) else {
             return; // It left meanwhile; the brain knows, or has it pending.
         };
-        if let Err(error) = line.out.try_send(message) {
+        // A connection that has ended is lost by an event of its own.
+        if let Err(error @ TrySendError::Full(_)) = line.out.try_send(message) {
             warn!(%router, %error, "router lost: it does not read its messages");
             self.routers.remove(&router);
             self.pending.push_back(WorkerInput::RouterLost { router });

@@ -577,6 +577,9 @@ async fn unknown_models_and_routes_are_named() {
     for path in ["/v1/nothing", "/%ff", "/ui/%ff"] {
         set.get(path).await.is_error(404, "unknown_url", None);
     }
+    let root = set.get("/").await;
+    root.is_error(404, "unknown_url", None);
+    assert!(root.body.contains("/ui"), "{}", root.body);
     for (path, meant) in [
         ("/chat/completions", "Is POST /v1/chat/completions meant?"),
         ("/v1/v1/completions", "Is POST /v1/completions meant?"),

@@ -10,12 +10,18 @@ use std::path::PathBuf;
 pub(crate) struct AccessArgs {
     /// Keys, one of which each request must have: `Authorization: Bearer KEY`, as clients of OpenAI
     /// send it, or `x-api-key`. Several may follow, and the flag may be repeated. Set it in the
-    /// environment, where other users cannot see it. Keys of tenants with shares and quotas are in
-    /// `--policy`, which excludes this flag.
-    #[arg(long, value_name = "KEY", num_args = 1.., value_parser = parse_api_key)]
+    /// environment, where other users cannot see it. Not with `--policy`, whose tenants have keys
+    /// of their own: `api_key_sha256`, which `cleave key --digest` prints.
+    #[arg(
+        long,
+        value_name = "KEY",
+        num_args = 1..,
+        value_parser = parse_api_key,
+        conflicts_with = "policy"
+    )]
     pub(crate) api_key: Vec<ApiKey>,
     /// File of such keys, one in a line; read once, at the start.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Origins whose web pages may call the API from a browser (CORS), separated by commas: `*` for
     /// all, or such as https://app.example. No other origin's page may if absent. It opens no route

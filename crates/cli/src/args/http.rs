@@ -235,6 +235,9 @@ mod tests {
     struct HttpFlags {
         #[command(flatten)]
         face: HttpArgs,
+        /// A flag of the same commands, which excludes keys.
+        #[arg(long)]
+        policy: Option<String>,
     }
 
     #[test]
@@ -276,9 +279,10 @@ mod tests {
         let default = HttpLimits::CONNECTIONS_MAX.to_string();
         let given = ["cleave", "--max-connections", &default];
         let given = HttpFlags::parse_from(given).face.http_limits();
-        let absent = HttpFlags::parse_from(["cleave"]).face.http_limits();
+        let absent = HttpFlags::parse_from(["cleave"]);
         assert_eq!(given.connections_max, Some(HttpLimits::CONNECTIONS_MAX));
-        assert_eq!(absent, HttpLimits::default());
+        assert_eq!(absent.face.http_limits(), HttpLimits::default());
+        assert_eq!(absent.policy, None);
         let mut help = <HttpFlags as clap::CommandFactory>::command();
         assert!(help.render_long_help().to_string().contains(&default));
     }

@@ -85,8 +85,8 @@ const EXAMPLES: &str = "Examples:
   curl localhost:8000/v1/completions -H 'content-type: application/json' \\
        -d '{\"prompt\": \"A vector is\", \"max_tokens\": 40, \"stream\": true}'
 
-`cleave COMMAND -h` has the flags used most, `cleave COMMAND --help` all. Each may also be a variable,
---max-num-seqs as CLEAVE_MAX_NUM_SEQS, or a line of the file of --config.";
+`cleave COMMAND -h` has the flags used most, `cleave COMMAND --help` all. Each may also be a
+variable, --max-num-seqs as CLEAVE_MAX_NUM_SEQS, or a line of the file of --config.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {

@@ -12,8 +12,8 @@ use std::path::PathBuf;
   cleave top --once                                one snapshot as text, for scripts and logs
   cleave top --json | jq '.flights'                one line of JSON each second
 
-Keys: q quits, ? explains the others, arrows and page keys scroll through the workers, s sorts by the
-next column, r reverses the order, / filters by name, role, state, device or model, p pauses.")]
+Keys: q quits, ? explains the others, arrows and page keys scroll through the workers, s sorts by
+the next column, r reverses the order, / filters by name, role, state, device or model, p pauses.")]
 pub(crate) struct TopArgs {
     /// URL of the router or of `cleave serve`.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]

@@ -18,7 +18,7 @@ pub(crate) use definition::{FILE_VARIABLE, command};
 pub(crate) use misspelt::warn_of_misspelt_variables;
 pub(crate) use print::run;
 
-use crate::args::Cli;
+use crate::args::{Cli, LogFormat};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches};
 use file::ConfigFile;
@@ -33,7 +33,11 @@ pub(crate) enum ConfigurationError {
     /// The words are wrong, or ask for help or the version.
     Words(clap::Error),
     /// The file is wrong.
-    File(anyhow::Error),
+    File {
+        error: anyhow::Error,
+        /// The format of the lines about it, from words and variables.
+        log_format: LogFormat,
+    },
 }
 
 impl From<clap::Error> for ConfigurationError {
@@ -74,7 +78,11 @@ impl Resolved {
             let lenient = command.clone().ignore_errors(true);
             let first = lenient.try_get_matches_from(&words)?;
             if let Some(path) = file_of(leaf_matches(&first)) {
-                let read = ConfigFile::open(&path, &name).map_err(ConfigurationError::File)?;
+                let read = ConfigFile::open(&path, &name);
+                let read = read.map_err(|error| ConfigurationError::File {
+                    error,
+                    log_format: log_format_of(leaf_matches(&first)),
+                })?;
                 let counting = read.flags().iter().filter(|flag| {
                     let source = leaf_matches(&first).value_source(flag.id());
                     !matches!(
@@ -116,6 +124,11 @@ impl Resolved {
 
 fn file_of(matches: &ArgMatches) -> Option<PathBuf> {
     matches.get_one::<PathBuf>(definition::CONFIG).cloned()
+}
+
+fn log_format_of(matches: &ArgMatches) -> LogFormat {
+    let format = matches.try_get_one::<LogFormat>("log_format");
+    format.ok().flatten().copied().unwrap_or(LogFormat::Text)
 }
 
 fn leaf_matches(mut matches: &ArgMatches) -> &ArgMatches {

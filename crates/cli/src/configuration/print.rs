@@ -67,7 +67,7 @@ fn print(args: &ConfigPrintArgs) -> anyhow::Result<String> {
     let resolved = match Resolved::of(words.chain(flags.iter().cloned()).collect()) {
         Ok(resolved) => resolved,
         Err(ConfigurationError::Words(error)) => error.exit(),
-        Err(ConfigurationError::File(error)) => return Err(error),
+        Err(ConfigurationError::File { error, .. }) => return Err(error),
     };
     Ok(resolved.text())
 }

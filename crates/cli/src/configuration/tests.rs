@@ -25,7 +25,7 @@ fn resolved(words: &str, text: &str) -> Result<Resolved, String> {
         .chain(["--config".into(), file.path().into()]);
     Resolved::of(words.collect()).map_err(|error| match error {
         ConfigurationError::Words(error) => error.to_string(),
-        ConfigurationError::File(error) => {
+        ConfigurationError::File { error, .. } => {
             let path = file.path().display().to_string();
             format!("{error:#}").replace(&path, "FILE")
         }
@@ -172,6 +172,8 @@ fn each_mistake_of_a_file_has_its_line_and_column() {
     assert!(conflict.contains("cannot be used with"), "{conflict}");
     assert!(conflict.contains("--trace is set at "), "{conflict}");
     assert!(conflict.contains(":1:8\n"), "{conflict}");
+    let conflict = refused("cleave serve", "api-key: [k]\npolicy: p.yaml\n");
+    assert!(conflict.contains("--policy is set at "), "{conflict}");
 }
 
 #[test]

@@ -165,10 +165,13 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
     let title = Line::from(vec![
         Span::styled("cleave ", Style::new().add_modifier(Modifier::BOLD)),
         Span::raw(format!(
-            "{}   up {}   {} workers",
+            "{}   up {}   {}",
             view.url,
             span(fleet.number("/uptime_seconds")),
-            fleet.connected_count()
+            match fleet.connected_count() {
+                1 => "1 worker".to_owned(),
+                count => format!("{count} workers"),
+            }
         )),
         Span::styled(trouble(fleet), Style::new().fg(Color::Red)),
         Span::styled(

@@ -4,9 +4,10 @@
 //! Invariant: the size of an event is limited, and a server that is silent for too long is an
 //! error.
 
-use crate::server_client::ServerClient;
+use crate::server_client::{PageRefusal, ServerClient};
 use anyhow::{Context, ensure};
 use http_body_util::BodyExt;
+use hyper::StatusCode;
 use hyper::body::Incoming;
 use serde_json::Value;
 use std::time::Duration;
@@ -25,8 +26,20 @@ pub(super) struct UiEvents {
 
 impl UiEvents {
     pub(super) async fn open(pages: &ServerClient) -> anyhow::Result<Self> {
+        let opened = pages.get("/ui/events", "text/event-stream").await;
+        let body = opened.map_err(|error| {
+            let refusal = error.downcast_ref::<PageRefusal>();
+            if refusal.is_some_and(|refusal| refusal.status == StatusCode::UNAUTHORIZED) {
+                error.context(
+                    "the server asks for its operators' key: give it by --admin-key-file or \
+                     CLEAVE_ADMIN_KEY",
+                )
+            } else {
+                error
+            }
+        })?;
         Ok(Self {
-            body: pages.get("/ui/events", "text/event-stream").await?,
+            body,
             rest: Vec::new(),
         })
     }

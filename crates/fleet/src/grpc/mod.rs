@@ -15,7 +15,7 @@ mod window;
 
 pub use resolve::{local_address, watch_names};
 pub use service::{ModelAdmission, fleet_routes};
-pub use uplink::Uplink;
+pub use uplink::{FAREWELL_MAX, RouterConnections, Uplink};
 #[cfg(test)]
 pub(crate) use {inbound::InboundMessage, window::OutboundMessage};
 

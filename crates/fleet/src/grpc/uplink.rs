@@ -45,6 +45,9 @@ const DIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration:
 /// change by other processes only.
 const TURNED_AWAY_PAUSE_MAX: Duration = Duration::from_secs(30);
 
+/// How long a worker that stops waits for a router to read its last messages.
+pub const FAREWELL_MAX: Duration = Duration::from_secs(2);
+
 /// The time between two lines about an address that turns this worker away, whose reason has
 /// numbers that change.
 const TURNED_AWAY_LINE_EVERY: Duration = Duration::from_secs(60);
@@ -59,14 +62,25 @@ pub struct Uplink {
     pub routers: Vec<String>,
     /// Certificates that authenticate routers to this worker, and this worker to them.
     pub peers: Option<PeerTls>,
-    pub connected: watch::Sender<usize>,
+    /// Shows the connections that stand.
+    pub connections: watch::Sender<RouterConnections>,
+}
+
+/// The state of a worker's connections to its routers.
+#[derive(Clone, Debug, Default)]
+pub struct RouterConnections {
+    /// Connections that stand; one ends once the router has read its last message, or
+    /// [`FAREWELL_MAX`] after it.
+    pub count: usize,
+    /// The address of the last dial that failed since a connection stood, and the reason.
+    pub last_failure: Option<String>,
 }
 
 /// The state that the connections of one worker share.
 struct UplinkState {
     acceptor: WorkerAcceptor,
     peers: Option<PeerTls>,
-    connected: watch::Sender<usize>,
+    connections: watch::Sender<RouterConnections>,
     /// A name may resolve to several addresses of one router: it is joined once.
     routers: Mutex<BTreeSet<RouterId>>,
 }
@@ -77,7 +91,7 @@ impl Uplink {
         let shared = Arc::new(UplinkState {
             acceptor: self.acceptor,
             peers: self.peers,
-            connected: self.connected,
+            connections: self.connections,
             routers: Mutex::default(),
         });
         let (found, mut addresses) = watch::channel(BTreeSet::new());
@@ -118,6 +132,9 @@ async fn stay_connected(
             Ok(()) => dial.connection_ended(),
             Err(error) => {
                 let (pause, is_news) = dial.failed(&error, Instant::now());
+                shared.connections.send_modify(|connections| {
+                    connections.last_failure = Some(format!("{address}: {error}"));
+                });
                 if is_news {
                     let next_dial_s = pause.as_secs_f64();
                     let error = error.to_string();
@@ -206,26 +223,51 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
         .join(router)
         .await
         .map_err(StreamError::from)?;
-    shared.connected.send_modify(|count| *count += 1);
+    shared.connections.send_modify(|connections| {
+        connections.count += 1;
+        connections.last_failure = None;
+    });
     let window = MessageWindow::default();
     let silence = shared.acceptor.registration.silence;
     let ended = tokio::select! {
         error = send_all::<proto::Upward>(upward, &out, beat, &window) => error,
         error = receive_all(&mut messages, &session, silence, &window) => error,
     };
-    shared.connected.send_modify(|count| *count -= 1);
     session.close().await;
-    if let StreamError::NameTaken = ended {
-        let silence = shared.acceptor.registration.silence;
-        return Err(wait_for_name(&mut messages, &out, beat, silence)
-            .await
-            .into());
-    }
+    let disconnected = || {
+        shared
+            .connections
+            .send_modify(|connections| connections.count -= 1);
+    };
     match ended {
-        StreamError::Stopped => info!(%address, %router, "left a router: this process is stopping"),
-        _ => warn!(%address, %router, error = %ended, "connection to a router ended"),
+        StreamError::Stopped => {
+            info!(%address, %router, "left a router: this process is stopping");
+            end_stream(&mut messages, out).await;
+            disconnected();
+            Ok(())
+        }
+        StreamError::NameTaken => {
+            disconnected();
+            Err(wait_for_name(&mut messages, &out, beat, silence)
+                .await
+                .into())
+        }
+        _ => {
+            disconnected();
+            warn!(%address, %router, error = %ended, "connection to a router ended");
+            Ok(())
+        }
     }
-    Ok(())
+}
+
+/// Ends the worker's direction of the stream, and waits until the router, which has then read all
+/// of it, ends the other. A process that exits earlier looks like a failure to the router: its last
+/// report, that it drains, may not arrive.
+async fn end_stream(messages: &mut Streaming<proto::Downward>, out: mpsc::Sender<proto::Upward>) {
+    drop(out);
+    let all_read = async { while let Ok(Some(_)) = messages.message().await {} };
+    // The router notices the loss by itself.
+    let _ = timeout(FAREWELL_MAX, all_read).await;
 }
 
 /// The router has another worker of this name: it keeps the connection, and ends it when the name

@@ -11,6 +11,7 @@ use cleave_fleet::{ToWorker, WorkerConnection};
 use cleave_router::RouterInput;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
@@ -271,7 +272,8 @@ impl RouterDriver {
         if connected.connection.registration.worker != worker {
             return;
         }
-        if let Err(error) = connected.connection.out.try_send(message) {
+        // A connection that has ended is lost by an event of its own, which says why it ended.
+        if let Err(error @ TrySendError::Full(_)) = connected.connection.out.try_send(message) {
             let name = &connected.connection.registration.name;
             warn!(%worker, name, %error, "worker lost: it does not read its orders");
             self.forget_worker(worker);

@@ -31,7 +31,12 @@ fn a_later_process_goes_on_where_one_ended() {
             .join("models--org--tiny/refs/main")
             .exists()
     );
+    let cut = pair.client().cache().cut_downloads().unwrap();
+    assert_eq!(cut[0].name, model(MODEL).name);
+    assert!(cut[0].bytes >= 1_000_000, "{cut:?}");
+    assert!(cut[0].written.is_some());
     pair.pull_whole();
+    assert_eq!(pair.client().cache().cut_downloads().unwrap(), []);
     assert_eq!(
         pair.weight_ranges().last(),
         Some(&Some("bytes=1000000-".to_owned()))
