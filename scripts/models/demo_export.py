@@ -59,9 +59,9 @@ answer outside of what it learned is often wrong. Use it to see tokens flow, not
 | source | licence | copyright |
 |---|---|---|
 | The documentation that rustup installs: The Rust Programming Language, the Reference, Rust by Example, the Rustonomicon, the Edition Guide, the Cargo, rustc, rustdoc, Clippy, Style and Unstable books, the error index, and the prose of std's pages | MIT OR Apache-2.0 | the Rust project's contributors |
-| Asynchronous Programming in Rust | MIT | the Rust project's contributors |
+| Asynchronous Programming in Rust | MIT | Aaron Turon and contributors |
 | Rust API Guidelines | MIT OR Apache-2.0 | the Rust project's contributors |
-| Tokio's tutorial, topics and glossary | MIT | Tokio's contributors |
+| Tokio's tutorial, topics and glossary | MIT | Carl Lerche and contributors of Tokio's pages |
 | [Comprehensive Rust](https://github.com/google/comprehensive-rust) | text [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/), examples Apache-2.0 | Google LLC and contributors |
 | Cleave's own pages | Apache-2.0 | Cleave's contributors |
 | {answers} answers with {questions} questions, written for this purpose: `scripts/models/demo_questions.jsonl` | Apache-2.0 | Cleave's contributors |
