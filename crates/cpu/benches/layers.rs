@@ -100,6 +100,13 @@ struct Layer {
     sliced: RowParallel,
 }
 
+/// Matrices of a pass: those with the model's slices, or with one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slicing {
+    Whole,
+    Sliced,
+}
+
 /// Matrices whose products have slices.
 struct RowParallel {
     output: CpuMatrix,
@@ -224,14 +231,14 @@ impl Bench {
     }
 
     /// CPU seconds of a pass through all layers, and of the head for the sequences' last rows.
-    fn seconds(&mut self, batch: &Batch, is_sliced: bool) -> f64 {
+    fn seconds(&mut self, batch: &Batch, slicing: Slicing) -> f64 {
         (self.ops)
             .begin(batch, PassPurpose::Unspecified, &[])
             .expect("a plan");
         let from = thread_seconds();
         for layer in 0..LAYERS {
             self.attention(batch, layer);
-            self.products(batch.rows_count(), layer, is_sliced);
+            self.products(batch.rows_count(), layer, slicing);
         }
         let (buffers, head) = (&mut self.buffers, &self.model.head);
         let rows = batch.segments.len();
@@ -278,7 +285,7 @@ impl Bench {
 
     /// The rest of a layer. The sum of a layer's output and its input is left out, which no kind of
     /// slices changes, so that numbers stay the same from pass to pass.
-    fn products(&mut self, rows: usize, layer: usize, is_sliced: bool) {
+    fn products(&mut self, rows: usize, layer: usize, slicing: Slicing) {
         let Self {
             model,
             ops,
@@ -286,10 +293,9 @@ impl Bench {
             ..
         } = self;
         let layer = &model.layers[layer];
-        let matrices = if is_sliced {
-            &layer.sliced
-        } else {
-            &layer.whole
+        let matrices = match slicing {
+            Slicing::Whole => &layer.whole,
+            Slicing::Sliced => &layer.sliced,
         };
         let delta = &mut buffers.delta;
         ops.matmul(&matrices.output, rows, &buffers.attended, delta)
@@ -334,16 +340,15 @@ fn thread_seconds() -> f64 {
 fn ratios(bench: &mut Bench, pass: Pass, pairs: usize) -> Vec<f64> {
     let batch = pass.batch();
     // Not counted: the first pass of a shape allocates.
-    bench.seconds(&batch, false);
+    bench.seconds(&batch, Slicing::Whole);
     let mut ratios: Vec<f64> = (0..pairs)
         .map(|pair| {
-            let is_sliced_first = pair % 2 == 0;
-            let first = bench.seconds(&batch, is_sliced_first);
-            let second = bench.seconds(&batch, !is_sliced_first);
-            if is_sliced_first {
-                second / first
-            } else {
-                first / second
+            let mut order = [Slicing::Whole, Slicing::Sliced];
+            order.rotate_left(pair % 2);
+            let seconds = order.map(|slicing| bench.seconds(&batch, slicing));
+            match order[0] {
+                Slicing::Whole => seconds[0] / seconds[1],
+                Slicing::Sliced => seconds[1] / seconds[0],
             }
         })
         .collect();
