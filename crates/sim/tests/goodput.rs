@@ -43,7 +43,9 @@ fn score(fleet: &str, workload: &str, scheme: RoutingScheme) -> GoodputOutcome {
 /// The score of four workers with four places for adapters each, of which requests name `count`.
 fn adapted(count: u32, host_max: usize, scheme: RoutingScheme) -> GoodputScore {
     let policy = policy(500, 40);
-    let workload: SyntheticWorkload = "light-light,rate=24,seconds=60,seed=5".parse().unwrap();
+    let workload: SyntheticWorkload = "light-light,rate=24,seconds=60,seed=5"
+        .parse()
+        .expect("it is there");
     let arrivals = with_adapters(workload.arrivals(&policy), count, 5);
     let comparison = comparison("both=4,profile=h100-llama-3-8b", &policy);
     let adapters = AdapterFleet {
@@ -52,7 +54,7 @@ fn adapted(count: u32, host_max: usize, scheme: RoutingScheme) -> GoodputScore {
             loaded_max: 4,
             host_max,
         },
-        prices: comparison.fleet.profile.adapter_prices().unwrap(),
+        prices: (comparison.fleet.profile.adapter_prices()).expect("they were measured"),
     };
     let comparison = RoutingComparison {
         adapters: Some(adapters),
