@@ -34,6 +34,18 @@ fn adapter(name: &str) -> PathBuf {
     testdata("adapters").join(name)
 }
 
+/// Limits that the model of a test fits in.
+fn small_limits() -> EngineLimits {
+    EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        states_count: 0,
+        slots_count: 1,
+        step_tokens_max: 1,
+        windows_count: 0,
+    }
+}
+
 fn engine(
     dir: &Path,
     limits: EngineLimits,
@@ -325,15 +337,7 @@ fn the_digest_is_that_of_the_content() {
 #[test]
 fn an_adapter_that_changed_since_is_not_loaded() {
     let options = options(Precision::F32, Isa::detect(), 1);
-    let limits = EngineLimits {
-        block_tokens: 16,
-        blocks_count: 1,
-        states_count: 0,
-        slots_count: 1,
-        step_tokens_max: 1,
-        windows_count: 0,
-    };
-    let engine = engine(&testdata("llama3"), limits, &options).unwrap();
+    let engine = engine(&testdata("llama3"), small_limits(), &options).unwrap();
     let memory = engine.adapters().unwrap();
     let dir = copy("llama3-all");
     let facts = memory.open(dir.path()).unwrap();
