@@ -1,32 +1,46 @@
 #!/usr/bin/env python3
-"""Trains the demo checkpoint in assets/demo/ from the Rust documentation that rustup installs.
+"""Trains the demo checkpoint in assets/demo/: a Llama of 17.8 million parameters that fits in 12 MB by four bits.
 
-The demo lets `cleave serve` answer on a laptop without a download: a Llama of some five million parameters whose
-continuations read as English about Rust, and which answers a chat question with a paragraph and the end token. Its
-statements are not reliable.
+The demo lets `cleave serve` answer on a laptop without a download. It knows a narrow field, Rust and Cleave, and
+answers a question with a paragraph and the end token. Its statements are not reliable.
 
-Three steps, each of which reads files that the one before left in --work (outside the repository, a few hundred MB):
+Each step reads files that the one before left in --work (outside the repository, some hundred MB):
 
-    python scripts/models/train_demo.py prepare --work DIR    # HTML -> corpus.jsonl, tokenizer.json, *.npy
-    python scripts/models/train_demo.py train   --work DIR --minutes 60    # checkpoint.pt, rewritten every few minutes
-    python scripts/models/train_demo.py export  --work DIR [--out assets/demo]    # checkpoint -> a Hugging Face folder
-    python scripts/models/train_demo.py sample  [--out assets/demo]    # a few continuations, by transformers
+    P=scripts/models/train_demo.py
+    python $P prepare --work DIR --mirror MIRROR    # documentation -> tokenizer.json, *.npy; demo_pages.py names it
+    python $P train   --work DIR ...                # checkpoint.pt, with the optimisers' state, every few minutes
+    python $P export  --work DIR [--out assets/demo]    # checkpoint -> a Hugging Face folder of four bits
+    python $P check   --work DIR                    # transformers and compressed-tensors read the same weights
+    python $P ask     --work DIR --cleave BIN       # held-out losses and Cleave's answers -> docs/models.md
 
-An export is possible at any time while training runs. `train --resume` starts another, usually shorter and cooler,
-schedule from the weights in --work.
+MIRROR has clones of the books in demo_pages.py, named OWNER+NAME; without it these are left out.
 
-Data: the books and API pages under `$(rustc --print sysroot)/share/doc/rust/html` whose licence is MIT OR Apache-2.0
-(The Rust Programming Language, the Reference, Rust by Example, the Rustonomicon, the Edition Guide, the Cargo, rustc,
-rustdoc, Clippy and Unstable books, the error index, std). Left out: the Embedded Book, whose prose is CC-BY-SA-4.0;
-translations; redirects of old editions. Copyright lies with the Rust project's contributors.
+On a GPU, ten minutes from nothing (an epoch has some 3 million tokens; more than 24 of them teach little):
 
-The checkpoint carries the repository's licence (Apache-2.0), one of the two of its data.
+    python $P train --work DIR --device cuda --batch 32768 --micro 32768 --rate 4e-3 --minutes 10 --epochs-max 24
+
+On two cores, hours; a smaller shape learns faster at first, and the large one grows from it. The weights in assets/demo
+grew from testdata/trained, whose tokenizer they keep:
+
+    export OMP_WAIT_POLICY=PASSIVE    # threads that wait do not spin; with other work beside, twice as fast
+    python $P train --work SMALL --shape small --minutes 120 && python $P export --work SMALL --out SMALL/folder
+    python $P train --work DIR --grow-from SMALL/folder --rate 2.5e-3 --batch 4096 --minutes 240
+
+An export is possible at any time while training runs, and SIGTERM saves and ends it. `train` with the same --work goes
+on where a stopped run was: the schedule counts the minutes of all runs, so --minutes may be raised or lowered on the
+way. `--restart` begins the schedule anew from the weights in --work.
+
+Towards the end (--round-from) the products use weights rounded to four bits, and the exact ones learn from their
+gradients, so that the exported numbers lose next to nothing.
+
+Data and licences: the model card in assets/demo/README.md. The checkpoint carries the repository's licence, Apache-2.0.
 """
 
 import argparse
-import json
+import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,180 +50,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from torch import nn
 
-from demo_corpus import END_OF_TEXT, SEED, TURN_END, TURN_START, VOCAB, prepare
+from demo_corpus import PARTS, SEED, prepare
+from demo_model import SHAPES, Llama, grow, rounded
 
 ROOT = Path(__file__).resolve().parents[2]
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": VOCAB,
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "initializer_range": 0.02,
-    "torch_dtype": "bfloat16",
-}
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-MODEL_CARD = """\
----
-license: apache-2.0
-language: en
-library_name: transformers
-pipeline_tag: text-generation
-tags: [llama, demo]
----
-
-# Cleave demo
-
-A Llama of {parameters:.1f} million parameters that comes with Cleave, so that there is something to serve without a
-download. It continues English prose about Rust and answers a question with a paragraph and an end token. It is too small
-to be right: use it to see tokens flow, not to learn Rust.
-
-| | |
-|---|---|
-| Shape | {num_hidden_layers} layers, hidden {hidden_size}, {num_attention_heads} heads over {num_key_value_heads} KV heads of {head_dim}, MLP {intermediate_size}, tied embeddings |
-| Context | {max_position_embeddings} tokens |
-| Vocabulary | {vocab_size}, byte-level BPE trained on the same text |
-| Weights | bfloat16, {size:.1f} MB |
-| Chat | `<\|im_start\|>role`, newline, content, `<\|im_end\|>`; template in `tokenizer_config.json` |
-
-## Data
-
-The documentation of Rust as rustup installs it: The Rust Programming Language, the Reference, Rust by Example, the
-Rustonomicon, the Edition Guide, the Cargo, rustc, rustdoc, Clippy, Style and Unstable books, the error index, and the
-prose of std's pages. Copyright the Rust project's contributors, licensed MIT OR Apache-2.0. The Embedded Book is left
-out, its prose being CC-BY-SA-4.0. A third of the text is the same paragraphs once more, as answers to questions made
-from their headings, with a few greetings written for this purpose.
-
-## Training
-
-`scripts/models/train_demo.py`, plain PyTorch on one CPU core: {seen:.1f} million tokens ({epochs:.1f} epochs) in about an hour,
-Muon for the matrices and AdamW for the rest, cosine schedule, windows of 256 tokens and towards the end of 1024.
-Cross-entropy on held-out pages: {loss:.2f} nats a token.
-
-## Licence
-
-Apache-2.0, one of the two licences of the data.
-"""
-
-# === Model: a Llama whose parameters are named as transformers names them ===
-
-
-class Attention(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.heads, self.kv_heads, self.head_dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-        self.q_proj = nn.Linear(c["hidden_size"], self.heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(c["hidden_size"], self.kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(c["hidden_size"], self.kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, c["hidden_size"], bias=False)
-
-    def forward(self, x, cos, sin):  # x: (batch, time, hidden); cos, sin: (time, head_dim)
-        batch, time_, _ = x.shape
-        # One product serves all three projections: at this size a call costs as much as the work.
-        qkv = F.linear(x, torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)))
-        qkv = qkv.view(batch, time_, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        groups = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        # Attention is written out: with heads this small it is a third faster on a CPU than
-        # scaled_dot_product_attention.
-        q, k, v = (t.reshape(batch * self.heads, time_, self.head_dim) for t in (q, k, v))
-        causal = torch.full((1, time_, time_), -1e4, dtype=q.dtype).triu(1)
-        scores = torch.baddbmm(causal, q, k.transpose(1, 2), alpha=self.head_dim**-0.5)
-        y = torch.bmm(torch.softmax(scores, dim=-1), v).view(batch, self.heads, time_, self.head_dim)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, time_, -1))
-
-
-def rotate(x, cos, sin):
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
-
-
-class Mlp(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.gate_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=False)
-        self.up_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=False)
-        self.down_proj = nn.Linear(c["intermediate_size"], c["hidden_size"], bias=False)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Layer(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-        self.self_attn = Attention(c)
-        self.post_attention_layernorm = nn.RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-        self.mlp = Mlp(c)
-
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Body(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
-        self.norm = nn.RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-
-
-class Llama(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.model = Body(c)
-        half = torch.arange(0, c["head_dim"], 2).float() / c["head_dim"]
-        angles = torch.outer(torch.arange(c["max_position_embeddings"]).float(), c["rope_theta"] ** -half)
-        angles = torch.cat((angles, angles), dim=-1)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                # Products that add to the residual start small, so that its size does not grow with depth.
-                deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = 1.0 / math.sqrt(2 * c["num_hidden_layers"]) if deep else 1.0
-                nn.init.normal_(parameter, std=scale * (0.02 if "embed" in name else parameter.shape[1] ** -0.5))
-
-    def forward(self, ids, targets):  # both (batch, time)
-        x = self.model.embed_tokens(ids)
-        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype
-        cos, sin = (table[: ids.shape[1]].to(dtype) for table in (self.cos, self.sin))
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        logits = F.linear(self.model.norm(x), self.model.embed_tokens.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
-# === Training ===
+HELD_TOKENS = 65536
 
 
 def windows(tokens: np.ndarray, end: int, length: int, rng: np.random.Generator):
@@ -221,6 +67,23 @@ def windows(tokens: np.ndarray, end: int, length: int, rng: np.random.Generator)
             yield flat[start : start + length + 1]
 
 
+class Mixture:
+    """Windows of the corpus's parts, by shares that may change, of a length that may change."""
+
+    def __init__(self, work: Path, end: int, seed: list[int]):
+        self.parts = [np.load(work / f"{name}.npy") for name in PARTS]
+        self.tokens = sum(map(len, self.parts))
+        self.end, self.rng = end, np.random.default_rng(seed)
+        self.length, self.sources = 0, []
+
+    def batch(self, count: int, length: int, shares: list[float]) -> torch.Tensor:
+        if length != self.length:
+            self.length = length
+            self.sources = [windows(part, self.end, length, self.rng) for part in self.parts]
+        chosen = self.rng.choice(len(self.sources), size=count, p=np.array(shares) / sum(shares))
+        return torch.from_numpy(np.stack([next(self.sources[part]) for part in chosen]))
+
+
 def schedule(progress: float) -> float:
     """Returns the share of the full rate: a short warm-up, then a cosine down to a twentieth."""
     if progress < 0.02:
@@ -229,173 +92,171 @@ def schedule(progress: float) -> float:
 
 
 @torch.no_grad()
-def held_loss(model, tokens: np.ndarray, length: int) -> float:
-    count = min((len(tokens) - 1) // length, 32768 // length)
-    ids = torch.from_numpy(tokens[: count * length + 1].astype(np.int64))
+def held_loss(model, tokens: np.ndarray, args, length: int = 256) -> float:
+    """Returns nats per token of held-out text, in windows of their own."""
+    length = min(length, len(tokens) - 1)
+    count = min((len(tokens) - 1) // length, HELD_TOKENS // length)
+    ids = torch.from_numpy(tokens[: count * length + 1].astype(np.int64)).to(args.device)
     inputs, targets = ids[:-1].view(count, length), ids[1:].view(count, length)
-    return float(torch.stack([model(x[None], y[None]) for x, y in zip(inputs, targets)]).mean())
+    total = 0.0
+    for at in range(0, count, 8):
+        part = slice(at, at + 8)
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.bf16):
+            total += float(model(inputs[part], targets[part])) * len(inputs[part])
+    return total / count
+
+
+class Training:
+    """A model, its optimisers and how far they are; the file checkpoint.pt holds all of it."""
+
+    def __init__(self, args):
+        self.args, self.path = args, args.work / "checkpoint.pt"
+        self.model = Llama(SHAPES[args.shape]).to(args.device)
+        self.seen, self.step, self.minutes = 0, 0, 0.0
+        state = torch.load(self.path, map_location=args.device, weights_only=True) if self.path.exists() else None
+        if state:
+            self.model.load_state_dict(state["weights"])
+            self.seen, self.step = state["seen"], state["step"]
+        elif args.grow_from:
+            grow(self.model, args.grow_from)
+        matrices = [parameter for _, parameter in self.model.projections()]
+        others = [p for n, p in self.model.named_parameters() if p.dim() != 2 or "embed" in n]
+        # The orthogonalised update learns about as much from one token as AdamW from two, and tokens are scarce here.
+        self.optimizers = [
+            torch.optim.Muon(matrices, lr=args.rate, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        if state and not args.restart:
+            self.minutes = state["minutes"]
+            for optimizer, saved in zip(self.optimizers, state["optimizers"]):
+                optimizer.load_state_dict(saved)
+
+    def learn(self, batches: list[torch.Tensor], rounding: bool, rate: float) -> float:
+        loss_sum = 0.0
+        with rounded(self.model) if rounding else contextlib.nullcontext():
+            for batch in batches:
+                batch = batch.to(self.args.device)
+                with torch.autocast(self.args.device, torch.bfloat16, enabled=self.args.bf16):
+                    loss = self.model(batch[:, :-1], batch[:, 1:]) / len(batches)
+                loss.backward()
+                loss_sum += loss.detach()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.seen += sum(batch[:, 1:].numel() for batch in batches)
+        return float(loss_sum)
+
+    def save(self, held: dict[str, np.ndarray], tokens: int) -> None:
+        exact = {name: held_loss(self.model, part, self.args) for name, part in held.items()}
+        with rounded(self.model):
+            four = {name: held_loss(self.model, part, self.args) for name, part in held.items()}
+        shown = ", ".join(f"{name} {exact[name]:.3f} ({four[name]:.3f} in four bits)" for name in held)
+        print(f"step {self.step}: held-out {shown}", flush=True)
+        state = {
+            "weights": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "shape": self.args.shape,
+            "seen": self.seen,
+            "step": self.step,
+            "minutes": self.minutes,
+            "epochs": self.seen / tokens,
+            "loss": exact,
+            "loss_rounded": four,
+        }
+        # The file is written aside and renamed, so that an export at the same time finds a whole one.
+        torch.save(state, self.path.with_suffix(".tmp"))
+        os.replace(self.path.with_suffix(".tmp"), self.path)
 
 
 def train(args) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(SEED)
-    tokens, held = np.load(args.work / "train.npy"), np.load(args.work / "held.npy")
+    from tokenizers import Tokenizer
+
+    from demo_corpus import END_OF_TEXT
+
+    (args.work / "train.pid").write_text(f"{os.getpid()}\n")
+    training = Training(args)
     end = Tokenizer.from_file(str(args.work / "tokenizer.json")).token_to_id(END_OF_TEXT)
-    model = Llama(CONFIG)
-    seen = step = 0
-    if args.resume:
-        state = torch.load(args.work / "checkpoint.pt", weights_only=True)
-        model.load_state_dict(state["weights"])
-        seen = state["seen"]
-    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(tokens)} tokens an epoch", flush=True)
-    # The orthogonalised update learns about as much from one token as AdamW from two, and tokens are scarce here.
-    optimizers = [
-        torch.optim.Muon(matrices, lr=args.rate, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    # A resumed run reads the documents in another order.
-    rng = np.random.default_rng([SEED, seen])
-    length, source = args.window, windows(tokens, end, args.window, rng)
+    # A run that goes on reads the documents in another order.
+    mixture = Mixture(args.work, end, [SEED, training.seen])
+    held = {path.stem[5:]: np.load(path) for path in sorted(args.work.glob("held-*.npy"))}
+    size = sum(p.numel() for p in training.model.parameters())
+    print(f"{size} parameters, {mixture.tokens} tokens an epoch, {training.minutes:.0f} minutes so far", flush=True)
     started = saved = time.monotonic()
-    seen_before, running = seen, None
-    while True:
-        progress = (time.monotonic() - started) / (60.0 * args.minutes)
-        if progress >= 1.0 or (args.steps and step >= args.steps):
+    minutes_before, seen_before, steps_before, running = training.minutes, training.seen, training.step, None
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    while not stopped:
+        training.minutes = minutes_before + (time.monotonic() - started) / 60.0
+        epochs = training.seen / mixture.tokens
+        progress = max(training.minutes / args.minutes, epochs / args.epochs_max)
+        if progress >= 1.0 or (args.steps and training.step - steps_before >= args.steps):
             break
-        if progress > args.long_from and length != args.window_long:
-            # The last part of a run has long windows, which teach the positions that short ones never reach.
-            length, source = args.window_long, windows(tokens, end, args.window_long, rng)
-        loss_sum = 0.0
+        # The last part of a run has long windows, which teach the positions that short ones never reach.
+        length = args.window_long if progress > args.long_from else args.window
+        shares = args.shares_last if progress > args.last_from else args.shares
         micro = max(args.micro // length, 1)
         parts = max(args.batch // (micro * length), 1)
-        for _ in range(parts):
-            batch = torch.from_numpy(np.stack([next(source) for _ in range(micro)]))
-            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-                loss = model(batch[:, :-1], batch[:, 1:])
-            (loss / parts).backward()
-            loss_sum += loss.item() / parts
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = args.rate * schedule(progress)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        step, seen = step + 1, seen + parts * micro * length
-        running = loss_sum if running is None else 0.95 * running + 0.05 * loss_sum
-        elapsed = time.monotonic() - started
-        if step <= 3 or step % 20 == 0:
-            epochs, speed = seen / len(tokens), (seen - seen_before) / elapsed
-            print(f"step {step} {elapsed:.0f}s {epochs:.2f} epochs loss {running:.3f} {speed:.0f} tok/s", flush=True)
+        batches = [mixture.batch(micro, length, shares) for _ in range(parts)]
+        rounding = progress > args.round_from
+        loss = training.learn(batches, rounding, args.rate * schedule(progress))
+        running = loss if running is None else 0.95 * running + 0.05 * loss
+        if training.step - steps_before <= 3 or training.step % 20 == 0:
+            speed = (training.seen - seen_before) / (time.monotonic() - started)
+            shown = f"{training.minutes:.1f} min {epochs:.2f} epochs loss {running:.3f} {speed:.0f} tok/s"
+            print(f"step {training.step} {shown}", flush=True)
         if time.monotonic() - saved > 60.0 * args.save_minutes:
-            save(model, args, held, seen, step)
+            training.save(held, mixture.tokens)
             saved = time.monotonic()
-    save(model, args, held, seen, step)
-
-
-def save(model, args, held: np.ndarray, seen: int, step: int) -> None:
-    loss = held_loss(model, held, 256)
-    print(f"step {step}: held-out loss {loss:.3f}", flush=True)
-    state = {"weights": model.state_dict(), "loss": loss, "seen": seen}
-    # The file is written aside and renamed, so that an export at the same time finds a whole one.
-    torch.save(state, args.work / "checkpoint.tmp")
-    os.replace(args.work / "checkpoint.tmp", args.work / "checkpoint.pt")
-
-
-# === Export ===
-
-
-def export(work: Path, out: Path) -> None:
-    state = torch.load(work / "checkpoint.pt", weights_only=True)
-    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    end, start, stop = (tokenizer.token_to_id(t) for t in (END_OF_TEXT, TURN_START, TURN_END))
-    out.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state["weights"].items()}
-    save_file(weights, out / "model.safetensors", {"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)
-    tokenizer.save(str(out / "tokenizer.json"))
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": None,
-        "eos_token": TURN_END,
-        "pad_token": END_OF_TEXT,
-        "model_max_length": CONFIG["max_position_embeddings"],
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    generation = {"eos_token_id": [stop, end], "pad_token_id": end, "do_sample": True, "temperature": 0.7, "top_p": 0.9}
-    files = {
-        "config.json": CONFIG | {"bos_token_id": None, "eos_token_id": [stop, end], "pad_token_id": end},
-        "generation_config.json": generation,
-        "tokenizer_config.json": tokenizer_config,
-    }
-    for name, value in files.items():
-        (out / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    card = MODEL_CARD.format(
-        parameters=sum(tensor.numel() for tensor in weights.values()) / 1e6,
-        size=(out / "model.safetensors").stat().st_size / 1e6,
-        seen=state["seen"] / 1e6,
-        epochs=state["seen"] / len(np.load(work / "train.npy")),
-        loss=state["loss"],
-        **CONFIG,
-    )
-    (out / "README.md").write_text(card, encoding="utf-8")
-    total = sum(file.stat().st_size for file in out.iterdir())
-    print(f"{out}: {total / 1e6:.1f} MB, after {state['seen']} tokens, held-out loss {state['loss']:.3f}")
-
-
-def sample(out: Path, prompts: list[str], temperature: float) -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
-    torch.manual_seed(SEED)
-    asked = ["What is ownership?", "Tell me about traits.", "Hello!", "What does `Vec::push` do?"]
-    chat = lambda text: tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
-    defaults = ["Ownership is", "The borrow checker", "To build a package, run", "A trait is", "When a thread panics,"]
-    for prompt in prompts or defaults + [chat(text) for text in asked]:
-        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
-        drawn = {"do_sample": True, "temperature": temperature, "top_p": 0.9} if temperature > 0 else {"do_sample": False}
-        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=80, **drawn)
-        print(f"--- {prompt!r}\n{tokenizer.decode(made[0, ids.shape[1]:])}")
+    training.save(held, mixture.tokens)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains the demo checkpoint in assets/demo/.")
-    parser.add_argument("step", choices=["prepare", "train", "export", "sample"])
-    parser.add_argument("--work", type=Path, help="folder outside the repository for what is in between")
+    parser.add_argument("step", choices=["prepare", "train", "export", "check", "ask"])
+    parser.add_argument("--work", type=Path, required=True, help="folder outside the repository for what is in between")
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "demo")
-    parser.add_argument("--html", type=Path, help="the documentation; default: that of the rustc in PATH")
-    parser.add_argument("--minutes", type=float, default=60.0, help="wall-clock time to train for")
-    parser.add_argument("--resume", action="store_true", help="start from the weights in --work")
+    parser.add_argument("--html", type=Path, help="prepare: Rust's documentation; default: that of the rustc in PATH")
+    parser.add_argument("--mirror", type=Path, help="prepare: folder with clones OWNER+NAME of the other sources")
+    parser.add_argument("--tokenizer", type=Path, help="prepare: keep this tokenizer.json, as --grow-from needs")
+    parser.add_argument("--shape", choices=list(SHAPES), default="demo")
+    parser.add_argument("--grow-from", type=Path, help="train: a smaller checkpoint of floats to begin with")
+    parser.add_argument("--restart", action="store_true", help="train: begin the schedule anew from these weights")
+    parser.add_argument("--minutes", type=float, default=60.0, help="wall-clock time of all runs together")
+    parser.add_argument("--epochs-max", type=float, default=24.0, help="ends the schedule earlier on a fast device")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps, to measure speed")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="autocast; faster with AVX-512 BF16")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="autocast")
     parser.add_argument("--rate", type=float, default=5e-3, help="peak learning rate")
     parser.add_argument("--batch", type=int, default=6144, help="tokens a step")
-    parser.add_argument("--micro", type=int, default=1024, help="tokens a forward pass")
+    parser.add_argument("--micro", type=int, default=2048, help="tokens a forward pass")
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--window-long", type=int, default=1024)
     parser.add_argument("--long-from", type=float, default=0.88, help="share of the time after which windows are long")
+    shares = {"type": float, "nargs": len(PARTS), "metavar": tuple(name.upper() for name in PARTS)}
+    parser.add_argument("--shares", **shares, default=[0.5, 0.2, 0.3], help="of the corpus's parts among the windows")
+    parser.add_argument("--shares-last", **shares, default=[0.3, 0.15, 0.55], help="the same towards the end")
+    parser.add_argument("--last-from", type=float, default=0.5, help="share of the time after which --shares-last hold")
+    parser.add_argument("--round-from", type=float, default=0.7, help="share of the time after which weights are rounded")
     parser.add_argument("--save-minutes", type=float, default=4.0)
-    parser.add_argument("--prompt", action="append", default=[], help="for sample; may be repeated")
-    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--machine", default="two CPU cores", help="export: what trained it, for the model card")
+    parser.add_argument("--cleave", type=Path, help="ask: the binary")
     args = parser.parse_args()
-    if args.step != "sample" and args.work is None:
-        parser.error("--work is needed")
     if args.step == "prepare":
         sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
-        prepare(args.work, args.html or Path(sysroot) / "share/doc/rust/html")
+        html = args.html or Path(sysroot) / "share/doc/rust/html"
+        prepare(args.work, html, args.mirror, args.tokenizer)
     elif args.step == "train":
         train(args)
-    elif args.step == "export":
-        export(args.work, args.out)
     else:
-        sample(args.out, args.prompt, args.temperature)
+        import demo_export
+
+        getattr(demo_export, args.step)(args)
     return 0
 
 

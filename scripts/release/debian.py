@@ -18,6 +18,11 @@ if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
   systemctl stop cleave.service cleave-router.service 'cleave-worker@*.service' || true
 fi
 """
+# A service with a user of its own has its cache below `private`, and a link to it.
+CLEAN = """if [ "$1" = purge ]; then
+  rm -rf "${DPKG_ROOT:-}/var/cache/cleave" "${DPKG_ROOT:-}/var/cache/private/cleave"
+fi
+"""
 
 
 def package(target: str, version: str, files: list[Entry], configuration: list[Entry]) -> tuple[str, bytes]:
@@ -49,7 +54,7 @@ def package(target: str, version: str, files: list[Entry], configuration: list[E
         Entry("./conffiles", "".join(f"/{entry.name}\n" for entry in configuration).encode()),
         Entry("./postinst", RELOAD.encode(), 0o755),
         Entry("./prerm", STOP.encode(), 0o755),
-        Entry("./postrm", RELOAD.encode(), 0o755),
+        Entry("./postrm", (RELOAD + CLEAN).encode(), 0o755),
     ]
     data = tar([Entry(f"./{entry.name}", entry.data, entry.mode) for entry in every])
     archive = [

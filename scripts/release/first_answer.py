@@ -51,7 +51,7 @@ def ask(root: str, program: str, named: list[str], variables: dict[str, str]) ->
         line = server.stdout.readline()
         assert line.startswith("listening on "), "the server did not start"
         port = int(line.rsplit(":", 1)[1])
-        body = json.dumps({"prompt": "A vector is", "max_tokens": 8})
+        body = json.dumps({"prompt": "A vector is", "max_tokens": 8, "ignore_eos": True})
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()

@@ -13,7 +13,7 @@ mod reader;
 mod tests;
 mod writer;
 
-use crate::pack::{ColumnScales, RowOrder, StackForm};
+use crate::pack::{RowOrder, StackForm};
 use cleave_checkpoint::StoredMatrix;
 use cleave_cpu_kernels::memory::WeightWords;
 pub(crate) use place::PackedLocation;
@@ -29,8 +29,8 @@ pub(crate) struct PackedStack {
     pub(crate) stack_form: StackForm,
     /// Packed words, as in [`crate::pack::CpuMatrix::words`].
     pub(crate) words: WeightWords,
-    /// Scales and offsets, for eight bits without groups.
-    pub(crate) column_scales: Option<ColumnScales>,
+    /// As [`crate::pack::CpuMatrix::column_scales`].
+    pub(crate) column_scales: Option<Vec<f32>>,
 }
 
 /// Identity of a stack of tensors.

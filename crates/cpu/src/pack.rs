@@ -24,7 +24,7 @@ use cleave_engine::ops::{
     supports_decoder,
 };
 use parking_lot::Mutex;
-pub(crate) use quantized::{ColumnScales, PER_STEP, StackForm, groups_of};
+pub(crate) use quantized::{PER_STEP, StackForm, groups_of};
 pub(crate) use row_order::RowOrder;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ pub use table::CpuTable;
 
 /// Version of everything that decides the packed words: the formats' layouts, rounding, and the
 /// order of rows in panels. Raise it with any change, because names of cached files contain it.
-pub(crate) const LAYOUT: u64 = 3;
+pub(crate) const LAYOUT: u64 = 4;
 
 /// Limit of a checkpoint file's bytes in this process's memory while a matrix is packed, counted as
 /// if elements were f32.
@@ -59,8 +59,8 @@ pub struct CpuWeightLoader {
 #[derive(Debug)]
 pub struct CpuMatrix {
     pub(crate) form: StackForm,
-    /// Scales of columns, in forms that have them.
-    pub(crate) column_scales: Option<ColumnScales>,
+    /// Scale of each column, `(panels × PANEL)`, in forms that have them.
+    pub(crate) column_scales: Option<Vec<f32>>,
     /// Columns of the result: rows of the stored tensors, or half of them if gated.
     pub(crate) columns: usize,
     /// Whether half of each panel is a gate, see
@@ -203,7 +203,7 @@ impl CpuWeightLoader {
         } = match self.with_cache(|cache| cache.take_stack(&key)) {
             Some(packed) => packed,
             None => {
-                let packed = self.pack(stack_form(), stack, order, slices)?;
+                let packed = self.pack(stack_form(), stack, order)?;
                 self.with_cache(|cache| {
                     cache.keep_stack(&key, &packed);
                     None::<()>
@@ -248,7 +248,6 @@ impl CpuWeightLoader {
         form: StackForm,
         stack: &[StoredMatrix],
         order: RowOrder,
-        slices: &InnerSlices,
     ) -> Result<PackedStack, EngineError> {
         let width = stack.first().map_or(0, StoredMatrix::columns);
         assert!(stack.iter().all(|tensor| tensor.columns() == width));
@@ -267,14 +266,14 @@ impl CpuWeightLoader {
         let (steps, size) = (form.steps(width), form.panel_words(width));
         let mut words = self.pages.lock().zeroed(panels * size)?;
         affinity::interleave_pages(bytes_of_mut(&mut words), &self.nodes);
-        let ends: Vec<usize> = slices.ends().collect();
-        let mut of_columns = ColumnScales::of_form(form, panels * PANEL, slices.count());
+        let mut column_scales =
+            (form.column_words() > 0).then(|| vec![0.0; form.column_words() * panels * PANEL]);
         let sources: Vec<ColumnSource<'_>> = order
             .row_of_column(rows.len())
             .map(|place| place.map(|place| rows[place]))
             .collect();
         let parts = SliceParts::new(&mut words);
-        let of_parts = of_columns.as_mut().map(ColumnScales::parts);
+        let scales_parts = column_scales.as_mut().map(|scales| SliceParts::new(scales));
         let next = AtomicUsize::new(0);
         let panels_held =
             (SOURCE_BYTES_RESIDENT_MAX / (PANEL * width * size_of::<f32>()).max(1)).max(1);
@@ -292,15 +291,15 @@ impl CpuWeightLoader {
                         // SAFETY: only one thread takes a panel.
                         let to = unsafe { parts.part(panel * size..(panel + 1) * size) };
                         // SAFETY: as above.
-                        let of_panel = of_parts
+                        let scales = scales_parts
                             .as_ref()
                             .map(|parts| unsafe { parts.part(first..first + PANEL) });
-                        match (form, of_panel) {
+                        match (form, scales) {
                             (StackForm::F32, _) => packer.pack_dense(Precision::F32, sources, to),
                             (StackForm::Bf16, _) => packer.pack_dense(Precision::Bf16, sources, to),
                             (StackForm::F16, _) => packer.pack_halves(sources, to),
-                            (StackForm::Int8, Some(of_panel)) => {
-                                packer.pack_bytes(sources, to, of_panel, &ends);
+                            (StackForm::Int8, Some(scales)) => {
+                                packer.pack_bytes(sources, to, scales);
                             }
                             (StackForm::Int8, None) => unreachable!("eight bits come with scales"),
                             (StackForm::Groups(units), factors) => {
@@ -319,7 +318,7 @@ impl CpuWeightLoader {
         Ok(PackedStack {
             stack_form: form,
             words: WeightWords::Owned(words),
-            column_scales: of_columns,
+            column_scales,
         })
     }
 }
@@ -337,11 +336,10 @@ struct SourceRow<'a> {
 type ColumnSource<'a> = Option<SourceRow<'a>>;
 
 /// Bytes that a step reads of a packed stack.
-fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
+fn packed_bytes(stack_form: StackForm, stack: &[StoredMatrix]) -> u64 {
     let width = stack.first().map_or(0, StoredMatrix::columns);
     let columns: usize = stack.iter().map(StoredMatrix::rows).sum();
-    let panel_words =
-        stack_form.panel_words(width) + PANEL * stack_form.column_words(slices.count());
+    let panel_words = stack_form.panel_words(width) + PANEL * stack_form.column_words();
     (columns.div_ceil(PANEL) * panel_words * size_of::<u32>()) as u64
 }
 
@@ -520,12 +518,12 @@ impl WeightLoader for CpuWeightLoader {
     }
 
     fn matrix_bytes(&self, stack: &[StoredMatrix], slices: &InnerSlices) -> u64 {
-        packed_bytes(self.stack_form(stack, slices), stack, slices)
+        packed_bytes(self.stack_form(stack, slices), stack)
     }
 
     fn head_bytes(&self, head: &StoredTensor) -> u64 {
         let (stack, slices) = ([head.clone().into()], InnerSlices::whole(head.columns()));
-        packed_bytes(self.head_form(&stack, &slices), &stack, &slices)
+        packed_bytes(self.head_form(&stack, &slices), &stack)
     }
 
     fn sliced_matrix(

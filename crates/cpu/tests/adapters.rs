@@ -34,6 +34,18 @@ fn adapter(name: &str) -> PathBuf {
     testdata("adapters").join(name)
 }
 
+/// Limits that the model of a test fits in.
+fn small_limits() -> EngineLimits {
+    EngineLimits {
+        block_tokens: 16,
+        blocks_count: 1,
+        states_count: 0,
+        slots_count: 1,
+        step_tokens_max: 1,
+        windows_count: 0,
+    }
+}
+
 fn engine(
     dir: &Path,
     limits: EngineLimits,
@@ -319,18 +331,6 @@ fn the_digest_is_that_of_the_content() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
     assert_ne!(open(written.path()), original, "one bit");
-}
-
-/// The limits of an engine that runs no step here.
-fn small_limits() -> EngineLimits {
-    EngineLimits {
-        block_tokens: 16,
-        blocks_count: 1,
-        states_count: 0,
-        slots_count: 1,
-        step_tokens_max: 1,
-        windows_count: 0,
-    }
 }
 
 /// A file that is written to after it was opened is another adapter.

@@ -464,7 +464,7 @@ fn packed_weights_take_little_more_than_their_file() {
         (QuantizedLayout::Awq, 128, 1.03),
         (QuantizedLayout::Gptq, 128, 0.98),
         (QuantizedLayout::Gptq8, 32, 1.01),
-        (QuantizedLayout::Int8, 1, 1.05),
+        (QuantizedLayout::Int8, 1, 1.01),
         // Float 8 is bf16 on a processor.
         (QuantizedLayout::Fp8, 1, 1.95),
         (QuantizedLayout::Mxfp8, 32, 1.95),

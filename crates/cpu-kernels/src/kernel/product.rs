@@ -46,7 +46,8 @@ const LEFT_BYTES_MAX: usize = 384 << 10;
 const ROWS_PER_PASS: usize = 512;
 /// Rows per pass of a product with several slices: sums of slices must fit there, too.
 const ROWS_PER_SLICED_PASS: usize = 256;
-/// Prefetch distance in cache lines of a single tile, which streams every panel once.
+/// Prefetch distance in cache lines of a single tile that is at least half full: it streams every
+/// panel once.
 const PREFETCH_LINES_AHEAD: usize = 64;
 
 /// A format of packed weights.
@@ -65,10 +66,16 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
         steps * PANEL
     }
 
-    /// Initial sums of a slice, of sixteen columns from `column` on.
+    /// Initial sums of a slice of R rows from `row` on, the same for all columns; zero unless the
+    /// format is a chain.
     #[inline(always)]
-    fn start(s: S, _: &PackedProduct<'_>, _slice: usize, _column: usize) -> S::V {
-        s.splat(0.0)
+    fn starts<const R: usize>(
+        s: S,
+        _: &PackedProduct<'_>,
+        _slice: usize,
+        _row: usize,
+    ) -> [S::V; R] {
+        [s.splat(0.0); R]
     }
 
     /// Prepares a block of a panel for [`WeightForm::add`], possibly unpacked into `spread`. Only
@@ -79,7 +86,7 @@ pub trait WeightForm<S: Simd>: Copy + 'static {
     }
 
     /// Adds one block to the sums of R rows and 16·C columns. For the first block of a slice of a
-    /// chain, sums are not loaded but start from [`WeightForm::start`].
+    /// chain, sums are not loaded but start from [`WeightForm::starts`].
     ///
     /// # Safety
     /// The sides hold what [`BlockSides`] describes; this task owns 16·C words at each of R rows of
@@ -166,9 +173,15 @@ impl PrefetchAhead {
         }
     }
 
-    /// Prefetches this step's part.
+    /// Prefetches this step's part in a tile of R rows.
     #[inline(always)]
-    pub fn prefetch_step<S: Simd>(self, s: S, step: usize) {
+    pub fn prefetch_step<S: Simd, const R: usize>(self, s: S, step: usize) {
+        // A tile of fewer than half the rows is the only one. Its panels stream from memory, where
+        // the processor's own prefetch is as fast: reckoning addresses took more time than they
+        // saved, with small pages and with large ones (Zen 4).
+        if const { 2 * R < S::ROWS } {
+            return;
+        }
         let turn = step >> self.steps_between_log2;
         if turn << self.steps_between_log2 == step {
             let address = self.start.wrapping_add(turn * self.lines * LANES);
@@ -198,7 +211,7 @@ pub struct PackedProduct<'a> {
     pub addends: Option<RowAddends<'a>>,
     /// Bias of each column, `(panels × PANEL)`.
     pub bias: Option<&'a [f32]>,
-    /// Scales and offsets of integer weights.
+    /// Scales of integer weights.
     pub integer: IntegerWeights<'a>,
     /// Packed rows, laid out as [`left::LeftSide::words`].
     pub left: &'a [u32],
@@ -220,15 +233,12 @@ pub struct RowAddends<'a> {
     pub is_adapted: &'a [bool],
 }
 
-/// Scales and offsets of integer weights.
+/// Scales of integer weights.
 #[derive(Clone, Copy, Default)]
 pub struct IntegerWeights<'a> {
     /// Scale of each column, `(panels × PANEL)`, for eight bits without groups, and for groups with
     /// scales in e4m3.
     pub scales: &'a [f32],
-    /// −128 × the sum of each column's codes in a slice, `(slices, panels × PANEL)`, for eight bits
-    /// without groups; it offsets rows stored plus 128.
-    pub starts: &'a [u32],
     pub units: GroupLayout,
 }
 
@@ -351,10 +361,10 @@ impl PanelWalk<'_, '_> {
                         vector: 0,
                         prefetch: ahead.of_tile(tile - tiles.start),
                     };
-                    // Chains start from `F::start` in registers; other formats add to sums in
-                    // memory, which must be initialised.
+                    // Chains start from `F::starts` in registers; other formats add to sums in
+                    // memory, which must be zero.
                     if at.begins_slice && !F::IS_CHAIN {
-                        start_sums::<S, F>(s, product, at.slice, panel, panel_sums);
+                        clear_sums(s, panel_sums);
                     }
                     let from = panel_sums.as_mut_ptr();
                     // Final sums of all tiles go to the same pages, which stay in the L1 cache.
@@ -480,22 +490,11 @@ unsafe fn add_block<S: Simd, F: WeightForm<S>, const R: usize>(
     }
 }
 
-/// Initialises a tile's sums before a slice's first block.
+/// Clears a tile's sums before a slice's first block.
 #[inline(always)]
-fn start_sums<S: Simd, F: WeightForm<S>>(
-    s: S,
-    product: &PackedProduct<'_>,
-    slice: usize,
-    panel: usize,
-    sums: &mut [f32],
-) {
-    let starts = [
-        F::start(s, product, slice, panel * PANEL),
-        F::start(s, product, slice, panel * PANEL + LANES),
-    ];
-    for row in sums.as_chunks_mut::<LANES>().0.chunks_exact_mut(2) {
-        s.store(starts[0], &mut row[0]);
-        s.store(starts[1], &mut row[1]);
+fn clear_sums<S: Simd>(s: S, sums: &mut [f32]) {
+    for vector in sums.as_chunks_mut::<LANES>().0 {
+        s.store(s.splat(0.0), vector);
     }
 }
 
@@ -525,12 +524,9 @@ unsafe fn load_sums<S: Simd, F: WeightForm<S>, const R: usize, const C: usize>(
 ) -> [[S::V; C]; R] {
     let mut sums = [[s.splat(0.0); C]; R];
     if sides.begins_slice {
-        for c in 0..C {
-            let column = sides.column + (sides.vector + c) * LANES;
-            let start = F::start(s, product, sides.slice, column);
-            for row in &mut sums {
-                row[c] = start;
-            }
+        let starts = F::starts::<R>(s, product, sides.slice, sides.row);
+        for r in 0..R {
+            sums[r] = [starts[r]; C];
         }
         return sums;
     }

@@ -17,10 +17,10 @@ use std::arch::x86_64::{
     _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16,
     _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32,
     _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
-    _mm256_round_ps, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_ps,
-    _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setr_ps, _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32,
     _mm256_srai_epi16, _mm256_srai_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps,
-    _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm256_xor_si256,
 };
 
 /// AVX2, FMA and F16C, and perhaps AVX-VNNI.
@@ -282,15 +282,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
 impl<const VNNI: bool> IntegerSimd for Avx2<VNNI> {
     const LEFT: LeftBytes = if VNNI {
-        LeftBytes::Plus128
+        LeftBytes::Signed
     } else {
         LeftBytes::Widened16
     };
+    const BYTE_OFFSET: u32 = if VNNI { 128 } else { 0 };
 
     #[inline(always)]
     fn byte_phase(self, right: V, phase: usize) -> V {
         match (VNNI, phase) {
-            (true, _) => right,
+            (true, _) => both!(flip_signs, right),
             (false, 0) => both!(odd_bytes, right),
             (false, _) => both!(even_bytes, right),
         }
@@ -299,7 +300,7 @@ impl<const VNNI: bool> IntegerSimd for Avx2<VNNI> {
     #[inline(always)]
     fn byte_dot(self, acc: V, left: V, right: V) -> V {
         if VNNI {
-            both!(dot_vnni, acc, left, right)
+            both!(dot_vnni, acc, right, left)
         } else {
             both!(dot_halves, acc, left, right)
         }
@@ -385,6 +386,19 @@ unsafe fn code_pairs(x: *const u8) -> __m256 {
         let high = _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(both));
         let low = _mm256_srli_epi32::<16>(low);
         _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_castps_si256(high)))
+    }
+}
+
+/// Adds 128 to signed bytes.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn flip_signs(x: __m256) -> __m256 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let flipped = _mm256_xor_si256(_mm256_castps_si256(x), _mm256_set1_epi8(-128));
+        _mm256_castsi256_ps(flipped)
     }
 }
 

@@ -22,7 +22,7 @@ use std::arch::x86_64::{
     _mm512_shuffle_epi8, _mm512_shuffle_epi32, _mm512_shuffle_i32x4, _mm512_slli_epi16,
     _mm512_slli_epi32, _mm512_srai_epi16, _mm512_srai_epi32, _mm512_srli_epi16, _mm512_srli_epi32,
     _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps, _mm512_unpackhi_epi32,
-    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
 /// AVX-512 F, BW, DQ, VL, and perhaps VNNI.
@@ -348,19 +348,21 @@ impl Simd for Avx512Bf16 {
 
 impl<const VNNI: bool> IntegerSimd for Avx512<VNNI> {
     const LEFT: LeftBytes = if VNNI {
-        LeftBytes::Plus128
+        LeftBytes::Signed
     } else {
         LeftBytes::Widened16
     };
+    const BYTE_OFFSET: u32 = if VNNI { 128 } else { 0 };
 
     #[inline(always)]
     fn byte_phase(self, right: __m512, phase: usize) -> __m512 {
-        if VNNI {
-            return right;
-        }
         // SAFETY: `self` proves the instructions.
         unsafe {
             let bytes = _mm512_castps_si512(right);
+            if VNNI {
+                let flipped = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+                return _mm512_castsi512_ps(flipped);
+            }
             let even = match phase {
                 0 => bytes,
                 _ => _mm512_slli_epi16::<8>(bytes),
@@ -379,7 +381,7 @@ impl<const VNNI: bool> IntegerSimd for Avx512<VNNI> {
                 _mm512_castps_si512(right),
             );
             _mm512_castsi512_ps(if VNNI {
-                _mm512_dpbusd_epi32(acc, left, right)
+                _mm512_dpbusd_epi32(acc, right, left)
             } else {
                 _mm512_add_epi32(acc, _mm512_madd_epi16(left, right))
             })

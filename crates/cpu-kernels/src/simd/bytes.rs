@@ -9,11 +9,8 @@ use super::{LANES, Simd};
 
 /// Format of a row's bytes for [`IntegerSimd::byte_dot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // two of the forms are for its instructions
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // one of the forms is for its instructions
 pub enum LeftBytes {
-    /// Each byte plus 128, because the instruction takes them unsigned; sums start lower by 128 ×
-    /// the column's sum.
-    Plus128,
     /// The signed bytes themselves, unchanged.
     Signed,
     /// Two words of two 16-bit integers each: the odd bytes first, then the even ones.
@@ -24,7 +21,7 @@ impl LeftBytes {
     /// Words per four bytes.
     pub const fn phases(self) -> usize {
         match self {
-            Self::Plus128 | Self::Signed => 1,
+            Self::Signed => 1,
             Self::Widened16 => 2,
         }
     }
@@ -38,23 +35,23 @@ pub trait IntegerSimd: Simd {
     /// Format of a row's bytes on this set.
     const LEFT: LeftBytes;
 
-    /// Format of a row's bytes for products with unsigned eight-bit codes.
-    const LEFT_OCTETS: LeftBytes = match Self::LEFT {
-        LeftBytes::Plus128 | LeftBytes::Signed => LeftBytes::Signed,
-        LeftBytes::Widened16 => LeftBytes::Widened16,
-    };
+    /// Number that [`IntegerSimd::byte_phase`] adds to each byte: 128 where the instruction takes
+    /// one side unsigned, which is then the weights'.
+    const BYTE_OFFSET: u32 = 0;
 
-    /// Part of four bytes per column that one phase multiplies.
+    /// Part of four signed bytes per column that one phase multiplies, each plus
+    /// [`IntegerSimd::BYTE_OFFSET`].
     #[inline(always)]
     fn byte_phase(self, right: Self::V, _phase: usize) -> Self::V {
         right
     }
 
-    /// acc + Σ left · right, one phase of a step; `right` are signed bytes.
+    /// acc + Σ left · right, one phase of a step; `left` are signed bytes, none of them −128;
+    /// `right` are results of [`IntegerSimd::byte_phase`].
     fn byte_dot(self, acc: Self::V, left: Self::V, right: Self::V) -> Self::V;
 
     /// acc + Σ left · codes over four; `left` are signed bytes, none of them −128; `codes` are 0 to
-    /// 24, or results of [`IntegerSimd::octet_phase`] if [`IntegerSimd::LEFT_OCTETS`] is signed.
+    /// 24, or results of [`IntegerSimd::octet_phase`] if [`IntegerSimd::LEFT`] is signed.
     fn code_dot(self, acc: Self::V, left: Self::V, codes: Self::V) -> Self::V;
 
     /// Whether [`IntegerSimd::pair_dots`] is one instruction: sums of two rows and two columns over

@@ -1,8 +1,8 @@
 //! Layout of a file of packed weights: a header of one page; per matrix its words and, with eight
-//! bits, its scales and offsets, each padded with zeros to whole pages; then the index.
+//! bits, its columns' scales, each padded with zeros to whole pages; then the index.
 //!
-//! Owns: the bytes of header and index. All their numbers are u64, little-endian; words, scales and
-//! offsets are as in memory.
+//! Owns: the bytes of header and index. All their numbers are u64, little-endian; words and
+//! scales are as in memory.
 //! Never: trusts a number of a file: an entry from `PackedEntry::read` has the sizes of its shape.
 //! Invariant: every byte of a file is covered by a checksum, or verified to be zero.
 
@@ -250,25 +250,25 @@ impl PackedEntry {
         })
     }
 
-    /// Bytes of words, and of scales and offsets. `None` if the shape overflows.
+    /// Bytes of words, and of columns' scales. `None` if the shape overflows.
     fn byte_counts(&self) -> Option<(usize, usize)> {
         let StackKey {
             names: _,
             order,
             rows,
             width,
-            slices,
+            slices: _,
         } = self.key;
         // No format has more than a word per element.
         rows.checked_add(PANEL)?
             .checked_mul(width)?
             .checked_mul(8)?;
         let panels = order.panels(rows);
-        let sides = panels.checked_mul(PANEL * 4 * self.stack_form.column_words(slices))?;
+        let sides = panels.checked_mul(PANEL * 4 * self.stack_form.column_words())?;
         Some((panels * self.stack_form.panel_words(width) * 4, sides))
     }
 
-    /// Byte ranges of words, and of scales and offsets; and the start of the next entry's.
+    /// Byte ranges of words, and of columns' scales; and the start of the next entry's.
     pub(super) fn byte_ranges(&self, at: usize) -> Option<(Range<usize>, Range<usize>, usize)> {
         let (words, sides) = self.byte_counts()?;
         let sides_at = at.checked_add(words)?.checked_next_multiple_of(PAGE)?;

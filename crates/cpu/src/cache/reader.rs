@@ -6,8 +6,7 @@
 
 use super::layout::{ENTRY_BYTES, PAGE, PackedEntry, PackedHeader};
 use super::{PackedLocation, PackedStack, StackKey, checksum};
-use crate::pack::{ColumnScales, LAYOUT};
-use cleave_cpu_kernels::kernel::product::PANEL;
+use crate::pack::LAYOUT;
 use cleave_cpu_kernels::memory::{MappedWords, WeightWords};
 use memmap2::Mmap;
 use std::io::ErrorKind;
@@ -89,19 +88,15 @@ impl PackedReader {
     }
 
     fn packed(&self, entry: &PackedEntry, words: Range<usize>, sides: Range<usize>) -> PackedStack {
-        let has_scales = entry.stack_form.column_words(entry.key.slices) > 0;
-        let of_columns = has_scales.then(|| {
-            let (all, _) = self.map[sides].as_chunks::<4>();
-            let (scales, starts) = all.split_at(entry.key.order.panels(entry.key.rows) * PANEL);
-            ColumnScales {
-                scales: scales.iter().map(|b| f32::from_ne_bytes(*b)).collect(),
-                sum_offsets: starts.iter().map(|b| u32::from_ne_bytes(*b)).collect(),
-            }
+        let has_scales = entry.stack_form.column_words() > 0;
+        let column_scales = has_scales.then(|| {
+            let (scales, _) = self.map[sides].as_chunks::<4>();
+            scales.iter().map(|b| f32::from_ne_bytes(*b)).collect()
         });
         PackedStack {
             stack_form: entry.stack_form,
             words: WeightWords::Mapped(MappedWords::new(&self.map, words)),
-            column_scales: of_columns,
+            column_scales,
         }
     }
 }

@@ -54,15 +54,12 @@ impl PackedWriter {
 
     pub(super) fn put(&mut self, key: &StackKey, packed: &PackedStack) -> io::Result<()> {
         let words = bytes_of(&packed.words);
-        let sides: Vec<u8> = match &packed.column_scales {
-            None => Vec::new(),
-            Some(columns) => [bytes_of(&columns.scales), bytes_of(&columns.sum_offsets)].concat(),
-        };
+        let sides: &[u8] = packed.column_scales.as_deref().map_or(&[], bytes_of);
         let words_checksum = checksum(words, self.threads);
-        let scales_checksum = XxHash3_64::oneshot(&sides);
+        let scales_checksum = XxHash3_64::oneshot(sides);
         let entry = PackedEntry::new(*key, packed, words_checksum, scales_checksum);
         self.write(words)?;
-        self.write(&sides)?;
+        self.write(sides)?;
         self.entries.push(entry);
         Ok(())
     }

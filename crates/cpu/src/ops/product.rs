@@ -7,7 +7,7 @@
 use super::{CpuOps, PIECE_ELEMENTS, ensure_len, normalize_row};
 use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
-use crate::pack::{ColumnScales, CpuMatrix, CpuVector, StackForm};
+use crate::pack::{CpuMatrix, CpuVector, StackForm};
 use cleave_cpu_kernels::kernel::product::groups::{GroupCodes, GroupLayout};
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
 use cleave_cpu_kernels::kernel::product::{
@@ -139,17 +139,7 @@ pub(super) fn packed_product<'a>(
                     GroupLayout::default()
                 }
             },
-            ..match &matrix.column_scales {
-                Some(ColumnScales {
-                    scales,
-                    sum_offsets: starts,
-                }) => IntegerWeights {
-                    scales,
-                    starts,
-                    ..IntegerWeights::default()
-                },
-                None => IntegerWeights::default(),
-            }
+            scales: matrix.column_scales.as_deref().unwrap_or_default(),
         },
         left: left.words,
         left_scales: left.scales,

@@ -13,7 +13,6 @@ use cleave_checkpoint::{QuantizedTensor, QuantizedType, StoredMatrix};
 use cleave_cpu_kernels::kernel::IntegerKernels;
 use cleave_cpu_kernels::kernel::product::groups::{GroupCodes, GroupLayout, ScaleFormat};
 use cleave_cpu_kernels::kernel::product::halves::ELEMENT_WORDS;
-use cleave_cpu_kernels::memory::SliceParts;
 use cleave_engine::ops::{InnerSlices, Precision, Quantize};
 use std::sync::atomic::Ordering;
 
@@ -41,67 +40,6 @@ pub(crate) enum StackForm {
     /// A scale per column.
     Int8,
     Groups(GroupLayout),
-}
-
-/// Scales and offsets of columns.
-#[derive(Clone, Debug)]
-pub(crate) struct ColumnScales {
-    /// Scale of each column, `(panels × PANEL)`.
-    pub(crate) scales: Vec<f32>,
-    /// −128 × the sum of the column's codes in each slice, as bits of an integer, `(slices, panels
-    /// × PANEL)`, for eight bits without groups.
-    pub(crate) sum_offsets: Vec<u32>,
-}
-
-/// The same, in disjoint parts for several threads.
-pub(super) struct ColumnScalesParts<'a> {
-    columns: usize,
-    slices: usize,
-    scales: SliceParts<'a, f32>,
-    sum_offsets: SliceParts<'a, u32>,
-}
-
-/// Scales of a panel's columns, and their offsets of each slice.
-pub(super) struct PanelScales<'a> {
-    scales: &'a mut [f32],
-    sum_offsets: Vec<&'a mut [u32]>,
-}
-
-impl ColumnScales {
-    /// `None` for a form without.
-    pub(super) fn of_form(form: StackForm, columns: usize, slices: usize) -> Option<Self> {
-        let words = form.column_words(slices);
-        (words > 0).then(|| Self {
-            scales: vec![0.0; columns],
-            sum_offsets: vec![0; (words - 1) * columns],
-        })
-    }
-
-    pub(super) fn parts(&mut self) -> ColumnScalesParts<'_> {
-        ColumnScalesParts {
-            columns: self.scales.len(),
-            slices: self.sum_offsets.len() / self.scales.len().max(1),
-            scales: SliceParts::new(&mut self.scales),
-            sum_offsets: SliceParts::new(&mut self.sum_offsets),
-        }
-    }
-}
-
-impl<'a> ColumnScalesParts<'a> {
-    /// # Safety
-    /// As [`SliceParts::part`].
-    pub(super) unsafe fn part(&self, columns: std::ops::Range<usize>) -> PanelScales<'a> {
-        let starts = (0..self.slices).map(|slice| slice * self.columns + columns.start);
-        // SAFETY: as the caller promises.
-        unsafe {
-            PanelScales {
-                sum_offsets: starts
-                    .map(|start| self.sum_offsets.part(start..start + columns.len()))
-                    .collect(),
-                scales: self.scales.part(columns),
-            }
-        }
-    }
 }
 
 impl CpuWeightLoader {
@@ -237,11 +175,11 @@ impl StackForm {
         }
     }
 
-    /// Words of [`ColumnScales`] for each column, with so many slices.
-    pub(crate) const fn column_words(self, slices: usize) -> usize {
+    /// Words of [`CpuMatrix::column_scales`](super::CpuMatrix::column_scales) for each column.
+    pub(crate) const fn column_words(self) -> usize {
         match self {
-            Self::Int8 => 1 + slices,
-            Self::Groups(GroupLayout {
+            Self::Int8
+            | Self::Groups(GroupLayout {
                 scales: ScaleFormat::E4m3,
                 ..
             }) => 1,
@@ -261,19 +199,13 @@ impl StackForm {
 }
 
 impl PanelPacker {
-    /// Packs a panel of eight-bit codes with a scale per column. `ends` are those of slices, in
-    /// elements.
+    /// Packs a panel of eight-bit codes with a scale per column.
     pub(super) fn pack_bytes(
         &mut self,
         columns: &[ColumnSource<'_>],
         to: &mut [u32],
-        of_panel: PanelScales<'_>,
-        ends: &[usize],
+        scales: &mut [f32],
     ) {
-        let PanelScales {
-            scales,
-            mut sum_offsets,
-        } = of_panel;
         let mut codes = vec![0; self.row.len()];
         let stride = self.stride;
         for (i, column) in columns.iter().enumerate() {
@@ -293,13 +225,6 @@ impl PanelPacker {
                     unsafe { (IntegerKernels::best().round_int8)(&self.row, &mut codes) }
                 }
             };
-            let mut start = 0;
-            for (offsets, end) in sum_offsets.iter_mut().zip(ends) {
-                let slice = codes[start..*end].iter();
-                let sum: i32 = slice.map(|code| i32::from(code.cast_signed())).sum();
-                offsets[i] = sum.wrapping_mul(-128).cast_unsigned();
-                start = *end;
-            }
             put_codes(&codes, words);
         }
         self.interleave(to);
@@ -311,7 +236,7 @@ impl PanelPacker {
         columns: &[ColumnSource<'_>],
         units: GroupLayout,
         to: &mut [u32],
-        mut factors: Option<PanelScales<'_>>,
+        mut factors: Option<&mut [f32]>,
     ) {
         let (width, stride) = (self.row.len(), self.stride);
         let group = units.steps * PER_STEP;
@@ -327,8 +252,8 @@ impl PanelPacker {
                 words.fill(0);
                 continue;
             };
-            if let Some(PanelScales { scales, .. }) = &mut factors {
-                scales[i] = column_factor(units.codes, factor);
+            if let Some(factors) = &mut factors {
+                factors[i] = column_factor(units.codes, factor);
             }
             match matrix {
                 StoredMatrix::Quantized(tensor) if tensor.element() != QuantizedType::E4m3 => {

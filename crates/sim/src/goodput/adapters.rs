@@ -249,9 +249,9 @@ mod tests {
                 .filter(|one| one.adapter == Some(number))
                 .count()
         };
-        let sum: f64 = (1..=8).map(|number| 1.0 / f64::from(number)).sum();
+        let parts: f64 = (1..=8).map(|number| 1.0 / f64::from(number)).sum();
         for (number, share) in [(0, 1.0), (1, 0.5), (3, 0.25), (7, 0.125)] {
-            let expected = 20_000.0 * share / sum;
+            let expected = 20_000.0 * share / parts;
             let off = count(number) as f64 / expected - 1.0;
             assert!(off.abs() < 0.06, "{number}: {off}");
         }

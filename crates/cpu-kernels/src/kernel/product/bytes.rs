@@ -2,12 +2,16 @@
 //!
 //! Invariant: a slice's sums are integers, exact in any order. They are rounded when they become
 //! floats, when multiplied with the column's scale, and with the scale of the row's slice.
+//!
+//! Where the instruction takes weights unsigned, they are flipped in registers and sums begin lower
+//! by the row's sum. Nothing is stored for each slice of a column: such numbers would be more to
+//! read, in another place than the panel.
 
 use super::pairs::{self, RightSide};
 use super::results::whole_vector;
 use super::{BlockSides, PANEL, PackedProduct, TileSums, WeightForm, load_sums, store_sums};
 use crate::simd::LANES;
-use crate::simd::bytes::{IntegerSimd, LeftBytes};
+use crate::simd::bytes::IntegerSimd;
 
 /// Format of eight-bit weights with a scale per column.
 #[derive(Clone, Copy)]
@@ -30,16 +34,20 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
     const PHASES: usize = S::LEFT.phases();
 
     #[inline(always)]
-    fn start(s: S, product: &PackedProduct<'_>, slice: usize, column: usize) -> S::V {
-        match S::LEFT {
-            LeftBytes::Plus128 => {
-                let columns = product.integer.scales.len();
-                let starts = &product.integer.starts[slice * columns + column..][..LANES];
-                // SAFETY: the slice has sixteen words; only their bits matter.
-                s.load(unsafe { &*starts.as_ptr().cast() })
+    fn starts<const R: usize>(
+        s: S,
+        product: &PackedProduct<'_>,
+        slice: usize,
+        row: usize,
+    ) -> [S::V; R] {
+        let mut starts = [s.splat(0.0); R];
+        if const { S::BYTE_OFFSET > 0 } {
+            let offsets = &product.left_sums[slice * product.rows + row..][..R];
+            for r in 0..R {
+                starts[r] = s.splat_word(offsets[r]);
             }
-            LeftBytes::Signed | LeftBytes::Widened16 => s.splat(0.0),
         }
+        starts
     }
 
     #[inline(always)]
@@ -56,7 +64,7 @@ impl<S: IntegerSimd> WeightForm<S> for ByteForm {
             let (mut sums, done) = pairs::add::<S, Self, R, C>(s, sides, sums);
             let right = sides.right.add(sides.vector * LANES);
             for step in done..sides.steps {
-                sides.prefetch.prefetch_step(s, step);
+                sides.prefetch.prefetch_step::<S, R>(s, step);
                 for phase in 0..phases {
                     let left = sides.left.add((step * phases + phase) * R);
                     let mut columns = [s.splat(0.0); C];

@@ -46,7 +46,7 @@ unsafe fn add<S: Simd, F: WeightForm<S> + ElementFormat<S>, const R: usize, cons
         let mut sums = load_sums::<S, F, R, C>(s, product, sides, tile_sums.from);
         let right = sides.right.add(sides.vector * LANES);
         for step in 0..sides.steps {
-            sides.prefetch.prefetch_step(s, step);
+            sides.prefetch.prefetch_step::<S, R>(s, step);
             for phase in 0..<F as ElementFormat<S>>::PHASES {
                 let left = sides
                     .left

@@ -25,7 +25,8 @@ pub struct GroupedByteForm;
 pub struct GroupLayout {
     /// Kind of codes, which decides how many bits they take.
     pub codes: GroupCodes,
-    /// Steps per group, a quarter of its elements. Divides [`BLOCK_STEPS`](super::BLOCK_STEPS).
+    /// Steps per group, a quarter of its elements: a power of two that divides
+    /// [`BLOCK_STEPS`](super::BLOCK_STEPS).
     pub steps: usize,
     /// Type of the scales.
     pub scales: ScaleFormat,
@@ -112,9 +113,14 @@ impl GroupLayout {
         self.zeros_at() + if self.has_zeros { PANEL / 2 } else { 0 }
     }
 
+    /// Number of groups in so many steps: shifted, because products ask for it in every group.
+    pub const fn groups_of(self, steps: usize) -> usize {
+        steps >> self.steps.trailing_zeros()
+    }
+
     /// Words of all groups of so many steps.
     pub const fn words_of(self, steps: usize) -> usize {
-        steps / self.steps * self.words()
+        self.groups_of(steps) * self.words()
     }
 }
 
@@ -144,7 +150,7 @@ impl CodeKind for GroupedByteForm {
 }
 
 impl<S: IntegerSimd> CodeProduct<S> for GroupedByteForm {
-    const PHASES: usize = S::LEFT_OCTETS.phases();
+    const PHASES: usize = S::LEFT.phases();
 
     #[inline(always)]
     fn phase(s: S, codes: S::V, phase: usize) -> S::V {
@@ -153,9 +159,9 @@ impl<S: IntegerSimd> CodeProduct<S> for GroupedByteForm {
 
     #[inline(always)]
     fn dot(s: S, acc: S::V, left: S::V, codes: S::V) -> S::V {
-        match S::LEFT_OCTETS {
+        match S::LEFT {
             LeftBytes::Widened16 => s.byte_dot(acc, left, codes),
-            LeftBytes::Signed | LeftBytes::Plus128 => s.code_dot(acc, left, codes),
+            LeftBytes::Signed => s.code_dot(acc, left, codes),
         }
     }
 }
@@ -173,7 +179,7 @@ impl<S: IntegerSimd> RightSide<S> for GroupedByteForm {
 }
 
 impl<S: IntegerSimd> WeightForm<S> for GroupedByteForm {
-    const PHASES: usize = S::LEFT_OCTETS.phases();
+    const PHASES: usize = S::LEFT.phases();
     /// Sums of groups are added to the total sums in memory.
     const IS_CHAIN: bool = false;
 
@@ -223,7 +229,7 @@ pub(super) unsafe fn add<
     totals: *mut f32,
 ) {
     let units = units::<K>(product);
-    for group in 0..sides.steps / units.steps {
+    for group in 0..units.groups_of(sides.steps) {
         // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
         // layout of `GroupLayout`.
         unsafe {
@@ -238,7 +244,7 @@ pub(super) unsafe fn add<
             for step in done..units.steps {
                 sides
                     .prefetch
-                    .prefetch_step(s, group * group_words / PANEL + step);
+                    .prefetch_step::<S, R>(s, group * group_words / PANEL + step);
                 for phase in 0..K::PHASES {
                     let at = (group * units.steps + step) * K::PHASES + phase;
                     let left = sides.left.add(at * R);
@@ -279,7 +285,7 @@ pub(super) fn group_sides<const R: usize>(
 /// Index of a tile's first row in the left side's scales and sums of a group.
 #[inline(always)]
 fn group_row_offset(product: &PackedProduct<'_>, sides: BlockSides, group: usize) -> usize {
-    (sides.first / product.integer.units.steps + group) * product.rows + sides.row
+    (product.integer.units.groups_of(sides.first) + group) * product.rows + sides.row
 }
 
 /// Initial sums of a group: −Σ(row's bytes) × zero point, so that the products need not subtract
@@ -301,7 +307,17 @@ pub(super) unsafe fn start_group_sums<
     unit: *const u32,
 ) -> [[S::V; C]; R] {
     let units = units::<K>(product);
-    let mut zeros = [s.splat_word(u32::from(units.codes.implied_zero_point())); C];
+    let negated = &product.left_sums[group_row_offset(product, sides, group)..][..R];
+    let mut sums = [[s.splat(0.0); C]; R];
+    let implied = u32::from(units.codes.implied_zero_point());
+    // One zero point of all columns: a row's sums begin alike.
+    if !units.has_zeros && units.codes != GroupCodes::Eight {
+        for r in 0..R {
+            sums[r] = [s.splat_word(negated[r].wrapping_mul(implied)); C];
+        }
+        return sums;
+    }
+    let mut zeros = [s.splat_word(implied); C];
     if units.has_zeros {
         for c in 0..C {
             // SAFETY: the unit has a byte per column of the panel there.
@@ -316,8 +332,6 @@ pub(super) unsafe fn start_group_sums<
             zeros[c] = s.octet_zero(zeros[c]);
         }
     }
-    let negated = &product.left_sums[group_row_offset(product, sides, group)..][..R];
-    let mut sums = [[s.splat(0.0); C]; R];
     for r in 0..R {
         let row = s.splat_word(negated[r]);
         for c in 0..C {

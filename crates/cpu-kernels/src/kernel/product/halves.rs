@@ -40,7 +40,7 @@ impl<S: Simd> WeightForm<S> for HalfForm {
         unsafe {
             let mut sums = load_sums::<S, Self, R, C>(s, product, sides, tile_sums.from);
             for step in 0..sides.steps {
-                sides.prefetch.prefetch_step(s, step);
+                sides.prefetch.prefetch_step::<S, R>(s, step);
                 let left = sides.left.add(step * R);
                 let halves = sides.right.add(step * ELEMENT_WORDS).cast::<[u16; LANES]>();
                 let mut columns = [s.splat(0.0); C];

@@ -30,7 +30,8 @@ pub struct LeftSide<'a> {
     pub words: SliceParts<'a, u32>,
     /// Scales of the bytes, `(groups, rows)`.
     pub scales: SliceParts<'a, f32>,
-    /// Sums of a group's bytes, negated, `(groups, rows)`.
+    /// Sums of a group's bytes, negated, `(groups, rows)`; of a slice's, times what
+    /// [`IntegerSimd::byte_phase`] adds to each weight.
     pub sums: SliceParts<'a, u32>,
 }
 
@@ -136,27 +137,33 @@ pub fn pack<S: Simd, F: ElementFormat<S>>(s: S, left: &LeftSide<'_>, tiles: Rang
 /// Elements per step of bytes.
 const PER_STEP: usize = 4;
 
-/// Packs the rows of these tiles as bytes, with a scale per row.
+/// Packs the rows of these tiles as bytes, with a scale and a sum per slice of a row.
 #[inline(always)]
 pub fn pack_bytes<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>) {
-    pack_groups(s, left, tiles, S::LEFT);
+    pack_groups(s, left, tiles, S::LEFT, S::BYTE_OFFSET);
 }
 
 /// Packs the rows of these tiles as bytes for eight-bit codes, with a scale and a sum per group of
 /// a row.
 #[inline(always)]
 pub fn pack_grouped_bytes<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>) {
-    pack_groups(s, left, tiles, S::LEFT_OCTETS);
+    pack_groups(s, left, tiles, S::LEFT, 1);
 }
 
 /// Packs the rows of these tiles as signed bytes for four-bit codes.
 #[inline(always)]
 pub fn pack_for_nibbles<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>) {
-    pack_groups(s, left, tiles, LeftBytes::Signed);
+    pack_groups(s, left, tiles, LeftBytes::Signed, 1);
 }
 
 #[inline(always)]
-fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, form: LeftBytes) {
+fn pack_groups<S: IntegerSimd>(
+    s: S,
+    left: &LeftSide<'_>,
+    tiles: Range<usize>,
+    form: LeftBytes,
+    sum_factor: u32,
+) {
     let cut = Tiles::new(left.rows, S::ROWS);
     let mut staging = LeftStaging::new();
     for tile in tiles {
@@ -188,9 +195,11 @@ fn pack_groups<S: IntegerSimd>(s: S, left: &LeftSide<'_>, tiles: Range<usize>, f
                         // SAFETY: only one task packs a row.
                         unsafe {
                             left.scales.part(at..at + 1)[0] = rounding.scale;
-                            // Sums of integers far below 2^24 are exact in f32, in any order.
+                            // Sums of integers below 2^24 are exact in f32, in any order: those of
+                            // 132,104 bytes are, more than an inner dimension has.
                             let sum = s.sum(*sums) as i32;
-                            left.sums.part(at..at + 1)[0] = sum.wrapping_neg().cast_unsigned();
+                            let negated = sum.wrapping_neg().cast_unsigned();
+                            left.sums.part(at..at + 1)[0] = negated.wrapping_mul(sum_factor);
                         }
                     }
                 }
@@ -230,7 +239,6 @@ fn round_run<S: IntegerSimd>(
             .zip(&mut to)
         {
             match form {
-                LeftBytes::Plus128 => to[0] = u32::from_le_bytes(*four) ^ 0x8080_8080,
                 LeftBytes::Signed => to[0] = u32::from_le_bytes(*four),
                 LeftBytes::Widened16 => {
                     to[0] = halves(four[1], four[3]);

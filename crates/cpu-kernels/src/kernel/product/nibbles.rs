@@ -93,7 +93,7 @@ impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for NibbleForm<T> {
         TileSums { to, .. }: TileSums,
     ) {
         let units = units::<Self>(product);
-        for group in 0..sides.steps / units.steps {
+        for group in 0..units.groups_of(sides.steps) {
             // SAFETY: within the sides and the sums, as the caller promises; the offsets follow the
             // layout of `GroupLayout`.
             unsafe {
@@ -104,7 +104,7 @@ impl<S: IntegerSimd, T: NibbleCodes> WeightForm<S> for NibbleForm<T> {
                 for step in done..units.steps {
                     sides
                         .prefetch
-                        .prefetch_step(s, group * units.words() / LANES + step);
+                        .prefetch_step::<S, R>(s, group * units.words() / LANES + step);
                     let codes = s.load(&*unit.add(step * units.step_words()).cast());
                     let both = T::bytes(s, codes);
                     let left = sides.left.add((group * units.steps + step) * R);
