@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Trains the demo checkpoint in assets/demo/: a Llama of 17.8 million parameters that fits in 12 MB by four bits.
+"""Trains a demo checkpoint for assets/demo/: a Llama of 17.8 million parameters that fits in 12 MB by four bits.
+
+assets/demo still has the smaller checkpoint of an earlier version of this script: 5.4 million parameters in bf16, the
+shape `small`. No weights of the larger shape were better yet.
 
 The demo lets `cleave serve` answer on a laptop without a download. It knows a narrow field, Rust and Cleave, and
 answers a question with a paragraph and the end token. Its statements are not reliable.
@@ -15,12 +18,11 @@ Each step reads files that the one before left in --work (outside the repository
 
 MIRROR has clones of the books in demo_pages.py, named OWNER+NAME; without it these are left out.
 
-On a GPU, ten minutes from nothing (an epoch has some 3 million tokens; more than 24 of them teach little):
+On a GPU, from nothing (an epoch has some 3 million tokens; not run yet):
 
     python $P train --work DIR --device cuda --batch 32768 --micro 32768 --rate 4e-3 --minutes 10 --epochs-max 24
 
-On two cores, hours; a smaller shape learns faster at first, and the large one grows from it. The weights in assets/demo
-grew from testdata/trained, whose tokenizer they keep:
+On two cores, hours; a smaller shape learns faster at first, and the large one grows from it:
 
     export OMP_WAIT_POLICY=PASSIVE    # threads that wait do not spin; with other work beside, twice as fast
     python $P train --work SMALL --shape small --minutes 120 && python $P export --work SMALL --out SMALL/folder

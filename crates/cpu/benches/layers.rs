@@ -1,6 +1,6 @@
-//! What slices of the inner dimension cost a whole model: layers and head of Llama-3.2-1B's shape,
-//! four of sixteen and a quarter of the vocabulary, with its slices and with one slice each, by
-//! turns in one process.
+//! The cost of slices of the inner dimension in a whole model: layers and head of Llama-3.2-1B's
+//! shape, four of sixteen and a quarter of the vocabulary, with its slices and with one slice each,
+//! by turns in one process.
 //!
 //! `cargo bench -p cleave-cpu --bench layers [-- PAIRS] [FORM…] [pass=NAME…]`, where FORM is bf16,
 //! int8 or int4, and NAME prefill or a number of sequences. Passes of both kinds alternate, and
@@ -93,7 +93,7 @@ impl Pass {
 }
 
 /// Matrices of a layer; those whose products have slices are there with and without.
-struct Layer {
+struct DecoderLayer {
     qkv: CpuMatrix,
     gate_up: CpuMatrix,
     whole: RowParallel,
@@ -114,7 +114,7 @@ struct RowParallel {
 }
 
 struct Model {
-    layers: Vec<Layer>,
+    layers: Vec<DecoderLayer>,
     head: CpuMatrix,
     norm: CpuVector,
     rotary: CpuRotary,
@@ -139,7 +139,7 @@ impl Model {
             output: load(&output, of_output),
             down: load(&down, of_down),
         };
-        let layer = |_| Layer {
+        let layer = |_| DecoderLayer {
             qkv: load(&qkv, &InnerSlices::whole(HIDDEN)),
             gate_up: pack.gate_up(&gate_up, None).expect("memory"),
             whole: row_parallel(&InnerSlices::whole(HIDDEN), &InnerSlices::whole(INNER)),
@@ -205,14 +205,14 @@ impl Buffers {
 }
 
 /// A model, and all that its passes use.
-struct Bench {
+struct ModelPasses {
     model: Model,
     ops: CpuOps,
     pool: CpuPool,
     buffers: Buffers,
 }
 
-impl Bench {
+impl ModelPasses {
     fn new(quantize: Option<Quantize>) -> Self {
         let options = CpuOptions {
             threads: 1,
@@ -337,7 +337,7 @@ fn thread_seconds() -> f64 {
 }
 
 /// Ratios of a pass's speeds with and without slices, ascending.
-fn ratios(bench: &mut Bench, pass: Pass, pairs: usize) -> Vec<f64> {
+fn ratios(bench: &mut ModelPasses, pass: Pass, pairs: usize) -> Vec<f64> {
     let batch = pass.batch();
     // Not counted: the first pass of a shape allocates.
     bench.seconds(&batch, Slicing::Whole);
@@ -369,7 +369,7 @@ fn main() {
         if has_forms && !is_named(name(form)) {
             continue;
         }
-        let mut bench = Bench::new(form);
+        let mut bench = ModelPasses::new(form);
         for pass in PASSES {
             if has_passes && !is_pass_named(&pass) {
                 continue;

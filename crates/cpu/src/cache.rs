@@ -29,7 +29,7 @@ pub(crate) struct PackedStack {
     pub(crate) stack_form: StackForm,
     /// Packed words, as in [`crate::pack::CpuMatrix::words`].
     pub(crate) words: WeightWords,
-    /// As [`crate::pack::CpuMatrix::column_scales`].
+    /// Scale of each column, for eight bits without groups.
     pub(crate) column_scales: Option<Vec<f32>>,
 }
 

@@ -2,10 +2,14 @@
 //!
 //! Invariant: a value of this type exists only where the processor has the instructions.
 
+mod bytes;
 mod nibbles;
 
 use super::bytes::{IntegerSimd, LeftBytes};
 use super::{LANES, Simd};
+use bytes::{
+    dot_codes, dot_halves, dot_vnni, even_bytes, even_codes, flip_signs, odd_bytes, odd_codes,
+};
 use nibbles::{looked_up, lower_nibbles, upper_nibbles};
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_GE_OQ, _CMP_LT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
@@ -14,13 +18,12 @@ use std::arch::x86_64::{
     _mm256_broadcastsi128_si256, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cmp_ps,
     _mm256_cvtepi8_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
     _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
-    _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16,
-    _mm256_maddubs_epi16, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_mullo_epi32,
-    _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps, _mm256_permute4x64_epi64,
-    _mm256_round_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_ps, _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32,
-    _mm256_srai_epi16, _mm256_srai_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps,
-    _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm256_xor_si256,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
+    _mm256_mullo_epi32, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2f128_ps,
+    _mm256_permute4x64_epi64, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_ps,
+    _mm256_shuffle_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srai_epi32,
+    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_ps, _mm256_unpackhi_ps,
+    _mm256_unpacklo_ps,
 };
 
 /// AVX2, FMA and F16C, and perhaps AVX-VNNI.
@@ -386,101 +389,6 @@ unsafe fn code_pairs(x: *const u8) -> __m256 {
         let high = _mm256_cvtepi32_ps(_mm256_srai_epi32::<16>(both));
         let low = _mm256_srli_epi32::<16>(low);
         _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_castps_si256(high)))
-    }
-}
-
-/// Adds 128 to signed bytes.
-///
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn flip_signs(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let flipped = _mm256_xor_si256(_mm256_castps_si256(x), _mm256_set1_epi8(-128));
-        _mm256_castsi256_ps(flipped)
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn odd_bytes(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe { _mm256_castsi256_ps(_mm256_srai_epi16::<8>(_mm256_castps_si256(x))) }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn even_bytes(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let raised = _mm256_slli_epi16::<8>(_mm256_castps_si256(x));
-        _mm256_castsi256_ps(_mm256_srai_epi16::<8>(raised))
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn odd_codes(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe { _mm256_castsi256_ps(_mm256_srli_epi16::<8>(_mm256_castps_si256(x))) }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn even_codes(x: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let codes = _mm256_castps_si256(x);
-        _mm256_castsi256_ps(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)))
-    }
-}
-
-/// # Safety
-/// The processor has AVX-VNNI.
-#[inline(always)]
-unsafe fn dot_vnni(acc: __m256, unsigned: __m256, signed: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let (acc, unsigned, signed) = (
-            _mm256_castps_si256(acc),
-            _mm256_castps_si256(unsigned),
-            _mm256_castps_si256(signed),
-        );
-        _mm256_castsi256_ps(_mm256_dpbusd_avx_epi32(acc, unsigned, signed))
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn dot_halves(acc: __m256, left: __m256, right: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let products = _mm256_madd_epi16(_mm256_castps_si256(left), _mm256_castps_si256(right));
-        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(acc), products))
-    }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn dot_codes(acc: __m256, codes: __m256, left: __m256) -> __m256 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let (acc, codes, left) = (
-            _mm256_castps_si256(acc),
-            _mm256_castps_si256(codes),
-            _mm256_castps_si256(left),
-        );
-        // Two products of at most 15 × 127: far below saturation.
-        let pairs = _mm256_maddubs_epi16(codes, left);
-        let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-        _mm256_castsi256_ps(_mm256_add_epi32(acc, sums))
     }
 }
 
