@@ -71,13 +71,13 @@ class Corpus:
             print(f"{part}: {len(documents)} documents, {sum(map(len, documents)) // 1000} kB, {len(flat)} tokens")
 
 
-def prepare(work: Path, html: Path, mirror: Path | None, kept: Path | None) -> None:
-    """Writes the corpus. Without a mirror, books that are not on this machine are left out."""
+def prepare(work: Path, html: Path, clones: Path | None, kept: Path | None) -> None:
+    """Writes the corpus. Without clones, books that are not on this machine are left out."""
     work.mkdir(parents=True, exist_ok=True)
     corpus = Corpus()
     corpus.add_rust(html)
-    for book in MARKDOWN if mirror else []:
-        corpus.add_book(book, mirror)
+    for book in MARKDOWN if clones else []:
+        corpus.add_book(book, clones)
     corpus.add_book(CLEAVE, ROOT)
     corpus.add_handwritten()
     for book, (pages, prose, chats, chat) in corpus.sizes.items():

@@ -266,6 +266,8 @@ def ask(args) -> None:
         lines.append(f"| {question} | {answer} |")
     page = PAGE.read_text(encoding="utf-8")
     begin, end = "<!-- demo: begin, by scripts/models/train_demo.py ask -->", "<!-- demo: end -->"
+    if begin not in page:
+        page += f"\n## The bundled checkpoint\n\n{begin}\n{end}\n"
     before, rest = page.split(begin)
     after = rest.split(end)[1]
     PAGE.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8")

@@ -266,20 +266,20 @@ def read_markdown(source: str) -> list[Section]:
 
 @dataclass
 class Book:
-    """Markdown of one source: a clone's name in the mirror, its folder, patterns of its pages."""
+    """Markdown of one source: its address, the folder in its clone, patterns of its pages."""
 
     name: str
-    clone: str
+    address: str
     folder: str
     pages: tuple[str, ...] = ("**/*.md",)
     code: bool = False
 
 
 MARKDOWN = [
-    Book("async-book", "rust-lang+async-book", "src", code=True),
-    Book("api-guidelines", "rust-lang+api-guidelines", "src"),
-    Book("tokio", "tokio-rs+website", "content/tokio", code=True),
-    Book("comprehensive-rust", "google+comprehensive-rust", "src", code=True),
+    Book("async-book", "https://github.com/rust-lang/async-book", "src", code=True),
+    Book("api-guidelines", "https://github.com/rust-lang/api-guidelines", "src"),
+    Book("tokio", "https://github.com/tokio-rs/website", "content/tokio", code=True),
+    Book("comprehensive-rust", "https://github.com/google/comprehensive-rust", "src", code=True),
 ]
 CLEAVE = Book(
     "cleave",
@@ -315,11 +315,11 @@ def read_book(book: Book, root: Path, seen: set[str]):
 
 
 def files_of(book: Book, root: Path):
-    if not book.clone:
+    if not book.address:
         paths = [path for pattern in book.pages for path in root.glob(pattern)]
         yield from ((path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in paths)
         return
-    clone = next(path for path in (root / book.clone / "repo", root / book.clone) if path.exists())
+    clone = root / book.address.rsplit("/", 1)[1]
 
     def git(*command: str) -> str:
         return subprocess.run(["git", "-C", clone, *command], capture_output=True, check=True).stdout.decode()

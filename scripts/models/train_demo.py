@@ -10,13 +10,14 @@ answers a question with a paragraph and the end token. Its statements are not re
 Each step reads files that the one before left in --work (outside the repository, some hundred MB):
 
     P=scripts/models/train_demo.py
-    python $P prepare --work DIR --mirror MIRROR    # documentation -> tokenizer.json, *.npy; demo_pages.py names it
+    python $P prepare --work DIR --clones CLONES    # documentation -> tokenizer.json, *.npy; demo_pages.py names it
     python $P train   --work DIR ...                # checkpoint.pt, with the optimisers' state, every few minutes
     python $P export  --work DIR [--out assets/demo]    # checkpoint -> a Hugging Face folder of four bits
     python $P check   --work DIR                    # transformers and compressed-tensors read the same weights
     python $P ask     --work DIR --cleave BIN       # held-out losses and Cleave's answers -> docs/models.md
 
-MIRROR has clones of the books in demo_pages.py, named OWNER+NAME; without it these are left out.
+CLONES has clones of the books whose addresses are in demo_pages.py, as `git clone` names them; without it these are
+left out.
 
 On a GPU, from nothing (an epoch has some 3 million tokens; not run yet):
 
@@ -114,11 +115,13 @@ class Training:
     def __init__(self, args):
         self.args, self.path = args, args.work / "checkpoint.pt"
         self.model = Llama(SHAPES[args.shape]).to(args.device)
-        self.seen, self.step, self.minutes = 0, 0, 0.0
+        # Of the tokens seen, those before the schedule began.
+        self.seen, self.seen_before, self.step, self.minutes = 0, 0, 0, 0.0
         state = torch.load(self.path, map_location=args.device, weights_only=True) if self.path.exists() else None
         if state:
             self.model.load_state_dict(state["weights"])
             self.seen, self.step = state["seen"], state["step"]
+            self.seen_before = self.seen if args.restart else state.get("seen_before", 0)
         elif args.grow_from:
             grow(self.model, args.grow_from)
         matrices = [parameter for _, parameter in self.model.projections()]
@@ -162,6 +165,7 @@ class Training:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "shape": self.args.shape,
             "seen": self.seen,
+            "seen_before": self.seen_before,
             "step": self.step,
             "minutes": self.minutes,
             "epochs": self.seen / tokens,
@@ -194,7 +198,7 @@ def train(args) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     while not stopped:
         training.minutes = minutes_before + (time.monotonic() - started) / 60.0
-        epochs = training.seen / mixture.tokens
+        epochs = (training.seen - training.seen_before) / mixture.tokens
         progress = max(training.minutes / args.minutes, epochs / args.epochs_max)
         if progress >= 1.0 or (args.steps and training.step - steps_before >= args.steps):
             break
@@ -223,7 +227,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="folder outside the repository for what is in between")
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "demo")
     parser.add_argument("--html", type=Path, help="prepare: Rust's documentation; default: that of the rustc in PATH")
-    parser.add_argument("--mirror", type=Path, help="prepare: folder with clones OWNER+NAME of the other sources")
+    parser.add_argument("--clones", type=Path, help="prepare: folder with clones of the other sources")
     parser.add_argument("--tokenizer", type=Path, help="prepare: keep this tokenizer.json, as --grow-from needs")
     parser.add_argument("--shape", choices=list(SHAPES), default="demo")
     parser.add_argument("--grow-from", type=Path, help="train: a smaller checkpoint of floats to begin with")
@@ -252,7 +256,7 @@ def main() -> int:
     if args.step == "prepare":
         sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True).stdout.strip()
         html = args.html or Path(sysroot) / "share/doc/rust/html"
-        prepare(args.work, html, args.mirror, args.tokenizer)
+        prepare(args.work, html, args.clones, args.tokenizer)
     elif args.step == "train":
         train(args)
     else:

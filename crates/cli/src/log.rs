@@ -58,7 +58,8 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
     } else {
         write!(writer, "{name}=")?;
     }
-    let is_quoted = text.starts_with('"');
+    // A whole quoted string, as a field that is a string has it.
+    let is_quoted = serde_json::from_str::<String>(&text).is_ok();
     if !is_quoted && (text.is_empty() || text.contains(char::is_whitespace)) {
         write!(writer, "{text:?}")
     } else {
@@ -181,9 +182,13 @@ mod tests {
         let text = logged(false, || {
             let (device, empty, name) = ("AVX2, bf16", "", "a b");
             tracing::info!(%device, model = %empty, name, count = 3, "ready to serve");
+            let forged = "\"a\" level=ERROR b";
+            tracing::info!(%forged, "next");
         });
         let fields = r#"ready to serve device="AVX2, bf16" model="" name="a b" count=3"#;
         assert!(text.contains(fields), "{text}");
+        let forged = r#"next forged="\"a\" level=ERROR b""#;
+        assert!(text.contains(forged), "{text}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct CachedSnapshot {
     pub is_complete: bool,
 }
 
-/// The part of a download that ended early: blobs of a model that no snapshot has.
+/// The part of a download that ended early, or runs: blobs that no snapshot has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutDownload {
     pub name: HubName,
@@ -237,14 +237,18 @@ fn snapshots(folder: &ModelFolder, name: &HubName) -> Result<Vec<CachedSnapshot>
     Ok(found)
 }
 
-/// The blobs of a model that no snapshot has; `None` if there are none.
+/// The parts of a model's downloads; `None` if there are none.
 fn cut_download(folder: &ModelFolder, name: HubName) -> Result<Option<CutDownload>, HubError> {
     let mut linked = BTreeMap::new();
     for commit in names_in(&folder.snapshots())? {
         linked.extend(blobs_of(folder, &folder.snapshot(&commit))?);
     }
     let blobs = folder.blobs();
-    let paths = names_in(&blobs)?.into_iter().map(|name| blobs.join(name));
+    let has_snapshots = !names_in(&folder.snapshots())?.is_empty();
+    // Beside snapshots, a whole blob that none of them has is no download.
+    let is_part = |name: &String| !has_snapshots || name.ends_with(".incomplete");
+    let names = names_in(&blobs)?.into_iter().filter(is_part);
+    let paths = names.map(|name| blobs.join(name));
     let parts: Vec<fs::Metadata> = paths
         .filter(|path| !linked.contains_key(path))
         .filter_map(|path| fs::metadata(path).ok())

@@ -2,7 +2,11 @@
 //!
 //! Owns: the names, and loads under way. Never: reads a file on the driver's thread; decides which
 //! adapter leaves, which [`AdapterAdmission`] does.
-//! Invariant: work on adapters is done in the order in which it was asked for.
+//! Invariant: work on adapters begins in the order in which it was asked for.
+
+mod changes;
+
+pub(crate) use changes::{AdapterChangeQueue, QueuedAdapterChange};
 
 use super::constraint_gate::RouterOrder;
 use cleave_domain::{AdapterId, AdapterOffer, Report, RouterId};
@@ -129,7 +133,7 @@ impl AdapterGate {
             self.admission.close_if_unknown(adapter);
             self.do_work();
             return Err(format!(
-                "{}: has adapter {adapter}, and other workers serve {content} as {}; load it again to serve the \
+                "{}: has adapter {adapter}, and the fleet's adapter {} is {content}; load it again to serve the \
                  new content",
                 folder.display(),
                 request.name,

@@ -8,7 +8,9 @@
 mod actions;
 mod links;
 
-use super::adapter_gate::{AdapterEvent, AdapterGate, OpenRequest, Passage};
+use super::adapter_gate::{
+    AdapterChangeQueue, AdapterEvent, AdapterGate, OpenRequest, Passage, QueuedAdapterChange,
+};
 use super::admin::WorkerAdmin;
 use super::constraint_gate::{ConstraintGate, RouterOrder};
 use super::directory::PeerDirectory;
@@ -109,6 +111,7 @@ pub(crate) struct WorkerDriver {
     adapters_shown: Vec<AdapterOffer>,
     /// Version of the adapters that the metrics last saw.
     adapters_version_shown: u64,
+    adapter_changes: AdapterChangeQueue,
     /// Facts that arose while the brain's outputs were performed.
     pending: VecDeque<WorkerInput>,
     /// Tokens that the brain emitted for the present input; they are sent together.
@@ -141,6 +144,7 @@ impl WorkerDriver {
             load_shown: None,
             adapters_shown: Vec::new(),
             adapters_version_shown: 0,
+            adapter_changes: AdapterChangeQueue::default(),
             pending: if found.is_empty() {
                 VecDeque::new()
             } else {
@@ -333,7 +337,14 @@ impl WorkerDriver {
             ToWorker::Grant { handoff, grant } => {
                 self.update_grants(|grants| grants.store(handoff, grant));
             }
-            ToWorker::Adapter { change, command } => self.change_adapter(router, change, command),
+            ToWorker::Adapter { change, command } => {
+                self.adapter_changes.push(QueuedAdapterChange {
+                    router,
+                    number: change,
+                    command,
+                });
+                self.change_adapters();
+            }
             ToWorker::Order { order, context } => {
                 let order = RouterOrder {
                     router,
@@ -369,12 +380,26 @@ impl WorkerDriver {
                     info!(name = request.name, "adapter is served");
                 }
                 self.answer_adapter(request.router, request.change, outcome);
+                self.adapter_changes.opening_ended();
+                self.change_adapters();
             }
         }
         self.publish_load();
     }
 
-    fn change_adapter(&mut self, router: RouterId, change: u64, command: AdapterCommand) {
+    /// Carries out the changes of adapters that wait for no folder.
+    fn change_adapters(&mut self) {
+        while let Some(change) = self.adapter_changes.next() {
+            self.change_adapter(change);
+        }
+    }
+
+    fn change_adapter(&mut self, change: QueuedAdapterChange) {
+        let QueuedAdapterChange {
+            router,
+            number: change,
+            command,
+        } = change;
         match command {
             // A worker that lost its connection alone has it still.
             AdapterCommand::Load {
@@ -388,13 +413,16 @@ impl WorkerDriver {
                 name,
                 folder,
                 content,
-            } => self.effects.adapter_gate.open(OpenRequest {
-                router,
-                change,
-                name,
-                folder,
-                content,
-            }),
+            } => {
+                self.adapter_changes.opening_began();
+                self.effects.adapter_gate.open(OpenRequest {
+                    router,
+                    change,
+                    name,
+                    folder,
+                    content,
+                });
+            }
             AdapterCommand::Unload { name } => {
                 // A worker that never had it serves it no longer, too.
                 let was_served = self.effects.adapter_gate.remove(&name);

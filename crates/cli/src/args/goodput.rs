@@ -136,7 +136,7 @@ pub(crate) struct TargetArgs {
   cleave sim goodput --devices 8 --workload long-short --rate 60 --ttft 500ms --tpot 40ms --compare
   cleave sim goodput --fleet prefill=3,decode=5,profile=h100-llama-3-8b --search \\
       --trace conversation_trace.jsonl.gz --ttft 5s --tpot 50ms
-  cleave sim goodput --fleet both=4,profile=h100-llama-3-8b --workload long-short --rate 20 \
+  cleave sim goodput --fleet both=4,profile=h100-llama-3-8b --workload long-short --rate 20 \\
       --ttft 1s --adapters 64 --max-loras 8
   cleave sim goodput --devices 1024 --workload long-short --rate 8000 --duration 5s \\
       --ttft 500ms --router-cost

@@ -24,8 +24,8 @@ pub(crate) struct PullArgs {
   cleave list
   cleave list --json | jq -r '.[].name'")]
 pub(crate) struct ListArgs {
-    /// Print JSON: an array with an object for each snapshot, and one for each part of a
-    /// download, whose `commit` is null.
+    /// Print JSON: an array with an object for each snapshot, and one for each model with
+    /// parts of downloads, whose `commit` is null.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -9,6 +9,7 @@
 use super::{CudaDevice, DeviceMemory, call};
 use crate::error::CudaError;
 use cudarc::driver::sys;
+use std::ffi::c_char;
 use std::sync::Arc;
 
 /// The size of a handle in bytes.
@@ -33,7 +34,8 @@ impl DeviceMemory {
             reserved: [0; HANDLE_BYTES],
         };
         call!(cuIpcGetMemHandle(&raw mut handle, self.address))?;
-        Ok(handle.reserved.map(|byte| byte.cast_unsigned()))
+        // C's characters have a sign on some processors only.
+        Ok(handle.reserved.map(|byte| byte.to_ne_bytes()[0]))
     }
 }
 
@@ -50,7 +52,7 @@ impl ImportedMemory {
     ) -> Result<Self, CudaError> {
         device.bind()?;
         let handle = sys::CUipcMemHandle_st {
-            reserved: handle.map(|byte| byte.cast_signed()),
+            reserved: handle.map(|byte| c_char::from_ne_bytes([byte])),
         };
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;

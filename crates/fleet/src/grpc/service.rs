@@ -188,7 +188,7 @@ impl<A: ModelAdmission> WorkerStream<A> {
         let silence = self.service.acceptor.silence;
         send(&self.out, Kind::Welcome(proto::Welcome {})).await?;
         let beat = heartbeat_interval(registration.silence);
-        let (session, downward) = self.service.acceptor.join(registration).await?;
+        let (session, mut downward) = self.service.acceptor.join(registration).await?;
         self.has_joined = true;
         let window = MessageWindow::default();
         let stands_by = async {
@@ -198,7 +198,7 @@ impl<A: ModelAdmission> WorkerStream<A> {
             std::future::pending().await
         };
         let ended = tokio::select! {
-            error = send_all::<proto::Downward>(downward, &self.out, beat, &window) => error,
+            error = send_all::<proto::Downward>(&mut downward, &self.out, beat, &window) => error,
             error = receive_all(&mut self.messages, &session, silence, &window) => error,
             error = stands_by => error,
         };

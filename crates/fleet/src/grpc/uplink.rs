@@ -132,9 +132,12 @@ async fn stay_connected(
             Ok(()) => dial.connection_ended(),
             Err(error) => {
                 let (pause, is_news) = dial.failed(&error, Instant::now());
-                shared.connections.send_modify(|connections| {
-                    connections.last_failure = Some(format!("{address}: {error}"));
-                });
+                // A second address of a connected router is no reason to be without one.
+                if !matches!(error, UplinkError::AlreadyConnected(_)) {
+                    shared.connections.send_modify(|connections| {
+                        connections.last_failure = Some(format!("{address}: {error}"));
+                    });
+                }
                 if is_news {
                     let next_dial_s = pause.as_secs_f64();
                     let error = error.to_string();
@@ -218,7 +221,7 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
     send_hello(shared, address, &out).await?;
     receive_welcome(&mut messages).await?;
     info!(%address, %router, "connected to a router");
-    let (session, upward) = shared
+    let (session, mut upward) = shared
         .acceptor
         .join(router)
         .await
@@ -230,7 +233,7 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
     let window = MessageWindow::default();
     let silence = shared.acceptor.registration.silence;
     let ended = tokio::select! {
-        error = send_all::<proto::Upward>(upward, &out, beat, &window) => error,
+        error = send_all::<proto::Upward>(&mut upward, &out, beat, &window) => error,
         error = receive_all(&mut messages, &session, silence, &window) => error,
     };
     session.close().await;
@@ -242,6 +245,9 @@ async fn connect_once(shared: &UplinkState, address: SocketAddr) -> Result<(), U
     match ended {
         StreamError::Stopped => {
             info!(%address, %router, "left a router: this process is stopping");
+            // The driver's end may have been noticed by a message from the router.
+            let rest = send_all::<proto::Upward>(&mut upward, &out, beat, &window);
+            let _ = timeout(FAREWELL_MAX, rest).await;
             end_stream(&mut messages, out).await;
             disconnected();
             Ok(())
@@ -279,7 +285,7 @@ async fn wait_for_name(
     beat: Duration,
     silence: Duration,
 ) -> StreamError {
-    let (_nothing, silent) = mpsc::channel(1);
+    let (_nothing, mut silent) = mpsc::channel(1);
     // Only beats travel, and beats are not counted.
     let window = MessageWindow::default();
     let listen = async {
@@ -290,7 +296,7 @@ async fn wait_for_name(
         }
     };
     let ended = tokio::select! {
-        error = send_all::<proto::Upward>(silent, out, beat, &window) => error,
+        error = send_all::<proto::Upward>(&mut silent, out, beat, &window) => error,
         error = listen => error,
     };
     match ended {

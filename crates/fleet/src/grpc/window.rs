@@ -73,7 +73,7 @@ pub(crate) trait OutboundMessage: Message + Sized {
 
 /// Sends what the line gives, and beats, until either end is gone.
 pub(super) async fn send_all<M: OutboundMessage>(
-    mut outgoing: mpsc::Receiver<M::Word>,
+    outgoing: &mut mpsc::Receiver<M::Word>,
     out: &mpsc::Sender<M::Item>,
     beat: Duration,
     window: &MessageWindow,
@@ -90,10 +90,10 @@ pub(super) async fn send_all<M: OutboundMessage>(
         let unconfirmed_count = *window.sent.borrow() - *confirmed.borrow_and_update();
         let is_open = unconfirmed_count < UNCONFIRMED_MAX;
         let message = tokio::select! {
-            message = next(&mut held, &mut outgoing), if is_open => match message {
+            message = next(&mut held, outgoing), if is_open => match message {
                 Some(message) => {
                     window.sent.send_modify(|count| *count += 1);
-                    fill_batch(message, &mut outgoing, &mut held)
+                    fill_batch(message, outgoing, &mut held)
                 }
                 None => return StreamError::Stopped,
             },
@@ -273,9 +273,9 @@ mod tests {
     async fn a_stopped_receiver_finds_few_messages_and_all_tokens() {
         const TOKENS: u32 = 5000;
         let window = MessageWindow::default();
-        let (line, outgoing) = mpsc::channel(TOKENS as usize);
+        let (line, mut outgoing) = mpsc::channel(TOKENS as usize);
         let (out, mut stream) = mpsc::channel(TOKENS as usize);
-        let sender = send_all::<proto::Upward>(outgoing, &out, NEVER, &window);
+        let sender = send_all::<proto::Upward>(&mut outgoing, &out, NEVER, &window);
         let reader = async {
             // One at a time, as a busy worker's steps give them, and nobody confirms.
             for index in 0..TOKENS {
@@ -340,9 +340,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn received_messages_are_confirmed_before_the_next_beat() {
         let window = MessageWindow::default();
-        let (_line, outgoing) = mpsc::channel(1);
+        let (_line, mut outgoing) = mpsc::channel(1);
         let (out, mut stream) = mpsc::channel(8);
-        let sender = send_all::<proto::Upward>(outgoing, &out, NEVER, &window);
+        let sender = send_all::<proto::Upward>(&mut outgoing, &out, NEVER, &window);
         let reader = async {
             assert!(indices(stream.recv().await.unwrap()).is_empty());
             for _ in 0..CONFIRM_EVERY {

@@ -220,7 +220,7 @@ impl RouterDriver {
     ) {
         let name = self.effects.roster.name(&worker);
         if let (NO_CHANGE, Err(reason)) = (change, &outcome) {
-            warn!(%worker, name, reason, "a worker refused a change of adapters that was made before it joined");
+            warn!(%worker, name, reason, "a worker refused an earlier change of adapters");
         }
         let changes = &mut self.adapter_changes;
         let done = changes.answered(worker, &name, change, outcome);
@@ -230,7 +230,7 @@ impl RouterDriver {
         }
     }
 
-    /// A worker serves these adapters from now on. Those that this router hears of for the first
+    /// A worker serves these adapters from now on. Adapters that this router hears of for the first
     /// time, since it was started after they were loaded, are loaded by the model's other workers,
     /// too: one of them may have been started when no router knew them.
     pub(super) fn adapters_reported(&mut self, worker: WorkerRef, offers: &[AdapterOffer]) {

@@ -19,9 +19,10 @@ const LEFT_FREE_PARTS: u32 = 2;
 /// slot and blocks without progress.
 const YIELDING_BACKLOG_MAX: Duration = Duration::from_millis(100);
 
-/// The time until an adapter is loaded that is not: tens of megabytes from a disk, and packed.
+/// The time until an adapter is loaded that is not, assumed: tens of megabytes from a disk, and
+/// packed.
 const ADAPTER_LOAD: Duration = Duration::from_millis(50);
-/// The same where a copy is in host memory: packed, or sent to the device.
+/// The same where a copy is in host memory, assumed too: packed, or sent to the device.
 const ADAPTER_LOAD_FROM_HOST: Duration = Duration::from_millis(12);
 
 /// Prompt work of a worker.
