@@ -30,6 +30,7 @@ mod scripted;
 mod secure;
 mod serving;
 mod slo;
+mod stops;
 mod stored_responses;
 mod tier;
 mod tools;
