@@ -40,6 +40,18 @@ pub(crate) fn meant_route(path: &str) -> Option<(String, &'static str)> {
     Some((verb_of(meant)?, meant))
 }
 
+/// The base URL that clients of a route need: OpenAI's clients add the path after `/v1` to theirs,
+/// Anthropic's the whole path.
+pub(crate) fn base_url_rule(route: &str) -> &'static str {
+    if route.starts_with("/v1/messages") {
+        "The base URL of Anthropic's clients has no /v1, because they add it."
+    } else if route == "/v1/models" {
+        "The base URL of clients of OpenAI ends in /v1, that of Anthropic's clients does not."
+    } else {
+        "The base URL of clients of OpenAI ends in /v1."
+    }
+}
+
 /// The method that a route takes, such as `POST`.
 pub(crate) fn verb_of(path: &str) -> Option<String> {
     let (_, doc) = routes().find(|(route, _)| *route == path)?;
@@ -94,6 +106,17 @@ mod tests {
         for path in ["/", "/favicon.ico", "/v2/unknown", "/wp-login.php"] {
             assert_eq!(meant_route(path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn each_route_names_the_base_url_of_its_clients() {
+        for route in served_routes() {
+            let rule = base_url_rule(route);
+            let is_anthropic = route.starts_with("/v1/messages");
+            assert_eq!(rule.contains("has no /v1"), is_anthropic, "{route}: {rule}");
+            assert_eq!(rule.contains("OpenAI"), !is_anthropic, "{route}: {rule}");
+        }
+        assert!(base_url_rule("/v1/models").contains("Anthropic's clients does not"));
     }
 
     #[test]

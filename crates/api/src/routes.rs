@@ -11,7 +11,7 @@ use crate::cross_origin::cross_origin_layer;
 use crate::error::ApiError;
 use crate::frontend::{ServingProgress, ServingReadiness, StreamCounts};
 use crate::generate::{earlier_conversation, generate};
-use crate::meant_route::{meant_route, verb_of};
+use crate::meant_route::{base_url_rule, meant_route, verb_of};
 use crate::metric_registry::prometheus_text;
 use crate::model_routes::{max_model_len, model, models};
 use crate::openapi::{RouteDoc, ServedRoute, openapi, serve};
@@ -360,9 +360,8 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 }
 
 async fn unknown(method: Method, uri: Uri) -> ApiError {
-    let hint = meant_route(uri.path()).map(|(verb, route)| {
-        format!(" Is {verb} {route} meant? The base URL of clients of OpenAI ends in /v1.")
-    });
+    let hint = meant_route(uri.path())
+        .map(|(verb, route)| format!(" Is {verb} {route} meant? {}", base_url_rule(route)));
     // A browser that was given the address alone.
     let at_root = || (uri.path() == "/").then(|| " The page for people is /ui.".to_owned());
     let hint = hint.or_else(at_root);

@@ -585,6 +585,13 @@ async fn unknown_models_and_routes_are_named() {
         ("/v1/v1/completions", "Is POST /v1/completions meant?"),
         ("/models", "Is GET /v1/models meant?"),
         ("/api/generate", "Is POST /v1/completions meant?"),
+        ("/v1/v1/chat/completions", "of OpenAI ends in /v1."),
+        ("/v1/v1/messages", "Is POST /v1/messages meant?"),
+        ("/v1/v1/messages", "of Anthropic's clients has no /v1,"),
+        (
+            "/v1/v1/messages/count_tokens",
+            "of Anthropic's clients has no /v1,",
+        ),
     ] {
         for answer in [set.get(path).await, set.post(path, json!({})).await] {
             answer.is_error(404, "unknown_url", None);
