@@ -60,19 +60,25 @@ pub enum HubError {
         tries: u32,
     },
     #[error(
-        "the hub {endpoint} cannot be reached: {reason} (tried {tries} times): check the network, HF_ENDPOINT and \
-         HTTPS_PROXY; with a model in the cache, HF_HUB_OFFLINE=1 asks nobody"
+        "the hub {endpoint} cannot be reached: {reason} (tried {tries} times): {remedy}; with a model in the \
+         cache, HF_HUB_OFFLINE=1 asks nobody"
     )]
     NoContact {
         endpoint: String,
         reason: String,
         tries: u32,
+        remedy: String,
     },
     #[error(
-        "{host}: the proxy of the variables is of {scheme}://, and only those of http:// are used: change \
-         HTTPS_PROXY or HTTP_PROXY, or name the host in NO_PROXY"
+        "{host}: the proxy of {variable} is of {scheme}://, and only those of http:// are used: change \
+         {variable}, or name the host in NO_PROXY"
     )]
-    Proxy { host: String, scheme: String },
+    Proxy {
+        host: String,
+        scheme: String,
+        /// The variable that names the proxy.
+        variable: String,
+    },
     #[error("{url}: {reason}: this is no answer of a hub; check HF_ENDPOINT")]
     Answer { url: String, reason: String },
     #[error("{}: {reason}", .path.display())]

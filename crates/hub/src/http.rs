@@ -111,6 +111,20 @@ impl HubClient {
         format!("{endpoint}/{}/resolve/{commit}/{file}", model.name)
     }
 
+    /// The advice to a user whose connections to this address are not made.
+    pub(crate) fn contact_remedy(&self, url: &str) -> String {
+        let at = url.parse::<Uri>().unwrap_or_default();
+        match self.connector.variable(&at) {
+            Some(variable) => format!(
+                "check {variable}, or name the hub in NO_PROXY if it can be reached without a proxy"
+            ),
+            None => {
+                let scheme = at.scheme_str().unwrap_or("https").to_uppercase();
+                format!("check the network and HF_ENDPOINT, and behind a proxy set {scheme}_PROXY")
+            }
+        }
+    }
+
     /// Reads a whole answer.
     pub(crate) async fn read(&self, url: &str, model: &HubModel) -> Result<Bytes, RequestError> {
         let request = (Method::GET, ByteRange::All);

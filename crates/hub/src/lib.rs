@@ -27,7 +27,7 @@ pub use cache::HubCache;
 pub use cached::{CachedSnapshot, CutDownload, FreedSpace};
 pub use error::HubError;
 pub use name::{HubModel, HubName, HubRevision};
-pub use proxy::ProxySettings;
+pub use proxy::{ProxySettings, ProxyVariable};
 pub use pull::{Hub, PullCounts, PullObserver, PulledSnapshot};
 pub use retry::RetryOptions;
 pub use settings::{HubSettings, HubToken, NetworkUse};

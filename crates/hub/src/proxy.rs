@@ -21,23 +21,32 @@ use std::task::{Context, Poll};
 use tokio::net::TcpStream;
 use tower::Service;
 
-/// The proxies, as the variables have them; an empty text is no proxy.
-#[derive(Clone, Default, PartialEq, Eq)]
+/// The proxies, as the variables have them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxySettings {
-    /// `HTTP_PROXY`: `http://[user:password@]host:port`, for addresses of `http`.
-    pub http: String,
+    /// `HTTP_PROXY`: for addresses of `http`.
+    pub http: ProxyVariable,
     /// `HTTPS_PROXY`: for addresses of `https`.
-    pub https: String,
+    pub https: ProxyVariable,
     /// `ALL_PROXY`: for those that have none of their own.
-    pub all: String,
+    pub all: ProxyVariable,
     /// `NO_PROXY`: hosts, domains and networks that are asked directly, with commas between.
     pub none: String,
 }
 
+/// A variable that names a proxy.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ProxyVariable {
+    /// Its name as it was set, in upper or lower case.
+    pub name: String,
+    /// `http://[user:password@]host:port`; an empty text is no proxy.
+    pub address: String,
+}
+
 /// A proxy's address may have a password.
-impl fmt::Debug for ProxySettings {
+impl fmt::Debug for ProxyVariable {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("ProxySettings")
+        out.write_str(&self.name)
     }
 }
 
@@ -45,14 +54,18 @@ impl ProxySettings {
     /// Reads `variable`s by name: in lower case first, as curl and Python do.
     pub(crate) fn of(variable: &dyn Fn(&str) -> Option<String>) -> Self {
         let read = |name: &str| {
-            let lower = variable(&name.to_lowercase());
-            lower.or_else(|| variable(name)).unwrap_or_default()
+            let names = [name.to_lowercase(), name.to_owned()];
+            let mut set = names.into_iter().filter_map(|name| {
+                let address = variable(&name)?;
+                Some(ProxyVariable { name, address })
+            });
+            set.next().unwrap_or_default()
         };
         Self {
             http: read("HTTP_PROXY"),
             https: read("HTTPS_PROXY"),
             all: read("ALL_PROXY"),
-            none: read("NO_PROXY"),
+            none: read("NO_PROXY").address,
         }
     }
 }
@@ -61,7 +74,16 @@ impl ProxySettings {
 #[derive(Clone, Debug)]
 pub(crate) struct ProxyConnector {
     direct: HttpConnector,
-    matcher: Arc<Matcher>,
+    /// The name of each variable with the addresses that its proxy is for; the first that matches
+    /// counts.
+    variables: Arc<[(String, Matcher)]>,
+}
+
+/// The proxy of an address.
+struct ChosenProxy {
+    /// The variable that names it.
+    variable: String,
+    intercept: Intercept,
 }
 
 /// A connection to a host, or to the proxy that forwards requests to it.
@@ -76,16 +98,39 @@ type BoxError = Box<dyn Error + Send + Sync>;
 impl ProxyConnector {
     pub(crate) fn new(mut direct: HttpConnector, settings: &ProxySettings) -> Self {
         direct.enforce_http(false);
-        let matcher = Matcher::builder()
-            .http(settings.http.as_str())
-            .https(settings.https.as_str())
-            .all(settings.all.as_str())
-            .no(settings.none.as_str())
-            .build();
+        let ProxySettings {
+            http,
+            https,
+            all,
+            none,
+        } = settings;
+        let rules = || Matcher::builder().no(none.as_str());
+        let variables = [
+            (http, rules().http(http.address.as_str())),
+            (https, rules().https(https.address.as_str())),
+            (all, rules().all(all.address.as_str())),
+        ];
+        let variables = variables.map(|(variable, rules)| (variable.name.clone(), rules.build()));
         Self {
             direct,
-            matcher: Arc::new(matcher),
+            variables: Arc::new(variables),
         }
+    }
+
+    fn proxy(&self, at: &Uri) -> Option<ChosenProxy> {
+        let mut chosen = self.variables.iter().filter_map(|(variable, matcher)| {
+            let intercept = matcher.intercept(at)?;
+            Some(ChosenProxy {
+                variable: variable.clone(),
+                intercept,
+            })
+        });
+        chosen.next()
+    }
+
+    /// The variable that names the proxy of this address, if there is one.
+    pub(crate) fn variable(&self, at: &Uri) -> Option<String> {
+        self.proxy(at).map(|proxy| proxy.variable)
     }
 
     /// Returns the credentials that requests to this address carry because a proxy forwards them.
@@ -93,17 +138,22 @@ impl ProxyConnector {
     /// # Errors
     /// If the proxy of this address is of a kind that is not spoken here.
     pub(crate) fn credentials(&self, at: &Uri) -> Result<Option<HeaderValue>, HubError> {
-        let Some(proxy) = self.matcher.intercept(at) else {
+        let Some(ChosenProxy {
+            variable,
+            intercept,
+        }) = self.proxy(at)
+        else {
             return Ok(None);
         };
-        if proxy.uri().scheme_str() != Some("http") {
+        if intercept.uri().scheme_str() != Some("http") {
             return Err(HubError::Proxy {
                 host: at.host().unwrap_or_default().to_owned(),
-                scheme: proxy.uri().scheme_str().unwrap_or_default().to_owned(),
+                scheme: intercept.uri().scheme_str().unwrap_or_default().to_owned(),
+                variable,
             });
         }
         let is_forwarded = at.scheme_str() == Some("http");
-        let credentials = proxy.basic_auth().filter(|_| is_forwarded);
+        let credentials = intercept.basic_auth().filter(|_| is_forwarded);
         Ok(credentials.cloned())
     }
 }
@@ -119,7 +169,7 @@ impl Service<Uri> for ProxyConnector {
 
     fn call(&mut self, at: Uri) -> Self::Future {
         let mut direct = self.direct.clone();
-        let proxy = self.matcher.intercept(&at);
+        let proxy = self.proxy(&at);
         Box::pin(async move {
             let Some(proxy) = proxy else {
                 return Ok(HostStream {
@@ -127,13 +177,15 @@ impl Service<Uri> for ProxyConnector {
                     is_forwarded: false,
                 });
             };
-            let address = proxy.uri().clone();
+            let address = proxy.intercept.uri().clone();
             let through = |error: BoxError| -> BoxError {
                 let host = address.host().unwrap_or_default();
-                format!("through the proxy {host}: {}", deepest(&*error)).into()
+                let port = address.port_u16().unwrap_or(80);
+                let (variable, reason) = (&proxy.variable, deepest(&*error));
+                format!("through the proxy {host}:{port} of {variable}: {reason}").into()
             };
             if at.scheme_str() == Some("https") {
-                let stream = tunnel(&proxy, direct).call(at).await;
+                let stream = tunnel(&proxy.intercept, direct).call(at).await;
                 return Ok(HostStream {
                     stream: stream.map_err(|error| through(error.into()))?,
                     is_forwarded: false,

@@ -241,6 +241,7 @@ impl Hub {
                             endpoint: self.settings.endpoint.clone(),
                             reason: failure.reason,
                             tries,
+                            remedy: client.contact_remedy(&url),
                         });
                     }
                     wait(&mut failures, &self.settings.retry, &url, failure).await?;

@@ -116,6 +116,7 @@ fn is_true(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proxy::ProxyVariable;
 
     #[track_caller]
     fn settings(variables: &[(&str, &str)]) -> HubSettings {
@@ -155,13 +156,16 @@ mod tests {
     #[test]
     fn proxies_are_read_in_lower_case_first() {
         let given = settings(&[("HTTPS_PROXY", "http://a:1"), ("https_proxy", "http://b:2")]);
-        assert_eq!(given.proxies.https, "http://b:2");
+        let set = |variable: &ProxyVariable| (variable.name.clone(), variable.address.clone());
+        let named = |name: &str, address: &str| (name.to_owned(), address.to_owned());
+        assert_eq!(
+            set(&given.proxies.https),
+            named("https_proxy", "http://b:2")
+        );
         let given = settings(&[("NO_PROXY", "10.0.0.0/8"), ("ALL_PROXY", "http://c:3")]);
-        let expected = ("http://c:3", "10.0.0.0/8", "");
-        let ProxySettings {
-            all, none, http, ..
-        } = &given.proxies;
-        assert_eq!((all.as_str(), none.as_str(), http.as_str()), expected);
+        assert_eq!(set(&given.proxies.all), named("ALL_PROXY", "http://c:3"));
+        assert_eq!(given.proxies.none, "10.0.0.0/8");
+        assert_eq!(given.proxies.http, ProxyVariable::default());
         let shown = format!("{:?}", settings(&[("HTTP_PROXY", "http://u:secret@a:1")]));
         assert!(!shown.contains("secret"), "{shown}");
     }

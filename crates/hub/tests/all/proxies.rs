@@ -1,7 +1,7 @@
 //! Hubs behind a proxy and behind TLS, and hubs that nobody can reach.
 
 use super::{Pair, refusal_text};
-use cleave_hub::{HubError, ProxySettings};
+use cleave_hub::{HubError, ProxySettings, ProxyVariable};
 use cleave_test_hub::MODEL;
 use cleave_tls::rustls::{ServerConnection, StreamOwned};
 use cleave_tls::{CertificateFiles, ServerTls};
@@ -102,6 +102,17 @@ fn with_tls(target: String, folder: &Path) -> String {
     })
 }
 
+fn variable(name: &str, address: &str) -> ProxyVariable {
+    ProxyVariable {
+        name: name.to_owned(),
+        address: address.to_owned(),
+    }
+}
+
+fn with_password(proxy: &TestProxy) -> String {
+    format!("http://user:pass@{}", proxy.address)
+}
+
 fn host(pair: &Pair) -> String {
     pair.hub.endpoint().replacen("http://", "", 1)
 }
@@ -111,7 +122,7 @@ fn a_proxy_forwards_requests_to_a_hub_of_http() {
     let mut pair = Pair::new();
     let proxy = TestProxy::start(host(&pair));
     pair.settings.endpoint = "http://hub.invalid".to_owned();
-    pair.settings.proxies.http = format!("http://user:pass@{}", proxy.address);
+    pair.settings.proxies.http = variable("HTTP_PROXY", &with_password(&proxy));
     pair.pull_whole();
     for head in proxy.heads() {
         assert!(head.starts_with("GET http://hub.invalid/"), "{head}");
@@ -129,7 +140,7 @@ fn a_hub_of_https_is_asked_through_a_tunnel() {
     let proxy = TestProxy::start(secure);
     pair.settings.endpoint = "https://localhost:4430".to_owned();
     pair.settings.authorities = Some(pair.cache.path().join("authority.pem"));
-    pair.settings.proxies.all = format!("http://user:pass@{}", proxy.address);
+    pair.settings.proxies.all = variable("ALL_PROXY", &with_password(&proxy));
     pair.pull_whole();
     for head in proxy.heads() {
         assert!(head.starts_with("CONNECT localhost:4430 "), "{head}");
@@ -163,7 +174,7 @@ fn a_certificate_of_an_unknown_authority_is_refused() {
 fn hosts_of_no_proxy_are_asked_directly() {
     let mut pair = Pair::new();
     pair.settings.proxies = ProxySettings {
-        all: "http://127.0.0.1:1".to_owned(),
+        all: variable("ALL_PROXY", "http://127.0.0.1:1"),
         none: "10.0.0.0/8, 127.0.0.0/8".to_owned(),
         ..ProxySettings::default()
     };
@@ -171,18 +182,56 @@ fn hosts_of_no_proxy_are_asked_directly() {
 }
 
 #[test]
-fn an_unreachable_hub_or_proxy_is_named_after_few_tries() {
+fn an_unreachable_hub_is_named_after_few_tries() {
     let mut pair = Pair::new();
     pair.settings.endpoint = "http://127.0.0.1:1".to_owned();
     let text = refusal_text(&pair, "http://127.0.0.1:1 cannot be reached");
     assert!(text.contains("tried 2 times"), "{text}");
-    pair.settings.endpoint = "https://hub.invalid".to_owned();
+    assert!(text.contains("check the network and HF_ENDPOINT"), "{text}");
+}
+
+#[test]
+fn a_dead_proxy_is_named_with_its_port_and_variable() {
+    let mut pair = Pair::new();
     pair.settings.authorities = Some(pair.cache.path().join("authority.pem"));
     with_tls(host(&pair), pair.cache.path());
-    pair.settings.proxies.https = "http://127.0.0.1:1".to_owned();
-    refusal_text(&pair, "through the proxy 127.0.0.1: ");
-    pair.settings.proxies.https = "socks5://127.0.0.1:1".to_owned();
+    let dead = "http://user:secret@127.0.0.1:1";
+    for (endpoint, name) in [
+        ("http://hub.invalid", "http_proxy"),
+        ("https://hub.invalid", "HTTPS_PROXY"),
+        ("https://hub.invalid", "ALL_PROXY"),
+    ] {
+        pair.settings.endpoint = endpoint.to_owned();
+        let variable = variable(name, dead);
+        pair.settings.proxies = match name {
+            "http_proxy" => ProxySettings {
+                http: variable,
+                ..ProxySettings::default()
+            },
+            "HTTPS_PROXY" => ProxySettings {
+                https: variable,
+                ..ProxySettings::default()
+            },
+            _ => ProxySettings {
+                all: variable,
+                ..ProxySettings::default()
+            },
+        };
+        let text = refusal_text(&pair, &format!("through the proxy 127.0.0.1:1 of {name}: "));
+        assert!(text.contains(&format!("check {name}, or")), "{text}");
+        assert!(!text.contains("secret"), "{text}");
+    }
+}
+
+#[test]
+fn a_proxy_of_another_kind_is_refused_with_its_variable() {
+    let mut pair = Pair::new();
+    pair.settings.proxies.http = variable("HTTP_PROXY", "socks5://127.0.0.1:1");
     let error = pair.pull(MODEL).unwrap_err();
     assert!(matches!(&error, HubError::Proxy { .. }), "{error}");
-    assert!(error.to_string().contains("socks5://"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("socks5://") && text.contains("HTTP_PROXY"),
+        "{text}"
+    );
 }
