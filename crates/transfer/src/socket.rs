@@ -66,7 +66,16 @@ pub(crate) enum LinkError {
 impl LinkError {
     /// Whether an end closed the link, which is no fault of the link.
     pub(crate) fn is_closing(&self) -> bool {
-        matches!(self, Self::Closed | Self::Replaced | Self::Closing)
+        match self {
+            Self::Closed | Self::Replaced | Self::Closing => true,
+            // A peer that ends closes its socket. A write may notice that before a read does, and
+            // bytes that the peer had not read make a reset of the end.
+            Self::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+            ),
+            _ => false,
+        }
     }
 
     /// Whether every other transport to the same peer would fail the same way.
@@ -290,6 +299,39 @@ mod tests {
                 matches!(error, LinkError::Truncated { .. }),
                 "{keep}: {error}"
             );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_the_peer_closed_is_no_fault() {
+        let (mut near, far) = tokio::net::UnixStream::pair().unwrap();
+        drop(far);
+        let written = write_message(&mut near, &LinkMessage::Ping(1), &[]).await;
+        let error = written.unwrap_err();
+        assert!(error.is_closing(), "{error}");
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut near = tokio::net::TcpStream::connect(address).await.unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        let written = write_message(&mut near, &LinkMessage::Ping(1), &[]).await;
+        written.unwrap();
+        far.readable().await.unwrap();
+        drop(far);
+        let mut reader = MessageReader::new(near, Duration::from_secs(5), 64);
+        let error = reader.next().await.unwrap_err();
+        assert!(matches!(error, LinkError::Io(_)), "{error}");
+        assert!(error.is_closing(), "{error}");
+    }
+
+    #[test]
+    fn a_fault_of_the_link_is_no_closing() {
+        for error in [
+            LinkError::Truncated { missing: 1 },
+            LinkError::SilenceTimedOut(Duration::from_secs(1)),
+            LinkError::Io(io::ErrorKind::TimedOut.into()),
+        ] {
+            assert!(!error.is_closing(), "{error}");
         }
     }
 
