@@ -56,6 +56,9 @@ pub(super) const SORTS: [&str; 6] = [
     "tokens_per_second",
 ];
 
+/// The text before the first snapshot.
+const WAITING: &str = "connected: waiting for the server's state";
+
 const EVENTS_SHOWN: usize = 6;
 
 /// Lines of a terminal that has room for all events; a smaller one shows fewer.
@@ -93,6 +96,22 @@ fn scaling_height(fleet: &FleetView) -> u16 {
 }
 
 pub(super) fn draw(frame: &mut Frame, fleet: &FleetView, view: &mut TopView) {
+    if fleet.is_known() {
+        draw_fleet(frame, fleet, view);
+    } else {
+        // Zeros would be taken for the state of the fleet.
+        let waits = Line::from(vec![
+            program_name(),
+            Span::raw(format!("{}   {WAITING}", view.url)),
+        ]);
+        frame.render_widget(Paragraph::new(waits), frame.area());
+    }
+    if view.help {
+        draw_help(frame);
+    }
+}
+
+fn draw_fleet(frame: &mut Frame, fleet: &FleetView, view: &mut TopView) {
     let classes = fleet.list("/classes").len().min(8);
     let tall = view.whole || frame.area().height >= TALL;
     let events_max = if tall { EVENTS_SHOWN } else { EVENTS_SHOWN_LOW };
@@ -111,9 +130,6 @@ pub(super) fn draw(frame: &mut Frame, fleet: &FleetView, view: &mut TopView) {
     frame.render_widget(Paragraph::new(scaling_line(fleet)), scaling);
     worker_table(frame, workers, fleet, view);
     frame.render_widget(event_table(fleet, events_max, events.width), events);
-    if view.help {
-        draw_help(frame);
-    }
 }
 
 fn draw_help(frame: &mut Frame) {
@@ -133,8 +149,7 @@ fn draw_help(frame: &mut Frame) {
 fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
     let sum = |field: &str| -> f64 {
         let each = fleet.list("/classes").iter();
-        each.filter_map(|class| class.pointer(field)?.as_f64())
-            .sum()
+        total(each.filter_map(|class| class.pointer(field)?.as_f64()))
     };
     let (good, late, failed) = (
         sum("/minute/good"),
@@ -155,15 +170,15 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
         .collect();
     let tokens = match rates.as_slice() {
         [] => "–".to_owned(),
-        rates => format!("{:.0}", rates.iter().sum::<f64>()),
+        rates => format!("{:.0}", total(rates.iter().copied())),
     };
     let seconds = fleet.list("/history");
     let recent = &seconds[seconds.len().saturating_sub(5)..];
-    let bytes: f64 = recent.iter().filter_map(|second| second[4].as_f64()).sum();
+    let bytes = total(recent.iter().filter_map(|second| second[4].as_f64()));
     let bytes = bytes / recent.len().max(1) as f64;
     let goodput = sum("/goodput");
     let title = Line::from(vec![
-        Span::styled("cleave ", Style::new().add_modifier(Modifier::BOLD)),
+        program_name(),
         Span::raw(format!(
             "{}   up {}   {}",
             view.url,
@@ -187,6 +202,15 @@ fn summary_lines(fleet: &FleetView, view: &TopView) -> Vec<Line<'static>> {
             rate(bytes)
         )),
     ]
+}
+
+fn program_name() -> Span<'static> {
+    Span::styled("cleave ", Style::new().add_modifier(Modifier::BOLD))
+}
+
+/// The sum, which is 0 for no numbers: that of the standard library is then -0.
+fn total(numbers: impl Iterator<Item = f64>) -> f64 {
+    numbers.fold(0.0, |sum, number| sum + number)
 }
 
 /// Workers that need an operator, in words.

@@ -46,6 +46,11 @@ impl FleetView {
         Ok(())
     }
 
+    /// Whether the server has sent its state.
+    pub(super) fn is_known(&self) -> bool {
+        !self.summary.is_null()
+    }
+
     /// Returns a part of the state by its path.
     pub(super) fn at(&self, path: &str) -> &Value {
         self.summary.pointer(path).unwrap_or(&Value::Null)

@@ -266,6 +266,36 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_counted_before_the_first_snapshot() {
+        let mut view = TopView::of("http://h:1");
+        let picture = drawn(&FleetView::default(), &mut view, 80, 24).join("\n");
+        assert!(
+            picture.contains("http://h:1   connected: waiting"),
+            "{picture}"
+        );
+        let counts = ["workers", "goodput", "queued", " of 0", "KV"];
+        for word in counts {
+            assert!(!picture.contains(word), "`{word}` in\n{picture}");
+        }
+        view.press(KeyEvent::new(KeyCode::Char('?'), KeyModifiers::NONE));
+        let picture = drawn(&FleetView::default(), &mut view, 80, 24).join("\n");
+        assert!(picture.contains("scroll through the workers"), "{picture}");
+    }
+
+    #[test]
+    fn a_fleet_without_classes_has_no_negative_zero() {
+        let mut fleet = fleet();
+        let mut delta = fleet.json();
+        delta["workers"] = json!([]);
+        delta["classes"] = json!([]);
+        delta["history"] = json!([]);
+        fleet.apply("delta", delta).unwrap();
+        let text = text(&fleet, "u").unwrap();
+        assert!(text.contains("goodput 0.00/s (0.00 per device)"), "{text}");
+        assert!(text.contains("KV 0.0 B/s"), "{text}");
+    }
+
+    #[test]
     fn a_worker_that_left_disappears() {
         let mut fleet = fleet();
         let mut delta = fleet.json();
