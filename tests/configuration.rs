@@ -104,10 +104,40 @@ fn variables_of_other_programs_count_after_ours() {
 fn a_port_in_use_ends_the_start_with_the_remedy() {
     let other = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = other.local_addr().expect("an address").port().to_string();
-    let (status, _, error) = run(&["serve", "--port", &port]);
-    assert!(!status.success());
-    assert!(error.contains(&format!("127.0.0.1:{port}")), "{error}");
-    assert!(error.contains("choose another address (--port"), "{error}");
+    let address = format!("127.0.0.1:{port}");
+    let worker = ["worker", "--leg", "both", "--router", "127.0.0.1:1"];
+    for (words, named) in [
+        (&["serve", "--port", &port][..], "--host or --port"),
+        (
+            &["serve", "--port", "0", "--admin-listen", &address],
+            "--admin-listen",
+        ),
+        (&["router", "--listen", &address], "--listen"),
+        (
+            &[&worker[..], &["--data-listen", &address]].concat(),
+            "--data-listen",
+        ),
+        (
+            &[&worker[..], &["--metrics-listen", &address]].concat(),
+            "--metrics-listen",
+        ),
+    ] {
+        let (status, _, error) = run(words);
+        assert!(!status.success(), "{words:?}");
+        assert!(
+            error.contains(&format!("cannot listen on {address}")),
+            "{error}"
+        );
+        let remedy = error
+            .trim_end()
+            .rsplit("choose another address with ")
+            .next();
+        assert_eq!(remedy, Some(named), "{words:?}: {error}");
+        let (_, help, _) = run(&[words[0], "--help"]);
+        for flag in named.split(' ').filter(|word| word.starts_with("--")) {
+            assert!(help.contains(flag), "{words:?} has no {flag}");
+        }
+    }
 }
 
 #[test]
@@ -146,6 +176,28 @@ fn a_wrong_file_or_context_ends_the_start() {
         error.contains("--max-model-len 99999999: the model has a context of"),
         "{error}"
     );
+}
+
+#[test]
+fn check_places_a_conflict_as_serve_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("cleave.yaml");
+    let text = "api-key: [k]\napi-key-file: keys\nport: 1\npolicy: policy.yaml\n";
+    fs::write(&path, text).expect("written");
+    let path = path.to_str().expect("text");
+    let origins = |words: &[&str]| -> Vec<String> {
+        let (status, _, error) = run(words);
+        assert!(!status.success(), "{words:?}");
+        let lines = error.lines().filter(|line| line.contains(" is set at "));
+        lines.map(str::to_owned).collect()
+    };
+    let checked = origins(&["config", "check", path]);
+    for (flag, line) in [("api-key", 1), ("policy", 4)] {
+        let named = format!("  --{flag} is set at {path}:{line}:");
+        let found = checked.iter().any(|line| line.starts_with(&named));
+        assert!(found, "{named}\n{checked:#?}");
+    }
+    assert_eq!(checked, origins(&["serve", "--config", path]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Owns: the startup output. Never: decides anything about a request.
 
+mod addresses;
 mod lifetime;
 mod models;
 
@@ -12,6 +13,7 @@ use crate::args::{
 use crate::gpu;
 use crate::model::{EngineShare, ProcessWorkers};
 use crate::source::{EngineSource, OpenedSource};
+use addresses::{AddressFlag, with_flag};
 use anyhow::{Context, bail};
 use cleave_api::ApiOptions;
 use cleave_domain::{DeviceId, Role, ScalingMode};
@@ -51,7 +53,13 @@ pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let models = models::open(models)?;
     let listen = SocketAddr::new(args.address, args.port).to_string();
     let runtime = runtime()?;
-    let ports = runtime.block_on(FleetPorts::open(&listen, &router))?;
+    let ports = runtime.block_on(FleetPorts::open(&listen, &router));
+    let ports = ports.map_err(|error| {
+        with_flag(
+            error,
+            &router_addresses("--host or --port", &listen, &router),
+        )
+    })?;
     let models = models::start(models, &args.process)?;
     for model in &models {
         let workers = model.workers.iter();
@@ -110,14 +118,22 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         );
     }
     let waits = awaited_workers_text(options.policy.as_ref());
+    let listen = args.listen.to_string();
+    let mut addresses = router_addresses("--listen", &listen, &options);
+    let picker_listen = args.picker.ext_proc_listen;
+    addresses.push((
+        "--ext-proc-listen",
+        picker_listen.map(|address| address.to_string()),
+    ));
     let node = RouterNode {
-        listen: args.listen.to_string(),
+        listen,
         options,
         picker,
     };
     runtime()?.block_on(async {
         let stop = TerminationSignals::new()?;
-        let running = node.start().await?;
+        let started = node.start().await;
+        let running = started.map_err(|error| with_flag(error, &addresses))?;
         // Scripts pass this address to workers, so it is printed before a worker joins.
         PrintedAddresses::of(&args.http, running.address(), running.admin_address()).print();
         if let Some(address) = running.picker_address() {
@@ -132,6 +148,22 @@ pub(crate) fn router(args: &RouterArgs) -> anyhow::Result<()> {
         )
         .await
     })
+}
+
+/// The flags of a router's addresses; `front` is the flag of `listen`.
+fn router_addresses(
+    front: &'static str,
+    listen: &str,
+    options: &RouterOptions,
+) -> Vec<AddressFlag> {
+    vec![
+        (front, Some(listen.to_owned())),
+        ("--admin-listen", options.admin_listen.clone()),
+        (
+            "--external-metrics-listen",
+            options.external_metrics_listen.clone(),
+        ),
+    ]
 }
 
 /// Says what a router without workers does.
@@ -166,7 +198,13 @@ pub(crate) fn worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let metrics_listen = args.metrics_listen.map(|address| address.to_string());
     let runtime = runtime()?;
     let ports = WorkerPorts::open(&data_listen, metrics_listen.as_deref(), &options, &traces);
-    let ports = runtime.block_on(ports)?;
+    let ports = runtime.block_on(ports).map_err(|error| {
+        let addresses = [
+            ("--data-listen", Some(data_listen.clone())),
+            ("--metrics-listen", metrics_listen.clone()),
+        ];
+        with_flag(error, &addresses)
+    })?;
     let model = ModelArgs {
         name: args.model.clone(),
         form: args.host.form.clone(),

@@ -22,6 +22,7 @@ use cleave_server::ServerError;
 use cleave_telemetry::TelemetryError;
 use cleave_tls::TlsError;
 use cleave_worker::WorkerError;
+use std::io;
 
 /// Why a node cannot start, by what the caller can change.
 #[derive(Debug, thiserror::Error)]
@@ -47,4 +48,18 @@ pub enum NodeError {
     /// The model's tokenizer or templates cannot be used.
     #[error("{0}")]
     Model(String),
+}
+
+impl NodeError {
+    /// Returns the address that cannot be bound, with the system's reason, if that is the error.
+    #[must_use]
+    pub fn unbound(&self) -> Option<(&str, &io::Error)> {
+        match self {
+            Self::Server(ServerError::Bind(address, reason))
+            | Self::Kubernetes(KubernetesError::Server(ServerError::Bind(address, reason))) => {
+                Some((address, reason))
+            }
+            _ => None,
+        }
+    }
 }

@@ -47,9 +47,7 @@ const TLS_HANDSHAKE_BYTE: u8 = 0x16;
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// A port cannot be bound.
-    #[error(
-        "cannot listen on {0}; where another program does, choose another address (--port, --listen)"
-    )]
+    #[error("cannot listen on {0}")]
     Bind(String, #[source] io::Error),
 }
 

@@ -22,10 +22,7 @@ pub(super) struct FlagOrigins<'a> {
 impl FlagOrigins<'_> {
     /// Adds to an error where each of its flags is set.
     pub(super) fn explain(&self, error: clap::Error) -> clap::Error {
-        let notes: Vec<String> = flags_of(&error)
-            .iter()
-            .filter_map(|long| self.origin(long))
-            .collect();
+        let notes = self.notes(&error);
         if notes.is_empty() {
             return error;
         }
@@ -34,6 +31,12 @@ impl FlagOrigins<'_> {
         let (first, rest) = text.split_once("\n\n").unwrap_or((text, ""));
         let notes = notes.join("\n  ");
         clap::Error::raw(error.kind(), format!("{first}\n\n  {notes}\n\n{rest}"))
+    }
+
+    /// A line for each flag of an error that is not a word of the command line.
+    pub(super) fn notes(&self, error: &clap::Error) -> Vec<String> {
+        let flags = flags_of(error);
+        flags.iter().filter_map(|long| self.origin(long)).collect()
     }
 
     /// The origin of a flag in words; `None` for one of the command line.

@@ -2,6 +2,7 @@
 
 use super::definition::{command, find, is_configurable, is_secret};
 use super::file::ConfigFile;
+use super::origin::FlagOrigins;
 use super::{ConfigurationError, Resolved};
 use crate::args::{ConfigArgs, ConfigCheckArgs, ConfigCommand, ConfigPrintArgs};
 use anyhow::bail;
@@ -36,17 +37,26 @@ fn check(args: &ConfigCheckArgs) -> anyhow::Result<String> {
     check_name(name)?;
     let flags = ConfigFile::open(file, name)?;
     let words = words_of(name).chain(flags.flags().iter().flat_map(|flag| flag.words()));
-    let parsed = super::definition::without_variables().try_get_matches_from(words);
+    let root = super::definition::without_variables();
+    let parsed = root.clone().try_get_matches_from(words);
     // The command line may have what the file lacks.
     if let Err(error) = parsed
         && error.kind() == ErrorKind::ArgumentConflict
     {
+        let from_file = flags.flags().iter().map(|flag| flag.long().to_owned());
+        let origins = FlagOrigins {
+            command: find(&root, name),
+            words: &[],
+            file: Some(&flags),
+            from_file: &from_file.collect(),
+        };
         let text = error.to_string();
-        let reason = text.lines().next().unwrap_or_default();
+        let reason = text.split("\n\n").next().unwrap_or_default();
         bail!(
-            "the configuration {} has flags that exclude each other: {}",
+            "the configuration {} has flags that exclude each other: {}\n\n  {}",
             file.display(),
-            reason.trim_start_matches("error: ")
+            reason.trim_start_matches("error: "),
+            origins.notes(&error).join("\n  ")
         );
     }
     let count = flags.flags().len();
