@@ -230,15 +230,24 @@ impl HttpClient {
 
     /// Status and body of a GET.
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
-        let answer = self
-            .http
-            .get(format!("{}{path}", self.base))
-            .send()
-            .expect("server answers");
+        let answer = self.get_with(path, &[]);
         (
             answer.status().as_u16(),
             answer.text().expect("body is text"),
         )
+    }
+
+    /// The answer to a GET with these headers.
+    pub(crate) fn get_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> reqwest::blocking::Response {
+        let request = self.http.get(format!("{}{path}", self.base));
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        request.send().expect("server answers")
     }
 
     /// Waits until `/ready` answers 200.

@@ -136,10 +136,15 @@ fn each_request_is_one_access_line() {
     assert_eq!(fleet.client.get("/v1/models").0, 200);
     let wrong = json!({"prompt": "Go", "max_tokens": 0});
     assert_eq!(fleet.client.post("/v1/completions", &wrong).0, 400);
-    assert_eq!(fleet.client.get("/metrics").0, 200);
+    for probe in ["/health", "/live", "/load", "/metrics", "/ping", "/ready"] {
+        assert_eq!(fleet.client.get(probe).0, 200, "{probe}");
+    }
+    // The lines of earlier requests are before that of the last one.
+    assert_eq!(fleet.client.get("/version").0, 200);
 
-    let access = access_lines(&fleet.router, 4);
-    assert_eq!(access.len(), 4, "none for probes: {access:#?}");
+    let access = access_lines(&fleet.router, 5);
+    assert_eq!(access.len(), 5, "none for probes: {access:#?}");
+    assert_eq!(access[4]["path"], "/version");
     let usage = &answer["usage"];
     for (line, is_streamed) in [(&access[0], false), (&access[1], true)] {
         assert_eq!(line["message"], "request over");

@@ -1,6 +1,6 @@
 //! `/metrics`: documented, bounded, and in the format that was asked for.
 
-use crate::harness::{root, run};
+use crate::harness::{HttpClient, root, run};
 use crate::observe::ObservedFleet;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +31,24 @@ fn metrics_page_matches_the_binary() {
         stored == page,
         "docs/metrics.md is old: UPDATE_METRICS=1 cargo test -p cleave-cli --test system metrics_page"
     );
+}
+
+#[test]
+fn metrics_of_routers_and_workers_are_compressed() {
+    let admin = ["--admin-listen", "127.0.0.1:0"];
+    let mut fleet = ObservedFleet::start(&["prefill", "decode"], &admin, &["--engine", "mock"]);
+    let mut pages = fleet.worker_metrics();
+    pages.push(HttpClient::new(&fleet.router.admin_address()));
+    pages.push(fleet.client);
+    for page in pages {
+        let plain = page.get("/metrics").1;
+        assert!(plain.starts_with("# "), "{plain}");
+        let answer = page.get_with("/metrics", &[("accept-encoding", "gzip")]);
+        let encoding = answer.headers().get("content-encoding").cloned();
+        assert_eq!(encoding.expect("an encoding"), "gzip");
+        let bytes = answer.bytes().expect("a body");
+        assert!(bytes.len() * 3 < plain.len(), "{} bytes", bytes.len());
+    }
 }
 
 /// Requests with new client-chosen names.

@@ -173,3 +173,18 @@ impl Drop for LineParts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::PROBES;
+    use crate::routes::PROBE_ROUTES;
+
+    #[test]
+    fn every_probe_is_a_route_and_every_route_of_them_a_probe() {
+        let routes = PROBE_ROUTES.iter().map(|route| route.path);
+        // People ask for the version, and no system does so every few seconds.
+        let mut routes: Vec<&str> = routes.filter(|path| *path != "/version").collect();
+        routes.sort_unstable();
+        assert_eq!(routes, PROBES);
+    }
+}

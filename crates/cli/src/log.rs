@@ -151,8 +151,15 @@ mod tests {
     use std::io;
     use std::sync::{Arc, Mutex};
 
+    /// The bytes that a subscriber wrote.
     #[derive(Clone, Default)]
-    struct LogBytes(Arc<Mutex<Vec<u8>>>);
+    pub(super) struct LogBytes(Arc<Mutex<Vec<u8>>>);
+
+    impl LogBytes {
+        pub(super) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
 
     impl io::Write for LogBytes {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -174,7 +181,7 @@ mod tests {
             .with_writer(move || writer.clone())
             .finish();
         tracing::subscriber::with_default(lines, log);
-        String::from_utf8(bytes.0.lock().unwrap().clone()).unwrap()
+        bytes.text()
     }
 
     #[test]

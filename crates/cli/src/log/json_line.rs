@@ -103,3 +103,55 @@ impl Visit for EventFields {
         self.push(field, nested.flatten().unwrap_or_else(|| text.into()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::tests::LogBytes;
+    use serde_json::json;
+
+    #[test]
+    fn values_keep_their_kinds_and_are_no_text() {
+        let bytes = LogBytes::default();
+        let writer = bytes.clone();
+        let lines = tracing_subscriber::fmt()
+            .event_format(JsonLineFormat)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(lines, || {
+            let (record, shown) = (r#"{"a": [1]}"#, "a\nb");
+            tracing::info!(
+                target: "access",
+                count = 3_u64,
+                change = -2_i64,
+                ms = 0.5,
+                set = true,
+                name = "a b",
+                absent = None::<u64>,
+                %record,
+                %shown,
+                "over"
+            );
+        });
+        let mut line: Value = serde_json::from_str(bytes.text().trim_end()).unwrap();
+        let time = line["timestamp"].take();
+        assert!(
+            time.as_str().is_some_and(|text| text.ends_with('Z')),
+            "{time}"
+        );
+        let expected = json!({
+            "timestamp": null,
+            "level": "INFO",
+            "target": "access",
+            "message": "over",
+            "count": 3,
+            "change": -2,
+            "ms": 0.5,
+            "set": true,
+            "name": "a b",
+            "record": {"a": [1]},
+            "shown": "a\nb",
+        });
+        assert_eq!(line, expected);
+    }
+}

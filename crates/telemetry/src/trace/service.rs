@@ -87,3 +87,46 @@ impl ServiceProcess {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The attributes of a process by their names.
+    #[track_caller]
+    fn value(process: &ServiceProcess, key: &str) -> String {
+        let attributes = process.attributes();
+        let mut found = attributes.iter().filter(|one| one.key.as_str() == key);
+        let one = found.next().expect("it has the attribute");
+        assert!(found.next().is_none(), "{key} is there once");
+        one.value.to_string()
+    }
+
+    #[test]
+    fn each_role_is_a_service_of_its_own() {
+        let worker = |role| ServiceProcess::worker("w-1", role);
+        for (process, name, role) in [
+            (ServiceProcess::fleet(8000), "cleave", "fleet"),
+            (ServiceProcess::router(8000), "cleave-router", "router"),
+            (worker(Role::Prefill), "cleave-prefill", "prefill"),
+            (worker(Role::Decode), "cleave-decode", "decode"),
+            (worker(Role::Both), "cleave-mixed", "both"),
+        ] {
+            assert_eq!(value(&process, "service.name"), name);
+            assert_eq!(value(&process, "cleave.role"), role);
+            let version = env!("CARGO_PKG_VERSION");
+            assert_eq!(value(&process, "service.version"), version);
+        }
+    }
+
+    #[test]
+    fn an_instance_is_a_workers_name_or_a_port() {
+        let instance = |process: &ServiceProcess| value(process, "service.instance.id");
+        let worker = ServiceProcess::worker("w-1", Role::Decode);
+        assert_eq!(instance(&worker), "w-1");
+        for process in [ServiceProcess::fleet(8001), ServiceProcess::router(8001)] {
+            let instance = instance(&process);
+            assert!(instance.ends_with(":8001"), "{instance}");
+        }
+    }
+}
