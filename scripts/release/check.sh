@@ -34,10 +34,26 @@ ask() {
   python3 -c 'import sys, time; print(f"    first answer after {time.time() - float(sys.argv[1]):.1f} s")' "$began"
 }
 
+# A build for glibc asks for no function that came after 2.28, and has its kernels inside.
+check_gnu() {
+  local program=$1 newest
+  newest=$(grep -aoE 'GLIBC_2\.[0-9]+' "$program" | sort -uV | tail -n 1)
+  if [ "$(printf '%s\n' "$newest" GLIBC_2.28 | sort -V | tail -n 1)" != GLIBC_2.28 ]; then
+    echo "FLAW: $program needs $newest: link it by build.sh" >&2
+    exit 1
+  fi
+  "$program" --version > "$work/version"
+  if ! grep -q "built-in kernels" "$work/version"; then
+    echo "FLAW: $program has no kernels inside" >&2
+    exit 1
+  fi
+}
+
 for archive in "$files"/cleave-*-"$machine"-*.tar.gz; do
   root=$work/$(basename "$archive" .tar.gz)
   mkdir -p "$root"
   tar -xzf "$archive" -C "$root" --strip-components=1
+  if [[ $archive == *-gnu.tar.gz ]]; then check_gnu "$root/bin/cleave"; fi
   ask "$root" bin/cleave
   echo "ok: $(basename "$archive")"
 done
