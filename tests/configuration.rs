@@ -201,6 +201,16 @@ fn check_places_a_conflict_as_serve_does() {
 }
 
 #[test]
+fn print_takes_the_command_by_a_flag() {
+    let (status, _, error) = run(&["config", "print", "worker"]);
+    assert!(!status.success());
+    assert!(
+        error.contains("cleave config print --for worker"),
+        "{error}"
+    );
+}
+
+#[test]
 fn api_keys_guard_a_server_without_a_policy() {
     let folder = tempfile::tempdir().expect("a folder");
     let keys = folder.path().join("keys");

@@ -160,7 +160,10 @@ pub(crate) struct LoadPace {
 /// If it is invalid.
 pub(crate) fn workload_of(args: &WorkloadArgs) -> anyhow::Result<BenchWorkload> {
     let workload = match (&args.trace, &args.workload) {
-        (Some(path), _) => BenchWorkload::from_trace(path, args.dataset.as_deref())?,
+        (Some(path), _) => {
+            let read = BenchWorkload::from_trace(path, args.dataset.as_deref());
+            read.context("--trace")?
+        }
         (None, Some(spec)) => spec.parse()?,
         (None, None) => anyhow::bail!("give --trace FILE or --workload SPEC"),
     };

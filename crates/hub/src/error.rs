@@ -31,7 +31,7 @@ pub enum HubError {
          where the hub can be reached", .cache.display()
     )]
     Offline { model: HubModel, cache: PathBuf },
-    #[error("{model}: not in the cache {}", .cache.display())]
+    #[error("{model}: not in the cache {}; `cleave list` shows what is in it", .cache.display())]
     NotCached { model: HubModel, cache: PathBuf },
     #[error("{model}: {reason}")]
     Unusable { model: HubModel, reason: String },
@@ -81,7 +81,13 @@ pub enum HubError {
     },
     #[error("{url}: {reason}: this is no answer of a hub; check HF_ENDPOINT")]
     Answer { url: String, reason: String },
-    #[error("{}: {reason}", .path.display())]
+    #[error(
+        "HF_ENDPOINT: `{endpoint}` is no address of a hub: give one with its scheme, such as https://huggingface.co"
+    )]
+    Endpoint { endpoint: String },
+    #[error(
+        "{}: {reason}; HF_HUB_CACHE, or HF_HOME, sets the folder of the cache", .path.display()
+    )]
     Disk { path: PathBuf, reason: String },
 }
 

@@ -179,8 +179,13 @@ impl HubClient {
         redirects: Redirects,
     ) -> Result<Response<Incoming>, RequestError> {
         let (method, range) = request;
-        let parse = |url: &str| url.parse::<Uri>().map_err(|_| answer(url, "no address"));
-        let first = parse(url)?;
+        let is_address = |at: &Uri| matches!(at.scheme_str(), Some("http" | "https"));
+        let first = url.parse::<Uri>().ok().filter(is_address);
+        let first = first.ok_or_else(|| {
+            // Every other part of the address is escaped.
+            let endpoint = self.endpoint.clone();
+            RequestError::Lasting(HubError::Endpoint { endpoint })
+        })?;
         let mut at = first.clone();
         let mut is_on_hub = true;
         for _ in 0..=REDIRECTS_MAX {

@@ -124,6 +124,11 @@ impl FromStr for HubModel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(name) = name_in_address(text) {
+            return Err(format!(
+                "a hub's model is named org/name: give {name} without the address before it; HF_ENDPOINT sets the hub"
+            ));
+        }
         let (name, revision) = match text.split_once('@') {
             Some((name, revision)) => (name, Some(revision.parse()?)),
             None => (text, None),
@@ -133,6 +138,14 @@ impl FromStr for HubModel {
             revision,
         })
     }
+}
+
+/// The model whose page on a hub this address is.
+fn name_in_address(text: &str) -> Option<HubName> {
+    let (_, rest) = text.split_once("://")?;
+    let mut parts = rest.split('/').skip(1);
+    let (org, name) = (parts.next()?, parts.next()?);
+    format!("{org}/{name}").parse().ok()
 }
 
 impl fmt::Display for HubName {
@@ -174,6 +187,16 @@ mod tests {
         ] {
             assert!(bad.parse::<HubModel>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_address_of_a_page_leads_to_the_models_name() {
+        for address in ["https://hub.example/a/b", "http://h:1/a/b/tree/main"] {
+            let error = address.parse::<HubModel>().unwrap_err();
+            assert!(error.contains("give a/b without"), "{error}");
+        }
+        let error = "https://hub.example".parse::<HubModel>().unwrap_err();
+        assert!(error.contains("org/name"), "{error}");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "TEXT", help_heading = "Conversation")]
     pub(crate) system: Option<String>,
     /// Sampling temperature; the model's own if absent.
-    #[arg(long, value_name = "T", help_heading = "Conversation", allow_negative_numbers = true, value_parser = parse_temperature)]
+    #[arg(long, value_name = "T", help_heading = "Conversation", value_parser = parse_temperature)]
     pub(crate) temperature: Option<f32>,
     /// Limit of output tokens of an answer; the rest of the context if absent.
     #[arg(long, value_name = "N", help_heading = "Conversation", value_parser = clap::value_parser!(u32).range(1..))]

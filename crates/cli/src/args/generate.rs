@@ -43,7 +43,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", help_heading = "Generation", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// Sampling temperature; 0 always takes the most likely token.
-    #[arg(long, value_name = "T", help_heading = "Generation", default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
+    #[arg(long, value_name = "T", help_heading = "Generation", default_value_t = 0.0, value_parser = parse_temperature)]
     pub(crate) temperature: f32,
     /// Draw from the N most likely tokens; 0 draws from all.
     #[arg(
@@ -54,7 +54,7 @@ pub(crate) struct GenerateArgs {
     )]
     pub(crate) top_k: u32,
     /// Draw from the most likely tokens that together reach this probability.
-    #[arg(long, value_name = "P", help_heading = "Generation", default_value_t = 1.0, allow_negative_numbers = true, value_parser = parse_top_p)]
+    #[arg(long, value_name = "P", help_heading = "Generation", default_value_t = 1.0, value_parser = parse_top_p)]
     pub(crate) top_p: f32,
     /// Seed of the sampling: the same seed draws the same tokens.
     #[arg(

@@ -5,7 +5,7 @@
 
 use super::{ArrivalArgs, TargetArgs};
 use crate::load::parse_span;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use cleave_domain::PoolCounts;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,10 +19,11 @@ use std::time::Duration;
 
 `--compare` also serves the same arrivals with two fixed fleets, of the largest and of the mean size
 of this one, and with a fleet that scales by thresholds of KV occupancy and queues.")]
+#[command(group(ArgGroup::new("size").required(true).args(["policy", "devices"])))]
 pub(crate) struct ScaleArgs {
     /// Policy file with the targets and the part `scaling`, as for `--policy` of `serve` and
     /// `router`.
-    #[arg(long, value_name = "FILE", required_unless_present = "devices", conflicts_with_all = ["devices", "ttft", "tpot", "e2e"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ttft", "tpot", "e2e"])]
     pub(crate) policy: Option<PathBuf>,
     /// Without a policy: limit of devices for prefill and decode workers.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=10_000))]

@@ -110,10 +110,19 @@ pub(crate) fn command() -> Command {
 pub(super) fn without_variables() -> Command {
     let command = Cli::command().mut_args(|argument| argument.hide_short_help(true));
     let everywhere: Vec<Arg> = command.get_arguments().cloned().collect();
-    each_command(command, "", &|command, name| match most_used(name) {
-        Some(most_used) => with_short_help(command.arg(config_flag()), &most_used, &everywhere),
-        None => command,
+    each_command(command, "", &|command, name| {
+        let command = command.mut_args(with_negative_numbers);
+        match most_used(name) {
+            Some(most_used) => with_short_help(command.arg(config_flag()), &most_used, &everywhere),
+            None => command,
+        }
     })
+}
+
+/// Lets `--port -1` be a wrong value: clap would take `-1` for a flag, and advise `-- -1`.
+fn with_negative_numbers(argument: Arg) -> Arg {
+    let is_option = argument.get_long().is_some() && argument.get_action().takes_values();
+    argument.allow_negative_numbers(is_option)
 }
 
 /// Commands that take `--config`.

@@ -73,6 +73,12 @@ fn print(args: &ConfigPrintArgs) -> anyhow::Result<String> {
         flags,
     } = args;
     check_name(name)?;
+    let first = flags.first().and_then(|word| word.to_str());
+    if let Some(other) = first.filter(|word| is_configurable(word)) {
+        bail!(
+            "`{other}` is a command: name it by --for, as in `cleave config print --for {other}`"
+        );
+    }
     let words = words_of(name).map(OsString::from);
     let resolved = match Resolved::of(words.chain(flags.iter().cloned()).collect()) {
         Ok(resolved) => resolved,

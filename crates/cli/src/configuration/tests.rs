@@ -114,6 +114,21 @@ fn the_command_line_counts_before_the_file() {
 }
 
 #[test]
+fn a_negative_number_is_a_wrong_value() {
+    for words in [
+        "cleave serve --port -1",
+        "cleave serve --step-max -0.5",
+        "cleave sim goodput --devices 2 --rate -1",
+        "cleave bench run --rate -1",
+        "cleave chat --temperature -1",
+    ] {
+        let parsed = command().try_get_matches_from(words.split(' '));
+        let error = parsed.unwrap_err().to_string();
+        assert!(error.contains("invalid value '-"), "{words}: {error}");
+    }
+}
+
+#[test]
 fn lists_json_and_flags_of_every_command_fit_a_file() {
     let text = "served-model-name: [a, 'b']\nlog-level: debug\nspeculative-config:\n  method: ngram\n  \
                 num_speculative_tokens: 3\ngpu-memory-utilization: 0.5\nno-prefix-cache: false\n";

@@ -25,6 +25,27 @@ fn absent_models_and_revisions_are_distinct() {
 }
 
 #[test]
+fn an_endpoint_that_is_no_address_is_named() {
+    for endpoint in ["nonsense", "hub.example", "ftp://hub.example", ""] {
+        let mut pair = Pair::new();
+        pair.settings.endpoint = endpoint.to_owned();
+        let named = format!("HF_ENDPOINT: `{endpoint}`");
+        let error = refusal(&pair, MODEL, &[&named, "https://"]);
+        assert!(matches!(error, HubError::Endpoint { .. }));
+    }
+}
+
+#[test]
+fn a_cache_that_is_no_folder_names_its_variables() {
+    let mut pair = Pair::new();
+    pair.settings.cache = pair.cache.path().join("file");
+    std::fs::write(&pair.settings.cache, "").unwrap();
+    let error = pair.client().cache().list().unwrap_err().to_string();
+    assert!(error.contains("HF_HUB_CACHE"), "{error}");
+    refusal(&pair, MODEL, &["HF_HUB_CACHE"]);
+}
+
+#[test]
 fn refusals_name_the_licence_or_the_token() {
     let gated = "x-error-code: GatedRepo\r\n";
     for (path, status, code, words) in [
