@@ -321,12 +321,14 @@ fn the_decode_share_is_on_by_default() {
     }
 }
 
-/// The bundled checkpoint's weights take 10.3 MiB, and each leg needs two MiB more, so they fit
-/// only once.
+/// The checkpoint's weights take 10.3 MiB, and each leg needs two MiB more, so they fit only once.
 #[test]
 fn legs_of_one_gpu_share_its_weights() {
     let cache = tempfile::tempdir().expect("a temporary folder");
+    let model = harness::root().join("testdata/trained");
+    let model = model.to_str().expect("a readable path");
     let mut arguments = vec!["serve", "--port", "0", "--prefill", "1", "--decode", "1"];
+    arguments.extend(["--model", model]);
     arguments.extend(["--placement", "split", "--calibrate", "0"]);
     arguments.extend(["--device", "cuda", "--kv-cache", "1MiB"]);
     arguments.extend(["--max-num-seqs", "2", "--max-num-batched-tokens", "32"]);

@@ -125,24 +125,35 @@ fn the_bundled_checkpoint_writes_english() {
 
 #[test]
 fn weights_rounded_at_load_write_english() {
-    writes_english(&["--quantize", "int8"]);
-    writes_english(&["--quantize", "int4"]);
+    for form in ["int8", "int4"] {
+        writes_english(&["--model", &trained(), "--quantize", form]);
+    }
 }
 
-/// Output and log of a short generation.
-fn generate(flags: &[&str]) -> (String, String) {
-    let first = ["generate", "--prompt", "Ownership", "--max-tokens", "8"];
-    let (status, out, err) = harness::run(&[&first, flags].concat());
+/// A small trained checkpoint in bf16.
+fn trained() -> String {
+    let folder = harness::root().join("testdata/trained");
+    folder
+        .into_os_string()
+        .into_string()
+        .expect("a readable path")
+}
+
+/// Output and log of a short generation by a checkpoint.
+fn generate(model: &str, flags: &[&str]) -> (String, String) {
+    let first = ["generate", "--model", model, "--prompt", "Ownership"];
+    let flags = [&["--max-tokens", "8"], flags].concat();
+    let (status, out, err) = harness::run(&[&first[..], &flags].concat());
     assert!(status.success(), "{err}");
     (out, err)
 }
 
 #[test]
 fn weights_kept_in_a_wider_format_are_logged() {
-    let (_, err) = generate(&["--quantize", "int4"]);
+    let (_, err) = generate(&trained(), &["--quantize", "int4"]);
     let expected = "down_proj.weight (688 columns) is kept in int8 rather than int4";
     assert!(err.contains(expected), "{err}");
-    let (_, err) = generate(&["--quantize", "int8"]);
+    let (_, err) = generate(&trained(), &["--quantize", "int8"]);
     assert!(!err.contains("more memory"), "{err}");
     let folder = tempfile::tempdir().expect("a temporary folder");
     for (group, expected) in [
@@ -151,12 +162,12 @@ fn weights_kept_in_a_wider_format_are_logged() {
     ] {
         let out = folder.path().join(group);
         let to = out.to_str().expect("a readable path");
-        let demo = harness::root().join("assets/demo");
-        let mut synth = vec!["synth", "--model", demo.to_str().expect("a readable path")];
+        let trained = trained();
+        let mut synth = vec!["synth", "--model", &trained];
         synth.extend(["--quantization", "awq", "--group-size", group, "--out", to]);
         let (status, _, err) = harness::run(&synth);
         assert!(status.success(), "{err}");
-        let (_, err) = generate(&["--model", to]);
+        let (_, err) = generate(to, &[]);
         assert!(
             expected.is_none_or(|expected| err.contains(expected)),
             "{err}"
@@ -170,10 +181,10 @@ fn cached_packed_weights_change_no_token() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let to = folder.path().to_str().expect("a readable path");
     for flags in [&[][..], &["--quantize", "int8"], &["--quantize", "int4"]] {
-        let (packed, _) = generate(flags);
+        let (packed, _) = generate(&trained(), flags);
         let cached = [flags, &["--packed-cache", to]].concat();
-        assert_eq!(generate(&cached).0, packed, "{flags:?}");
-        assert_eq!(generate(&cached).0, packed, "{flags:?}");
+        assert_eq!(generate(&trained(), &cached).0, packed, "{flags:?}");
+        assert_eq!(generate(&trained(), &cached).0, packed, "{flags:?}");
     }
     let files = || std::fs::read_dir(to).expect("it is there").flatten();
     assert_eq!(files().count(), 3);
@@ -181,8 +192,8 @@ fn cached_packed_weights_change_no_token() {
         let bytes = std::fs::read(file.path()).expect("a file");
         std::fs::write(file.path(), &bytes[..bytes.len() / 2]).expect("room for it");
     }
-    let (packed, _) = generate(&[]);
-    let (again, err) = generate(&["--packed-cache", to]);
+    let (packed, _) = generate(&trained(), &[]);
+    let (again, err) = generate(&trained(), &["--packed-cache", to]);
     assert_eq!(again, packed);
     assert!(err.contains("are not used"), "{err}");
 }
@@ -190,10 +201,9 @@ fn cached_packed_weights_change_no_token() {
 #[test]
 fn quantized_weights_and_fp8_kv_write_english() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let out = folder.path().join("demo-awq");
-    let (from, to) = (harness::root().join("assets/demo"), out.to_str());
-    let (from, to) = (from.to_str(), to.expect("a readable path"));
-    let mut synth = vec!["synth", "--model", from.expect("a readable path")];
+    let (from, out) = (trained(), folder.path().join("awq"));
+    let to = out.to_str().expect("a readable path");
+    let mut synth = vec!["synth", "--model", &from];
     synth.extend(["--quantization", "awq", "--group-size", "64", "--out", to]);
     let (status, _, err) = harness::run(&synth);
     assert!(status.success(), "{err}");
@@ -205,14 +215,15 @@ fn int8_kv_writes_english() {
     for name in ["int8", "int8_per_token_head"] {
         writes_english(&["--kv-cache-dtype", name]);
     }
-    writes_english(&["--kv-cache-dtype", "int8", "--dtype", "f32"]);
+    let in_f32 = ["--model", &trained(), "--dtype", "f32"];
+    writes_english(&[&in_f32[..], &["--kv-cache-dtype", "int8"]].concat());
 }
 
 /// Makes a quantized checkpoint with a scale for its keys.
 fn with_key_scale(out: &Path, scale: f32) -> String {
-    let from = harness::root().join("assets/demo");
+    let from = trained();
     let to = out.to_str().expect("a readable path").to_owned();
-    let mut synth = vec!["synth", "--model", from.to_str().expect("a readable path")];
+    let mut synth = vec!["synth", "--model", &from];
     synth.extend(["--quantization", "awq", "--group-size", "64", "--out", &to]);
     let (status, _, err) = harness::run(&synth);
     assert!(status.success(), "{err}");

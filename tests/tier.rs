@@ -1,13 +1,16 @@
 //! KV tiers with a real engine: answers do not change.
 
-use crate::harness::{CleaveProcess, HttpClient, wait_for};
+use crate::harness::{self, CleaveProcess, HttpClient, wait_for};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A server, and a client for it.
+/// A server of a small trained checkpoint in bf16, and a client for it.
 fn start(kv_cache: &str, more: &[&str]) -> (CleaveProcess, HttpClient) {
-    let plain = ["serve", "--port", "0", "--threads", "2", "--kv-cache"];
-    let mut process = CleaveProcess::start(&[&plain[..], &[kv_cache], more].concat());
+    let model = harness::root().join("testdata/trained");
+    let model = model.to_str().expect("a readable path");
+    let plain = ["serve", "--port", "0", "--threads", "2", "--model", model];
+    let pool = ["--kv-cache", kv_cache];
+    let mut process = CleaveProcess::start(&[&plain[..], &pool, more].concat());
     let client = HttpClient::new(&process.address());
     client.wait_ready();
     (process, client)

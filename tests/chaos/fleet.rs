@@ -50,7 +50,7 @@ pub(crate) const SHORT_SILENCE: SilenceLimits = SilenceLimits {
 };
 
 /// Flags of a worker that serves the bundled checkpoint.
-const PLAIN_FLAGS: [&str; 2] = ["--kv-cache", "12MiB"];
+const PLAIN_FLAGS: [&str; 2] = ["--kv-cache", "20MiB"];
 
 impl ChaosFleet {
     pub(crate) fn start(runtime: &Handle) -> Self {

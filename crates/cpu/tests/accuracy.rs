@@ -1,4 +1,4 @@
-//! Accuracy of quantised weights and keys: the bundled, trained checkpoint in every layout,
+//! Accuracy of quantised weights and keys: a small, trained checkpoint in every layout,
 //! compared with itself in bf16, on a text that it generated.
 
 use cleave_checkpoint::Checkpoint;
@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// Tokens that are drawn, then scored.
 const TOKENS: usize = 200;
 
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")
+fn trained() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/trained")
 }
 
 fn engine(dir: &Path, kv: KvType) -> ModelEngine<CpuOps> {
@@ -195,7 +195,7 @@ fn scores_at_load(from: &Path, quantize: Quantize, tokens: &[TokenId]) -> Vec<Ve
 /// dense, and rounding at load gives it eight bits.
 #[test]
 fn quantised_answers_stay_near_those_of_bf16() {
-    let mut dense = engine(&demo(), KvType::Bf16);
+    let mut dense = engine(&trained(), KvType::Bf16);
     let tokens = sampled_text(&mut dense);
     let reference = scores(&mut dense, &tokens);
     let (same, all) = compare(&reference, &scores(&mut dense, &tokens));
@@ -207,7 +207,7 @@ fn quantised_answers_stay_near_those_of_bf16() {
             FormatCase::new("kv int8", 0.0002, 0.97),
         ),
     ] {
-        case.check(&reference, &scores(&mut engine(&demo(), kv), &tokens));
+        case.check(&reference, &scores(&mut engine(&trained(), kv), &tokens));
     }
     for (layout, group, case) in [
         (QuantizedLayout::Fp8, 1, FormatCase::new("fp8", 0.005, 0.93)),
@@ -272,7 +272,7 @@ fn quantised_answers_stay_near_those_of_bf16() {
             FormatCase::new("f16, kept", 0.002, 0.97),
         ),
     ] {
-        let out = written(&demo(), layout, group);
+        let out = written(&trained(), layout, group);
         let options = CpuOptions {
             keeps_f16: layout == QuantizedLayout::F16,
             ..CpuOptions::new(Precision::Bf16)
@@ -300,17 +300,17 @@ fn quantised_answers_stay_near_those_of_bf16() {
             FormatCase::new("--quantize nvfp4", 0.07, 0.82),
         ),
     ] {
-        case.check(&reference, &scores_at_load(&demo(), quantize, &tokens));
+        case.check(&reference, &scores_at_load(&trained(), quantize, &tokens));
     }
 }
 
-/// The bundled checkpoint as a mixture: its MLP, padded with zeros, is cut into three experts that
+/// The trained checkpoint as a mixture: its MLP, padded with zeros, is cut into three experts that
 /// every token uses, so that experts have trained weights and no error changes a choice. A fourth
 /// is never chosen.
-fn mixture_of_demo() -> tempfile::TempDir {
+fn mixture_of_trained() -> tempfile::TempDir {
     const CUT: usize = 256;
     let out = tempfile::tempdir().unwrap();
-    let config = fs::read(demo().join("config.json")).unwrap();
+    let config = fs::read(trained().join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&config).unwrap();
     for (key, value) in [
         ("architectures", json!(["MixtralForCausalLM"])),
@@ -323,7 +323,7 @@ fn mixture_of_demo() -> tempfile::TempDir {
     }
     config.as_object_mut().unwrap().remove("mlp_bias");
     fs::write(out.path().join("config.json"), config.to_string()).unwrap();
-    let checkpoint = Checkpoint::open(&demo()).unwrap();
+    let checkpoint = Checkpoint::open(&trained()).unwrap();
     let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
     let bytes = |values: Vec<f32>| -> Vec<u8> {
         let halves = values.into_iter().map(bf16::from_f32);
@@ -393,7 +393,7 @@ fn mixture_of_demo() -> tempfile::TempDir {
 /// weights, whose router chooses others after small errors.
 #[test]
 fn quantised_experts_stay_near_those_of_bf16() {
-    let mixture = mixture_of_demo();
+    let mixture = mixture_of_trained();
     let mut dense = engine(mixture.path(), KvType::Bf16);
     let tokens = sampled_text(&mut dense);
     let reference = scores(&mut dense, &tokens);

@@ -36,8 +36,8 @@ fn load(checkpoint: &Path, folder: &Path, options: &CpuOptions) -> Vec<(String, 
 #[test]
 fn a_modified_checkpoint_is_packed_anew() {
     let (source, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
-    for entry in fs::read_dir(demo).unwrap() {
+    let trained = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/trained");
+    for entry in fs::read_dir(trained).unwrap() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), source.path().join(entry.file_name())).unwrap();
     }
