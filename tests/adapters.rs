@@ -355,19 +355,109 @@ fn workers_that_join_get_the_adapters_of_run_time() {
     drop(second);
 }
 
+/// Makes a folder with an adapter's files, in place of those that it has.
+fn put(to: &Path, from: &str) {
+    std::fs::create_dir_all(to).unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::remove_file(to.join(file)).unwrap_or_default();
+        std::fs::copy(folder(from).join(file), to.join(file)).unwrap();
+    }
+}
+
+/// Code and message of a request that is refused with 503.
+fn refused(client: &HttpClient, name: &str) -> (String, String) {
+    let ask = json!({"model": name, "prompt": "a", "max_tokens": 1});
+    let (status, answer) = client.post("/v1/completions", &ask);
+    assert_eq!(status, 503, "{answer}");
+    let text = |field: &str| answer["error"][field].as_str().unwrap().to_owned();
+    (text("code"), text("message"))
+}
+
+/// A shorter file over the file of an adapter ends no worker, and a longer wait for it has no use:
+/// its requests fail at once, with the reason, and the model is served on.
+#[test]
+fn a_file_that_is_written_over_fails_its_requests_at_once() {
+    let folders = tempfile::tempdir().unwrap();
+    let to = folders.path().join("tuned");
+    put(&to, "llama3-all");
+    let mut flags = flags(&[]);
+    flags.push(format!("tuned={}", to.display()));
+    let (process, client) = serve(&texts(&flags));
+    let file = to.join("adapter_model.safetensors");
+    std::fs::File::options()
+        .write(true)
+        .open(&file)
+        .and_then(|file| file.set_len(100))
+        .unwrap();
+    let begun = std::time::Instant::now();
+    let (code, message) = refused(&client, "tuned");
+    assert_eq!(code, "no_adapter");
+    let folder = to.display().to_string();
+    assert!(
+        message.contains(&folder) && message.contains("was written to"),
+        "{message}"
+    );
+    assert_eq!(refused(&client, "tuned"), (code, message));
+    // Far less than the 30 s that a request waits for room.
+    assert!(begun.elapsed().as_secs() < 20);
+    let warnings = process
+        .logs()
+        .matches("an adapter cannot be loaded")
+        .count();
+    // Both workers of a pair may begin to load it.
+    assert!((1..=2).contains(&warnings), "{warnings}");
+    assert_adapter_answers(&client, "base", "llama3-qv", "llama3-qv");
+}
+
+/// One router is cut off while the other one changes a name; it repeats its earlier change in vain.
+#[test]
+fn a_router_that_was_cut_off_undoes_no_later_change() {
+    let adapters = root().join("testdata/adapters");
+    let mut other = CleaveProcess::start(&["router", "--listen", "127.0.0.1:0"]);
+    let address = other.address();
+    let client = HttpClient::new(&address);
+    let fleet = RunTimeFleet::new(&adapters);
+    let fleet = RunTimeFleet {
+        address: format!("{},{address}", fleet.address),
+        ..fleet
+    };
+    let worker = fleet.worker("worker");
+    fleet.wait_for_adapters();
+    fleet.load("tuned", "llama3-all");
+    let status = |client: &HttpClient| {
+        let ask = json!({"model": "tuned", "prompt": "a", "max_tokens": 1});
+        client.post("/v1/completions", &ask).0
+    };
+    wait_for("the other router", || {
+        (status(&client) == 200).then_some(())
+    });
+    fleet.router.signal("STOP");
+    let load = json!({"lora_name": "tuned", "lora_path": "llama3-qv"});
+    let (code, answer) = client.post("/v1/load_lora_adapter", &load);
+    assert_eq!(code, 200, "{answer}");
+    // A new start of the worker connects to the first router once that runs again.
+    drop(worker);
+    let _worker = fleet.worker("worker");
+    wait_for("the worker's return", || {
+        (status(&client) == 200).then_some(())
+    });
+    fleet.router.signal("CONT");
+    wait_for("the earlier change", || {
+        let log = fleet.router.logs();
+        log.contains("was changed later").then_some(())
+    });
+    fleet.wait_for_status("tuned", 200);
+    for client in [&client, &fleet.client] {
+        assert_adapter_answers(client, "base", "tuned", "llama3-qv");
+    }
+}
+
 /// The folder changes while the only worker is away: no request gets the other content before an
 /// operator asks for it.
 #[test]
 fn a_worker_that_returns_serves_no_other_content() {
     let folders = tempfile::tempdir().unwrap();
-    let put = |from: &str| {
-        for file in ["adapter_config.json", "adapter_model.safetensors"] {
-            let to = folders.path().join("tuned");
-            std::fs::create_dir_all(&to).unwrap();
-            std::fs::remove_file(to.join(file)).unwrap_or_default();
-            std::fs::copy(folder(from).join(file), to.join(file)).unwrap();
-        }
-    };
+    let put = |from: &str| put(&folders.path().join("tuned"), from);
     put("llama3-all");
     let fleet = RunTimeFleet::new(folders.path());
     let worker = fleet.worker("worker");
@@ -383,7 +473,12 @@ fn a_worker_that_returns_serves_no_other_content() {
             .then_some(())
     });
     assert_eq!(fleet.status("base"), 200);
-    assert_eq!(fleet.status("tuned"), 503, "as if its workers were away");
+    let (code, message) = refused(&fleet.client, "tuned");
+    assert_eq!(code, "no_adapter");
+    assert!(
+        message.contains("load it again to serve the new content"),
+        "{message}"
+    );
     fleet.load("tuned", "tuned");
     assert_adapter_answers(&fleet.client, "base", "tuned", "llama3-qv");
 }

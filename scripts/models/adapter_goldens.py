@@ -16,6 +16,10 @@ weights; its logits must be those of the adapter within 1e-3, so that one set of
     gemma2          gemma2      norms on both sides, a tanh gate
     olmo2           olmo2       no norms of inputs
     qwen3-moe       qwen3-moe   attention beside experts
+    qwen3-moe-params qwen3-moe  parameters of all experts, in one tensor each, beside queries and values
+    qwen3-moe-each  qwen3-moe   a module for each expert, as older classes have them; the reference converts it
+    mixtral-params  mixtral     parameters of experts whose module has another name in the checkpoint
+    gpt-oss-params  gpt-oss     parameters with inputs before outputs, rows of gate and up in turn
 
 Each folder is as PEFT saves it, without its README, and has a goldens.json with `reference` and `prompts` as
 goldens.py describes them (fewer, and 16 tokens each).
@@ -44,6 +48,7 @@ import peft
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from goldens import MARGIN_MIN, ROUTER_MARGIN_MIN, TOP, RouterMargins, close
@@ -56,6 +61,8 @@ MERGED_TOLERANCE = 1e-3
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
+EACH = "qwen3-moe-each"
+PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 ADAPTERS = {
     "llama3-qv": ("llama3", torch.bfloat16, {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}),
     "llama3-all": (
@@ -86,6 +93,33 @@ ADAPTERS = {
     "gemma2": ("gemma2", torch.float32, {"r": 4, "lora_alpha": 4, "target_modules": ATTENTION + MLP}),
     "olmo2": ("olmo2", torch.float32, {"r": 4, "lora_alpha": 4, "target_modules": ATTENTION + MLP}),
     "qwen3-moe": ("qwen3-moe", torch.float32, {"r": 4, "lora_alpha": 4, "target_modules": ATTENTION}),
+    "qwen3-moe-params": (
+        "qwen3-moe",
+        torch.float32,
+        {
+            "r": 4,
+            "lora_alpha": 6,
+            "target_modules": ["q_proj", "v_proj"],
+            "target_parameters": PARAMETERS,
+            "rank_pattern": {"experts.down_proj": 3},
+            "alpha_pattern": {"experts.gate_up_proj": 5},
+        },
+    ),
+    EACH: (
+        "qwen3-moe",
+        torch.bfloat16,
+        {"r": 3, "lora_alpha": 3, "target_modules": MLP, "layers_to_transform": [1, 2]},
+    ),
+    "mixtral-params": (
+        "mixtral",
+        torch.bfloat16,
+        {"r": 2, "lora_alpha": 2, "target_modules": [], "target_parameters": PARAMETERS[:1]},
+    ),
+    "gpt-oss-params": (
+        "gpt-oss",
+        torch.float32,
+        {"r": 2, "lora_alpha": 2, "target_modules": ["o_proj"], "target_parameters": PARAMETERS},
+    ),
 }
 
 
@@ -98,16 +132,23 @@ def base_model(base: str):
 
 def write_adapter(name: str, folder: Path) -> None:
     base, dtype, options = ADAPTERS[name]
-    model = get_peft_model(base_model(base), LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.1, **options))
+    has_parameters = "target_parameters" in options or name == EACH
+    dropout = 0.0 if has_parameters else 0.1
+    model = get_peft_model(base_model(base), LoraConfig(task_type="CAUSAL_LM", lora_dropout=dropout, **options))
     generator = torch.Generator().manual_seed(SEED + zlib.crc32(name.encode()))
     for parameter_name, parameter in sorted(model.named_parameters()):
         if "lora_" in parameter_name:
             # Large enough that the adapter decides the next token: its product is about as large as the layer's.
-            noise = torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[1])
+            # Of a parameter of all experts each reads its own ranks alone.
+            is_of_experts = ".experts." in parameter_name and "lora_B" in parameter_name
+            ranks = options["r"] if is_of_experts else parameter.shape[1]
+            noise = torch.randn(parameter.shape, generator=generator) / math.sqrt(ranks)
             parameter.data = noise.to(dtype)
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     (folder / "README.md").unlink()
+    if name == EACH:
+        write_each_expert(folder, model.config, dtype, options, generator)
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base
     for key, value in config.items():
@@ -116,6 +157,25 @@ def write_adapter(name: str, folder: Path) -> None:
             config[key] = sorted(value)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "adapter_config.json").write_text(text, encoding="utf-8")
+
+
+def write_each_expert(folder: Path, model, dtype, options: dict, generator) -> None:
+    """Writes what older releases wrote, whose classes had a module for each expert and projection."""
+    hidden, width, rank = model.hidden_size, model.moe_intermediate_size, options["r"]
+    noise = lambda *shape: (torch.randn(shape, generator=generator) / math.sqrt(shape[1])).to(dtype)
+    tensors = {}
+    for layer in options["layers_to_transform"]:
+        for expert in range(model.num_experts):
+            for module in MLP:
+                rows, columns = (hidden, width) if module == "down_proj" else (width, hidden)
+                name = f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{module}"
+                tensors[f"{name}.lora_A.weight"] = noise(rank, columns)
+                tensors[f"{name}.lora_B.weight"] = noise(rows, rank)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    file = folder / "adapter_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config.update(target_modules=MLP, target_parameters=None, rank_pattern={}, alpha_pattern={}, peft_version="0.16.0")
+    file.write_text(json.dumps(config), encoding="utf-8")
 
 
 @torch.no_grad()

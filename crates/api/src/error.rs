@@ -398,10 +398,14 @@ impl From<&Refusal> for ApiError {
             Refusal::WrongWorker => {
                 Self::unavailable("worker_restarted", "The worker restarted; try again.")
             }
-            Refusal::NoAdapter => Self::unavailable(
-                "no_adapter",
-                "No worker can load this adapter now; the workers' logs say why.",
-            ),
+            Refusal::NoAdapter { reason } => Self {
+                // A repetition helps only once an operator has done something.
+                retry_after: None,
+                ..Self::unavailable(
+                    "no_adapter",
+                    format!("No worker can serve this adapter: {reason}."),
+                )
+            },
         }
     }
 }

@@ -57,8 +57,13 @@ impl TensorFolder {
     }
 
     /// The tensors of one file.
-    pub(super) fn single(file: &Path) -> Result<Self, CheckpointError> {
+    fn single(file: &Path) -> Result<Self, CheckpointError> {
         Self::collect(file.to_owned(), vec![Shard::open(file)?])
+    }
+
+    /// The tensors of one file that was read into memory.
+    pub(super) fn in_memory(file: &Path, bytes: Vec<u8>) -> Result<Self, CheckpointError> {
+        Self::collect(file.to_owned(), vec![Shard::in_memory(file, bytes)?])
     }
 
     fn collect(root: PathBuf, shards: Vec<Shard>) -> Result<Self, CheckpointError> {

@@ -35,7 +35,7 @@ mod stacks;
 pub mod synth;
 mod tensor;
 
-pub use adapter::{ADAPTED_STACKS, Adapter, AdapterPart, AdapterTarget};
+pub use adapter::{ADAPTED_STACKS, Adapter, AdapterFile, AdapterPart, AdapterTarget};
 pub use checkpoint::{Checkpoint, CheckpointProgress, KvScales};
 pub use error::CheckpointError;
 pub use quantized::{ByteCodes, QuantizedTensor, QuantizedType, StoredMatrix};

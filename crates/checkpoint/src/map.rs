@@ -73,6 +73,11 @@ impl FileSpan {
         }
     }
 
+    /// The range within the whole file.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.source.as_slice()[self.range.clone()]
     }

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Limit of the header in bytes, from the format's specification.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
+pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// A mapped safetensors file.
+/// A safetensors file, mapped or read into memory.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) file: PathBuf,
@@ -41,20 +41,39 @@ impl Shard {
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let absent = |error: std::io::Error| CheckpointError::absent(path, error.to_string());
         let (file, metadata) = cleave_files::open(path).map_err(absent)?;
-        let size = metadata.len();
-        if size < 8 {
-            let problem = format!("{size} bytes, too short for a safetensors file");
-            return Err(CheckpointError::damaged(path, "header", problem));
-        }
+        check_size(path, metadata.len())?;
         let bytes = FileBytes::map(&file).map_err(absent)?;
+        Self::of_bytes(path, bytes, metadata.modified().ok())
+    }
+
+    /// A file that was read into memory.
+    pub(super) fn in_memory(path: &Path, bytes: Vec<u8>) -> Result<Self, CheckpointError> {
+        check_size(path, bytes.len() as u64)?;
+        Self::of_bytes(path, FileBytes::Owned(bytes), None)
+    }
+
+    fn of_bytes(
+        path: &Path,
+        bytes: FileBytes,
+        modified: Option<SystemTime>,
+    ) -> Result<Self, CheckpointError> {
         let entries = entries(path, bytes.as_slice())?;
         Ok(Self {
             file: path.to_owned(),
             bytes: Arc::new(bytes),
-            modified: metadata.modified().ok(),
+            modified,
             entries,
         })
     }
+}
+
+/// Refuses a file that has no room for the length of a header; an empty one cannot be mapped.
+fn check_size(path: &Path, size: u64) -> Result<(), CheckpointError> {
+    if size >= 8 {
+        return Ok(());
+    }
+    let problem = format!("{size} bytes, too short for a safetensors file");
+    Err(CheckpointError::damaged(path, "header", problem))
 }
 
 /// Reads the header: its length in eight bytes, then JSON; the data follow.

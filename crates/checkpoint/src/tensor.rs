@@ -4,7 +4,7 @@
 //! Never: copies a tensor as a whole.
 //! Invariant: `bytes().len() == rows × columns × element_bytes`, checked on construction.
 
-use super::map::FileSpan;
+use super::map::{FileBytes, FileSpan};
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +18,26 @@ pub enum StoredType {
     F16,
     /// bfloat16: the upper 16 bits of an f32.
     Bf16,
+}
+
+/// A tensor that is in its file alone.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorLayout {
+    name: Arc<str>,
+    /// Bytes within the whole file.
+    range: Range<usize>,
+    stored: StoredType,
+    rows: usize,
+    columns: usize,
+}
+
+impl TensorLayout {
+    /// The tensor, with the bytes of its file; `None` if they end before it does.
+    pub(crate) fn of_file(&self, bytes: &Arc<FileBytes>) -> Option<StoredTensor> {
+        let span = FileSpan::new(Arc::clone(bytes), self.range.clone())?;
+        let name = Arc::clone(&self.name);
+        StoredTensor::new(name, span, self.stored, self.rows, self.columns)
+    }
 }
 
 impl StoredType {
@@ -154,11 +174,14 @@ impl StoredTensor {
         self.columns
     }
 
-    /// The same tensor with its bytes in memory, whatever becomes of the file.
-    pub(crate) fn in_memory(&self) -> Self {
-        Self {
-            span: FileSpan::owned(self.bytes().to_vec()),
-            ..self.clone()
+    /// The tensor without its bytes.
+    pub(crate) fn layout(&self) -> TensorLayout {
+        TensorLayout {
+            name: Arc::clone(&self.name),
+            range: self.span.range(),
+            stored: self.stored,
+            rows: self.rows,
+            columns: self.columns,
         }
     }
 
@@ -238,6 +261,21 @@ impl StoredTensor {
             StoredType::Bf16 => widen(bytes, out, |b| {
                 f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
             }),
+        }
+    }
+
+    /// Widens elements of a row to f32: as many as `out` has, every `step`-th one from number
+    /// `first` on.
+    ///
+    /// # Panics
+    /// If the row or an element does not exist.
+    pub(crate) fn read_columns(&self, row: usize, first: usize, step: usize, out: &mut [f32]) {
+        let width = self.stored.element_bytes();
+        let elements = self.row_bytes(row).chunks_exact(width).skip(first);
+        let mut elements = elements.step_by(step);
+        for value in out {
+            let element = elements.next().expect("an element of the row");
+            *value = self.stored.widen(element);
         }
     }
 

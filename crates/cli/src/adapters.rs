@@ -2,7 +2,7 @@
 //!
 //! Owns: opening them. Never: loads one; a worker does, with its first request.
 
-use crate::args::{HostArgs, LoraModule};
+use crate::args::{HostArgs, LoraModule, host_loras_max};
 use crate::source::EngineSource;
 use anyhow::{Context, bail};
 use cleave_engine::Engine;
@@ -47,13 +47,7 @@ pub(crate) fn with_adapters(
         bail!("--lora-root {}: not a folder", root.display());
     }
     let (max_loras, max_cpu_loras) = (host.adapters.max_loras, host.adapters.max_cpu_loras);
-    let max_cpu_loras = max_cpu_loras.unwrap_or(max_loras);
-    if max_cpu_loras < max_loras {
-        bail!(
-            "--max-cpu-loras {max_cpu_loras}: fewer than the {max_loras} of --max-loras, which count among them; raise \
-             it, or leave it out"
-        );
-    }
+    let max_cpu_loras = host_loras_max(max_cpu_loras, max_loras).map_err(anyhow::Error::msg)?;
     Ok(WorkerOptions {
         adapters: modules.iter().map(open).collect::<anyhow::Result<_>>()?,
         max_loras,

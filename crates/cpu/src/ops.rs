@@ -5,6 +5,7 @@
 //! Invariant: the division changes no bit of a result. After the first pass of a given size no
 //! operation allocates.
 
+mod adapted_experts;
 mod adapters;
 mod attention;
 mod experts;
@@ -31,9 +32,9 @@ use cleave_cpu_kernels::kernel::{CpuKernels, IntegerKernels, SoftCap};
 use cleave_cpu_kernels::memory::{PageMemory, PlainData, SliceParts};
 use cleave_domain::{BlockIndex, DeviceId, KvPlane};
 use cleave_engine::ops::{
-    AdaptedStack, AdapterGroup, Attention, AttentionIo, Batch, BufferRole, Experts, GatedIo, Head,
-    HeadShape, KvPoolShape, KvType, Norm, NormFormula, NormIo, Ops, PassMode, PassPurpose,
-    PoolLayer, Precision, QkNorms, ResidualIo,
+    AdaptedExperts, AdaptedStack, AdapterGroup, Attention, AttentionIo, Batch, BufferRole, Experts,
+    GatedIo, Head, HeadShape, KvPoolShape, KvType, Norm, NormFormula, NormIo, Ops, PassMode,
+    PassPurpose, PoolLayer, Precision, QkNorms, ResidualIo,
 };
 use cleave_engine::{BlockSpan, EngineError};
 
@@ -477,9 +478,22 @@ impl Ops for CpuOps {
         x: &CpuRows,
         out: &mut CpuRows,
     ) -> Result<(), EngineError> {
-        assert_eq!(x.width, experts.router.width, "width of a router's input");
-        assert_eq!(x.width, out.width, "width of experts' input and output");
-        self.mixture(experts, rows, x.head(rows), out.head_mut(rows))
+        self.mixture(experts, None, rows, x, out)
+    }
+
+    fn has_adapted_experts(&self, adapted: &AdaptedExperts<'_, CpuAdapter>) -> bool {
+        adapted.has_changes()
+    }
+
+    fn adapted_experts(
+        &mut self,
+        experts: &Experts<'_, CpuWeightLoader>,
+        rows: usize,
+        x: &CpuRows,
+        out: &mut CpuRows,
+        adapted: AdaptedExperts<'_, CpuAdapter>,
+    ) -> Result<(), EngineError> {
+        self.mixture(experts, Some(adapted), rows, x, out)
     }
 
     fn gather(

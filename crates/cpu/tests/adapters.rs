@@ -11,17 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Adapters, each with the checkpoint that it is for.
-const ADAPTERS: [(&str, &str); 10] = [
+const ADAPTERS: [(&str, &str); 14] = [
     ("cohere", "cohere"),
     ("gemma2", "gemma2"),
+    ("gpt-oss-params", "gpt-oss"),
     ("granite", "granite"),
     ("llama3-all", "llama3"),
     ("llama3-qv", "llama3"),
     ("llama3-third", "llama3"),
+    ("mixtral-params", "mixtral"),
     ("olmo2", "olmo2"),
     ("phi3", "phi3"),
     ("qwen2", "qwen2"),
     ("qwen3-moe", "qwen3-moe"),
+    ("qwen3-moe-each", "qwen3-moe"),
+    ("qwen3-moe-params", "qwen3-moe"),
 ];
 
 fn testdata(name: &str) -> PathBuf {
@@ -279,29 +283,119 @@ fn a_tensor_beside_the_pairs_is_refused() {
             "qwen3-moe",
             "qwen3-moe",
             "mlp.experts.0.gate_proj.lora_A.weight",
-            "an adapter of experts is not supported; merge it into the model",
+            "target_modules`: does not name `model.layers.1.mlp.experts.0.gate_proj`",
+        ),
+        (
+            "qwen3-moe",
+            "qwen3-moe",
+            "mlp.experts.8.gate_proj.lora_A.weight",
+            "the model has no such module; adapters may change down_proj, gate_proj, gate_up_proj",
         ),
         (
             "qwen3-moe",
             "qwen3-moe",
             "mlp.experts.base_layer.lora_B.weight",
-            "an adapter of experts is not supported; merge it into the model",
+            "target_parameters`: does not name `model.layers.1.mlp.experts` often enough",
+        ),
+        (
+            "qwen3-moe-params",
+            "qwen3-moe",
+            "mlp.experts.base_layer.base_layer.lora_B.weight",
+            "target_parameters`: does not name `model.layers.1.mlp.experts` often enough",
         ),
         (
             "qwen3-moe",
             "qwen3-moe",
             "mlp.gate.lora_A.weight",
-            "an adapter of experts or of their router is not supported; merge it",
+            "an adapter of a router of experts is not supported; merge it",
         ),
     ] {
         let error = refusal_of_extra(name, base, &format!("{layer}.{extra}"));
         assert!(error.contains(expected), "{extra}: {error}");
     }
-    // PEFT's form for parameters of experts that are one tensor.
     let error = refusal(|c| c["target_parameters"] = json!(["mlp.experts.gate_up_proj"]));
-    for part in ["field `target_parameters`", "experts", "merge the adapter"] {
-        assert!(error.contains(part), "{error}");
-    }
+    let expected = "field `target_parameters`: names `mlp.experts.gate_up_proj`, which the model does not have";
+    assert!(error.contains(expected), "{error}");
+}
+
+/// An adapter of `qwen3-moe`'s experts with other ranks, tensors or release, and the reason why it
+/// is refused.
+fn refusal_of_experts(
+    config: impl FnOnce(&mut Map<String, Value>),
+    tensors: impl Fn(&str, Vec<usize>) -> Option<Vec<usize>>,
+) -> String {
+    let dir = copy("qwen3-moe-params");
+    let file = dir.path().join("adapter_config.json");
+    let mut fields: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config(fields.as_object_mut().unwrap());
+    std::fs::write(&file, fields.to_string()).unwrap();
+    let file = dir.path().join("adapter_model.safetensors");
+    let stored = std::fs::read(&file).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&stored).unwrap();
+    let tensors = stored.tensors().into_iter().filter_map(|(name, tensor)| {
+        let shape = tensors(&name, tensor.shape().to_vec())?;
+        let bytes = vec![0; shape.iter().product::<usize>() * 4];
+        Some((name, shape, bytes))
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes);
+        (name.clone(), view.unwrap())
+    });
+    safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &file).unwrap();
+    let error = Adapter::open(dir.path(), &target("qwen3-moe"), 64).unwrap_err();
+    error.to_string()
+}
+
+#[test]
+fn adapters_of_experts_that_would_be_misread_are_refused() {
+    let same = |_: &str, shape: Vec<usize>| Some(shape);
+    let exchanged = |name: &str, shape: Vec<usize>| match (name.contains("experts"), &shape[..]) {
+        (true, [32, 48]) => Some(vec![32, 80]),
+        (true, [80, 32]) => Some(vec![48, 32]),
+        _ => Some(shape),
+    };
+    let error = refusal_of_experts(|_| {}, exchanged);
+    assert!(error.contains("exchanged, as PEFT before 0.19"), "{error}");
+    let without = |name: &str, shape: Vec<usize>| {
+        let is_left = !name.contains("layers.2.mlp.experts.lora");
+        is_left.then_some(shape)
+    };
+    let error = refusal_of_experts(|_| {}, without);
+    assert!(
+        error.contains("`model.layers.2.mlp.experts.down_proj` has no tensors"),
+        "{error}"
+    );
+    let half = |name: &str, shape: Vec<usize>| {
+        let is_left = !name.ends_with("layers.2.mlp.experts.lora_B.weight");
+        is_left.then_some(shape)
+    };
+    let error = refusal_of_experts(|_| {}, half);
+    assert!(
+        error.contains("layers.2.mlp.experts.lora_B.weight`: missing"),
+        "{error}"
+    );
+    // One expert fewer or more.
+    let fewer = |name: &str, shape: Vec<usize>| match (name.contains("experts"), &shape[..]) {
+        (true, [32, 48]) => Some(vec![28, 48]),
+        _ => Some(shape),
+    };
+    let error = refusal_of_experts(|_| {}, fewer);
+    assert!(
+        error.contains("shape [28, 48]") && error.contains("[32, 48]"),
+        "{error}"
+    );
+    let error = refusal_of_experts(|c| drop(c.insert("r".into(), json!(65))), same);
+    assert!(
+        error.contains("rank 65") && error.contains("--max-lora-rank"),
+        "{error}"
+    );
+    let error = refusal_of_experts(
+        |c| c["target_parameters"] = json!(["mlp.experts.down_proj"]),
+        same,
+    );
+    assert!(error.contains("often enough"), "{error}");
 }
 
 #[test]
@@ -355,6 +449,54 @@ fn an_adapter_that_changed_since_is_not_loaded() {
     assert!(matches!(error, AdapterError::Unknown(_)), "{error}");
 }
 
+/// A file that became shorter under a running process ends no process: it is an adapter that
+/// changed. One that was removed, or has another one in its place, is loaded as it was.
+#[test]
+fn a_file_that_is_cut_or_removed_ends_no_process() {
+    let options = options(Precision::F32, Isa::detect(), 1);
+    let engine = engine(&testdata("llama3"), small_limits(), &options).unwrap();
+    let memory = engine.adapters().unwrap();
+    let dir = copy("llama3-all");
+    let file = dir.path().join("adapter_model.safetensors");
+    let opened = memory.open(dir.path()).unwrap().adapter;
+    let bytes = std::fs::read(&file).unwrap();
+    for len in [0, 7, bytes.len() / 2, bytes.len() - 1, bytes.len() + 1] {
+        let mut written = bytes.clone();
+        written.resize(len, 0);
+        std::fs::write(&file, &written).unwrap();
+        for failed in [memory.load(opened), memory.copy_to_host(opened)] {
+            let error = failed.unwrap_err();
+            assert!(
+                matches!(error, AdapterError::Changed { .. }),
+                "{len}: {error}"
+            );
+        }
+    }
+    std::fs::write(&file, &bytes).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    std::fs::copy(
+        adapter("llama3-qv").join("adapter_model.safetensors"),
+        &file,
+    )
+    .unwrap();
+    memory.load(opened).unwrap();
+    drop(dir);
+    memory.unload(opened);
+    memory.load(opened).unwrap();
+}
+
+/// A file larger than any adapter of the model is not read.
+#[test]
+fn a_file_too_large_for_an_adapter_is_refused() {
+    let dir = copy("llama3-all");
+    let file = dir.path().join("adapter_model.safetensors");
+    let sparse = std::fs::File::options().write(true).open(&file).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    let error = refused(dir.path());
+    assert!(error.contains("1099511627776 bytes; at most"), "{error}");
+    assert!(error.contains("--max-lora-rank"), "{error}");
+}
+
 /// The price of an adapter follows from the bytes that an engine keeps of it.
 #[test]
 fn an_adapter_takes_the_bytes_that_its_model_counts() {
@@ -390,6 +532,29 @@ fn a_host_copy_is_the_adapter_whatever_its_files_become() {
     for failed in [memory.load(adapter), memory.copy_to_host(adapter)] {
         let error = failed.unwrap_err();
         assert!(matches!(error, AdapterError::Changed { .. }), "{error}");
+    }
+}
+
+/// Two adapters of experts in one step, beside sequences of the model alone, whose bits stay.
+// Invariant: I11.
+#[test]
+fn sequences_of_adapters_of_experts_are_path_independent() {
+    let names = ["qwen3-moe-params", "qwen3-moe-each", "qwen3-moe"].map(adapter);
+    let names: Vec<&Path> = names.iter().map(PathBuf::as_path).collect();
+    let bases = [
+        (Precision::F32, Isa::Plain, None),
+        (Precision::Bf16, Isa::detect(), None),
+        (Precision::Bf16, Isa::detect(), Some(Quantize::Int8)),
+        (Precision::Bf16, Isa::detect(), Some(Quantize::Int4)),
+    ];
+    for (precision, isa, quantize) in bases {
+        let options = CpuOptions {
+            quantize,
+            ..options(precision, isa, 2)
+        };
+        let build = |dir: &Path, limits| engine(dir, limits, &options);
+        mixed_adapters(&testdata("qwen3-moe"), &names, &build)
+            .unwrap_or_else(|error| panic!("{precision:?} {isa} {quantize:?}: {error}"));
     }
 }
 

@@ -1,6 +1,6 @@
 //! LoRA adapters, as routers and workers name them.
 
-use crate::BlockHash;
+use crate::{BlockHash, RouterId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -30,8 +30,44 @@ pub struct AdapterOffer {
     /// The folder as the command named it that loaded it at run time; `None` for an adapter that
     /// the worker has had from its start.
     pub loaded_from: Option<String>,
+    /// The change that gave it this name; `None` for an adapter that the worker has had from its
+    /// start, which comes before every change.
+    pub change: Option<AdapterChangeId>,
     /// The place where its weights are now.
     pub place: AdapterPlace,
+    /// Why this worker cannot load it, if it cannot: it takes no request with it.
+    pub problem: Option<String>,
+}
+
+/// A change of the adapters of a fleet, in the order of all changes: of two changes of a name the
+/// later one holds, whichever a worker receives first. A router numbers a change above all that it
+/// knows of.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct AdapterChangeId {
+    /// Number of the change.
+    pub number: u64,
+    /// The router that ordered it, which decides between changes of one number.
+    pub router: RouterId,
+}
+
+/// A name that a worker serves no longer, by a change.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct UnloadedAdapter {
+    /// The model name that requests gave.
+    pub name: String,
+    /// The change that ended it.
+    pub change: AdapterChangeId,
+}
+
+/// The adapters of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AdapterReport {
+    /// Adapters by ascending name.
+    pub offers: Vec<AdapterOffer>,
+    /// Names that were unloaded last, by ascending name.
+    pub unloaded: Vec<UnloadedAdapter>,
 }
 
 /// A command to a worker about the adapters that it serves.

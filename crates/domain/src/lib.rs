@@ -26,7 +26,10 @@ mod tape;
 mod time;
 mod timing;
 
-pub use adapter::{AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, CacheScope};
+pub use adapter::{
+    AdapterChangeId, AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, AdapterReport,
+    CacheScope, UnloadedAdapter,
+};
 pub use constraint::{Constraint, ConstraintEnd, GRAMMAR_BYTES_MAX, Grammar};
 pub use fleet::{
     Capacity, DeviceId, Fingerprint, PrefillBacklog, Role, StateCapacity, StepProgress,

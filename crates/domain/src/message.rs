@@ -2,8 +2,8 @@
 //! process, a gRPC stream between processes, and the simulated links.
 
 use crate::{
-    AdapterOffer, BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices, Request,
-    Role, SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
+    AdapterId, AdapterReport, BlockHash, BlockRef, DecodeTiming, HandoffId, PrefillTiming, Prices,
+    Request, Role, SampledToken, ScalingGossip, SloMetric, WorkerLoad, WorkerRef,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -44,6 +44,12 @@ pub enum Order {
     /// Both legs: reserve blocks and run the request here, from its prompt to its last token. A
     /// pooled request has no decode leg: any worker that serves prefill legs runs it.
     Run(RunOrder),
+    /// Begin to load an adapter, since a prompt with it follows once the decode worker of its pair
+    /// has answered. Nothing is answered: the prompt waits for the adapter in any case.
+    FetchAdapter {
+        /// The adapter to load.
+        adapter: AdapterId,
+    },
 }
 
 impl Order {
@@ -59,7 +65,8 @@ impl Order {
             | Self::Renew { .. }
             | Self::Drain
             | Self::Serve { .. }
-            | Self::Relay(_) => return (None, None),
+            | Self::Relay(_)
+            | Self::FetchAdapter { .. } => return (None, None),
         };
         (Some(handoff), Some(request))
     }
@@ -301,7 +308,7 @@ pub enum Report {
     },
     /// The adapters that the worker serves, all of them, by ascending name; sent to a router that
     /// joins, and after changes.
-    Adapters(Vec<AdapterOffer>),
+    Adapters(AdapterReport),
 }
 
 /// The reason for which a request or order was refused.
@@ -344,7 +351,10 @@ pub enum Refusal {
     /// The order names another worker or incarnation, or a leg that this worker does not serve.
     WrongWorker,
     /// The adapter of the request is not served here, or cannot be loaded.
-    NoAdapter,
+    NoAdapter {
+        /// The reason, for the client and the operator.
+        reason: String,
+    },
 }
 
 /// The reason for which a leg failed, and possibly its flight.

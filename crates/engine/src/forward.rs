@@ -438,7 +438,12 @@ impl<O: Ops> ForwardPass<'_, O> {
                     }
                     _ => &buffers.normed,
                 };
-                self.ops.experts(&experts, rows, x, &mut buffers.delta)?;
+                let (ops, out) = (&mut *self.ops, &mut buffers.delta);
+                let adapted = self.adapters.of_experts(index);
+                match adapted.filter(|adapted| ops.has_adapted_experts(adapted)) {
+                    None => ops.experts(&experts, rows, x, out)?,
+                    Some(adapted) => ops.adapted_experts(&experts, rows, x, out, adapted)?,
+                }
             }
             (Mlp::Gated(_), MlpWeights::Experts(_)) | (Mlp::Experts(_), MlpWeights::Gated(_)) => {
                 unreachable!("weights are loaded as the description says")

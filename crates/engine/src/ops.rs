@@ -26,7 +26,7 @@ mod quantize;
 mod shapes;
 mod supports;
 
-pub use adapt::{AdaptedStack, AdapterGroup, AdapterLoader, NoAdapters};
+pub use adapt::{AdaptedExperts, AdaptedStack, AdapterGroup, AdapterLoader, NoAdapters};
 pub use batch::{Batch, BatchSegment, FedRow};
 pub use cleave_models::{
     Activation, ChosenWeights, ExpertGroups, ExpertsSpec, GatedMlpSpec, GroupScore, HeadShape,
@@ -348,6 +348,28 @@ pub trait Ops: Send {
         stack: &AdaptedStack<'_, AdapterOf<Self>>,
     ) -> Result<(), EngineError> {
         let _ = (matrix, rows, x, to, stack);
+        Err(has_no_adapters())
+    }
+
+    /// Whether [`Ops::adapted_experts`] must be called for the experts of this layer.
+    fn has_adapted_experts(&self, adapted: &AdaptedExperts<'_, AdapterOf<Self>>) -> bool {
+        let _ = adapted;
+        false
+    }
+
+    /// As [`Ops::experts`], where the changes of an expert's gate and up are added to them before
+    /// the activation, and those of its down projection to its output before that is weighted. The
+    /// result of every row without a change is that of [`Ops::experts`] to the bit. Only where the
+    /// loader of adapters supports changes of experts.
+    fn adapted_experts(
+        &mut self,
+        experts: &Experts<'_, Self::Pack>,
+        rows: usize,
+        x: &Self::Rows,
+        out: &mut Self::Rows,
+        adapted: AdaptedExperts<'_, AdapterOf<Self>>,
+    ) -> Result<(), EngineError> {
+        let _ = (experts, rows, x, out, adapted);
         Err(has_no_adapters())
     }
 

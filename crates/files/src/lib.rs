@@ -7,7 +7,7 @@
 //! a file of any size.
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// Opens a regular file for reading.
@@ -60,14 +60,24 @@ fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<(File, Met
 /// # Errors
 /// As [`open`], and one that names the limit.
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let (file, metadata) = open(path)?;
+    let (mut file, _) = open(path)?;
+    read_opened(&mut file, bytes_max)
+}
+
+/// Reads a file that [`open`] gave, from its beginning, as it is now.
+///
+/// # Errors
+/// The error of the system, and one that names the limit.
+pub fn read_opened(file: &mut File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let too_large = |bytes: &str| {
         let reason = format!("it has {bytes} bytes; at most {bytes_max} are allowed");
         Err(io::Error::new(io::ErrorKind::FileTooLarge, reason))
     };
-    if metadata.len() > bytes_max {
-        return too_large(&metadata.len().to_string());
+    let len = file.metadata()?.len();
+    if len > bytes_max {
+        return too_large(&len.to_string());
     }
+    file.seek(SeekFrom::Start(0))?;
     let mut bytes = Vec::new();
     // The file may grow while it is read, and some files report a length of 0.
     file.take(bytes_max.saturating_add(1))

@@ -56,7 +56,8 @@ pub enum WorkerConnectionEvent {
     AdapterAnswered {
         worker: WorkerRef,
         serial: u64,
-        change: u64,
+        /// The number of the change that it answers.
+        request: u64,
         outcome: Result<(), String>,
     },
     /// A worker measured a link to another one.
@@ -196,11 +197,11 @@ impl WorkerSession {
                     .await
                     .map_err(|_| DriverStopped)
             }
-            FromWorker::AdapterAnswer { change, outcome } => {
+            FromWorker::AdapterAnswer { request, outcome } => {
                 let answered = WorkerConnectionEvent::AdapterAnswered {
                     worker: self.worker,
                     serial: self.serial,
-                    change,
+                    request,
                     outcome,
                 };
                 let sent = self.acceptor.inbox.send(answered).await;

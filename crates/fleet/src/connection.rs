@@ -4,8 +4,8 @@
 //! more is cut; a driver never blocks on it.
 
 use cleave_domain::{
-    AdapterCommand, Emission, HandoffId, Order, PrefillTiming, Report, RouterId, WorkerDescription,
-    WorkerRef,
+    AdapterChangeId, AdapterCommand, Emission, HandoffId, Order, PrefillTiming, Report, RouterId,
+    WorkerDescription, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::ModelFiles;
@@ -35,8 +35,11 @@ pub enum ToWorker {
     NameTaken { data_address: String },
     /// A change of the adapters that the worker serves, which it answers.
     Adapter {
-        /// The number of the change, which the answer names.
-        change: u64,
+        /// The number that the answer names.
+        request: u64,
+        /// The place of the change among all changes: one that comes after a later change of its
+        /// name has no effect.
+        change: AdapterChangeId,
         command: AdapterCommand,
     },
     Order {
@@ -68,7 +71,7 @@ pub enum FromWorker {
     Link(LinkState),
     /// Answers [`ToWorker::Adapter`], after the report of the adapters.
     AdapterAnswer {
-        change: u64,
+        request: u64,
         /// The reason why it was refused.
         outcome: Result<(), String>,
     },

@@ -17,7 +17,9 @@ use super::grants::GrantRelay;
 use super::readiness::ModelReadiness;
 use super::roster::WorkerRoster;
 use super::standby::NameStandby;
-use cleave_domain::{HandoffId, Report, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef};
+use cleave_domain::{
+    HandoffId, Report, RouterId, SloPolicy, TapeRecord, TokenId, WorkerId, WorkerRef,
+};
 use cleave_fleet::{
     BrainClock, ScalingStatus, ScalingStatuses, WorkerConnectionEvent, deadline_reached,
 };
@@ -71,6 +73,7 @@ pub(crate) struct RouterInbox {
 
 /// A router's brain and its body.
 pub(crate) struct RouterDriver {
+    me: RouterId,
     clock: BrainClock,
     pools: RouterPools,
     inbox: RouterInbox,
@@ -95,6 +98,7 @@ impl RouterDriver {
             .recorder
             .write_router(TapeRecord::Started { limits: &limits });
         Self {
+            me: limits.me,
             clock: BrainClock::start(),
             pools: RouterPools::new(limits),
             inbox,
@@ -265,11 +269,11 @@ impl RouterDriver {
             WorkerConnectionEvent::AdapterAnswered {
                 worker,
                 serial,
-                change,
+                request,
                 outcome,
             } => {
                 if self.is_current(worker, serial) {
-                    self.adapter_answered(worker, change, outcome);
+                    self.adapter_answered(worker, request, outcome);
                 }
             }
             WorkerConnectionEvent::LinkMeasured {
@@ -293,8 +297,8 @@ impl RouterDriver {
         self.effects.meters.set_grants(self.grants.count());
         self.show_role_change(worker, &report);
         self.effects.roster.handle_report(worker, &report);
-        if let Report::Adapters(offers) = &report {
-            self.adapters_reported(worker, offers);
+        if let Report::Adapters(adapters) = &report {
+            self.adapters_reported(worker, adapters);
         }
         self.track_handoff(worker, &report);
         let reserved = match &report {

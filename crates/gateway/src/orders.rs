@@ -16,7 +16,8 @@ pub(super) fn peer_of(order: &Order) -> Option<WorkerRef> {
         | Order::Cancel { .. }
         | Order::Drain
         | Order::Serve { .. }
-        | Order::Relay(_) => None,
+        | Order::Relay(_)
+        | Order::FetchAdapter { .. } => None,
     }
 }
 
@@ -31,7 +32,8 @@ pub(super) fn sender_handoff(order: &Order) -> Option<(HandoffId, WorkerRef)> {
         | Order::Cancel { .. }
         | Order::Drain
         | Order::Serve { .. }
-        | Order::Relay(_) => None,
+        | Order::Relay(_)
+        | Order::FetchAdapter { .. } => None,
     }
 }
 

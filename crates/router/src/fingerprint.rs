@@ -128,7 +128,7 @@ impl FingerprintClock {
             .saturating_add(sequences)
             .hash(hasher);
         (worker.draining, worker.progress, worker.unresponsive).hash(hasher);
-        worker.adapters.hash(hasher);
+        (&worker.adapters, &worker.adapter_problems).hash(hasher);
         self.ahead(Some(worker.closed_until)).hash(hasher);
         for (handoff, claim) in worker.ledger.handoffs() {
             // The number of an order matters only by the number of later ones.

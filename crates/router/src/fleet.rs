@@ -4,6 +4,7 @@
 //! Never: decides what is sent to a worker, or knows the content of a flight.
 //! Invariant: nothing of an earlier incarnation is kept: its load, claims and prefixes are dropped.
 
+mod adapters;
 mod check;
 mod claims;
 pub(crate) mod leases;
@@ -14,8 +15,8 @@ use crate::event::{MoveReason, RoleCounts};
 use crate::fleet::ledger::WorkerLedger;
 use crate::placement::devices::SharedDevices;
 use cleave_domain::{
-    AdapterId, AdapterOffer, AdapterPlace, BlockHash, Capacity, Fingerprint, FlightId, HandoffId,
-    Prices, Report, Role, StepProgress, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
+    AdapterId, AdapterPlace, BlockHash, Capacity, Fingerprint, FlightId, HandoffId, Prices, Report,
+    Role, StepProgress, Time, WorkerDescription, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_kv::FleetPrefixIndex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,8 @@ pub(crate) struct FleetWorker {
     pub(crate) load_received_at: Time,
     /// The LoRA adapters that it serves, and where each is.
     pub(crate) adapters: BTreeMap<AdapterId, AdapterPlace>,
+    /// Adapters that it would serve if it could load them, each with the reason.
+    pub(crate) adapter_problems: BTreeMap<AdapterId, String>,
 }
 
 /// Contents assumed for a worker, at most, for each block of its pool. A worker does not announce
@@ -92,17 +95,6 @@ pub(crate) struct RouterFleet {
 impl FleetWorker {
     pub(crate) fn accepts(&self) -> bool {
         !self.draining && !self.stuck()
-    }
-
-    /// Whether it serves requests with this adapter; every worker serves the model alone.
-    pub(crate) fn serves(&self, adapter: Option<AdapterId>) -> bool {
-        adapter.is_none_or(|adapter| self.adapters.contains_key(&adapter))
-    }
-
-    /// The place of the adapter of a request; one without needs none to be loaded.
-    pub(crate) fn adapter_place(&self, adapter: Option<AdapterId>) -> AdapterPlace {
-        let place = adapter.and_then(|adapter| self.adapters.get(&adapter));
-        place.copied().unwrap_or(AdapterPlace::Resident)
     }
 
     pub(crate) fn stuck(&self) -> bool {
@@ -199,6 +191,7 @@ impl RouterFleet {
             orders: 0,
             load_received_at: self.now,
             adapters: BTreeMap::new(),
+            adapter_problems: BTreeMap::new(),
         };
         let before = self.workers.insert(me.worker, worker);
         assert!(before.is_none(), "{me} joined while connected");
@@ -254,14 +247,6 @@ impl RouterFleet {
                 self.version += u64::from(news);
             }
             _ => {}
-        }
-    }
-
-    /// Stores the adapters that a worker serves.
-    pub(crate) fn set_adapters(&mut self, worker_ref: WorkerRef, offers: &[AdapterOffer]) {
-        if let Some(worker) = self.get_mut(worker_ref) {
-            let offers = offers.iter().map(|offer| (offer.adapter, offer.place));
-            worker.adapters = offers.collect();
         }
     }
 

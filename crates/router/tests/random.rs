@@ -542,7 +542,11 @@ impl RouterActions for RandomDriver {
                     assert_eq!(ordered_attempt.sender, worker, "{handoff} was never there");
                 }
             }
-            Order::Renew { .. } | Order::Drain | Order::Serve { .. } | Order::Relay(_) => {}
+            Order::Renew { .. }
+            | Order::Drain
+            | Order::Serve { .. }
+            | Order::Relay(_)
+            | Order::FetchAdapter { .. } => {}
         }
     }
 

@@ -676,6 +676,7 @@ fn order_words(order: &Order) -> String {
         Order::Drain => "<- drain".to_owned(),
         Order::Serve { role } => format!("<- serve {role}"),
         Order::Relay(_) => "<- pass on".to_owned(),
+        Order::FetchAdapter { adapter } => format!("<- fetch {adapter}"),
         Order::Cancel { handoff } => format!("<- cancel {handoff}"),
     }
 }

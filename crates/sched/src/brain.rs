@@ -160,6 +160,8 @@ impl WorkerBrain {
             Order::Migrate(migrate) => machines.handoffs().migrate(router, migrate),
             Order::Serve { role } => machines.reports.serve(context, role),
             Order::Relay(gossip) => machines.reports.relay(context, router, &gossip),
+            // Adapters are loaded beside the brain.
+            Order::FetchAdapter { adapter: _ } => {}
         }
     }
 

@@ -17,6 +17,7 @@ pub(crate) fn order(order: &Order) -> String {
         Order::Drain => "drain".to_owned(),
         Order::Serve { role } => format!("serve {role}"),
         Order::Relay(_) => "pass on".to_owned(),
+        Order::FetchAdapter { adapter } => format!("fetch {adapter}"),
     }
 }
 
@@ -61,7 +62,7 @@ pub(crate) fn report(report: &Report) -> String {
         Report::MemoryPressure { handoff } => format!("crowded by {handoff}"),
         Report::Serves { role } => format!("serves {role}"),
         Report::Relayed(_) => "passed on".to_owned(),
-        Report::Adapters(offers) => format!("serves {} adapters", offers.len()),
+        Report::Adapters(report) => format!("serves {} adapters", report.offers.len()),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())
         }

@@ -78,7 +78,8 @@ impl ChaosRun<'_> {
             | Order::Cancel { .. }
             | Order::Drain
             | Order::Serve { .. }
-            | Order::Relay(_) => return Ok(()),
+            | Order::Relay(_)
+            | Order::FetchAdapter { .. } => return Ok(()),
         };
         let model = self.model_of(flight);
         for worker in [worker, other] {

@@ -42,12 +42,23 @@ fn score(fleet: &str, workload: &str, scheme: RoutingScheme) -> GoodputOutcome {
 
 /// The score of four workers with four places for adapters each, of which requests name `count`.
 fn adapted(count: u32, host_max: usize, scheme: RoutingScheme) -> GoodputScore {
+    let fleet = "both=4,profile=h100-llama-3-8b";
+    adapted_on(fleet, "light-light,rate=24", count, host_max, scheme)
+}
+
+/// The same of this fleet, with a minute of this workload.
+fn adapted_on(
+    fleet: &str,
+    workload: &str,
+    count: u32,
+    host_max: usize,
+    scheme: RoutingScheme,
+) -> GoodputScore {
     let policy = policy(500, 40);
-    let workload: SyntheticWorkload = "light-light,rate=24,seconds=60,seed=5"
-        .parse()
-        .expect("it is there");
+    let workload = format!("{workload},seconds=60,seed=5");
+    let workload: SyntheticWorkload = workload.parse().expect("it is there");
     let arrivals = with_adapters(workload.arrivals(&policy), count, 5);
-    let comparison = comparison("both=4,profile=h100-llama-3-8b", &policy);
+    let comparison = comparison(fleet, &policy);
     let adapters = AdapterFleet {
         count,
         limits: AdapterLimits {
@@ -109,6 +120,25 @@ fn more_adapters_than_places_delay_first_tokens() {
     let load = Duration::from_millis(50);
     assert!(many.p90 > few.p90 + load / 2, "{many:?} and {few:?}");
     assert!(copied.p90 < many.p90 && copied.p90 > few.p90, "{copied:?}");
+}
+
+/// A pair of workers would add two loads to a first token if the second began after the first.
+#[test]
+fn both_workers_of_a_pair_load_an_adapter_at_once() {
+    let ttft = |count| {
+        let fleet = "prefill=1,decode=1,profile=h100-llama-3-8b";
+        let scheme = RoutingScheme::LoadSplit;
+        adapted_on(fleet, "light-light,rate=2", count, 4, scheme)
+            .all
+            .ttft
+    };
+    let (few, many) = (ttft(4), ttft(400));
+    let load = Duration::from_millis(50);
+    assert!(
+        many.p50 > few.p50 + load / 2,
+        "most requests wait for a load: {many:?}"
+    );
+    assert!(many.p50 < few.p50 + load * 3 / 2, "{many:?} and {few:?}");
 }
 
 #[test]

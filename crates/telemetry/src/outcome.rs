@@ -59,7 +59,7 @@ pub fn refusal_name(refusal: &Refusal) -> &'static str {
         Refusal::NoWorker => "no_worker",
         Refusal::Draining => "draining",
         Refusal::WrongWorker => "wrong_worker",
-        Refusal::NoAdapter => "no_adapter",
+        Refusal::NoAdapter { .. } => "no_adapter",
         Refusal::Late { aim, .. } => match aim {
             SloMetric::Ttft => "slo_ttft_unreachable",
             SloMetric::Tpot => "slo_tpot_unreachable",

@@ -9,7 +9,10 @@ mod changes;
 pub(crate) use changes::{AdapterChangeQueue, QueuedAdapterChange};
 
 use super::constraint_gate::RouterOrder;
-use cleave_domain::{AdapterId, AdapterOffer, Report, RouterId};
+use cleave_domain::{
+    AdapterChangeId, AdapterId, AdapterOffer, AdapterPlace, AdapterReport, Order, Report, RouterId,
+    UnloadedAdapter,
+};
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
 use cleave_sched::{
     AdapterAdmission, AdapterLimits, AdapterPassage, AdapterState, AdapterWork, LoadOutcome,
@@ -23,26 +26,36 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
+/// Names that were unloaded, at most, that a worker remembers; the changes that came first are
+/// forgotten first.
+const UNLOADED_MAX: usize = 1024;
+
 /// The adapters of a worker, and the orders that wait for one.
 pub(crate) struct AdapterGate {
     memory: Option<Arc<dyn AdapterMemory>>,
     admission: AdapterAdmission<RouterOrder>,
     /// Contents that the names stand for.
     names: BTreeMap<String, NamedAdapter>,
+    /// Names that were unloaded, each with the change that did so.
+    unloaded: BTreeMap<String, AdapterChangeId>,
     events: mpsc::UnboundedSender<AdapterEvent>,
     /// The folder below which routers may name adapters; `None` if they may name none.
     root: Option<PathBuf>,
 }
 
-/// An adapter that a worker serves.
+/// An adapter that a worker serves, or would if it could load it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedAdapter {
     /// The folder that it was read from.
     folder: PathBuf,
     /// The folder as the command named it that loaded it; `None` for one of the worker's start.
     loaded_from: Option<String>,
+    /// The change that gave it the name; `None` for one of the worker's start.
+    change: Option<AdapterChangeId>,
     /// The content of the folder when it was opened.
     adapter: AdapterId,
+    /// Why it cannot be loaded. The admission knows the adapter only if there is no such reason.
+    problem: Option<String>,
 }
 
 /// The end of work on an adapter that was done beside the driver.
@@ -64,8 +77,10 @@ pub(crate) enum AdapterEvent {
 #[derive(Debug)]
 pub(crate) struct OpenRequest {
     pub(crate) router: RouterId,
-    /// The number of the change, which the answer names.
-    pub(crate) change: u64,
+    /// The number that the answer names.
+    pub(crate) number: u64,
+    /// Its place among all changes.
+    pub(crate) change: AdapterChangeId,
     pub(crate) name: String,
     pub(crate) folder: String,
     /// The content that the folder must have; `None` for whatever it has.
@@ -95,6 +110,7 @@ impl AdapterGate {
             memory,
             admission: AdapterAdmission::new(limits),
             names: BTreeMap::new(),
+            unloaded: BTreeMap::new(),
             events,
             root,
         };
@@ -113,9 +129,24 @@ impl AdapterGate {
         let named = NamedAdapter {
             folder: folder.to_owned(),
             loaded_from: None,
+            change: None,
             adapter: facts.adapter,
+            problem: None,
         };
         self.name(name, named);
+    }
+
+    /// Refuses a change of a name that a later change was carried out for.
+    pub(crate) fn check_order(&self, name: &str, change: AdapterChangeId) -> Result<(), String> {
+        let named = self.names.get(name).and_then(|named| named.change);
+        let last = named.max(self.unloaded.get(name).copied());
+        match last.filter(|last| *last > change) {
+            None => Ok(()),
+            Some(last) => Err(format!(
+                "{name} was changed later, by change {} of {}; repeat the command if this one is meant",
+                last.number, last.router
+            )),
+        }
     }
 
     /// Serves the adapter of a folder that was opened for a router.
@@ -127,31 +158,64 @@ impl AdapterGate {
         request: &OpenRequest,
         outcome: Result<(PathBuf, AdapterFacts), String>,
     ) -> Result<(), String> {
-        let (folder, facts) = outcome?;
-        let adapter = facts.adapter;
-        if let Some(content) = request.content.filter(|content| *content != adapter) {
+        let opened = outcome.and_then(|(folder, facts)| {
+            let adapter = facts.adapter;
+            let Some(content) = request.content.filter(|content| *content != adapter) else {
+                return Ok((folder, adapter));
+            };
             self.admission.close_if_unknown(adapter);
             self.do_work();
-            return Err(format!(
+            Err(format!(
                 "{}: has adapter {adapter}, and the fleet's adapter {} is {content}; load it again to serve the \
                  new content",
                 folder.display(),
                 request.name,
-            ));
-        }
-        let named = NamedAdapter {
+            ))
+        });
+        let named = |folder, adapter, problem| NamedAdapter {
             folder,
             loaded_from: Some(request.folder.clone()),
+            change: Some(request.change),
             adapter,
+            problem,
         };
-        self.name(&request.name, named);
-        Ok(())
+        match opened {
+            Ok((folder, adapter)) => {
+                self.unloaded.remove(&request.name);
+                self.name(&request.name, named(folder, adapter, None));
+                Ok(())
+            }
+            Err(reason) => {
+                // Of a name that the fleet serves, routers learn why it is not served here.
+                let present = self.names.get(&request.name);
+                let is_free = present.is_none_or(|named| named.problem.is_some());
+                if let Some(content) = request.content.filter(|_| is_free) {
+                    self.unloaded.remove(&request.name);
+                    let folder = PathBuf::from(&request.folder);
+                    let named = named(folder, content, Some(reason.clone()));
+                    self.names.insert(request.name.clone(), named);
+                }
+                Err(reason)
+            }
+        }
     }
 
-    /// Whether this content is served under this name.
-    pub(crate) fn serves(&self, name: &str, content: AdapterId) -> bool {
-        let named = self.names.get(name);
-        named.is_some_and(|named| named.adapter == content)
+    /// Whether this content is served under this name already; then it has it by this change.
+    pub(crate) fn keep(
+        &mut self,
+        name: &str,
+        folder: &str,
+        content: AdapterId,
+        change: AdapterChangeId,
+    ) -> bool {
+        let named = self.names.get_mut(name);
+        let same = named.filter(|named| named.adapter == content && named.problem.is_none());
+        let Some(named) = same else {
+            return false;
+        };
+        named.loaded_from = Some(folder.to_owned());
+        named.change = Some(change);
+        true
     }
 
     /// Gives an adapter a name, in place of an earlier one of the name. Hand-offs that have the
@@ -159,8 +223,13 @@ impl AdapterGate {
     fn name(&mut self, name: &str, named: NamedAdapter) {
         self.admission.add_name(named.adapter);
         let earlier = self.names.insert(name.to_owned(), named);
-        if let Some(earlier) = earlier {
-            self.admission.remove_name(earlier.adapter);
+        self.forget(earlier);
+    }
+
+    /// The admission needs an adapter no longer for a name that it had.
+    fn forget(&mut self, named: Option<NamedAdapter>) {
+        if let Some(named) = named.filter(|named| named.problem.is_none()) {
+            self.admission.remove_name(named.adapter);
             self.do_work();
         }
     }
@@ -183,23 +252,45 @@ impl AdapterGate {
 
     /// Serves the adapter of this name no longer; whether there was one. Hand-offs that have it
     /// keep it.
-    pub(crate) fn remove(&mut self, name: &str) -> bool {
+    pub(crate) fn unload(&mut self, name: &str, change: AdapterChangeId) -> bool {
         let named = self.names.remove(name);
-        if let Some(named) = &named {
-            self.admission.remove_name(named.adapter);
-            self.do_work();
+        let was_served = named.is_some();
+        self.forget(named);
+        self.unloaded.insert(name.to_owned(), change);
+        if self.unloaded.len() > UNLOADED_MAX {
+            let first = self.unloaded.iter().min_by_key(|(_, change)| **change);
+            let first = first.map(|(name, _)| name.clone());
+            first.and_then(|first| self.unloaded.remove(&first));
         }
-        named.is_some()
+        was_served
     }
 
-    /// All adapters with the places of their weights, by ascending name.
-    pub(crate) fn offers(&self) -> Vec<AdapterOffer> {
+    /// All adapters with the places of their weights, and the names that were unloaded.
+    pub(crate) fn report(&self) -> AdapterReport {
+        let unloaded = self.unloaded.iter();
+        AdapterReport {
+            offers: self.offers(),
+            unloaded: unloaded
+                .map(|(name, change)| UnloadedAdapter {
+                    name: name.clone(),
+                    change: *change,
+                })
+                .collect(),
+        }
+    }
+
+    fn offers(&self) -> Vec<AdapterOffer> {
         let offers = self.names.iter().map(|(name, named)| AdapterOffer {
             name: name.clone(),
             adapter: named.adapter,
             root: named.folder.display().to_string(),
             loaded_from: named.loaded_from.clone(),
-            place: self.admission.state(named.adapter).into(),
+            change: named.change,
+            place: match named.problem {
+                None => self.admission.state(named.adapter).into(),
+                Some(_) => AdapterPlace::OnDisk,
+            },
+            problem: named.problem.clone(),
         });
         offers.collect()
     }
@@ -213,12 +304,17 @@ impl AdapterGate {
     pub(crate) fn in_use(&self) -> AdapterUse {
         let names = |state: AdapterState| {
             let used = self.names.iter();
+            let used = used.filter(|(_, named)| named.problem.is_none());
             let used = used.filter(|(_, named)| self.admission.is_used(named.adapter, state));
             used.map(|(name, _)| name.clone()).collect()
         };
         AdapterUse {
             max_loras: self.admission.loaded_max(),
-            served: self.names.len(),
+            served: self
+                .names
+                .values()
+                .filter(|of| of.problem.is_none())
+                .count(),
             loaded: self.admission.count(AdapterState::Resident),
             in_host: self.admission.count(AdapterState::InHost),
             running: names(AdapterState::Resident),
@@ -231,6 +327,10 @@ impl AdapterGate {
 
     /// Gives an order back if it need not wait. Must be called within a tokio runtime.
     pub(crate) fn pass(&mut self, order: RouterOrder) -> Passage {
+        if let Order::FetchAdapter { adapter } = &order.order {
+            self.admission.fetch(*adapter);
+            self.do_work();
+        }
         let (handoff, request) = order.subject();
         let Some(handoff) = handoff else {
             return Passage::Open(order);
@@ -247,6 +347,8 @@ impl AdapterGate {
         adapter: AdapterId,
         outcome: &Result<(), AdapterError>,
     ) -> Vec<Passage> {
+        // A device may have room for it later.
+        let is_final = !matches!(outcome, Ok(()) | Err(AdapterError::Device(_)));
         let outcome = match outcome {
             Ok(()) => {
                 info!(%adapter, "adapter loaded");
@@ -254,12 +356,30 @@ impl AdapterGate {
             }
             Err(error) => {
                 warn!(%adapter, %error, "an adapter cannot be loaded");
-                LoadOutcome::Failed
+                LoadOutcome::Failed {
+                    reason: error.to_string(),
+                }
             }
         };
-        let passages = self.admission.load_ended(adapter, outcome);
+        let passages = self.admission.load_ended(adapter, &outcome);
+        if let LoadOutcome::Failed { reason } = &outcome
+            && is_final
+        {
+            self.give_up(adapter, reason);
+        }
         self.do_work();
         passages.into_iter().map(Passage::from).collect()
+    }
+
+    /// Takes no request any more with an adapter whose file cannot be loaded, until its name is
+    /// loaded again.
+    fn give_up(&mut self, adapter: AdapterId, reason: &str) {
+        for named in self.names.values_mut() {
+            if named.adapter == adapter && named.problem.is_none() {
+                named.problem = Some(reason.to_owned());
+                self.admission.remove_name(adapter);
+            }
+        }
     }
 
     /// Ends the holds of hand-offs that have ended.

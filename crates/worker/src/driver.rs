@@ -19,7 +19,7 @@ use super::exports::ExportQueue;
 use super::stops::PendingStops;
 use cleave_api::WorkerCommand;
 use cleave_domain::{
-    AdapterCommand, AdapterOffer, BlockHash, Capacity, Constraint, Emission, HandoffId, Order,
+    AdapterCommand, AdapterReport, BlockHash, Capacity, Constraint, Emission, HandoffId, Order,
     Report, ReserveOrder, Role, RouterId, TapeRecord, WorkerLoad,
 };
 use cleave_fleet::{
@@ -108,7 +108,7 @@ pub(crate) struct WorkerDriver {
     /// The load that the operator and the metrics last saw.
     load_shown: Option<WorkerLoad>,
     /// The adapters that routers know of.
-    adapters_shown: Vec<AdapterOffer>,
+    adapters_shown: AdapterReport,
     /// Version of the adapters that the metrics last saw.
     adapters_version_shown: u64,
     adapter_changes: AdapterChangeQueue,
@@ -142,7 +142,7 @@ impl WorkerDriver {
             stops: PendingStops::default(),
             payload_arriving: None,
             load_shown: None,
-            adapters_shown: Vec::new(),
+            adapters_shown: AdapterReport::default(),
             adapters_version_shown: 0,
             adapter_changes: AdapterChangeQueue::default(),
             pending: if found.is_empty() {
@@ -252,8 +252,8 @@ impl WorkerDriver {
                 self.handle(WorkerInput::RouterJoined { router });
                 // Without any, too: an earlier start of the worker may have had some.
                 if self.effects.adapter_gate.is_capable() {
-                    let offers = Report::Adapters(self.adapters_shown.clone());
-                    self.send_to_router(router, FromWorker::Report(offers));
+                    let adapters = Report::Adapters(self.adapters_shown.clone());
+                    self.send_to_router(router, FromWorker::Report(adapters));
                 }
                 for link in self.effects.admin.links() {
                     self.send_to_router(router, FromWorker::Link(link));
@@ -337,10 +337,15 @@ impl WorkerDriver {
             ToWorker::Grant { handoff, grant } => {
                 self.update_grants(|grants| grants.store(handoff, grant));
             }
-            ToWorker::Adapter { change, command } => {
+            ToWorker::Adapter {
+                request,
+                change,
+                command,
+            } => {
                 self.adapter_changes.push(QueuedAdapterChange {
                     router,
-                    number: change,
+                    request,
+                    change,
                     command,
                 });
                 self.change_adapters();
@@ -379,7 +384,7 @@ impl WorkerDriver {
                 if outcome.is_ok() {
                     info!(name = request.name, "adapter is served");
                 }
-                self.answer_adapter(request.router, request.change, outcome);
+                self.answer_adapter(request.router, request.number, outcome);
                 self.adapter_changes.opening_ended();
                 self.change_adapters();
             }
@@ -397,17 +402,21 @@ impl WorkerDriver {
     fn change_adapter(&mut self, change: QueuedAdapterChange) {
         let QueuedAdapterChange {
             router,
-            number: change,
+            request,
+            change,
             command,
         } = change;
+        let gate = &mut self.effects.adapter_gate;
+        let outcome = gate.check_order(command.name(), change);
         match command {
+            _ if outcome.is_err() => self.answer_adapter(router, request, outcome),
             // A worker that lost its connection alone has it still.
             AdapterCommand::Load {
                 name,
-                folder: _,
+                folder,
                 content: Some(content),
-            } if self.effects.adapter_gate.serves(&name, content) => {
-                self.answer_adapter(router, change, Ok(()));
+            } if gate.keep(&name, &folder, content, change) => {
+                self.answer_adapter(router, request, Ok(()));
             }
             AdapterCommand::Load {
                 name,
@@ -415,8 +424,9 @@ impl WorkerDriver {
                 content,
             } => {
                 self.adapter_changes.opening_began();
-                self.effects.adapter_gate.open(OpenRequest {
+                gate.open(OpenRequest {
                     router,
+                    number: request,
                     change,
                     name,
                     folder,
@@ -425,17 +435,17 @@ impl WorkerDriver {
             }
             AdapterCommand::Unload { name } => {
                 // A worker that never had it serves it no longer, too.
-                let was_served = self.effects.adapter_gate.remove(&name);
+                let was_served = gate.unload(&name, change);
                 info!(name, was_served, "adapter is served no longer");
-                self.answer_adapter(router, change, Ok(()));
+                self.answer_adapter(router, request, Ok(()));
             }
         }
     }
 
     /// Answers a change of adapters, after every router knows of it.
-    fn answer_adapter(&mut self, router: RouterId, change: u64, outcome: Result<(), String>) {
+    fn answer_adapter(&mut self, router: RouterId, request: u64, outcome: Result<(), String>) {
         self.announce_adapters();
-        self.send_to_router(router, FromWorker::AdapterAnswer { change, outcome });
+        self.send_to_router(router, FromWorker::AdapterAnswer { request, outcome });
     }
 
     fn go(&mut self, passage: Passage) {
@@ -448,13 +458,13 @@ impl WorkerDriver {
 
     /// Tells routers which adapters are served, and where each is, if that has changed.
     fn announce_adapters(&mut self) {
-        let offers = self.effects.adapter_gate.offers();
-        if offers == self.adapters_shown {
+        let adapters = self.effects.adapter_gate.report();
+        if adapters == self.adapters_shown {
             return;
         }
-        self.adapters_shown.clone_from(&offers);
+        self.adapters_shown.clone_from(&adapters);
         for router in self.routers.keys().copied().collect::<Vec<_>>() {
-            let report = Report::Adapters(offers.clone());
+            let report = Report::Adapters(adapters.clone());
             self.send_to_router(router, FromWorker::Report(report));
         }
     }
@@ -476,7 +486,8 @@ impl WorkerDriver {
             | Order::Migrate(_)
             | Order::Renew { .. }
             | Order::Cancel { .. }
-            | Order::Relay(_) => {}
+            | Order::Relay(_)
+            | Order::FetchAdapter { .. } => {}
         }
         self.handle(WorkerInput::Ordered { router, order });
     }

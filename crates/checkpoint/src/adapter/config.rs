@@ -4,7 +4,9 @@
 //! Never: reads a tensor.
 //! Invariant: a key that no reader used refuses the adapter.
 
-use super::{AdapterTarget, last_part};
+use super::experts::parameter_key;
+use super::target::AdapterTarget;
+use super::{last_part, pair_names};
 use crate::error::CheckpointError;
 use crate::folder::TensorFolder;
 use cleave_models::{ConfigError, ConfigFields};
@@ -25,7 +27,6 @@ const HARMLESS: &[&str] = &[
     "lora_ga_config",
     "megatron_config",
     "megatron_core",
-    "peft_version",
     "qalora_group_size",
     "revision",
     "runtime_config",
@@ -51,10 +52,6 @@ const VARIANTS: &[(&str, &str)] = &[
         "trained embeddings are not supported; merge the adapter",
     ),
     ("layer_replication", "replicated layers are not supported"),
-    (
-        "target_parameters",
-        "adapters of single parameters, as of experts, are not supported; merge the adapter into the model",
-    ),
     ("kasa_config", "KaSA is not supported"),
     ("monteclora_config", "MonteCLoRA is not supported"),
     (
@@ -67,6 +64,7 @@ const VARIANTS: &[(&str, &str)] = &[
 /// change
 /// it, and an adapter is for the changed model until PEFT converts it.
 const PLAIN_INITS: &[&str] = &["gaussian", "orthogonal", "eva"];
+const PARAMETERS: &str = "target_parameters";
 /// Far above any rank, so that sizes cannot overflow.
 const RANK_MAX: usize = 1 << 16;
 
@@ -81,6 +79,10 @@ pub(super) struct AdapterConfig {
     is_rank_stabilized: bool,
     /// Endings of the modules' names; `None` if a regular expression chose them.
     targets: Option<Vec<String>>,
+    /// Endings of the names of parameters that it changes, as those of experts.
+    parameters: Vec<String>,
+    /// Release of PEFT that wrote the file; `None` for the earlier ones, which do not name theirs.
+    release: Option<[u64; 2]>,
     /// Whether the file leaves modules of these endings out.
     leaves_out: bool,
 }
@@ -112,6 +114,8 @@ impl AdapterConfig {
             })?,
             is_rank_stabilized: fields.flag("use_rslora")?.unwrap_or(false),
             targets: targets(fields)?,
+            parameters: parameters(fields)?,
+            release: release(fields)?,
             leaves_out: limits_layers || excludes,
         };
         fields.refuse_unread()?;
@@ -135,8 +139,19 @@ impl AdapterConfig {
         scale as f32
     }
 
-    /// Refuses a module that the file's targets do not name.
-    pub(super) fn check_module(
+    /// Release of PEFT that wrote the file, if it is known.
+    pub(super) fn release(&self) -> Option<[u64; 2]> {
+        self.release
+    }
+
+    /// Whether the file's targets name this parameter.
+    pub(super) fn names_parameter(&self, key: &str) -> bool {
+        let mut parameters = self.parameters.iter();
+        parameters.any(|ending| is_ending(ending, key))
+    }
+
+    /// Refuses patterns that have two values for a module or parameter.
+    pub(super) fn check_patterns(
         &self,
         fields: &ConfigFields,
         module: &str,
@@ -151,6 +166,16 @@ impl AdapterConfig {
                 return Err(fields.unsupported(name, problem));
             }
         }
+        Ok(())
+    }
+
+    /// Refuses a module that the file's targets do not name.
+    pub(super) fn check_module(
+        &self,
+        fields: &ConfigFields,
+        module: &str,
+    ) -> Result<(), ConfigError> {
+        self.check_patterns(fields, module)?;
         let Some(targets) = &self.targets else {
             return Ok(());
         };
@@ -169,10 +194,6 @@ impl AdapterConfig {
         target: &AdapterTarget,
         modules: &BTreeSet<&str>,
     ) -> Result<(), CheckpointError> {
-        if modules.is_empty() {
-            let problem = "has no tensor; an adapter changes at least one module";
-            return Err(fields.damaged("target_modules", problem).into());
-        }
         for ending in self.targets.iter().flatten() {
             let mut refused = target.refused.iter();
             if let Some((_, reason)) = refused.find(|(module, _)| is_ending(ending, module)) {
@@ -197,7 +218,7 @@ impl AdapterConfig {
             if let Some(module) = absent
                 && !self.leaves_out
             {
-                let name = format!("{}{module}.lora_A.weight", super::WRAPPER);
+                let [name, _] = pair_names(module);
                 folder.require(&name, || {
                     format!("target_modules names {}", last_part(module))
                 })?;
@@ -205,6 +226,56 @@ impl AdapterConfig {
         }
         Ok(())
     }
+
+    /// Refuses parameters that the model does not have, and a file that lacks tensors of one.
+    pub(super) fn check_parameters(
+        &self,
+        fields: &ConfigFields,
+        target: &AdapterTarget,
+        changed: &BTreeSet<String>,
+    ) -> Result<(), ConfigError> {
+        let known = target.experts.iter().flat_map(|(module, experts)| {
+            let place = move |stack| (experts.layer, stack);
+            let parameters = experts.parameters.iter();
+            parameters.map(move |of| (parameter_key(module, of), place(of.stack)))
+        });
+        let known: Vec<_> = known.collect();
+        // A module has a name in the files and one of its family: the adapter has one of them.
+        let changed = known.iter().filter(|(key, _)| changed.contains(key));
+        let present: BTreeSet<_> = changed.map(|(_, place)| *place).collect();
+        for ending in &self.parameters {
+            let named = known.iter().filter(|(key, _)| is_ending(ending, key));
+            let mut named = named.peekable();
+            if named.peek().is_none() {
+                let kinds = target.kinds();
+                let problem = format!(
+                    "names `{ending}`, which the model does not have; adapters may change {kinds}"
+                );
+                return Err(fields.unsupported(PARAMETERS, problem));
+            }
+            let absent = named.find(|(_, place)| !present.contains(place));
+            if let Some((key, _)) = absent
+                && !self.leaves_out
+            {
+                let problem = format!("names `{ending}`, and `{key}` has no tensors");
+                return Err(fields.damaged(PARAMETERS, problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Endings of the names of parameters that the adapter changes.
+fn parameters(fields: &ConfigFields) -> Result<Vec<String>, ConfigError> {
+    let names = fields.texts(PARAMETERS)?.unwrap_or_default();
+    Ok(names.into_iter().map(str::to_owned).collect())
+}
+
+/// The first two numbers of the release of PEFT that wrote the file.
+fn release(fields: &ConfigFields) -> Result<Option<[u64; 2]>, ConfigError> {
+    let version = fields.text("peft_version")?.unwrap_or_default();
+    let mut numbers = version.split('.').map_while(|part| part.parse().ok());
+    Ok(numbers.next().zip(numbers.next()).map(<[u64; 2]>::from))
 }
 
 /// Refuses variants of LoRA, biases, and initialisations that change the base model.
@@ -249,6 +320,8 @@ fn targets(fields: &ConfigFields) -> Result<Option<Vec<String>>, ConfigError> {
             let names = fields.texts("target_modules")?.unwrap_or_default();
             Ok(Some(names.into_iter().map(str::to_owned).collect()))
         }
+        // All that is changed may be parameters.
+        None if fields.get(PARAMETERS).is_some() => Ok(Some(Vec::new())),
         None => Err(fields.damaged("target_modules", "is missing")),
     }
 }
@@ -265,12 +338,14 @@ fn patterns<T>(
     let keys: Vec<String> = object.names().map(str::to_owned).collect();
     let entries = keys.into_iter().map(|key| {
         let is_plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
-        if !key.chars().all(is_plain) {
+        // PEFT writes this form for parameters in which newer classes have several modules.
+        let name = key.strip_prefix(r".*\.").unwrap_or(&key).to_owned();
+        if !name.chars().all(is_plain) {
             let problem = "is a regular expression; only names of modules are supported";
             return Err(object.unsupported(&key, problem));
         }
         let value = read(&object, &key)?;
-        Ok((key, value))
+        Ok((name, value))
     });
     entries.collect()
 }

@@ -44,6 +44,24 @@ impl AdapterArgs {
     }
 }
 
+/// Adapters that a worker has in host memory at once, at most: those that are loaded count too.
+///
+/// # Errors
+/// If they have no room.
+pub(crate) fn host_loras_max(
+    max_cpu_loras: Option<usize>,
+    max_loras: usize,
+) -> Result<usize, String> {
+    let max_cpu_loras = max_cpu_loras.unwrap_or(max_loras);
+    if max_cpu_loras >= max_loras {
+        return Ok(max_cpu_loras);
+    }
+    Err(format!(
+        "--max-cpu-loras {max_cpu_loras}: fewer than the {max_loras} of --max-loras, which count among them; raise it, \
+         or leave it out"
+    ))
+}
+
 /// An adapter with its name.
 #[derive(Clone, Debug)]
 pub(crate) struct LoraModule {
@@ -72,6 +90,17 @@ fn parse_loras_max(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_memory_has_room_for_loaded_adapters() {
+        assert_eq!(host_loras_max(None, 8), Ok(8));
+        assert_eq!(host_loras_max(Some(8), 8), Ok(8));
+        let error = host_loras_max(Some(3), 8).unwrap_err();
+        assert!(
+            error.contains("--max-cpu-loras 3: fewer than the 8 of --max-loras"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn a_lora_module_is_a_name_and_a_folder() {

@@ -1,5 +1,6 @@
 //! The flags of commands that measure the goodput of a simulated fleet: `sim goodput`, `check`.
 
+use super::adapters::host_loras_max;
 use crate::load::{WorkloadArgs, parse_positive, parse_span};
 use clap::Args;
 use cleave_sched::AdapterLimits;
@@ -75,7 +76,7 @@ impl SimAdapterArgs {
     /// The adapters of workers of this profile.
     ///
     /// # Errors
-    /// If the profile has no prices of adapters.
+    /// If the profile has no prices of adapters, or `--max-cpu-loras` is below `--max-loras`.
     pub(crate) fn fleet(self, profile: &WorkerProfile) -> Result<Option<AdapterFleet>, String> {
         let Self {
             adapters,
@@ -85,11 +86,13 @@ impl SimAdapterArgs {
         let Some(count) = adapters else {
             return Ok(None);
         };
+        let loaded_max = max_loras as usize;
+        let host_max = host_loras_max(max_cpu_loras.map(|max| max as usize), loaded_max)?;
         Ok(Some(AdapterFleet {
             count,
             limits: AdapterLimits {
-                loaded_max: max_loras as usize,
-                host_max: max_cpu_loras.unwrap_or(max_loras) as usize,
+                loaded_max,
+                host_max,
             },
             prices: profile.adapter_prices()?,
         }))

@@ -31,7 +31,7 @@ mod top;
 mod transport;
 
 pub(crate) use access::{AccessArgs, ApiKey, parse_api_key};
-pub(crate) use adapters::{AdapterArgs, LoraModule};
+pub(crate) use adapters::{AdapterArgs, LoraModule, host_loras_max};
 pub(crate) use autoscale::AutoscaleArgs;
 pub(crate) use balancing::{PeerRouterArgs, PickerArgs, StreamArgs};
 pub(crate) use bench::{BenchArgs, BenchCommand, EngineBenchArgs};

@@ -45,7 +45,7 @@ pub(super) struct AdapterScratch {
     /// Products with the first matrix, `(rows, ranks)`.
     shrunk: PageMemory<f32>,
     /// Products with the second one, `(rows, out)`.
-    expanded: PageMemory<f32>,
+    pub(super) expanded: PageMemory<f32>,
     /// Rows whose gate has an addend in the present layer, `(rows)`.
     is_adapted: Vec<bool>,
 }
@@ -76,7 +76,7 @@ impl CpuOps {
             assert_eq!(x.width, change.shrink.width, "width of an adapter's input");
             let columns = change.expand.columns;
             assert_eq!(out.width, columns, "width of an adapter's output");
-            self.expand_rows(change, rows, x, &mut scratch)?;
+            self.expand_rows(change, rows, &x.values, &mut scratch)?;
             self.put_rows(rows, &scratch.expanded, out, sum);
             Ok(())
         });
@@ -121,23 +121,23 @@ impl CpuOps {
         done
     }
 
-    fn take_scratch(&mut self) -> Result<Box<AdapterScratch>, EngineError> {
+    pub(super) fn take_scratch(&mut self) -> Result<Box<AdapterScratch>, EngineError> {
         match self.adapters.take() {
             Some(scratch) => Ok(scratch),
             None => Ok(Box::new(AdapterScratch::new()?)),
         }
     }
 
-    /// Multiplies the rows with both matrices, into `scratch.expanded`.
-    fn expand_rows(
+    /// Multiplies these rows of `x` `(rows, in)` with both matrices, into `scratch.expanded`.
+    pub(super) fn expand_rows(
         &mut self,
         adapter: &LowRank<CpuMatrix>,
         rows: &[u32],
-        x: &CpuRows,
+        x: &[f32],
         scratch: &mut AdapterScratch,
     ) -> Result<(), EngineError> {
         let LowRank { shrink, expand } = adapter;
-        let (count, width) = (rows.len(), x.width);
+        let (count, width) = (rows.len(), shrink.width);
         let AdapterScratch {
             gathered,
             shrunk,
@@ -153,7 +153,7 @@ impl CpuOps {
             let from = rows[at] as usize * width;
             // SAFETY: each row is written by one task.
             let to = unsafe { parts.part(at * width..(at + 1) * width) };
-            to.copy_from_slice(&x.values[from..from + width]);
+            to.copy_from_slice(&x[from..from + width]);
         });
         let shrunk = &mut shrunk[..count * shrink.columns];
         self.product(shrink, None, count, RowsSource::Rows(gathered), shrunk)?;

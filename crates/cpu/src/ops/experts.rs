@@ -6,18 +6,21 @@
 //! Invariant: a row's result depends on the row alone: its experts are added in ascending order,
 //! whatever rows they are computed beside.
 
+use super::adapted_experts::ExpertChanges;
+use super::adapters::CpuAdapter;
 use super::product::{LeftSizes, PackedLeft, RowsSource, packed_product, product_grid};
 use super::router::{RowChoice, choose};
 use super::sorted_rows::SortedRows;
 use super::{CpuOps, PIECE_ELEMENTS, ensure_len};
+use crate::buffers::CpuRows;
 use crate::grid::{ProductGrid, run_range};
 use crate::pack::{CpuMatrix, CpuWeightLoader};
-use cleave_cpu_kernels::kernel::product::SCRATCH_WORDS;
 use cleave_cpu_kernels::kernel::product::left::LeftSide;
+use cleave_cpu_kernels::kernel::product::{PackedProduct, RowAddends, SCRATCH_WORDS};
 use cleave_cpu_kernels::kernel::tile::Tiles;
 use cleave_cpu_kernels::memory::{PageMemory, SliceParts};
 use cleave_engine::EngineError;
-use cleave_engine::ops::{Activation, Experts};
+use cleave_engine::ops::{Activation, AdaptedExperts, Experts};
 use std::ops::Range;
 
 /// Elements of experts' outputs that wait for their sum at once; rows of more are computed expert
@@ -30,29 +33,33 @@ pub(super) struct ExpertsScratch {
     logits: PageMemory<f32>,
     /// Weights of each row's experts, `(rows, uses)`.
     weights: Vec<f32>,
-    sorted: SortedRows,
-    parts: Vec<ExpertPart>,
-    /// Gated products of the places of a piece.
-    gated: PageMemory<f32>,
+    pub(super) sorted: SortedRows,
+    pub(super) parts: Vec<ExpertPart>,
+    /// Gated products of the places of a piece, and their number.
+    pub(super) gated: PageMemory<f32>,
+    pub(super) gated_len: usize,
     /// Outputs of the places of a piece, `(places, hidden)`.
-    outputs: PageMemory<f32>,
+    pub(super) outputs: PageMemory<f32>,
+    pub(super) changes: ExpertChanges,
 }
 
 /// One mixture, seen by all its runs.
 #[derive(Clone, Copy)]
-struct Mixture<'a> {
+pub(super) struct Mixture<'a> {
     experts: &'a Experts<'a, CpuWeightLoader>,
+    /// Adapters of the rows, if any of them changes an expert.
+    pub(super) adapted: Option<AdaptedExperts<'a, CpuAdapter>>,
     rows: usize,
     /// Input rows, `(rows, hidden)`, one after the other.
-    x: &'a [f32],
+    pub(super) x: &'a [f32],
     hidden: usize,
     /// Experts of each row, the shared one included, which is the last.
     uses: usize,
 }
 
 /// One of the two products of each expert.
-#[derive(Clone, Copy)]
-enum ExpertProduct {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExpertProduct {
     /// From rows to gated products.
     GateUp,
     /// From gated products to outputs.
@@ -60,12 +67,12 @@ enum ExpertProduct {
 }
 
 /// One expert's product in a run of several.
-struct ExpertPart {
-    expert: usize,
+pub(super) struct ExpertPart {
+    pub(super) expert: usize,
     /// Its places, see [`SortedRows`].
-    places: Range<usize>,
+    pub(super) places: Range<usize>,
     /// First element of the places' gated products.
-    gated_at: usize,
+    pub(super) gated_at: usize,
     /// First word and first scale of its packed rows, and how many there are.
     left_at: LeftSizes,
     left: LeftSizes,
@@ -95,7 +102,9 @@ impl ExpertsScratch {
             sorted: SortedRows::default(),
             parts: Vec::new(),
             gated: PageMemory::zeroed(0)?,
+            gated_len: 0,
             outputs: PageMemory::zeroed(0)?,
+            changes: ExpertChanges::new()?,
         })
     }
 }
@@ -129,22 +138,29 @@ impl CpuOps {
     pub(super) fn mixture(
         &mut self,
         experts: &Experts<'_, CpuWeightLoader>,
+        adapted: Option<AdaptedExperts<'_, CpuAdapter>>,
         rows: usize,
-        x: &[f32],
-        out: &mut [f32],
+        x: &CpuRows,
+        out: &mut CpuRows,
     ) -> Result<(), EngineError> {
+        assert_eq!(x.width, experts.router.width, "width of a router's input");
+        assert_eq!(x.width, out.width, "width of experts' input and output");
         let mut scratch = match self.experts.take() {
             Some(scratch) => scratch,
             None => Box::new(ExpertsScratch::new()?),
         };
+        if let Some(adapted) = &adapted {
+            scratch.changes.begin(rows, adapted);
+        }
         let mixture = Mixture {
             experts,
+            adapted,
             rows,
-            x,
+            x: x.head(rows),
             hidden: experts.router.width,
             uses: experts.spec.chosen + usize::from(experts.shared.is_some()),
         };
-        let done = self.run_mixture(&mixture, &mut scratch, out);
+        let done = self.run_mixture(&mixture, &mut scratch, out.head_mut(rows));
         self.experts = Some(scratch);
         done
     }
@@ -170,8 +186,16 @@ impl CpuOps {
             for which in [ExpertProduct::GateUp, ExpertProduct::Down] {
                 let sizes = self.plan_parts(mixture, scratch, &piece, which);
                 ensure_len(&mut scratch.gated, sizes.gated)?;
+                scratch.gated_len = sizes.gated;
+                // Before the rows are packed: products of adapters use the same memory.
+                if which == ExpertProduct::GateUp {
+                    self.change_parts(mixture, scratch, which, places.start)?;
+                }
                 self.pack_parts(mixture, scratch, sizes, which)?;
                 self.multiply_parts(mixture, scratch, sizes, which, places.start);
+                if which == ExpertProduct::Down {
+                    self.change_parts(mixture, scratch, which, places.start)?;
+                }
             }
             self.add_outputs(mixture, scratch, &piece, out);
             first = piece.end;
@@ -353,7 +377,8 @@ impl CpuOps {
         let (words, scales, sums) = (&self.left, &self.left_scales, &self.left_sums);
         let gated = SliceParts::new(&mut scratch.gated);
         let outputs = SliceParts::new(&mut scratch.outputs);
-        let parts = &scratch.parts;
+        let (parts, changes) = (&scratch.parts, &scratch.changes);
+        let has_addends = mixture.adapted.is_some() && which == ExpertProduct::GateUp;
         self.threads.run(sizes.product_tasks, &|turn| {
             let index = parts.partition_point(|part| part.product_at <= turn.task) - 1;
             let part = &parts[index];
@@ -375,7 +400,17 @@ impl CpuOps {
                 rows,
             };
             let out = out.within(out_at..out_at + rows * matrix.columns);
-            let product = packed_product(matrix, gate, left, out);
+            let addends = has_addends.then(|| {
+                let places = part.places.start - first_place..part.places.end - first_place;
+                RowAddends {
+                    values: &changes.addends[2 * part.gated_at..][..2 * rows * matrix.columns],
+                    is_adapted: &changes.is_adapted[places],
+                }
+            });
+            let product = PackedProduct {
+                addends,
+                ..packed_product(matrix, gate, left, out)
+            };
             let (kernels, _) = tables.of(matrix);
             let piece = part.grid.piece(turn.task - part.product_at);
             let range = turn.worker * SCRATCH_WORDS..(turn.worker + 1) * SCRATCH_WORDS;

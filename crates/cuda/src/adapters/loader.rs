@@ -83,6 +83,15 @@ impl CudaAdapterLoader {
 impl AdapterLoader for CudaAdapterLoader {
     type Adapter = CudaAdapter;
 
+    fn supports(&self, changes: &StoredChanges<'_>) -> Result<(), &'static str> {
+        if changes.changes_experts() {
+            return Err(
+                "adapters of experts run on the processor only; on a GPU, merge it into the model",
+            );
+        }
+        Ok(())
+    }
+
     fn load(&self, changes: &StoredChanges<'_>) -> Result<CudaAdapter, EngineError> {
         let lease = self.slots.take()?;
         // Steps that are queued may still read what the slot had; later ones do not.
@@ -98,8 +107,8 @@ impl AdapterLoader for CudaAdapterLoader {
         let mut table = vec![0; changes.layers_count() * ADAPTED_STACKS.len() * CHANGE_BYTES];
         let (mut stacks, mut ranks_max) = (0, 0);
         for layer in 0..changes.layers_count() {
-            for stack in changes.stacks(layer) {
-                let Some(stored) = changes.of(layer, stack) else {
+            for (place, stack) in changes.places(layer) {
+                let Some(stored) = changes.of(place, stack) else {
                     continue;
                 };
                 let number = stack_number(stack);

@@ -6,7 +6,7 @@
 
 use crate::folding;
 use cleave_checkpoint::{Adapter, AdapterPart, StoredMatrix, StoredTensor};
-use cleave_models::{LayerSpec, ModelSpec, Projection};
+use cleave_models::{LayerSpec, ModelSpec, Projection, TensorPlace};
 
 /// An adapter of a model.
 #[derive(Clone, Copy, Debug)]
@@ -35,17 +35,29 @@ impl<'a> StoredChanges<'a> {
         self.spec.layers.len()
     }
 
-    /// The stacks of a layer that change.
-    pub fn stacks(&self, layer: usize) -> impl Iterator<Item = &'static [Projection]> {
-        let stacks = self.spec.layers[layer].stacks().into_iter();
-        stacks.filter(move |stack| self.adapter.stack(layer, stack).next().is_some())
+    /// The stacks that change, of a layer and of its experts, each with the place that has it.
+    pub fn places(
+        &self,
+        layer: usize,
+    ) -> impl Iterator<Item = (TensorPlace, &'static [Projection])> {
+        let spec = &self.spec.layers[layer];
+        let places = spec.stacks().into_iter().flat_map(move |stack| {
+            let places = spec.places(layer, stack);
+            places.map(move |place| (place, stack))
+        });
+        places.filter(|(place, stack)| self.adapter.stack(*place, stack).next().is_some())
+    }
+
+    /// Whether an expert changes.
+    pub fn changes_experts(&self) -> bool {
+        self.adapter.changes_experts()
     }
 
     /// Bytes of all matrices in f32.
     pub(super) fn bytes(&self) -> u64 {
         let of_layer = |layer: usize| {
-            let elements = self.stacks(layer).map(move |stack| {
-                let parts: Vec<_> = self.adapter.stack(layer, stack).collect();
+            let elements = self.places(layer).map(move |(place, stack)| {
+                let parts: Vec<_> = self.adapter.stack(place, stack).collect();
                 let rows = stack_rows(&self.spec.layers[layer], stack, self.spec.hidden_size);
                 ranks(&parts) * (rows + parts[0].a.columns())
             });
@@ -57,28 +69,18 @@ impl<'a> StoredChanges<'a> {
 
     /// The pairs of a stack as one: first matrices one below the other, second ones as blocks.
     /// `None` if the adapter leaves the stack as it is.
-    pub fn of(&self, layer: usize, stack: &'static [Projection]) -> Option<StoredLowRank> {
-        let parts: Vec<&AdapterPart> = self.adapter.stack(layer, stack).collect();
-        if parts.is_empty() {
-            return None;
-        }
+    pub fn of(&self, place: TensorPlace, stack: &'static [Projection]) -> Option<StoredLowRank> {
+        let parts: Vec<&AdapterPart> = self.adapter.stack(place, stack).collect();
+        let layer = place.layer().filter(|_| !parts.is_empty())?;
         let rows = stack_rows(&self.spec.layers[layer], stack, self.spec.hidden_size);
         let ranks = ranks(&parts);
         let mut expand = vec![0.0; rows * ranks];
         let mut first_rank = 0;
         for part in &parts {
-            let AdapterPart {
-                first_row,
-                a,
-                b,
-                scale,
-            } = part;
-            let own = first_rank..first_rank + a.rows();
-            let to = expand.chunks_exact_mut(ranks).skip(*first_row);
-            for (row, to) in (0..b.rows()).zip(to) {
-                let to = &mut to[own.clone()];
-                b.read_row(row, to);
-                to.iter_mut().for_each(|value| *value *= scale);
+            let own = first_rank..first_rank + part.a.rows();
+            let to = expand.chunks_exact_mut(ranks).skip(part.first_row);
+            for (row, to) in (0..part.rows()).zip(to) {
+                part.read_expand_row(row, &mut to[own.clone()]);
             }
             first_rank = own.end;
         }

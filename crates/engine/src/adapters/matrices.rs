@@ -4,7 +4,7 @@
 
 use super::changes::{StoredChanges, StoredLowRank};
 use crate::EngineError;
-use cleave_models::Projection;
+use cleave_models::{Projection, TensorPlace};
 use std::collections::BTreeMap;
 
 /// A change of a product's output, `expand · (shrink · x)`, in f32.
@@ -16,13 +16,12 @@ pub struct LowRank<M> {
     pub expand: M,
 }
 
-/// The changes of one layer, by the stack whose product they are added to.
-type LayerChanges<M> = BTreeMap<&'static [Projection], LowRank<M>>;
-
-/// A loaded adapter, as pairs of matrices by layer and stack.
+/// A loaded adapter, as pairs of matrices by the stack whose product they are added to.
 #[derive(Debug)]
 pub struct AdapterMatrices<M> {
-    layers: Vec<LayerChanges<M>>,
+    changes: BTreeMap<(TensorPlace, &'static [Projection]), LowRank<M>>,
+    /// Whether it changes experts, by layer.
+    changes_experts: Vec<bool>,
 }
 
 impl<M> AdapterMatrices<M> {
@@ -34,22 +33,30 @@ impl<M> AdapterMatrices<M> {
         changes: &StoredChanges<'_>,
         load: impl Fn(StoredLowRank) -> Result<LowRank<M>, EngineError>,
     ) -> Result<Self, EngineError> {
-        let layers = (0..changes.layers_count()).map(|layer| {
-            let stored = changes.stacks(layer).filter_map(|stack| {
-                let stored = changes.of(layer, stack)?;
-                Some((stack, stored))
-            });
-            stored
-                .map(|(stack, stored)| Ok((stack, load(stored)?)))
-                .collect()
-        });
+        let mut loaded = BTreeMap::new();
+        let mut changes_experts = vec![false; changes.layers_count()];
+        for (layer, has_experts) in changes_experts.iter_mut().enumerate() {
+            for (place, stack) in changes.places(layer) {
+                if let Some(stored) = changes.of(place, stack) {
+                    *has_experts |= matches!(place, TensorPlace::Expert { .. });
+                    loaded.insert((place, stack), load(stored)?);
+                }
+            }
+        }
         Ok(Self {
-            layers: layers.collect::<Result<_, EngineError>>()?,
+            changes: loaded,
+            changes_experts,
         })
     }
 
-    /// The change of a stack's product; `None` if the adapter leaves it as it is.
-    pub fn change(&self, layer: usize, stack: &'static [Projection]) -> Option<&LowRank<M>> {
-        self.layers[layer].get(stack)
+    /// The change of a stack's product, of a layer or of one of its experts; `None` if the adapter
+    /// leaves it as it is.
+    pub fn change(&self, place: TensorPlace, stack: &'static [Projection]) -> Option<&LowRank<M>> {
+        self.changes.get(&(place, stack))
+    }
+
+    /// Whether it changes an expert of a layer.
+    pub fn changes_experts(&self, layer: usize) -> bool {
+        self.changes_experts[layer]
     }
 }

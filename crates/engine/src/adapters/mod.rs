@@ -17,7 +17,7 @@ pub(crate) use step::StepAdapters;
 use crate::EngineError;
 use crate::model::locked;
 use crate::ops::AdapterLoader;
-use cleave_checkpoint::{Adapter, AdapterTarget, CheckpointError};
+use cleave_checkpoint::{Adapter, AdapterFile, AdapterTarget, CheckpointError};
 use cleave_domain::AdapterId;
 use cleave_models::ModelSpec;
 use std::collections::BTreeMap;
@@ -30,21 +30,23 @@ pub trait AdapterMemory: Send + Sync {
     /// disk.
     ///
     /// # Errors
-    /// `Refused` names the file, and the field or tensor.
+    /// `Refused` names the file, and the field or tensor; `Unsupported` if the device cannot
+    /// compute the adapter.
     fn open(&self, folder: &Path) -> Result<AdapterFacts, AdapterError>;
 
     /// Loads an open adapter, unless it is loaded. Waits for a disk.
     ///
     /// # Errors
-    /// `Unknown` if it is not open, `Changed` if its files were written to, `Device` if memory is
-    /// short.
+    /// `Unknown` if it is not open, `Changed` if its file was written to, `Refused` if the file
+    /// cannot be read, `Device` if memory is short.
     fn load(&self, adapter: AdapterId) -> Result<(), AdapterError>;
 
     /// Copies an open adapter to host memory, unless a copy is there; later loads read the copy.
     /// Waits for a disk.
     ///
     /// # Errors
-    /// `Unknown` if it is not open, `Changed` if its files were written to.
+    /// `Unknown` if it is not open, `Changed` if its file was written to, `Refused` if the file
+    /// cannot be read.
     fn copy_to_host(&self, adapter: AdapterId) -> Result<(), AdapterError>;
 
     /// Frees an adapter's copy in host memory. It stays open, and loaded if it is.
@@ -89,6 +91,14 @@ pub enum AdapterError {
         /// The folder that was written to.
         folder: String,
     },
+    /// The device cannot compute it. Remedy: another adapter, or another device.
+    #[error("{folder}: {problem}")]
+    Unsupported {
+        /// The folder of the adapter.
+        folder: String,
+        /// The part that the device does not compute.
+        problem: &'static str,
+    },
     /// The device failed to take it. Remedy: fewer adapters at a time.
     #[error("loading an adapter: {0}")]
     Device(#[from] EngineError),
@@ -100,7 +110,7 @@ pub struct AdapterTable<L: AdapterLoader> {
     spec: ModelSpec,
     target: AdapterTarget,
     rank_max: usize,
-    open: Mutex<BTreeMap<AdapterId, Arc<Adapter>>>,
+    open: Mutex<BTreeMap<AdapterId, Arc<AdapterFile>>>,
     host_copies: Mutex<BTreeMap<AdapterId, Arc<Adapter>>>,
     loaded: Mutex<BTreeMap<AdapterId, Arc<L::Adapter>>>,
 }
@@ -122,9 +132,14 @@ impl<L: AdapterLoader> AdapterTable<L> {
         }
     }
 
-    fn opened(&self, adapter: AdapterId) -> Result<Arc<Adapter>, AdapterError> {
+    /// Reads an open adapter from its file.
+    fn read(&self, adapter: AdapterId) -> Result<Adapter, AdapterError> {
         let opened = locked(&self.open).get(&adapter).cloned();
-        opened.ok_or(AdapterError::Unknown(adapter))
+        let opened = opened.ok_or(AdapterError::Unknown(adapter))?;
+        opened.read()?.ok_or_else(|| AdapterError::Changed {
+            adapter,
+            folder: opened.dir().display().to_string(),
+        })
     }
 
     /// The weights of a loaded adapter.
@@ -135,14 +150,21 @@ impl<L: AdapterLoader> AdapterTable<L> {
 
 impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
     fn open(&self, folder: &Path) -> Result<AdapterFacts, AdapterError> {
-        let adapter = Adapter::open(folder, &self.target, self.rank_max)?;
+        let (file, adapter) = AdapterFile::open(folder, &self.target, self.rank_max)?;
+        let changes = StoredChanges::new(&self.spec, &adapter);
+        (self.loader)
+            .supports(&changes)
+            .map_err(|problem| AdapterError::Unsupported {
+                folder: folder.display().to_string(),
+                problem,
+            })?;
         let facts = AdapterFacts {
             adapter: adapter.id(),
             rank_max: adapter.rank_max(),
-            bytes: StoredChanges::new(&self.spec, &adapter).bytes(),
+            bytes: changes.bytes(),
         };
         // Two folders of one content are one adapter; the files of the later one are the fresher.
-        locked(&self.open).insert(adapter.id(), Arc::new(adapter));
+        locked(&self.open).insert(adapter.id(), Arc::new(file));
         Ok(facts)
     }
 
@@ -151,19 +173,12 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
             return Ok(());
         }
         let host_copy = locked(&self.host_copies).get(&id).cloned();
-        let weights = match host_copy {
-            // Its identity was compared when it was made, and nothing writes to it.
-            Some(copy) => (self.loader).load(&StoredChanges::new(&self.spec, &copy))?,
-            None => {
-                let adapter = self.opened(id)?;
-                let weights = (self.loader).load(&StoredChanges::new(&self.spec, &adapter))?;
-                // A file that is written in place changes its mapping, too.
-                let now = adapter.id_now();
-                adapter.release();
-                check_unchanged(&adapter, id, now)?;
-                weights
-            }
+        let adapter = match host_copy {
+            // Its identity was compared when it was read, and nothing writes to it.
+            Some(copy) => copy,
+            None => Arc::new(self.read(id)?),
         };
+        let weights = (self.loader).load(&StoredChanges::new(&self.spec, &adapter))?;
         locked(&self.loaded).insert(id, Arc::new(weights));
         Ok(())
     }
@@ -172,9 +187,7 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
         if locked(&self.host_copies).contains_key(&id) {
             return Ok(());
         }
-        let adapter = self.opened(id)?;
-        let copy = adapter.in_memory();
-        check_unchanged(&adapter, id, copy.id())?;
+        let copy = self.read(id)?;
         locked(&self.host_copies).insert(id, Arc::new(copy));
         Ok(())
     }
@@ -196,15 +209,4 @@ impl<L: AdapterLoader> AdapterMemory for AdapterTable<L> {
         let closed = locked(&self.open).remove(&adapter);
         drop(closed);
     }
-}
-
-/// Refuses the content that the files of an adapter have now if it is another one.
-fn check_unchanged(adapter: &Adapter, id: AdapterId, now: AdapterId) -> Result<(), AdapterError> {
-    if now == id {
-        return Ok(());
-    }
-    Err(AdapterError::Changed {
-        adapter: id,
-        folder: adapter.dir().display().to_string(),
-    })
 }

@@ -3,7 +3,7 @@
 //! Owns: these lists. Never: allocates once they are as long as a step needs.
 //! Invariant: a row belongs to one adapter at most.
 
-use crate::ops::{AdaptedStack, AdapterGroup};
+use crate::ops::{AdaptedExperts, AdaptedStack, AdapterGroup};
 use cleave_domain::AdapterId;
 use cleave_models::Projection;
 use std::ops::Range;
@@ -115,5 +115,11 @@ impl<A> StepAdapters<A> {
             stack,
             groups,
         })
+    }
+
+    /// The experts of a layer; `None` in a step without adapters.
+    pub(crate) fn of_experts(&self, layer: usize) -> Option<AdaptedExperts<'_, A>> {
+        let groups = &self.groups[..];
+        (!groups.is_empty()).then_some(AdaptedExperts { layer, groups })
     }
 }

@@ -7,7 +7,7 @@
 use crate::EngineError;
 use crate::adapters::{AdapterMatrices, LowRank, StoredChanges};
 use cleave_domain::AdapterId;
-use cleave_models::Projection;
+use cleave_models::{Projection, TensorPlace};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -15,6 +15,15 @@ use std::sync::Arc;
 pub trait AdapterLoader: Send + Sync {
     /// A loaded adapter. Its memory is free again once the last reference is dropped.
     type Adapter: Send + Sync;
+
+    /// Whether the device computes all these changes.
+    ///
+    /// # Errors
+    /// The part that it does not compute.
+    fn supports(&self, changes: &StoredChanges<'_>) -> Result<(), &'static str> {
+        let _ = changes;
+        Ok(())
+    }
 
     /// Loads an adapter, and returns when passes may use it.
     ///
@@ -46,6 +55,44 @@ pub struct AdapterGroup<A> {
     pub rows: Vec<u32>,
 }
 
+/// The experts of a layer in a pass with adapters.
+#[derive(Debug)]
+pub struct AdaptedExperts<'a, A> {
+    /// Number of the layer.
+    pub layer: usize,
+    /// The adapters of the pass.
+    pub groups: &'a [AdapterGroup<A>],
+}
+
+impl<A> Clone for AdaptedExperts<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for AdaptedExperts<'_, A> {}
+
+impl<'a, M> AdaptedExperts<'a, AdapterMatrices<M>> {
+    /// Whether a row of the pass has an adapter that changes an expert of the layer.
+    pub fn has_changes(&self) -> bool {
+        let mut with_rows = self.groups.iter().filter(|group| !group.rows.is_empty());
+        with_rows.any(|group| group.weights.changes_experts(self.layer))
+    }
+
+    /// The changes of an expert's stack, each with the number of its adapter in `groups`.
+    pub fn changes(
+        &self,
+        expert: usize,
+        stack: &'static [Projection],
+    ) -> impl Iterator<Item = (usize, &'a LowRank<M>)> + use<'a, M> {
+        let Self { layer, groups } = *self;
+        let place = TensorPlace::Expert { layer, expert };
+        let numbered = groups.iter().enumerate();
+        numbered
+            .filter_map(move |(index, group)| Some((index, group.weights.change(place, stack)?)))
+    }
+}
+
 /// The product of a stack in a pass with adapters.
 #[derive(Debug)]
 pub struct AdaptedStack<'a, A> {
@@ -62,7 +109,8 @@ impl<M> AdaptedStack<'_, AdapterMatrices<M>> {
     pub fn changes(&self) -> impl Iterator<Item = (&LowRank<M>, &[u32])> {
         let with_rows = self.groups.iter().filter(|group| !group.rows.is_empty());
         with_rows.filter_map(|group| {
-            let change = group.weights.change(self.layer, self.stack)?;
+            let place = TensorPlace::Layer(self.layer);
+            let change = group.weights.change(place, self.stack)?;
             Some((change, &group.rows[..]))
         })
     }

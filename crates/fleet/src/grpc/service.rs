@@ -316,8 +316,8 @@ impl InboundMessage for proto::Upward {
                 Ok(FromWorker::Grant { handoff, grant })
             }
             Some(Kind::AdapterAnswer(answer)) => {
-                let (change, outcome) = decode("adapter_answer", &answer)?;
-                Ok(FromWorker::AdapterAnswer { change, outcome })
+                let (request, outcome) = decode("adapter_answer", &answer)?;
+                Ok(FromWorker::AdapterAnswer { request, outcome })
             }
             Some(Kind::Link(link)) => Ok(FromWorker::Link(decode("link", &link)?)),
             Some(Kind::Hello(_)) => Err(StreamError::Unexpected("second hello")),

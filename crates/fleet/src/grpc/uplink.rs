@@ -492,8 +492,12 @@ impl InboundMessage for proto::Downward {
                 Ok(ToWorker::Grant { handoff, grant })
             }
             Some(Kind::Adapter(adapter)) => {
-                let (change, command) = decode("adapter", &adapter)?;
-                Ok(ToWorker::Adapter { change, command })
+                let ((request, change), command) = decode("adapter", &adapter)?;
+                Ok(ToWorker::Adapter {
+                    request,
+                    change,
+                    command,
+                })
             }
             Some(Kind::PeerGone(worker)) => Ok(ToWorker::PeerGone {
                 worker: decode("peer_gone", &worker)?,

@@ -168,8 +168,8 @@ impl OutboundMessage for proto::Upward {
             FromWorker::Emissions(tokens) => Kind::Emissions(encode(&tokens)),
             FromWorker::Grant { handoff, grant } => Kind::Pass(encode(&(handoff, grant.0))),
             FromWorker::Link(link) => Kind::Link(encode(&link)),
-            FromWorker::AdapterAnswer { change, outcome } => {
-                Kind::AdapterAnswer(encode(&(change, outcome)))
+            FromWorker::AdapterAnswer { request, outcome } => {
+                Kind::AdapterAnswer(encode(&(request, outcome)))
             }
         };
         Self { kind: Some(kind) }
@@ -206,7 +206,11 @@ impl OutboundMessage for proto::Downward {
                 data_address,
             } => Kind::Peer(encode(&(worker, data_address))),
             ToWorker::Grant { handoff, grant } => Kind::Pass(encode(&(handoff, grant.0))),
-            ToWorker::Adapter { change, command } => Kind::Adapter(encode(&(change, command))),
+            ToWorker::Adapter {
+                request,
+                change,
+                command,
+            } => Kind::Adapter(encode(&((request, change), command))),
             ToWorker::PeerGone { worker } => Kind::PeerGone(encode(&worker)),
             ToWorker::NameTaken { data_address } => Kind::NameTaken(encode(&data_address)),
         };

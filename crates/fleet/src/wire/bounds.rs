@@ -10,10 +10,11 @@ use super::{FleetWireError, nanos, within};
 use crate::connection::{LinkState, Registration, invalid_name_reason};
 use crate::grpc::SILENCE_MIN;
 use cleave_domain::{
-    AdapterCommand, AdapterOffer, Capacity, Deadline, DecodeTiming, DeviceId, Emission, Failure,
-    FleetDemand, HandoffId, MigrateOrder, Order, PrefillOrder, PrefillTiming, Prices, PromptFacts,
-    Refusal, Report, Request, RequestSlo, ReserveOrder, RunOrder, ScalingGossip, StateCapacity,
-    WindowCapacity, WorkerDescription, WorkerLoad, WorkerRef,
+    AdapterChangeId, AdapterCommand, AdapterOffer, AdapterReport, Capacity, Deadline, DecodeTiming,
+    DeviceId, Emission, Failure, FleetDemand, HandoffId, MigrateOrder, Order, PrefillOrder,
+    PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestSlo, ReserveOrder,
+    RunOrder, ScalingGossip, StateCapacity, WindowCapacity, WorkerDescription, WorkerLoad,
+    WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use std::ops::RangeInclusive;
@@ -41,6 +42,8 @@ const ROWS_MAX: usize = 1024;
 pub(super) const FAILURES_NESTED_MAX: u64 = 16;
 /// Far more adapters than a worker serves.
 const ADAPTERS_MAX: usize = 4096;
+/// Far more changes of adapters than a fleet sees.
+const ADAPTER_CHANGES_MAX: u64 = 1 << 62;
 /// The longest name of an adapter, and the longest path of one.
 const ADAPTER_NAME_BYTES_MAX: usize = 256;
 const ROOT_BYTES_MAX: usize = 4096;
@@ -183,6 +186,7 @@ bounded_variants! {
         Cancel { ; handoff },
         Drain,
         Serve { ; role },
+        FetchAdapter { ; adapter },
     }
     Report {
         Refused { refusal; handoff },
@@ -201,7 +205,7 @@ bounded_variants! {
         Draining,
         Serves { ; role },
         Prefix { ; stored, evicted },
-        Adapters(offers),
+        Adapters(report),
     }
     Refusal {
         QueueFull { retry_after; },
@@ -212,7 +216,7 @@ bounded_variants! {
         NoWorker,
         Draining,
         WrongWorker,
-        NoAdapter,
+        NoAdapter { ; reason },
     }
 }
 
@@ -252,32 +256,48 @@ impl Bounded for AdapterCommand {
     }
 }
 
-impl Bounded for Vec<AdapterOffer> {
-    /// Refuses names that no request could give, and a list in another order.
+impl Bounded for AdapterChangeId {
+    fn bound(&mut self) -> Result<(), FleetWireError> {
+        let Self { number, router: _ } = self;
+        within("adapter.change", *number, 0..=ADAPTER_CHANGES_MAX)
+    }
+}
+
+impl Bounded for AdapterReport {
+    /// Refuses names that no request could give, and lists in another order.
     fn bound(&mut self) -> Result<(), FleetWireError> {
         let problem = |problem| {
             let field = "adapters";
             Err(FleetWireError::List { field, problem })
         };
-        if self.len() > ADAPTERS_MAX {
+        let Self { offers, unloaded } = self;
+        if offers.len().max(unloaded.len()) > ADAPTERS_MAX {
             return problem("has more than 4096 entries");
         }
-        if !self.is_sorted_by(|one, next| one.name < next.name) {
+        let is_sorted = offers.is_sorted_by(|one, next| one.name < next.name);
+        if !is_sorted || !unloaded.is_sorted_by(|one, next| one.name < next.name) {
             return problem("is not in ascending order");
         }
+        let changes = offers.iter_mut().filter_map(|offer| offer.change.as_mut());
+        let ended = unloaded.iter_mut().map(|ended| &mut ended.change);
+        changes.chain(ended).try_for_each(Bounded::bound)?;
+        let is_name = |name: &str| (1..=ADAPTER_NAME_BYTES_MAX).contains(&name.len());
         let sizes = |offer: &AdapterOffer| {
             let AdapterOffer {
                 name,
                 adapter: _,
                 root,
                 loaded_from,
+                change: _,
                 place: _,
+                problem: _,
             } = offer;
             let mut folders = [root].into_iter().chain(loaded_from);
             let is_short = folders.all(|folder| folder.len() <= ROOT_BYTES_MAX);
-            (1..=ADAPTER_NAME_BYTES_MAX).contains(&name.len()) && is_short
+            is_name(name) && is_short
         };
-        if !self.iter().all(sizes) {
+        let mut ended = unloaded.iter();
+        if !offers.iter().all(sizes) || !ended.all(|ended| is_name(&ended.name)) {
             return problem("has a name or a folder of an impossible length");
         }
         Ok(())

@@ -8,14 +8,15 @@ use crate::connection::{LinkState, Registration};
 use crate::sample;
 use cleave_api::TraceParent;
 use cleave_domain::{
-    AdapterId, AdapterOffer, AdapterPlace, BlockHash, BlockIndex, BlockRef, Constraint,
-    ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Failure, FinishReason, FleetDemand,
-    FleetTarget, FlightId, Generation, Grammar, HandoffId, HandoffTarget, Incarnation, LinkPrice,
-    MigrateOrder, OnDeadlineMiss, Order, PoolCounts, Pooling, PrefillBacklog, PrefillOrder,
-    PrefillTiming, Prices, PromptFacts, Refusal, Report, Request, RequestFlow, RequestSlo,
-    ReserveOrder, Role, RouterId, RowPrice, RunOrder, SampledToken, SamplingParams, ScalingGossip,
-    ScalingReason, ScalingReasons, SloMetric, SloOutcomes, StateCapacity, StepProgress, StopRules,
-    TokenScores, WindowCapacity, WindowTarget, WorkerId, WorkerLoad, WorkerRef,
+    AdapterChangeId, AdapterId, AdapterOffer, AdapterPlace, AdapterReport, BlockHash, BlockIndex,
+    BlockRef, Constraint, ConstraintEnd, Deadline, DecodeTiming, DeviceId, Emission, Failure,
+    FinishReason, FleetDemand, FleetTarget, FlightId, Generation, Grammar, HandoffId,
+    HandoffTarget, Incarnation, LinkPrice, MigrateOrder, OnDeadlineMiss, Order, PoolCounts,
+    Pooling, PrefillBacklog, PrefillOrder, PrefillTiming, Prices, PromptFacts, Refusal, Report,
+    Request, RequestFlow, RequestSlo, ReserveOrder, Role, RouterId, RowPrice, RunOrder,
+    SampledToken, SamplingParams, ScalingGossip, ScalingReason, ScalingReasons, SloMetric,
+    SloOutcomes, StateCapacity, StepProgress, StopRules, TokenScores, UnloadedAdapter,
+    WindowCapacity, WindowTarget, WorkerId, WorkerLoad, WorkerRef,
 };
 use cleave_telemetry::RequestContext;
 use cleave_text::{ModelFiles, ModelTask, RerankTask};
@@ -212,6 +213,9 @@ fn orders_keep_their_bytes() {
     assert_order(Order::Drain, "05");
     assert_order(Order::Serve { role: Role::Both }, "0602");
     assert_order(Order::Relay(gossip()), &format!("07{GOSSIP}"));
+    let adapter = AdapterId([7; 16]);
+    let fetch = format!("09{}", "07".repeat(16));
+    assert_order(Order::FetchAdapter { adapter }, &fetch);
     let run = Order::Run(RunOrder {
         handoff,
         request: request(),
@@ -263,7 +267,7 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         present: 15,
     };
     assert_bytes(&running, "0f01020f");
-    let retry_after = SECOND;
+    let (retry_after, reason) = (SECOND, "r".to_owned());
     let late = Refusal::Late {
         aim: SloMetric::EndToEnd,
         predicted: SECOND,
@@ -278,7 +282,7 @@ fn reports_about_a_hand_off_keep_their_bytes() {
         (late, "050201000200"),
         (Refusal::Draining, "06"),
         (Refusal::WrongWorker, "07"),
-        (Refusal::NoAdapter, "08"),
+        (Refusal::NoAdapter { reason }, "080172"),
     ];
     for (refusal, expected) in refusals {
         let refused = Report::Refused { handoff, refusal };
@@ -380,10 +384,23 @@ fn reports_about_a_worker_keep_their_bytes() {
         adapter: AdapterId([7; 16]),
         root: "b".to_owned(),
         loaded_from: Some("c".to_owned()),
+        change: Some(AdapterChangeId {
+            number: 2,
+            router: RouterId(3),
+        }),
         place: AdapterPlace::OnDisk,
+        problem: Some("d".to_owned()),
     };
-    let adapters = Report::Adapters(vec![offer]);
-    let expected = format!("10010161{}016201016301", "07".repeat(16));
+    let unloaded = UnloadedAdapter {
+        name: "e".to_owned(),
+        change: AdapterChangeId::default(),
+    };
+    let adapters = Report::Adapters(AdapterReport {
+        offers: vec![offer],
+        unloaded: vec![unloaded],
+    });
+    let offer = format!("0161{}016201016301020301010164", "07".repeat(16));
+    let expected = format!("1001{offer}0101650000");
     assert_bytes(&adapters, &expected);
 }
 

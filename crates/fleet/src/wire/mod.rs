@@ -43,7 +43,7 @@ pub(crate) mod proto {
 }
 
 /// Incremented when a byte of a message changes, or its meaning; both ends must agree.
-pub(crate) const PROTOCOL: u32 = 14;
+pub(crate) const PROTOCOL: u32 = 15;
 
 /// The reason why a message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

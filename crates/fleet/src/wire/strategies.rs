@@ -11,7 +11,7 @@ mod gossip;
 use super::proto;
 use crate::connection::{FromWorker, LinkState, Registration, ToWorker};
 use crate::grpc::OutboundMessage;
-use adapters::{adapter_command, adapters};
+use adapters::{adapter_change, adapter_command, adapters};
 use cleave_api::TraceParent;
 use cleave_domain::{
     AdapterId, BlockHash, BlockIndex, BlockRef, Capacity, Constraint, ConstraintEnd, Deadline,
@@ -242,6 +242,9 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
         vec(handoff(), 0..4).prop_map(|handoffs| Order::Renew { handoffs }),
         handoff().prop_map(|handoff| Order::Cancel { handoff }),
         gossip().prop_map(Order::Relay),
+        any::<[u8; 16]>().prop_map(|digest| Order::FetchAdapter {
+            adapter: AdapterId(digest)
+        }),
     ]
 }
 
@@ -505,9 +508,9 @@ pub(super) fn from_worker() -> impl Strategy<Value = FromWorker> {
         vec((handoff(), emission()), 0..3).prop_map(FromWorker::Emissions),
         grant().prop_map(|(handoff, grant)| FromWorker::Grant { handoff, grant }),
         link_state().prop_map(FromWorker::Link),
-        (any::<u64>(), option::of(".{0,20}")).prop_map(|(change, reason)| {
+        (any::<u64>(), option::of(".{0,20}")).prop_map(|(request, reason)| {
             let outcome = reason.map_or(Ok(()), Err);
-            FromWorker::AdapterAnswer { change, outcome }
+            FromWorker::AdapterAnswer { request, outcome }
         }),
     ]
 }
@@ -523,8 +526,13 @@ pub(super) fn to_worker() -> impl Strategy<Value = ToWorker> {
         worker().prop_map(|worker| ToWorker::PeerGone { worker }),
         address().prop_map(|data_address| ToWorker::NameTaken { data_address }),
         grant().prop_map(|(handoff, grant)| ToWorker::Grant { handoff, grant }),
-        (any::<u64>(), adapter_command())
-            .prop_map(|(change, command)| ToWorker::Adapter { change, command }),
+        (any::<u64>(), adapter_change(), adapter_command()).prop_map(
+            |(request, change, command)| ToWorker::Adapter {
+                request,
+                change,
+                command,
+            }
+        ),
     ]
 }
 

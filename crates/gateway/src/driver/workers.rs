@@ -3,10 +3,11 @@
 //! Invariant: each incarnation of a worker joins and is lost in turn.
 
 use super::RouterDriver;
+use crate::adapters::OrderedChange;
 use crate::join_warnings::warn_of_mismatch;
 use crate::orders;
 use cleave_api::WorkerState;
-use cleave_domain::{AdapterCommand, AdapterOffer, Order, Report, WorkerId, WorkerRef};
+use cleave_domain::{AdapterCommand, AdapterReport, Order, Report, WorkerId, WorkerRef};
 use cleave_fleet::{ToWorker, WorkerConnection};
 use cleave_router::RouterInput;
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 /// The number of a change of adapters whose answer nobody waits for; others begin with 1.
-const NO_CHANGE: u64 = 0;
+const NO_REQUEST: u64 = 0;
 
 #[derive(Debug)]
 pub(super) struct ConnectedWorker {
@@ -99,10 +100,14 @@ impl RouterDriver {
     }
 
     /// Nobody waits for the answers.
-    fn send_commands(&mut self, worker: WorkerRef, commands: &[AdapterCommand]) {
-        for command in commands {
-            let (change, command) = (NO_CHANGE, command.clone());
-            self.enqueue_for_worker(worker, ToWorker::Adapter { change, command });
+    fn send_commands(&mut self, worker: WorkerRef, changes: &[OrderedChange]) {
+        for OrderedChange { change, command } in changes {
+            let message = ToWorker::Adapter {
+                request: NO_REQUEST,
+                change: *change,
+                command: command.clone(),
+            };
+            self.enqueue_for_worker(worker, message);
         }
     }
 
@@ -203,11 +208,20 @@ impl RouterDriver {
                 info!(model, adapter = name, "an adapter is unloaded");
             }
         }
+        let change = self.effects.roster.adapters().next_change(self.me);
+        let ordered = OrderedChange {
+            change,
+            command: command.clone(),
+        };
         let changes = &mut self.adapter_changes;
-        let change = changes.begin(model, command.clone(), workers.clone(), answer);
+        let request = changes.begin(model, ordered, workers.clone(), answer);
         for worker in workers {
-            let command = command.clone();
-            self.enqueue_for_worker(worker, ToWorker::Adapter { change, command });
+            let message = ToWorker::Adapter {
+                request,
+                change,
+                command: command.clone(),
+            };
+            self.enqueue_for_worker(worker, message);
         }
     }
 
@@ -215,31 +229,29 @@ impl RouterDriver {
     pub(super) fn adapter_answered(
         &mut self,
         worker: WorkerRef,
-        change: u64,
+        request: u64,
         outcome: Result<(), String>,
     ) {
         let name = self.effects.roster.name(&worker);
-        if let (NO_CHANGE, Err(reason)) = (change, &outcome) {
+        if let (NO_REQUEST, Err(reason)) = (request, &outcome) {
             warn!(%worker, name, reason, "a worker refused an earlier change of adapters");
         }
-        let changes = &mut self.adapter_changes;
-        let done = changes.answered(worker, &name, change, outcome);
-        // A load is known by the worker's report, which came before its answer.
-        if let Some((model, AdapterCommand::Unload { name })) = done {
-            self.effects.roster.adapters().unloaded(&model, name);
-        }
+        self.adapter_changes
+            .answered(worker, &name, request, outcome);
     }
 
-    /// A worker serves these adapters from now on. Adapters that this router hears of for the first
-    /// time, since it was started after they were loaded, are loaded by the model's other workers,
-    /// too: one of them may have been started when no router knew them.
-    pub(super) fn adapters_reported(&mut self, worker: WorkerRef, offers: &[AdapterOffer]) {
+    /// A worker serves these adapters from now on. A change that this router sees for the first
+    /// time is sent to the model's other workers, too: the router that ordered it may have been cut
+    /// off from one of them, or none may have known it when one was started.
+    pub(super) fn adapters_reported(&mut self, worker: WorkerRef, report: &AdapterReport) {
         let Some(connected) = self.workers.get(&worker.worker) else {
             return;
         };
         let model = connected.connection.registration.description.model.clone();
         let adapters = self.effects.roster.adapters();
-        let learned = adapters.report(worker.worker, &model, offers);
+        let mut learned = adapters.report(worker.worker, &model, report);
+        // Every worker has the changes that this router has begun.
+        learned.retain(|learned| !self.adapter_changes.is_pending(learned.change));
         if learned.is_empty() {
             return;
         }

@@ -169,8 +169,39 @@ fn offer(adapter: u8, place: AdapterPlace) -> AdapterOffer {
         adapter: AdapterId([adapter; 16]),
         root: String::new(),
         loaded_from: None,
+        change: None,
         place,
+        problem: None,
     }
+}
+
+#[test]
+fn a_worker_with_a_problem_does_not_serve_the_adapter() {
+    let mut fleet = fleet(&[Role::Both, Role::Both], None);
+    let adapter = AdapterId([7; 16]);
+    let place = |fleet: &RouterFleet| {
+        let choice = place_adapted(fleet, LegPlacement::Whole, None, Some(adapter))?;
+        Ok(choice.prefill)
+    };
+    let reason = |fleet: &RouterFleet| fleet.adapter_problem(adapter).map(str::to_owned);
+    assert!(reason(&fleet).unwrap().starts_with("no connected worker"));
+    let served = offer(7, AdapterPlace::OnDisk);
+    let broken = AdapterOffer {
+        problem: Some("its file is shorter".to_owned()),
+        ..served.clone()
+    };
+    let version = fleet.version();
+    fleet.set_adapters(worker_ref(1), std::slice::from_ref(&served));
+    assert!(
+        fleet.version() > version,
+        "requests that wait for it are placed"
+    );
+    assert_eq!((place(&fleet), reason(&fleet)), (Ok(worker_ref(1)), None));
+    fleet.set_adapters(worker_ref(1), std::slice::from_ref(&broken));
+    assert_eq!(place(&fleet), Err(NoPlacement::NoWorker));
+    assert_eq!(reason(&fleet).as_deref(), Some("its file is shorter"));
+    fleet.set_adapters(worker_ref(2), &[served]);
+    assert_eq!(place(&fleet), Ok(worker_ref(2)));
 }
 
 #[test]

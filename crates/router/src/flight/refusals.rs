@@ -56,7 +56,7 @@ impl WorkerRefusals {
         // One worker's draining, or a routing mistake, replaces no answer of another worker.
         let is_answer = !matches!(
             refusal,
-            Some(Refusal::Draining | Refusal::WrongWorker | Refusal::NoAdapter)
+            Some(Refusal::Draining | Refusal::WrongWorker | Refusal::NoAdapter { .. })
         );
         if is_answer || self.last.is_none() {
             self.last = refusal.or(self.last.take());
@@ -127,7 +127,7 @@ pub(crate) fn is_final(refusal: &Refusal) -> bool {
         | Refusal::Late { .. }
         | Refusal::Draining
         | Refusal::WrongWorker
-        | Refusal::NoAdapter => false,
+        | Refusal::NoAdapter { .. } => false,
     }
 }
 

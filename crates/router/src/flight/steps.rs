@@ -134,8 +134,8 @@ impl<'a> FlightSteps<'a> {
                     });
                 }
             }
-            Report::Adapters(offers) => {
-                self.legs().fleet.set_adapters(worker, &offers);
+            Report::Adapters(report) => {
+                self.legs().fleet.set_adapters(worker, &report.offers);
                 self.room_appeared(worker);
             }
             Report::Draining => self.drains(worker),
@@ -488,7 +488,7 @@ impl<'a> FlightSteps<'a> {
             | Refusal::OutOfVocabulary { .. }
             | Refusal::NoWorker
             | Refusal::WrongWorker
-            | Refusal::NoAdapter => {}
+            | Refusal::NoAdapter { .. } => {}
         }
         if self
             .flights()

@@ -91,7 +91,7 @@ impl<'a> FlightAdmission<'a> {
             Err(NoPlacement::NoWorker) => {
                 match workers_expected(&self.ends.legs.context.limits.policy) {
                     Some(start_max) => self.wait_for_workers(id, start_max),
-                    None => self.ends.refuse(id, Refusal::NoWorker, Vec::new()),
+                    None => self.ends.refuse(id, self.unserved(id), Vec::new()),
                 }
             }
             Err(NoPlacement::TooLong { tokens_max }) => {

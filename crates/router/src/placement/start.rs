@@ -72,6 +72,11 @@ impl FlightAdmission<'_> {
             cached_tokens: choice.cached_tokens,
             waited,
         });
+        // The prompt comes after the decode worker's answer, which may load the adapter first: the
+        // prefill worker loads it meanwhile.
+        if let Some(adapter) = request.adapter.filter(|_| prefill != decode) {
+            legs.send_order(prefill, Order::FetchAdapter { adapter });
+        }
         let expected_output_tokens = limits.expected_output_tokens;
         let order = if prefill == decode {
             Order::Run(RunOrder {

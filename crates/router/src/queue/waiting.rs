@@ -24,7 +24,10 @@ impl FlightAdmission<'_> {
             .queue_max
             .is_some_and(|max| self.ends.queue.len_of(&flight.place.queue.class) >= max);
         let fresh = flight.failures.last().is_none();
-        if fresh && full {
+        // A worker that could not load its adapter could not soon after, either, and no other one
+        // answered that it is busy.
+        let is_broken = matches!(flight.refusals.last(), Some(Refusal::NoAdapter { .. }));
+        if fresh && (full || is_broken) {
             return self.end_without_place(id);
         }
         if fresh && self.ends.queue.is_full() {
@@ -132,13 +135,23 @@ impl FlightAdmission<'_> {
                 let refusal = unplaced(flight.refusals.last(), full);
                 return self.ends.refuse(id, refusal, Vec::new());
             }
-            None => return self.ends.refuse(id, Refusal::NoWorker, Vec::new()),
+            None => return self.ends.refuse(id, self.unserved(id), Vec::new()),
         };
         self.ends.end(id, Ending::Failed(failure));
     }
 
     fn full(&self) -> Refusal {
         self.ends.rules().full(self.ends.queue)
+    }
+
+    /// The refusal of a flight that no connected worker serves.
+    pub(crate) fn unserved(&self, id: FlightId) -> Refusal {
+        let adapter = self.flight(id).and_then(|flight| flight.request.adapter);
+        let fleet = &self.ends.legs.fleet;
+        let reason = adapter.and_then(|adapter| fleet.adapter_problem(adapter));
+        reason.map_or(Refusal::NoWorker, |reason| Refusal::NoAdapter {
+            reason: reason.to_owned(),
+        })
     }
 }
 
@@ -155,7 +168,7 @@ fn unplaced(refused: Option<&Refusal>, full: Refusal) -> Refusal {
                 other @ (Refusal::Late { .. }
                 | Refusal::TooLong { .. }
                 | Refusal::OutOfVocabulary { .. }
-                | Refusal::NoAdapter),
+                | Refusal::NoAdapter { .. }),
             ),
             _,
         ) => other.clone(),
@@ -180,6 +193,8 @@ mod tests {
             predicted: soon,
             retry_after: soon,
         };
+        let reason = "its file is shorter".to_owned();
+        let broken = Refusal::NoAdapter { reason };
         let no_blocks = Refusal::NoBlocks { retry_after: soon };
         for (refused, answer) in [
             (full.clone(), full.clone()),
@@ -196,7 +211,7 @@ mod tests {
             (Refusal::NoWorker, Refusal::NoWorker),
             (Refusal::Draining, Refusal::NoWorker),
             (Refusal::WrongWorker, Refusal::NoWorker),
-            (Refusal::NoAdapter, Refusal::NoAdapter),
+            (broken.clone(), broken),
         ] {
             assert_eq!(
                 unplaced(Some(&refused), full.clone()),

@@ -137,7 +137,9 @@ impl<O> AdapterAdmission<O> {
                 self.held.insert(handoff, WaitingOrders { adapter, orders });
                 return AdapterPassage::Held;
             }
-            Err(NotTaken::Unknown) => Refusal::NoAdapter,
+            Err(NotTaken::Unknown) => Refusal::NoAdapter {
+                reason: format!("adapter {adapter} is not served by this worker any more"),
+            },
             Err(NotTaken::Full) => Refusal::QueueFull {
                 retry_after: PLACE_WAIT,
             },
@@ -145,11 +147,17 @@ impl<O> AdapterAdmission<O> {
         AdapterPassage::Refused(handoff, order, refusal)
     }
 
+    /// Begins to load an adapter whose hand-off is on its way. The hand-off itself has it from
+    /// [`AdapterAdmission::pass`] on.
+    pub fn fetch(&mut self, adapter: AdapterId) {
+        self.places.fetch(adapter);
+    }
+
     /// Gives the orders that waited for a load; after a failure, their refusals.
     pub fn load_ended(
         &mut self,
         adapter: AdapterId,
-        outcome: LoadOutcome,
+        outcome: &LoadOutcome,
     ) -> Vec<AdapterPassage<O>> {
         self.places.load_ended(adapter, outcome);
         let waited = self.held.iter().filter(|(_, held)| held.adapter == adapter);
@@ -158,14 +166,17 @@ impl<O> AdapterAdmission<O> {
         for handoff in waited {
             let held = self.held.remove(&handoff);
             let mut orders = held.into_iter().flat_map(|held| held.orders);
-            if outcome == LoadOutcome::Loaded {
+            let LoadOutcome::Failed { reason } = outcome else {
                 passages.extend(orders.map(AdapterPassage::Open));
                 continue;
-            }
+            };
             self.release(handoff);
             // The first order is the hand-off's; those after it, as a cancel, have no subject now.
             let first = orders.next();
-            let refuse = |order| AdapterPassage::Refused(handoff, order, Refusal::NoAdapter);
+            let refuse = |order| {
+                let reason = reason.clone();
+                AdapterPassage::Refused(handoff, order, Refusal::NoAdapter { reason })
+            };
             passages.extend(first.map(refuse));
         }
         self.places.close_if_unused(adapter);

@@ -64,10 +64,13 @@ pub enum LoadSource {
 }
 
 /// The end of a load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadOutcome {
     Loaded,
-    Failed,
+    Failed {
+        /// The reason, which the refusals of its requests give.
+        reason: String,
+    },
 }
 
 /// Loads of adapters since the start.
@@ -246,6 +249,25 @@ impl AdapterPlaces {
         Ok(Taken::Loading)
     }
 
+    /// Begins to load an adapter that a hand-off is about to need, if there is a place for it. No
+    /// hand-off has it yet, so that it may leave again.
+    pub(super) fn fetch(&mut self, adapter: AdapterId) {
+        let Some(state) = self.entries.get(&adapter).map(|entry| entry.state) else {
+            return;
+        };
+        if !state.has_place() && !self.make_place() {
+            return;
+        }
+        self.version += 1;
+        self.uses_count += 1;
+        if let Some(entry) = self.entries.get_mut(&adapter) {
+            entry.last_use = self.uses_count;
+        }
+        if !state.has_place() {
+            self.load(adapter, state);
+        }
+    }
+
     /// A hand-off has the adapter no longer.
     pub(super) fn give_back(&mut self, adapter: AdapterId) {
         self.version += 1;
@@ -335,7 +357,7 @@ impl AdapterPlaces {
     }
 
     /// A load has ended. One that failed leaves nothing in memory.
-    pub(super) fn load_ended(&mut self, adapter: AdapterId, outcome: LoadOutcome) {
+    pub(super) fn load_ended(&mut self, adapter: AdapterId, outcome: &LoadOutcome) {
         self.version += 1;
         let Some(entry) = self.entries.get_mut(&adapter) else {
             return;
@@ -345,7 +367,7 @@ impl AdapterPlaces {
                 entry.state = AdapterState::Resident;
                 self.loads.loaded += 1;
             }
-            LoadOutcome::Failed => {
+            LoadOutcome::Failed { .. } => {
                 entry.state = AdapterState::OnDisk;
                 self.loads.failed += 1;
                 self.work.push_back(AdapterWork::DropHostCopy(adapter));

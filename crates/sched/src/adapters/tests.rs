@@ -34,7 +34,7 @@ fn work(admission: &mut AdapterAdmission<u64>) -> Vec<AdapterWork> {
 fn use_once(admission: &mut AdapterAdmission<u64>, flight: u64, adapter: u8) -> Vec<AdapterWork> {
     let passage = admission.pass(handoff(flight), Some(id(adapter)), flight);
     if passage == AdapterPassage::Held {
-        let passed = admission.load_ended(id(adapter), LoadOutcome::Loaded);
+        let passed = admission.load_ended(id(adapter), &LoadOutcome::Loaded);
         assert_eq!(passed, [AdapterPassage::Open(flight)]);
     } else {
         assert_eq!(passage, AdapterPassage::Open(flight));
@@ -87,7 +87,7 @@ fn an_adapter_is_in_use_from_its_first_order_to_the_release() {
     assert!(has_changed(&admission));
     assert_eq!(used(&admission, Loading), [false, true]);
     assert_eq!(admission.count(Loading), 1);
-    admission.load_ended(id(2), LoadOutcome::Loaded);
+    admission.load_ended(id(2), &LoadOutcome::Loaded);
     assert!(has_changed(&admission));
     assert_eq!(used(&admission, Resident), [false, true]);
     assert_eq!(used(&admission, Loading), [false, false]);
@@ -100,6 +100,36 @@ fn an_adapter_is_in_use_from_its_first_order_to_the_release() {
     assert!(has_changed(&admission));
     assert!(work(&mut admission).contains(&AdapterWork::Close(id(2))));
     assert_eq!(admission.loaded_max(), 2);
+}
+
+#[test]
+fn a_fetched_adapter_is_loaded_before_its_hand_off_comes() {
+    use AdapterWork::{Load, Unload};
+    let mut admission = admission([1, 1], 2);
+    admission.fetch(id(1));
+    admission.fetch(id(1));
+    assert_eq!(work(&mut admission), [Load(id(1), LoadSource::Disk)]);
+    assert_eq!(
+        admission.pass(handoff(1), Some(id(1)), 1),
+        AdapterPassage::Held
+    );
+    assert_eq!(work(&mut admission), [], "one load is enough");
+    let passed = admission.load_ended(id(1), &LoadOutcome::Loaded);
+    assert_eq!(passed, [AdapterPassage::Open(1)]);
+    // A place in use is not taken for it, nor is an adapter that is not served.
+    admission.fetch(id(2));
+    admission.fetch(id(3));
+    assert_eq!(work(&mut admission), []);
+    admission.release(handoff(1));
+    admission.fetch(id(2));
+    let expected = [Unload(id(1)), Load(id(2), LoadSource::Disk)];
+    assert_eq!(work(&mut admission), expected);
+    // Nothing has it: it leaves for another one once it is loaded.
+    assert_eq!(admission.load_ended(id(2), &LoadOutcome::Loaded), []);
+    assert_eq!(
+        admission.pass(handoff(2), Some(id(1)), 2),
+        AdapterPassage::Held
+    );
 }
 
 /// The memory of a worker that does the work.
@@ -168,14 +198,15 @@ fn limits_hold_and_used_adapters_stay_in_any_order() {
                         continue;
                     };
                     let outcome = if rng.chance(200) {
-                        LoadOutcome::Failed
+                        let reason = "test".to_owned();
+                        LoadOutcome::Failed { reason }
                     } else {
                         memory.loaded.insert(adapter);
                         LoadOutcome::Loaded
                     };
-                    for passage in admission.load_ended(adapter, outcome) {
+                    for passage in admission.load_ended(adapter, &outcome) {
                         let (AdapterPassage::Open(flight)
-                        | AdapterPassage::Refused(_, flight, Refusal::NoAdapter)) = passage
+                        | AdapterPassage::Refused(_, flight, Refusal::NoAdapter { .. })) = passage
                         else {
                             panic!("{passage:?}");
                         };

@@ -107,6 +107,7 @@ fn order(order: &Order) -> String {
         Order::Drain => "drain".into(),
         Order::Serve { role } => format!("serve {role}"),
         Order::Relay(_) => "pass on".into(),
+        Order::FetchAdapter { adapter } => format!("fetch {adapter}"),
         Order::Renew { handoffs } => format!("renew {}", ids(handoffs)),
         Order::Cancel { handoff } => format!("cancel {}", id(*handoff)),
     }
@@ -370,7 +371,7 @@ fn report(report: &Report) -> String {
         Report::MemoryPressure { handoff } => format!("crowded {}", id(*handoff)),
         Report::Serves { role } => format!("serves {role}"),
         Report::Relayed(gossip) => format!("passed on {}", gossip.number),
-        Report::Adapters(offers) => format!("serves {} adapters", offers.len()),
+        Report::Adapters(report) => format!("serves {} adapters", report.offers.len()),
         Report::Draining => "draining".into(),
         Report::Prefix { stored, evicted } => {
             format!("prefix +{} -{}", stored.len(), evicted.len())

@@ -7,7 +7,7 @@
 use super::RequestArrival;
 use super::run::{GoodputEvent, GoodputWorld};
 use cleave_domain::{
-    AdapterId, AdapterOffer, Order, Report, SlotIndex, SplitMix64, StepPlan, Time,
+    AdapterId, AdapterOffer, AdapterReport, Order, Report, SlotIndex, SplitMix64, StepPlan, Time,
 };
 use cleave_planner::AdapterPrices;
 use cleave_sched::{
@@ -107,7 +107,9 @@ impl WorkerAdapters {
             adapter: adapter_id(number),
             root: String::new(),
             loaded_from: None,
+            change: None,
             place: self.admission.state(adapter_id(number)).into(),
+            problem: None,
         };
         (0..self.fleet.count).map(offer).collect()
     }
@@ -143,6 +145,9 @@ impl GoodputWorld<'_> {
         let Some(adapters) = &mut self.workers[place].adapters else {
             return self.give_order(place, router, order);
         };
+        if let Order::FetchAdapter { adapter } = &order {
+            adapters.admission.fetch(*adapter);
+        }
         let (handoff, request) = order.subject();
         let adapter = request.and_then(|request| request.adapter);
         let passage = match handoff {
@@ -158,7 +163,7 @@ impl GoodputWorld<'_> {
         let Some(adapters) = &mut self.workers[place].adapters else {
             return;
         };
-        let passages = adapters.admission.load_ended(adapter, LoadOutcome::Loaded);
+        let passages = adapters.admission.load_ended(adapter, &LoadOutcome::Loaded);
         self.adapters_changed(place);
         for passage in passages {
             self.go(place, passage);
@@ -193,7 +198,11 @@ impl GoodputWorld<'_> {
         }
         adapters.offers_shown.clone_from(&offers);
         for router in 0..self.routers.len() {
-            self.send_report(place, router, Report::Adapters(offers.clone()));
+            let report = AdapterReport {
+                offers: offers.clone(),
+                unloaded: Vec::new(),
+            };
+            self.send_report(place, router, Report::Adapters(report));
         }
     }
 

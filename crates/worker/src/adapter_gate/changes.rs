@@ -4,7 +4,7 @@
 //! Invariant: no change overtakes one that came before. A folder is opened beside the driver, so an
 //! unload that did not wait would be undone by the opening before it.
 
-use cleave_domain::{AdapterCommand, RouterId};
+use cleave_domain::{AdapterChangeId, AdapterCommand, RouterId};
 use std::collections::VecDeque;
 
 /// A change that a router ordered.
@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 pub(crate) struct QueuedAdapterChange {
     pub(crate) router: RouterId,
     /// The number that the answer names.
-    pub(crate) number: u64,
+    pub(crate) request: u64,
+    /// Its place among all changes.
+    pub(crate) change: AdapterChangeId,
     pub(crate) command: AdapterCommand,
 }
 
@@ -63,11 +65,12 @@ mod tests {
             let router = RouterId(1);
             changes.push(QueuedAdapterChange {
                 router,
-                number,
+                request: number,
+                change: AdapterChangeId { number, router },
                 command,
             });
         }
-        let next = |changes: &mut AdapterChangeQueue| changes.next().map(|change| change.number);
+        let next = |changes: &mut AdapterChangeQueue| changes.next().map(|change| change.request);
         assert_eq!(next(&mut changes), Some(1));
         changes.opening_began();
         assert_eq!(next(&mut changes), None);

@@ -152,6 +152,19 @@ fn is_open(passage: &Passage) -> bool {
     matches!(passage, Passage::Open(_))
 }
 
+fn no_adapter(reason: &str) -> Refusal {
+    let reason = reason.to_owned();
+    Refusal::NoAdapter { reason }
+}
+
+/// The change of this number, by router 0.
+fn change(number: u64) -> AdapterChangeId {
+    AdapterChangeId {
+        number,
+        router: RouterId(0),
+    }
+}
+
 fn refusal(passage: Passage) -> Option<Refusal> {
     match passage {
         Passage::Refused(_, Report::Refused { refusal, .. }) => Some(refusal),
@@ -322,12 +335,16 @@ async fn a_failed_load_refuses_its_requests_alone() {
     let (mut gate, mut loads) = gate(1, &memory);
     assert_eq!(
         refusal(gate.pass(run(9, Some(9)))),
-        Some(Refusal::NoAdapter),
+        Some(no_adapter(&format!(
+            "adapter {} is not served by this worker any more",
+            id(9)
+        ))),
         "unknown"
     );
     assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
     let mut passed = loaded(&mut gate, &mut loads).await;
-    assert_eq!(refusal(passed.remove(0)), Some(Refusal::NoAdapter));
+    let reason = AdapterError::Unknown(id(1)).to_string();
+    assert_eq!(refusal(passed.remove(0)), Some(no_adapter(&reason)));
     assert_eq!(gate.in_use().running.len() + gate.in_use().waiting.len(), 0);
     load(&mut gate, &mut loads, run(2, Some(2))).await;
 }
@@ -343,7 +360,8 @@ async fn a_replaced_adapter_stays_for_its_hand_offs() {
     gate.reported(&released(1));
     assert_eq!(*memory.closed.lock(), [id(1)]);
     let gone = refusal(gate.pass(run(2, Some(1))));
-    assert_eq!(gone, Some(Refusal::NoAdapter), "the old content is gone");
+    let is_gone = matches!(gone, Some(Refusal::NoAdapter { .. }));
+    assert!(is_gone, "the old content is gone: {gone:?}");
 }
 
 #[tokio::test]
@@ -388,7 +406,8 @@ fn a_folder_of_another_content_is_not_served() {
     let mut open = |content: Option<u8>, found: u8| {
         let request = OpenRequest {
             router: RouterId(0),
-            change: 0,
+            number: 0,
+            change: change(1),
             name: "a1".to_owned(),
             folder: "f".to_owned(),
             content: content.map(id),
@@ -417,9 +436,129 @@ async fn an_unloaded_adapter_stays_for_its_hand_offs() {
     let memory: Arc<StubMemory> = Arc::default();
     let (mut gate, mut loads) = gate(2, &memory);
     load(&mut gate, &mut loads, run(1, Some(1))).await;
-    assert!(gate.remove("a1") && !gate.remove("a1"));
+    assert!(gate.unload("a1", change(1)) && !gate.unload("a1", change(2)));
     assert_eq!(gate.offers().len(), 2);
     assert!(memory.loaded.lock().contains(&id(1)), "a stream has it");
     gate.reported(&released(1));
     assert_eq!(*memory.closed.lock(), [id(1)]);
+}
+
+/// Its requests are refused with the reason; it is not tried again until its name is loaded again.
+#[tokio::test]
+async fn an_adapter_whose_file_changed_is_given_up() {
+    let memory = Arc::new(StubMemory {
+        fails: BTreeSet::from([id(1)]),
+        ..StubMemory::default()
+    });
+    let (mut gate, mut loads) = gate(2, &memory);
+    // Another name of the same content.
+    gate.serve("b", Path::new("/adapters"), facts(1));
+    assert!(matches!(gate.pass(run(1, Some(1))), Passage::Held));
+    loaded(&mut gate, &mut loads).await;
+    let problems = |gate: &AdapterGate| {
+        let offers = gate.offers().into_iter();
+        let broken = offers.filter(|offer| offer.problem.is_some());
+        broken.map(|offer| offer.name).collect::<Vec<_>>()
+    };
+    assert_eq!(problems(&gate), ["a1", "b"]);
+    assert_eq!(*memory.closed.lock(), [id(1)]);
+    assert_eq!(gate.in_use().served, 2, "the others");
+    let refused = refusal(gate.pass(run(2, Some(1))));
+    assert!(matches!(refused, Some(Refusal::NoAdapter { .. })));
+    assert!(loads.try_recv().is_err(), "no load begins");
+    gate.serve("a1", Path::new("/new"), facts(7));
+    assert_eq!(problems(&gate), ["b"]);
+    load(&mut gate, &mut loads, run(3, Some(7))).await;
+    assert!(gate.unload("b", change(1)));
+    assert_eq!(problems(&gate), [""; 0]);
+}
+
+fn open_request(name: &str, content: Option<u8>, number: u64) -> OpenRequest {
+    OpenRequest {
+        router: RouterId(0),
+        number: 0,
+        change: change(number),
+        name: name.to_owned(),
+        folder: "f".to_owned(),
+        content: content.map(id),
+    }
+}
+
+/// Routers and clients learn why a worker lacks an adapter of the fleet.
+#[test]
+fn a_name_that_cannot_be_served_has_its_reason() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, _loads) = gate_of([2, 2], 0, &memory);
+    let wrong = gate.opened(&open_request("a", Some(6), 1), Err("no folder".to_owned()));
+    assert_eq!(wrong, Err("no folder".to_owned()));
+    let offer = gate.offers().remove(0);
+    assert_eq!((offer.adapter, offer.change), (id(6), Some(change(1))));
+    assert_eq!(offer.problem.as_deref(), Some("no folder"));
+    let found = Ok(("/root/f".into(), facts(6)));
+    assert_eq!(gate.opened(&open_request("a", Some(6), 2), found), Ok(()));
+    assert_eq!(gate.offers()[0].problem, None);
+    // An operator's own command says why it failed, and leaves no name behind.
+    let wrong = gate.opened(&open_request("b", None, 3), Err("no folder".to_owned()));
+    assert!(wrong.is_err() && gate.offers().len() == 1);
+}
+
+#[test]
+fn an_earlier_change_of_a_name_has_no_effect() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, _loads) = gate(2, &memory);
+    let found = || Ok(("/root/f".into(), facts(7)));
+    assert_eq!(gate.opened(&open_request("a1", None, 5), found()), Ok(()));
+    let earlier = gate.check_order("a1", change(4)).unwrap_err();
+    assert!(earlier.contains("change 5 of"), "{earlier}");
+    assert_eq!(gate.check_order("a1", change(5)), Ok(()), "a repetition");
+    let other = AdapterChangeId {
+        router: RouterId(1),
+        ..change(5)
+    };
+    assert_eq!(gate.check_order("a1", other), Ok(()), "the higher router");
+    assert_eq!(gate.check_order("a2", change(1)), Ok(()), "by a flag");
+    assert!(gate.keep("a1", "g", id(7), change(6)));
+    assert!(!gate.keep("a1", "g", id(8), change(6)), "another content");
+    assert!(gate.check_order("a1", change(5)).is_err());
+    // An unloaded name is remembered, be it one that was never served.
+    for name in ["a1", "x"] {
+        gate.unload(name, change(8));
+        assert!(gate.check_order(name, change(7)).is_err(), "{name}");
+    }
+    let report = gate.report();
+    let unloaded: Vec<&str> = report.unloaded.iter().map(|of| &*of.name).collect();
+    assert_eq!(unloaded, ["a1", "x"]);
+    assert_eq!(gate.opened(&open_request("x", None, 9), found()), Ok(()));
+    assert_eq!(gate.report().unloaded.len(), 1);
+}
+
+#[test]
+fn the_first_unloads_are_forgotten_first() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, _loads) = gate_of([2, 2], 0, &memory);
+    for number in 0..=UNLOADED_MAX as u64 {
+        gate.unload(&format!("a{number}"), change(number + 1));
+    }
+    assert_eq!(gate.report().unloaded.len(), UNLOADED_MAX);
+    assert!(gate.check_order("a0", change(0)).is_ok());
+    assert!(gate.check_order("a1", change(0)).is_err());
+}
+
+/// A refused opening of one router leaves the same content of another one open.
+#[test]
+fn a_refused_load_closes_no_adapter_of_another_router() {
+    let memory: Arc<StubMemory> = Arc::default();
+    let (mut gate, _loads) = gate_of([2, 2], 0, &memory);
+    let found = || Ok(("/root/f".into(), facts(5)));
+    assert!(
+        gate.opened(&open_request("a", Some(6), 1), found())
+            .is_err()
+    );
+    assert_eq!(*memory.closed.lock(), [id(5)], "nothing has it");
+    assert_eq!(gate.opened(&open_request("b", None, 2), found()), Ok(()));
+    assert!(
+        gate.opened(&open_request("a", Some(6), 3), found())
+            .is_err()
+    );
+    assert_eq!(memory.closed.lock().len(), 1, "b has it");
 }

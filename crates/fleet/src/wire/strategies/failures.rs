@@ -34,7 +34,7 @@ pub(super) fn refusal() -> impl Strategy<Value = Refusal> {
         Just(Refusal::NoWorker),
         Just(Refusal::Draining),
         Just(Refusal::WrongWorker),
-        Just(Refusal::NoAdapter),
+        ".{0,20}".prop_map(|reason| Refusal::NoAdapter { reason }),
         (aim(), span(), span()).prop_map(|(aim, predicted, retry_after)| Refusal::Late {
             aim,
             predicted,

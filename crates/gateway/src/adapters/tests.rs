@@ -1,0 +1,209 @@
+//! Names and changes of adapters, as workers report them.
+
+use super::*;
+use cleave_domain::{AdapterPlace, Incarnation};
+
+fn offer(name: &str, content: u8) -> AdapterOffer {
+    AdapterOffer {
+        name: name.to_owned(),
+        adapter: AdapterId([content; 16]),
+        root: format!("/adapters/{name}"),
+        loaded_from: None,
+        change: None,
+        place: AdapterPlace::OnDisk,
+        problem: None,
+    }
+}
+
+/// An adapter that was loaded at run time from folder `f`, by the change of this number.
+fn loaded(name: &str, content: u8, number: u64) -> AdapterOffer {
+    AdapterOffer {
+        loaded_from: Some("f".to_owned()),
+        change: Some(change(number)),
+        ..offer(name, content)
+    }
+}
+
+fn change(number: u64) -> AdapterChangeId {
+    AdapterChangeId {
+        number,
+        router: RouterId(1),
+    }
+}
+
+fn report_of(offers: &[AdapterOffer], unloaded: &[(&str, u64)]) -> AdapterReport {
+    let unloaded = unloaded.iter().map(|(name, number)| UnloadedAdapter {
+        name: (*name).to_owned(),
+        change: change(*number),
+    });
+    AdapterReport {
+        offers: offers.to_vec(),
+        unloaded: unloaded.collect(),
+    }
+}
+
+fn content(directory: &AdapterDirectory, name: &str) -> Option<u8> {
+    let served = directory.get(name)?;
+    Some(served.adapter.0[0])
+}
+
+fn load_command(name: &str, content: u8, number: u64) -> OrderedChange {
+    let command = AdapterCommand::Load {
+        name: name.to_owned(),
+        folder: "f".to_owned(),
+        content: Some(AdapterId([content; 16])),
+    };
+    OrderedChange {
+        change: change(number),
+        command,
+    }
+}
+
+fn unload_command(name: &str, number: u64) -> OrderedChange {
+    OrderedChange {
+        change: change(number),
+        command: AdapterCommand::Unload {
+            name: name.to_owned(),
+        },
+    }
+}
+
+#[test]
+fn a_name_switches_once_more_workers_have_the_new_content() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, content| {
+        let report = report_of(&[offer("a", content)], &[]);
+        directory.report(WorkerId(worker), "m", &report);
+    };
+    (1..=3).for_each(|worker| report(worker, 1));
+    report(1, 2);
+    assert_eq!(content(&directory, "a"), Some(1));
+    report(2, 2);
+    assert_eq!(content(&directory, "a"), Some(2));
+    directory.leave(WorkerId(1));
+    assert_eq!(
+        content(&directory, "a"),
+        Some(2),
+        "it stays where both are equal"
+    );
+}
+
+#[test]
+fn an_adapter_that_cannot_be_loaded_outweighs_none() {
+    let directory = AdapterDirectory::default();
+    let broken = |content| AdapterOffer {
+        problem: Some("its folder changed".to_owned()),
+        ..offer("a", content)
+    };
+    directory.report(WorkerId(1), "m", &report_of(&[broken(1)], &[]));
+    directory.report(WorkerId(2), "m", &report_of(&[broken(1)], &[]));
+    assert_eq!(content(&directory, "a"), Some(1), "the name has an answer");
+    directory.report(WorkerId(3), "m", &report_of(&[offer("a", 2)], &[]));
+    assert_eq!(content(&directory, "a"), Some(2));
+}
+
+#[test]
+fn a_change_ends_once_every_worker_answered_or_is_lost() {
+    let workers = [1, 2].map(|number| WorkerRef {
+        worker: WorkerId(number),
+        incarnation: Incarnation(1),
+    });
+    let mut changes = AdapterChanges::default();
+    let begin = |changes: &mut AdapterChanges, number| {
+        let (answer, outcome) = oneshot::channel();
+        let ordered = unload_command("a", number);
+        (changes.begin("m", ordered, workers.into(), answer), outcome)
+    };
+    let (request, mut outcome) = begin(&mut changes, 1);
+    assert_eq!(changes.pending_for("m").count(), 1);
+    assert_eq!(changes.pending_for("other").count(), 0);
+    assert!(changes.is_pending(change(1)) && !changes.is_pending(change(2)));
+    changes.answered(workers[0], "one", request, Ok(()));
+    assert!(outcome.try_recv().is_err(), "the other has not answered");
+    changes.answered(workers[1], "two", request, Err("no".to_owned()));
+    assert_eq!(outcome.try_recv().unwrap(), Err("two: no".to_owned()));
+    let (request, mut outcome) = begin(&mut changes, 2);
+    changes.answered(workers[0], "one", request, Ok(()));
+    changes.worker_lost(workers[1]);
+    let lost = outcome.try_recv().unwrap().unwrap_err();
+    assert!(lost.contains("lost before it answered"), "{lost}");
+    assert!(changes.pending.is_empty());
+}
+
+#[test]
+fn a_name_stays_while_its_workers_are_away() {
+    let directory = AdapterDirectory::default();
+    let none = AdapterReport::default();
+    directory.report(WorkerId(1), "m", &report_of(&[offer("a", 1)], &[]));
+    directory.leave(WorkerId(1));
+    assert_eq!(content(&directory, "a"), Some(1));
+    directory.report(WorkerId(2), "other", &none);
+    assert_eq!(content(&directory, "a"), Some(1), "another model's worker");
+    directory.report(WorkerId(3), "m", &none);
+    assert_eq!(content(&directory, "a"), None, "it was unloaded");
+}
+
+#[test]
+fn a_loaded_name_outlives_workers_without_it() {
+    let directory = AdapterDirectory::default();
+    let none = AdapterReport::default();
+    directory.report(WorkerId(1), "m", &none);
+    assert_eq!(directory.commands_for("m"), []);
+    directory.report(WorkerId(1), "m", &report_of(&[loaded("a", 1, 1)], &[]));
+    assert_eq!(directory.commands_for("m"), [load_command("a", 1, 1)]);
+    assert_eq!(directory.commands_for("other"), []);
+    directory.leave(WorkerId(1));
+    directory.report(WorkerId(2), "m", &none);
+    assert_eq!(content(&directory, "a"), Some(1), "it is being loaded");
+    directory.report(WorkerId(2), "m", &report_of(&[], &[("a", 2)]));
+    assert_eq!(directory.commands_for("m"), [unload_command("a", 2)]);
+    assert_eq!(content(&directory, "a"), None, "the last command");
+}
+
+/// Another router commands them, and this one sees them in the workers' reports.
+#[test]
+fn the_later_change_of_a_name_holds_in_any_order() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, offers: &[AdapterOffer], unloaded: &[(&str, u64)]| {
+        directory.report(WorkerId(worker), "m", &report_of(offers, unloaded))
+    };
+    assert_eq!(report(1, &[offer("start", 1)], &[]), [], "by flags");
+    let learned = report(1, &[loaded("a", 3, 3), offer("start", 1)], &[]);
+    assert_eq!(learned, [load_command("a", 3, 3)]);
+    // A worker that is late, or was cut off, changes nothing.
+    assert_eq!(report(2, &[loaded("a", 2, 2)], &[]), []);
+    assert_eq!(report(3, &[], &[("a", 1)]), []);
+    assert_eq!(directory.commands_for("m"), [load_command("a", 3, 3)]);
+    let learned = report(1, &[], &[("a", 4), ("start", 5)]);
+    let unloads = [unload_command("a", 4), unload_command("start", 5)];
+    assert_eq!(learned, unloads);
+    assert_eq!(report(2, &[loaded("a", 2, 2)], &[]), []);
+    assert_eq!(directory.commands_for("m"), unloads);
+    assert_eq!(content(&directory, "a"), Some(2), "one worker has it still");
+    report(2, &[], &[("a", 4)]);
+    assert_eq!(content(&directory, "a"), None);
+}
+
+/// A change comes after all that its router has seen, of any name.
+#[test]
+fn a_router_numbers_its_changes_above_all_that_it_knows() {
+    let directory = AdapterDirectory::default();
+    let next = || directory.next_change(RouterId(2)).number;
+    assert_eq!([next(), next()], [1, 2]);
+    directory.report(WorkerId(1), "m", &report_of(&[loaded("a", 1, 9)], &[]));
+    assert_eq!(next(), 10);
+    directory.report(WorkerId(1), "m", &report_of(&[], &[("a", 20)]));
+    assert_eq!(next(), 21);
+}
+
+#[test]
+fn a_new_router_learns_what_was_changed_before() {
+    let directory = AdapterDirectory::default();
+    directory.report(WorkerId(1), "m", &AdapterReport::default());
+    let known = report_of(&[loaded("a", 1, 1), offer("b", 2)], &[("c", 2)]);
+    let learned = directory.report(WorkerId(2), "m", &known);
+    let expected = [load_command("a", 1, 1), unload_command("c", 2)];
+    assert_eq!(learned, expected);
+    let again = directory.report(WorkerId(3), "m", &known);
+    assert_eq!(again, [], "it is known");
+}
