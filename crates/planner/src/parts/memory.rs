@@ -73,8 +73,8 @@ mod tests {
     use crate::parts::worker::tests::worker;
     use crate::parts::{KvFormat, WeightFormat, WorkerParts};
 
-    /// Numbers of tokens that engines reported: DistServe's table (OPT, A100-80, 0.95), vLLM's paper
-    /// (OPT, 0.9), Dynamo's planner data (fp8 on an H200), llm-d's guides and SGLang (Qwen3-32B).
+    /// Numbers of tokens that engines reported: DistServe's table (OPT, A100-80, 0.95), vLLM's
+    /// paper (OPT, 0.9), Dynamo's planner data (fp8 on an H200), llm-d's guides and SGLang (Qwen3-32B).
     #[test]
     fn kv_capacities_are_near_published_ones() {
         let distserve = |model, tensor, pipeline, published| {

@@ -1,8 +1,8 @@
 //! A worker from parts: the times of its steps.
 //!
 //! Owns: the time of each kind of operation, and their sums as prices. Never: learns; reckons with
-//! operations that overlap. Invariant: times grow with every amount; the devices of a tensor-parallel
-//! group work at the same time, the stages of a pipeline one after the other.
+//! operations that overlap. Invariant: times grow with every amount; the devices of a
+//! tensor-parallel group work at the same time, the stages of a pipeline one after the other.
 
 use super::formats::{KvFormat, WeightFormat};
 use super::hardware::{Arithmetic, DeviceLink, Hardware, ProductFormat};
