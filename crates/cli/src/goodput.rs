@@ -8,14 +8,15 @@ use crate::args::{
 };
 use crate::bench::PrintFormat;
 use crate::load::{LoadPace, schedule_options, workload_of};
+use crate::parts;
 use crate::router_cost::{RouterCost, RouterCostMeter};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use cleave_bench::{BenchWorkload, RequestSchedule, ScheduleEntry, ScheduleOptions};
 use cleave_domain::{RequestOrigin, RequestSlo, SloClass, SloPolicy};
 use cleave_sim::goodput::{
-    ClassScore, FleetSpec, GoodputOutcome, GoodputScore, PromptRecipe, RecipePart, RequestArrival,
-    RoutingComparison, RoutingScheme, WorkerProfile, run, run_observed, slo_of_class,
-    with_adapters,
+    ClassScore, FleetSpec, FleetText, GoodputOutcome, GoodputScore, PromptRecipe, RecipePart,
+    RequestArrival, RoutingComparison, RoutingScheme, WorkerProfile, run, run_observed,
+    slo_of_class, with_adapters,
 };
 use serde_json::{Value, json};
 use std::io::Write;
@@ -331,10 +332,12 @@ pub(crate) fn make_comparison(
         })
     };
     let devices = match require_fleet(args)? {
-        FleetArg::Named(fleet) => return comparison(fleet.clone()),
+        FleetArg::Named(fleet) => {
+            return comparison(named_fleet(fleet, parts::profile(&args.parts)?)?);
+        }
         FleetArg::Devices(count) => count,
     };
-    let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
+    let profile = parts::profile_or(&args.parts, &args.profile)?;
     let each = profile.devices_count();
     let workers = devices / each;
     ensure!(
@@ -350,6 +353,20 @@ pub(crate) fn make_comparison(
     let arrivals = clients.arrivals(clients.rate_milli, clients.length);
     let fleet = undivided.best_division(&arrivals, trying);
     comparison(fleet)
+}
+
+/// The fleet of a text, whose workers have the profile that it names, or one from parts.
+fn named_fleet(fleet: &FleetText, from_parts: Option<WorkerProfile>) -> anyhow::Result<FleetSpec> {
+    match (&fleet.profile, from_parts) {
+        (Some(named), None) => Ok(fleet.of(named.clone())),
+        (None, Some(profile)) => Ok(fleet.of(profile)),
+        (None, None) => {
+            bail!("--fleet: give profile=NAME, or --hardware and --model")
+        }
+        (Some(_), Some(_)) => {
+            bail!("--fleet has a profile, and --hardware and --model describe another one")
+        }
+    }
 }
 
 // === what is printed ===
@@ -487,4 +504,78 @@ fn class_json(class: &ClassScore) -> Value {
         "tpot_s": quantiles(&class.tpot),
         "stages_at_fault": class.stages,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, CliCommand, SimCommand};
+    use clap::Parser;
+
+    fn args(words: &str) -> Result<SimGoodputArgs, String> {
+        let words = ["cleave", "sim", "goodput"]
+            .into_iter()
+            .chain(words.split(' '));
+        let cli = Cli::try_parse_from(words).map_err(|error| error.to_string())?;
+        match cli.command {
+            CliCommand::Sim(sim) => match sim.command {
+                SimCommand::Goodput(args) => Ok(*args),
+                _ => Err("another simulation".to_owned()),
+            },
+            _ => Err("another command".to_owned()),
+        }
+    }
+
+    fn fleet(words: &str) -> Result<FleetSpec, String> {
+        let args = args(&format!(
+            "{words} --workload long-short --rate 2 --limit 20"
+        ))?;
+        let policy = Arc::new(one_class(&args.targets).map_err(|error| error.to_string())?);
+        let clients = SimClients::of_fleet(&args.scenario, &policy, ArrivalSpan::Full);
+        let clients = clients.map_err(|error| error.to_string())?;
+        let comparison = make_comparison(&args.scenario, &clients, &|_, _| {});
+        comparison
+            .map(|found| found.fleet)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn hardware_and_a_model_stand_in_place_of_a_profile() {
+        let parts = "--hardware h100 --model qwen3-32b --tensor-parallel-size 2";
+        let named = fleet(&format!("--fleet prefill=1,decode=2 {parts}")).unwrap();
+        assert_eq!(
+            named.to_string(),
+            "prefill=1,decode=2,profile=2xh100-qwen3-32b"
+        );
+        assert_eq!(named.devices_count(), 6);
+        let counted = fleet(&format!("--devices 2 {parts}")).unwrap();
+        assert_eq!(counted.workers_count(), 1);
+        let whole = fleet(&format!("--devices 3 {parts}")).unwrap_err();
+        assert!(whole.contains("is 2 devices"), "{whole}");
+    }
+
+    #[test]
+    fn a_fleet_has_one_profile() {
+        for (words, message) in [
+            ("--fleet both=1", "give profile=NAME"),
+            (
+                "--fleet both=1,profile=a100-opt-13b --hardware h100 --model opt-13b",
+                "describe another one",
+            ),
+            ("--devices 1 --hardware h100", "--model"),
+            ("--devices 1 --model opt-13b", "--hardware"),
+            (
+                "--devices 1 --profile a100-opt-13b --hardware h100 --model opt-13b",
+                "cannot be used with",
+            ),
+            ("--devices 1 --hardware abacus --model opt-13b", "abacus"),
+            (
+                "--devices 1 --hardware l40s --model opt-66b",
+                "does not fit",
+            ),
+        ] {
+            let error = fleet(words).unwrap_err();
+            assert!(error.contains(message), "{words}: {error}");
+        }
+    }
 }

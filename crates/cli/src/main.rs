@@ -26,6 +26,7 @@ mod mock;
 mod mock_script;
 mod model;
 mod model_location;
+mod parts;
 mod plan;
 mod processor;
 mod replay;
@@ -129,7 +130,9 @@ fn main() -> ExitCode {
             KvCommand::FarEnd(args) => kv::far_end(&args),
         },
         CliCommand::Plan(args) => match args.command {
-            PlanCommand::Calibrate(args) => plan::run(&args),
+            PlanCommand::Calibrate(args) => plan::calibrate::run(&args),
+            PlanCommand::Prices(args) => plan::prices::run(&args),
+            PlanCommand::Fit(args) => plan::fit::run(&args),
         },
         CliCommand::Bench(args) => match args.command {
             BenchCommand::Engine(args) => bench::engine(&args),

@@ -5,6 +5,7 @@
 
 use crate::args::{RatePoint, ScaleArgs};
 use crate::goodput::{ArrivalSpan, SimClients, one_class, score_json};
+use crate::parts;
 use anyhow::{Context, ensure};
 use cleave_domain::{PoolCounts, PoolScaling, Role, ScalingMode, ScalingPolicy, SloPolicy, Time};
 use cleave_policy::PolicyFile;
@@ -34,7 +35,7 @@ pub(crate) fn run_scale(args: &ScaleArgs) -> anyhow::Result<()> {
         args.arrivals.is_given(),
         "the fleet has no requests: give --workload SPEC or --trace FILE"
     );
-    let profile = WorkerProfile::named(&args.profile).map_err(anyhow::Error::msg)?;
+    let profile = parts::profile_or(&args.parts, &args.profile)?;
     let policy = policy(args, profile.devices_count())?;
     let world = ScaleRun {
         arrivals: arrivals(args, &policy)?,

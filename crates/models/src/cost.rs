@@ -65,12 +65,18 @@ impl ExpertsCost {
     /// Bytes of the experts that at least one of `rows` tokens chooses, expected if every choice is
     /// as likely: `bytes · (1 − (1 − chosen / count)^rows)`.
     fn bytes_read(&self, rows: f64) -> f64 {
-        if self.count == 0 {
-            return 0.0;
-        }
-        let is_left_out = 1.0 - f64::from(self.chosen) / f64::from(self.count);
-        self.bytes as f64 * (1.0 - is_left_out.powf(rows))
+        self.bytes as f64 * experts_share(self.count, self.chosen, rows)
     }
+}
+
+/// Share of `count` experts that at least one of `rows` tokens chooses, expected if every choice is
+/// as likely; 0 without experts.
+pub(crate) fn experts_share(count: u32, chosen: u32, rows: f64) -> f64 {
+    if count == 0 {
+        return 0.0;
+    }
+    let is_left_out = 1.0 - f64::from(chosen) / f64::from(count);
+    1.0 - is_left_out.powf(rows)
 }
 
 /// Sizes of a LoRA adapter that changes every projection that one may change.

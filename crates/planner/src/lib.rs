@@ -1,14 +1,15 @@
 //! Predicted costs of work, and the number of workers that it takes.
 //!
 //! Owns: the formulas from [`cleave_domain::Prices`] to times, the sources of prices (a device's
-//! datasheet and measured work), and the state machine that decides how large a fleet is to be
-//! ([`scaling`]).
+//! datasheet, measured work, and [`parts`]: hardware, a model and formats), and the state machine
+//! that decides how large a fleet is to be ([`scaling`]).
 //! Never: knows the state of a single request, or the time of day; starts anything.
 //! Invariant: more work is never predicted to take less time, or to need fewer workers.
 
 mod adapters;
 mod chunk;
 mod learner;
+pub mod parts;
 mod predict;
 mod roofline;
 pub mod scaling;

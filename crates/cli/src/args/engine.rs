@@ -315,7 +315,7 @@ impl fmt::Display for DeviceArg {
 }
 
 /// Parses a share above 0 and at most 1.
-fn parse_share(text: &str) -> Result<f64, String> {
+pub(super) fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
         _ => Err("a share above 0, at most 1".to_owned()),

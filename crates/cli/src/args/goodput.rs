@@ -1,10 +1,11 @@
 //! The flags of commands that measure the goodput of a simulated fleet: `sim goodput`, `check`.
 
+use super::PartsArgs;
 use super::adapters::host_loras_max;
 use crate::load::{WorkloadArgs, parse_positive, parse_span};
 use clap::Args;
 use cleave_sched::AdapterLimits;
-use cleave_sim::goodput::{AdapterFleet, FleetSpec, RoutingScheme, WorkerProfile};
+use cleave_sim::goodput::{AdapterFleet, FleetText, RoutingScheme, WorkerProfile};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,16 +34,18 @@ impl ArrivalArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ScenarioArgs {
     /// Workers, such as `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` adds workers that
-    /// serve both legs.
+    /// serve both legs. With `--hardware`, without `profile=NAME`.
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["devices", "profile"])]
-    pub(crate) fleet: Option<FleetSpec>,
-    /// Number of devices of `--profile`; their division between the legs is chosen for the
+    pub(crate) fleet: Option<FleetText>,
+    /// Number of devices of `--profile` or `--hardware`; their division between the legs is chosen for the
     /// workload.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) devices: Option<u32>,
     /// Profile of a device; an unknown name lists all profiles.
     #[arg(long, value_name = "NAME", default_value = "h100-llama-3-8b")]
     pub(crate) profile: String,
+    #[command(flatten)]
+    pub(crate) parts: PartsArgs,
     #[command(flatten)]
     pub(crate) arrivals: ArrivalArgs,
     /// Largest random deviation of each step from its predicted time, in thousandths.
@@ -101,7 +104,7 @@ impl SimAdapterArgs {
 
 /// The fleet as the flags describe it.
 pub(crate) enum FleetArg<'a> {
-    Named(&'a FleetSpec),
+    Named(&'a FleetText),
     Devices(u32),
 }
 
@@ -143,6 +146,8 @@ pub(crate) struct TargetArgs {
       --ttft 1s --adapters 64 --max-loras 8
   cleave sim goodput --devices 1024 --workload long-short --rate 8000 --duration 5s \\
       --ttft 500ms --router-cost
+  cleave sim goodput --hardware h200 --model qwen3-32b --tensor-parallel-size 2 \\
+      --fleet prefill=1,decode=3 --workload long-short --rate 4 --ttft 2s --tpot 50ms
 
 Baselines get the same devices and the same arrivals. In an aggregated baseline every device
 serves both legs.")]

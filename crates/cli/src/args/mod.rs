@@ -19,6 +19,7 @@ mod key;
 mod kv;
 mod manual;
 mod models;
+mod parts;
 mod plan;
 mod scale;
 mod serve;
@@ -51,7 +52,8 @@ pub(crate) use key::KeyArgs;
 pub(crate) use kv::{FarTransportArg, KvArgs, KvBenchArgs, KvCommand, KvFarArgs, TransportArg};
 pub(crate) use manual::{CompletionsArgs, ManArgs};
 pub(crate) use models::ServedModelsArgs;
-pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand};
+pub(crate) use parts::{PartsArgs, PlacementArgs};
+pub(crate) use plan::{PlanArgs, PlanCalibrateArgs, PlanCommand, PlanFitArgs, PlanPricesArgs};
 pub(crate) use scale::{RatePoint, ScaleArgs};
 pub(crate) use serve::{
     HostArgs, ProcessArgs, RouterArgs, RouterLimitArgs, ServeArgs, WorkerArgs, WorkerCountArgs,
@@ -128,7 +130,7 @@ pub(crate) enum CliCommand {
     Key(KeyArgs),
     /// Measure the transport of KV blocks between workers.
     Kv(KvArgs),
-    /// Measure step times on this machine, and the error of their predictions.
+    /// Compute or measure the times of a worker's steps, and the errors of predictions.
     Plan(PlanArgs),
     /// Check a file of flags, or print the values in force.
     Config(ConfigArgs),

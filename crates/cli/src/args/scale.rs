@@ -3,7 +3,7 @@
 //! Owns: their names, formats and limits. Never: reads a file or makes a fleet. Invariant: targets
 //! come either from a policy file or from flags, never from both.
 
-use super::{ArrivalArgs, TargetArgs};
+use super::{ArrivalArgs, PartsArgs, TargetArgs};
 use crate::load::parse_span;
 use clap::{ArgGroup, Args};
 use cleave_domain::PoolCounts;
@@ -38,6 +38,8 @@ pub(crate) struct ScaleArgs {
         default_value = "h100-llama-3-8b"
     )]
     pub(crate) profile: String,
+    #[command(flatten)]
+    pub(crate) parts: PartsArgs,
     #[command(flatten)]
     pub(crate) arrivals: ArrivalArgs,
     /// Load over time, as shares of the arrivals with straight lines between the points; all

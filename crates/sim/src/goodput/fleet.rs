@@ -68,10 +68,47 @@ impl fmt::Display for FleetSpec {
     }
 }
 
+/// A fleet as a line of text gives it, which may leave the profile to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetText {
+    pub profile: Option<WorkerProfile>,
+    prefill: u32,
+    decode: u32,
+    both: u32,
+}
+
+impl FleetText {
+    /// The number of workers of any role.
+    pub fn workers_count(&self) -> u32 {
+        self.prefill + self.decode + self.both
+    }
+
+    /// The fleet of workers of this profile, whichever the text names.
+    pub fn of(&self, profile: WorkerProfile) -> FleetSpec {
+        FleetSpec {
+            profile,
+            prefill: self.prefill,
+            decode: self.decode,
+            both: self.both,
+        }
+    }
+}
+
 impl FromStr for FleetSpec {
     type Err = String;
 
     /// Such as `prefill=4,decode=4,profile=h100-llama-3-8b`; `both=N` too.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fleet: FleetText = text.parse()?;
+        let profile = fleet.profile.clone().ok_or("a fleet needs profile=NAME")?;
+        Ok(fleet.of(profile))
+    }
+}
+
+impl FromStr for FleetText {
+    type Err = String;
+
+    /// As a [`FleetSpec`], with or without `profile=NAME`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut prefill, mut decode, mut both, mut profile) = (0, 0, 0, None);
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
@@ -95,7 +132,6 @@ impl FromStr for FleetSpec {
                 }
             }
         }
-        let profile = profile.ok_or("a fleet needs profile=NAME")?;
         if both == 0 && (prefill == 0 || decode == 0) {
             return Err("a fleet needs workers for both legs: prefill=N,decode=N or both=N".into());
         }
@@ -110,7 +146,18 @@ impl FromStr for FleetSpec {
 
 #[cfg(test)]
 mod tests {
-    use super::FleetSpec;
+    use super::{FleetSpec, FleetText, WorkerProfile};
+
+    #[test]
+    fn a_fleet_without_a_profile_takes_another() {
+        let text: FleetText = "prefill=2,decode=3".parse().unwrap();
+        assert_eq!((text.workers_count(), &text.profile), (5, &None));
+        let profile = WorkerProfile::named("a100-opt-13b").unwrap();
+        assert_eq!(
+            text.of(profile).to_string(),
+            "prefill=2,decode=3,profile=a100-opt-13b"
+        );
+    }
 
     #[test]
     fn fleet_specs_are_parsed_and_mistakes_named() {
@@ -119,7 +166,7 @@ mod tests {
         assert_eq!(fleet.to_string(), text);
         assert_eq!(fleet.devices().len(), 5);
         let wrong = [
-            ("prefill=2", "profile"),
+            ("both=2", "profile"),
             ("prefill=2,profile=a100-opt-13b", "both legs"),
             ("prefill=x,profile=a100-opt-13b", "prefill=x"),
             ("towers=1", "towers"),

@@ -24,7 +24,7 @@ pub use check::{MissedGoal, PolicyCheck, PolicyLimit, check};
 pub use compare::{
     ArrivalsAtRate, RateSearchResult, RateTrial, RoutingComparison, RoutingScheme, at_rate,
 };
-pub use fleet::FleetSpec;
+pub use fleet::{FleetSpec, FleetText};
 pub use orchestrator::{FleetHistory, Orchestrator, ScalingAuthority};
 pub use profile::{WorkerProfile, profiles};
 pub use scenario::{PromptRecipe, RecipePart, RequestArrival, Scenario, VOCAB_SIZE, WorkerDevice};

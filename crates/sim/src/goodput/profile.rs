@@ -1,7 +1,8 @@
 //! Real devices as prices.
 //!
-//! Owns: the table of profiles, each with its source and licence. Never: measures. Invariant: a
-//! profile's prices are those of one worker, which may stand for several devices.
+//! Owns: the table of profiles, each with its source and licence, and profiles of workers that are
+//! put together from parts. Never: measures. Invariant: a profile's prices are those of one worker,
+//! which may stand for several devices.
 
 use super::WorkerDevice;
 use super::scenario::VOCAB_SIZE;
@@ -9,14 +10,17 @@ use cleave_domain::{
     Capacity, Incarnation, LinkPrice, Prices, Role, RowPrice, WorkerId, WorkerRef,
 };
 use cleave_planner::AdapterPrices;
+use cleave_planner::parts::WorkerParts;
 use cleave_sched::PoolWriter;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 const TABLE: &str = include_str!("profiles.json");
+/// Tokens of a KV block of a worker from parts.
+const BLOCK_TOKENS: u32 = 64;
 
 /// A kind of worker: model, engine and devices.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerProfile {
     pub name: String,
@@ -41,7 +45,7 @@ pub struct WorkerProfile {
     /// Step prices as in [`Prices::rows`]: rows, nanoseconds.
     rows: Vec<(u32, u64)>,
     /// Step prices of a decode-only worker, where a separate law was measured for it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     decode_rows: Vec<(u32, u64)>,
     pair_picos: u64,
     context_picos: u64,
@@ -52,6 +56,7 @@ pub struct WorkerProfile {
     host: (u64, u64),
     /// Prices of a LoRA adapter of rank 16 of every projection, where they were measured; its loads
     /// take what a router assumes.
+    #[serde(skip_serializing_if = "Option::is_none")]
     adapter: Option<AdapterPrices>,
 }
 
@@ -71,6 +76,62 @@ impl WorkerProfile {
         let unknown = format!("no profile `{name}`; there are {}", names.join(", "));
         let found = all.iter().find(|profile| profile.name == name);
         found.cloned().ok_or(unknown)
+    }
+
+    /// The profile of a worker that is put together from parts.
+    ///
+    /// # Errors
+    /// If the devices cannot be divided so, or the model leaves no room for a block of keys and
+    /// values.
+    pub fn from_parts(parts: &WorkerParts) -> Result<Self, String> {
+        parts.check()?;
+        let (kv_tokens, token_bytes) = (parts.kv_tokens()?, parts.token_bytes());
+        let model = &parts.model;
+        let (hardware, devices) = (&parts.hardware, parts.devices_count());
+        let name = format!("{devices}x{}-{}", hardware.name, model.name);
+        if kv_tokens < BLOCK_TOKENS {
+            return Err(format!(
+                "{name}: there is room for {kv_tokens} tokens, and a block has {BLOCK_TOKENS}"
+            ));
+        }
+        let about = format!(
+            "{} on {devices} of {}: weights {}, experts {}, keys and values {}, tensor-parallel \
+             over {}, pipeline-parallel over {}",
+            model.name,
+            hardware.about,
+            parts.weights,
+            parts.expert_weights,
+            parts.kv,
+            parts.tensor_parallel,
+            parts.pipeline_parallel,
+        );
+        let prices = parts.prices();
+        let link = |link: LinkPrice| (link.latency_nanos, link.byte_picos);
+        Ok(Self {
+            name,
+            about,
+            source: format!("computed from parts: {}", hardware.sources.join("; ")),
+            devices,
+            block_tokens: BLOCK_TOKENS,
+            token_bytes: u32::try_from(token_bytes)
+                .map_err(|_| format!("{token_bytes} bytes for each token are too many"))?,
+            kv_tokens,
+            context_tokens: model.context_tokens_max.min(kv_tokens),
+            slots: parts.limits.sequences_max,
+            step_tokens: parts.limits.step_tokens_max,
+            rows: prices
+                .rows
+                .iter()
+                .map(|row| (row.rows, row.nanos))
+                .collect(),
+            decode_rows: Vec::new(),
+            pair_picos: prices.pair_picos,
+            context_picos: prices.context_picos,
+            draw_nanos: prices.draw_nanos,
+            link: link(prices.link),
+            host: link(parts.host_link()),
+            adapter: None,
+        })
     }
 
     /// The prices of a LoRA adapter.
@@ -173,7 +234,82 @@ fn link_price(latency_nanos: u64, byte_picos: u64) -> LinkPrice {
 mod tests {
     use super::{WorkerProfile, profiles};
     use cleave_domain::Role;
+    use cleave_models::ModelParts;
     use cleave_planner::Predict;
+    use cleave_planner::parts::{Hardware, KvFormat, StepLimits, WeightFormat, WorkerParts};
+
+    fn parts(hardware: &str, model: &str, tensor_parallel: u32) -> WorkerParts {
+        WorkerParts {
+            hardware: Hardware::named(hardware).unwrap(),
+            model: ModelParts::published(model).unwrap(),
+            weights: WeightFormat::Bf16,
+            expert_weights: WeightFormat::Bf16,
+            kv: KvFormat::Bf16,
+            tensor_parallel,
+            pipeline_parallel: 1,
+            limits: StepLimits {
+                step_tokens_max: 8192,
+                sequences_max: 256,
+                memory_share: 0.9,
+            },
+        }
+    }
+
+    #[test]
+    fn a_worker_from_parts_is_a_profile_as_any_other() {
+        let parts = parts("h100", "qwen3-30b-a3b", 2);
+        let profile = WorkerProfile::from_parts(&parts).unwrap();
+        assert_eq!(profile.devices_count(), 2);
+        assert_eq!(profile.prices(Role::Decode), parts.prices());
+        let written = serde_json::to_string(&profile).unwrap();
+        let read: WorkerProfile = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, profile);
+        let device = profile.device(0, Role::Both);
+        let blocks = device.limits.capacity.blocks_count;
+        assert_eq!(blocks, parts.kv_tokens().unwrap() / 64);
+        assert!(device.limits.capacity.context_tokens_max <= blocks * 64 + 63);
+    }
+
+    #[test]
+    fn a_model_that_does_not_fit_is_no_profile() {
+        let error = WorkerProfile::from_parts(&parts("l40s", "opt-66b", 1)).unwrap_err();
+        assert!(error.contains("does not fit"), "{error}");
+        let error = WorkerProfile::from_parts(&parts("l40s", "opt-66b", 9)).unwrap_err();
+        assert!(error.contains("tensor-parallel size 9"), "{error}");
+    }
+
+    /// The profile that was fitted to TensorRT-LLM's times, and the one that is computed.
+    #[test]
+    fn parts_come_near_a_fitted_profile() {
+        let fitted = WorkerProfile::named("h100-llama-3-8b").unwrap();
+        let computed = WorkerProfile::from_parts(&parts("h100", "llama-3.1-8b", 1)).unwrap();
+        let near = |of: &dyn Fn(&WorkerProfile) -> f64, off_max: f64, name: &str| {
+            let (found, expected) = (of(&computed), of(&fitted));
+            let off = found / expected - 1.0;
+            assert!(
+                off.abs() <= off_max,
+                "{name}: {found} and not {expected}: {off:.3}"
+            );
+        };
+        for (sequences, context) in [(1, 1024), (32, 1024), (64, 2048)] {
+            let decode = |profile: &WorkerProfile| {
+                let prices = profile.prices(Role::Decode);
+                prices
+                    .decode(sequences, u64::from(sequences) * context)
+                    .as_secs_f64()
+            };
+            near(&decode, 0.08, "decode");
+        }
+        for tokens in [1024, 2048] {
+            let prompt = |profile: &WorkerProfile| {
+                profile
+                    .prices(Role::Prefill)
+                    .prefill(0, tokens, 2048)
+                    .as_secs_f64()
+            };
+            near(&prompt, 0.15, "prefill");
+        }
+    }
 
     #[test]
     fn profiles_have_unique_names_and_a_licence() {
