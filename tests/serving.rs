@@ -171,10 +171,15 @@ pub(crate) fn choices(client: &HttpClient, body: &Value) -> Value {
 // Invariant: I48.
 #[test]
 fn speculation_changes_no_answer() {
-    let (_plain, plain) = serve(&["--calibrate", "0", "--speculative-config", "off"]);
-    let (_split, split) = serve(&GUESSES);
+    // It repeats itself, as the bundled one does not.
+    let model = harness::root().join("testdata/trained");
+    let model = ["--model", model.to_str().expect("a readable path")];
+    let off = ["--calibrate", "0", "--speculative-config", "off"];
+    let (_plain, plain) = serve(&[&model[..], &off].concat());
+    let guesses = [&model[..], &GUESSES].concat();
+    let (_split, split) = serve(&guesses);
     let both = ["--prefill", "0", "--decode", "0", "--both", "1"];
-    let (_whole, whole) = serve(&[&both[..], &GUESSES].concat());
+    let (_whole, whole) = serve(&[&both[..], &guesses].concat());
     let bodies: Vec<Value> = requests().into_iter().chain(repetitive()).collect();
     let expected: Vec<Value> = bodies.iter().map(|body| choices(&plain, body)).collect();
     for client in [&split, &whole] {

@@ -27,7 +27,7 @@ def main() -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
 
     # Sampling is repeated by its seed, and choices differ from each other.
-    draw = dict(ask, temperature=1.0, seed=11, n=3, max_tokens=16)
+    draw = dict(ask, temperature=2.0, top_p=1.0, seed=11, n=3, max_tokens=16)
     first, second = (client.chat.completions.create(**draw) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]
     assert texts == [choice.message.content for choice in second.choices]

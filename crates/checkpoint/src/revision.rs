@@ -428,7 +428,7 @@ mod tests {
     /// Revisions as an earlier release computed them, most from a struct of constants instead of a
     /// spec; a model that came later has the one of its first release.
     const REVISIONS: [(&str, &str); 38] = [
-        ("assets/demo", "36fa2c923a1c853f"),
+        ("testdata/trained", "36fa2c923a1c853f"),
         ("testdata/cohere", "b2058746012a6166"),
         ("testdata/cohere2", "9eede16721e89b05"),
         ("testdata/exaone4", "6b993b386d842645"),

@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use cleave_text::ModelFiles;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Name under which the checkpoint is served.
 pub(crate) const NAME: &str = "cleave-demo";
@@ -82,6 +83,9 @@ fn caches() -> impl Iterator<Item = PathBuf> {
 }
 
 fn unpack(cache: &Path) -> anyhow::Result<PathBuf> {
+    // Two threads of this process would write to one file aside.
+    static UNPACKING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = UNPACKING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = cache.join(NAME);
     let is_there = |(name, bytes): &(&str, &[u8])| {
         let read = cleave_files::read(&folder.join(name), bytes.len() as u64);

@@ -13,9 +13,8 @@ use crate::spec::{Mlp, ModelSpec};
 /// Sums over the layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelParts {
-    /// Name for people.
+    /// Name in tables, such as `llama-3.1-8b`.
     pub name: String,
-    /// Number of layers.
     pub layers_count: u32,
     /// Elements of a row between layers.
     pub hidden: u64,

@@ -18,14 +18,14 @@ const WRAPPED: &str = ".base_layer";
 const INPUTS_FIRST_SINCE: [u64; 2] = [0, 19];
 
 /// The parameter that a pair of tensors changes.
-pub(super) struct AdaptedExperts<'a> {
+pub(super) struct WrappedParameter<'a> {
     /// Name of the module that has the parameter.
     module: &'a str,
     experts: &'a TargetExperts,
     parameter: &'a ExpertParameter,
 }
 
-impl AdaptedExperts<'_> {
+impl WrappedParameter<'_> {
     /// Name of the parameter.
     pub(super) fn key(&self) -> String {
         parameter_key(self.module, self.parameter)
@@ -47,7 +47,7 @@ impl AdapterSource<'_> {
     pub(super) fn experts_of<'s>(
         &'s self,
         wrapped: &'s str,
-    ) -> Result<Option<AdaptedExperts<'s>>, CheckpointError> {
+    ) -> Result<Option<WrappedParameter<'s>>, CheckpointError> {
         let module = without_layers(wrapped);
         let Some(experts) = self.target.experts.get(module) else {
             return Ok(None);
@@ -64,7 +64,7 @@ impl AdapterSource<'_> {
             let problem = format!("does not name `{module}` often enough: it has more tensors");
             return Err(self.fields.damaged("target_parameters", problem).into());
         };
-        Ok(Some(AdaptedExperts {
+        Ok(Some(WrappedParameter {
             module,
             experts,
             parameter,
@@ -75,9 +75,9 @@ impl AdapterSource<'_> {
     pub(super) fn parts_of_experts(
         &self,
         wrapped: &str,
-        adapted: &AdaptedExperts<'_>,
+        adapted: &WrappedParameter<'_>,
     ) -> Result<Vec<(AdapterPlaceInModel, AdapterPart)>, CheckpointError> {
-        let AdaptedExperts {
+        let WrappedParameter {
             experts, parameter, ..
         } = adapted;
         let ExpertParameter { rows, columns, .. } = **parameter;

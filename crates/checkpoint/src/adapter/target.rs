@@ -153,9 +153,10 @@ impl AdapterTarget {
         &mut self,
         tensor: &str,
         place: TensorPlace,
-        (axes, order): (ExpertAxes, StackedRows),
+        layout: (ExpertAxes, StackedRows),
         spec: &ModelSpec,
     ) {
+        let (axes, order) = layout;
         let Some(layer) = place.layer() else {
             return;
         };

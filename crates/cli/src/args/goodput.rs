@@ -37,8 +37,8 @@ pub(crate) struct ScenarioArgs {
     /// serve both legs. With `--hardware`, without `profile=NAME`.
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["devices", "profile"])]
     pub(crate) fleet: Option<FleetText>,
-    /// Number of devices of `--profile` or `--hardware`; their division between the legs is chosen for the
-    /// workload.
+    /// Number of devices of `--profile` or `--hardware`; their division between the legs is chosen
+    /// for the workload.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) devices: Option<u32>,
     /// Profile of a device; an unknown name lists all profiles.

@@ -23,9 +23,9 @@ struct PublishedSizes {
 
 #[derive(Clone, Copy)]
 enum MlpSizes {
-    /// Two matrices.
+    /// Width of an MLP of two matrices, up and down.
     Plain(u64),
-    /// Three matrices.
+    /// Width of an MLP of three matrices, gate, up and down.
     Gated(u64),
     /// Experts of three matrices.
     Experts { count: u32, chosen: u32, width: u64 },

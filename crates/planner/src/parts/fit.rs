@@ -5,7 +5,7 @@
 //! each, never of all samples together; the same samples give the same shares.
 
 use super::hardware::Hardware;
-use super::worker::WorkerParts;
+use super::worker::PricedWorker;
 use cleave_domain::StepWork;
 
 /// A measured step of decoding, or the steps of a measured prompt.
@@ -67,7 +67,7 @@ pub struct PhaseErrors {
     pub bucket: &'static str,
     /// Of the samples that shares were fitted to.
     pub fitted: ErrorSummary,
-    /// Of the others.
+    /// Of the samples that were held out.
     pub held_out: ErrorSummary,
 }
 
@@ -85,7 +85,7 @@ pub struct ErrorSummary {
 /// If there are fewer than four samples of a phase that has any, or a sample took no time.
 pub fn fit(
     hardware: &Hardware,
-    workers: &[WorkerParts],
+    workers: &[PricedWorker],
     samples: &[StepSample],
 ) -> Result<FitReport, String> {
     for sample in samples {
@@ -138,14 +138,14 @@ fn halves(samples: &[StepSample]) -> Result<(Vec<&StepSample>, Vec<&StepSample>)
 }
 
 /// `predicted / measured - 1`.
-fn error(workers: &[WorkerParts], sample: &StepSample) -> f64 {
+fn error(workers: &[PricedWorker], sample: &StepSample) -> f64 {
     let worker = &workers[sample.worker];
     let steps = sample.steps.iter().map(|work| worker.step_seconds(work));
     steps.sum::<f64>() / sample.seconds - 1.0
 }
 
 fn errors_by_bucket(
-    workers: &[WorkerParts],
+    workers: &[PricedWorker],
     fitted: &[&StepSample],
     held_out: &[&StepSample],
 ) -> Vec<PhaseErrors> {
@@ -190,7 +190,7 @@ impl ErrorSummary {
 /// A search along one quantity at a time, with ever smaller steps.
 struct Search<'a> {
     hardware: Hardware,
-    workers: Vec<WorkerParts>,
+    workers: Vec<PricedWorker>,
     samples: &'a [&'a StepSample],
 }
 
@@ -319,7 +319,7 @@ mod tests {
     }
 
     /// Measures the shapes on a device that has other shares than the catalogue's.
-    fn measured(worker: &WorkerParts) -> Vec<StepSample> {
+    fn measured(worker: &PricedWorker) -> Vec<StepSample> {
         let mut samples = shapes();
         for sample in &mut samples {
             let steps = sample.steps.iter().map(|work| worker.step_seconds(work));

@@ -8,7 +8,7 @@ use crate::bench::BenchShape;
 use crate::parts;
 use anyhow::{Context, bail};
 use cleave_domain::StepWork;
-use cleave_planner::parts::{Hardware, SamplePhase, StepSample, WeightFormat, WorkerParts};
+use cleave_planner::parts::{Hardware, PricedWorker, SamplePhase, StepSample, WeightFormat};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -20,7 +20,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 pub(super) struct SampleFiles<'a> {
     hardware: &'a Hardware,
     args: &'a PlanFitArgs,
-    pub(super) workers: Vec<WorkerParts>,
+    pub(super) workers: Vec<PricedWorker>,
     pub(super) samples: Vec<StepSample>,
     /// Number of rows that are no step of this engine, or of a model without known sizes.
     pub(super) skipped: usize,
@@ -59,7 +59,7 @@ struct LabPrefill {
 
 /// A table of `cleave bench engine --json`.
 #[derive(Deserialize)]
-struct EngineTable {
+struct BenchTable {
     rows: Vec<EngineRow>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> SampleFiles<'a> {
             self.read_lab(&LabReport::deserialize(value)?);
             Ok(())
         } else if value.get("rows").is_some() {
-            self.read_engine(&EngineTable::deserialize(value)?)
+            self.read_engine(&BenchTable::deserialize(value)?)
         } else {
             bail!("is neither a table of `cleave bench engine --json` nor a report of the GPU lab")
         }
@@ -134,7 +134,7 @@ impl<'a> SampleFiles<'a> {
         }
     }
 
-    fn read_engine(&mut self, table: &EngineTable) -> anyhow::Result<()> {
+    fn read_engine(&mut self, table: &BenchTable) -> anyhow::Result<()> {
         let model = self.args.model.as_deref();
         let model = model.context("such a table does not have the model's sizes: give --model")?;
         let worker = self.worker(model, self.args.placement.quantization)?;
@@ -150,7 +150,7 @@ impl<'a> SampleFiles<'a> {
     fn worker(&mut self, model: &str, weights: WeightFormat) -> anyhow::Result<usize> {
         let mut placement = self.args.placement.clone();
         placement.quantization = weights;
-        let worker = WorkerParts {
+        let worker = PricedWorker {
             hardware: self.hardware.clone(),
             ..parts::worker(&self.args.hardware, model, &placement)?
         };
