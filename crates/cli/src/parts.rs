@@ -6,7 +6,7 @@
 use crate::args::{PartsArgs, PlacementArgs};
 use anyhow::{Context, anyhow};
 use cleave_models::{ConfigError, ConfigFields, ModelParts, read_model};
-use cleave_planner::parts::{Hardware, PricedWorker, StepLimits};
+use cleave_planner::parts::{Hardware, StepLimits, WorkerSetup};
 use cleave_sim::goodput::WorkerProfile;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub(crate) fn worker(
     hardware_name: &str,
     model_name: &str,
     placement: &PlacementArgs,
-) -> anyhow::Result<PricedWorker> {
+) -> anyhow::Result<WorkerSetup> {
     let PlacementArgs {
         quantization,
         expert_quantization,
@@ -57,7 +57,7 @@ pub(crate) fn worker(
         max_num_seqs,
         gpu_memory_utilization,
     } = placement;
-    Ok(PricedWorker {
+    Ok(WorkerSetup {
         hardware: hardware(hardware_name)?,
         model: model(model_name)?,
         weights: *quantization,

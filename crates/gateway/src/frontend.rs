@@ -321,8 +321,8 @@ impl Operator for RouterFrontend {
                 let none = || format!("no adapter of the name {name} is served");
                 served.map(|adapter| adapter.base).ok_or_else(none)
             }
-            (AdapterCommand::Load { name, .. }, model) => {
-                let named = self.roster.check_adapter_name(name);
+            (AdapterCommand::Load { name, folder, .. }, model) => {
+                let named = self.roster.check_adapter_names(name, folder);
                 named.and_then(|()| model.map_or_else(|| self.roster.only_model(), Ok))
             }
         };

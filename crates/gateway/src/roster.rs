@@ -27,6 +27,8 @@ const LINKS_AHEAD_MAX: usize = 1024;
 
 /// The longest name of an adapter, that of a model.
 const ADAPTER_NAME_BYTES_MAX: usize = 256;
+/// The longest folder of an adapter; workers end the connection of a router that sends more.
+const ADAPTER_FOLDER_BYTES_MAX: usize = 4096;
 
 /// Lost workers are shown for this time, or until one of their name joins.
 const LOST_SHOWN: Duration = Duration::from_secs(15 * 60);
@@ -144,11 +146,16 @@ impl WorkerRoster {
     ///
     /// # Errors
     /// The reason, in words.
-    pub(crate) fn check_adapter_name(&self, name: &str) -> Result<(), String> {
+    pub(crate) fn check_adapter_names(&self, name: &str, folder: &str) -> Result<(), String> {
         let is_model = |entry: &RosterEntry| entry.view.model == name;
         if name.trim().is_empty() || name.len() > ADAPTER_NAME_BYTES_MAX {
             return Err(format!(
                 "the name of an adapter has 1 to {ADAPTER_NAME_BYTES_MAX} bytes"
+            ));
+        }
+        if folder.len() > ADAPTER_FOLDER_BYTES_MAX {
+            return Err(format!(
+                "the folder of an adapter has at most {ADAPTER_FOLDER_BYTES_MAX} bytes"
             ));
         }
         if self.lock().values().any(is_model) {

@@ -15,6 +15,7 @@ use crate::spec::{Mlp, ModelSpec};
 pub struct ModelParts {
     /// Name in tables, such as `llama-3.1-8b`.
     pub name: String,
+    /// Layers, of whatever mixer.
     pub layers_count: u32,
     /// Elements of a row between layers.
     pub hidden: u64,

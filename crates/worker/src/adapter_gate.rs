@@ -10,8 +10,8 @@ pub(crate) use changes::{AdapterChangeQueue, QueuedAdapterChange};
 
 use super::constraint_gate::RouterOrder;
 use cleave_domain::{
-    AdapterChangeId, AdapterId, AdapterOffer, AdapterPlace, AdapterReport, Order, Report, RouterId,
-    UnloadedAdapter,
+    AdapterChangeId, AdapterCommand, AdapterId, AdapterOffer, AdapterPlace, AdapterReport, Order,
+    Report, RouterId, UnloadedAdapter,
 };
 use cleave_engine::{AdapterError, AdapterFacts, AdapterMemory};
 use cleave_sched::{
@@ -29,6 +29,9 @@ use tracing::{info, warn};
 /// Names that were unloaded, at most, that a worker remembers; the changes that came first are
 /// forgotten first.
 const UNLOADED_MAX: usize = 1024;
+
+/// Names that a worker serves, at most: those that a report has room for.
+const NAMES_MAX: usize = 4096;
 
 /// The adapters of a worker, and the orders that wait for one.
 pub(crate) struct AdapterGate {
@@ -134,6 +137,19 @@ impl AdapterGate {
             problem: None,
         };
         self.name(name, named);
+    }
+
+    /// Refuses a new name where the worker has as many as a report may have.
+    pub(crate) fn check_room(&self, command: &AdapterCommand) -> Result<(), String> {
+        let AdapterCommand::Load { name, .. } = command else {
+            return Ok(());
+        };
+        if self.names.len() < NAMES_MAX || self.names.contains_key(name) {
+            return Ok(());
+        }
+        Err(format!(
+            "it serves {NAMES_MAX} adapters, the most that a worker may: unload one first"
+        ))
     }
 
     /// Refuses a change of a name that a later change was carried out for.

@@ -365,10 +365,15 @@ impl WorkerDriver {
 
     /// Takes an order whose constraint is known, once its adapter is loaded.
     fn pass_adapter_gate(&mut self, order: RouterOrder) {
+        let (_, request) = order.subject();
+        let has_adapter = request.is_some_and(|request| request.adapter.is_some());
+        let may_load = has_adapter || matches!(order.order, Order::FetchAdapter { .. });
         let passage = self.effects.adapter_gate.pass(order);
         self.go(passage);
-        // A place may have been made.
-        self.announce_adapters();
+        if may_load {
+            // A place may have been made.
+            self.announce_adapters();
+        }
     }
 
     fn handle_adapter_event(&mut self, event: AdapterEvent) {
@@ -408,6 +413,7 @@ impl WorkerDriver {
         } = change;
         let gate = &mut self.effects.adapter_gate;
         let outcome = gate.check_order(command.name(), change);
+        let outcome = outcome.and_then(|()| gate.check_room(&command));
         match command {
             _ if outcome.is_err() => self.answer_adapter(router, request, outcome),
             // A worker that lost its connection alone has it still.

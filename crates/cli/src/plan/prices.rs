@@ -7,7 +7,7 @@ use crate::args::PlanPricesArgs;
 use crate::parts;
 use cleave_domain::Role;
 use cleave_planner::Predict;
-use cleave_planner::parts::PricedWorker;
+use cleave_planner::parts::WorkerSetup;
 use cleave_sim::goodput::WorkerProfile;
 use std::io::Write;
 
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &PlanPricesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn table(worker: &PricedWorker, profile: &WorkerProfile) -> anyhow::Result<String> {
+fn table(worker: &WorkerSetup, profile: &WorkerProfile) -> anyhow::Result<String> {
     let kv_tokens = worker.kv_tokens().map_err(anyhow::Error::msg)?;
     let mut text = format!(
         "{}\n\nweights on each device: {:.2} GB; keys and values: {kv_tokens} tokens of {} bytes\n\n",

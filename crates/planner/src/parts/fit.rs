@@ -5,7 +5,7 @@
 //! each, never of all samples together; the same samples give the same shares.
 
 use super::hardware::Hardware;
-use super::worker::PricedWorker;
+use super::worker::WorkerSetup;
 use cleave_domain::StepWork;
 
 /// A measured step of decoding, or the steps of a measured prompt.
@@ -85,7 +85,7 @@ pub struct ErrorSummary {
 /// If there are fewer than four samples of a phase that has any, or a sample took no time.
 pub fn fit(
     hardware: &Hardware,
-    workers: &[PricedWorker],
+    workers: &[WorkerSetup],
     samples: &[StepSample],
 ) -> Result<FitReport, String> {
     for sample in samples {
@@ -138,14 +138,14 @@ fn halves(samples: &[StepSample]) -> Result<(Vec<&StepSample>, Vec<&StepSample>)
 }
 
 /// `predicted / measured - 1`.
-fn error(workers: &[PricedWorker], sample: &StepSample) -> f64 {
+fn error(workers: &[WorkerSetup], sample: &StepSample) -> f64 {
     let worker = &workers[sample.worker];
     let steps = sample.steps.iter().map(|work| worker.step_seconds(work));
     steps.sum::<f64>() / sample.seconds - 1.0
 }
 
 fn errors_by_bucket(
-    workers: &[PricedWorker],
+    workers: &[WorkerSetup],
     fitted: &[&StepSample],
     held_out: &[&StepSample],
 ) -> Vec<PhaseErrors> {
@@ -190,7 +190,7 @@ impl ErrorSummary {
 /// A search along one quantity at a time, with ever smaller steps.
 struct Search<'a> {
     hardware: Hardware,
-    workers: Vec<PricedWorker>,
+    workers: Vec<WorkerSetup>,
     samples: &'a [&'a StepSample],
 }
 
@@ -319,7 +319,7 @@ mod tests {
     }
 
     /// Measures the shapes on a device that has other shares than the catalogue's.
-    fn measured(worker: &PricedWorker) -> Vec<StepSample> {
+    fn measured(worker: &WorkerSetup) -> Vec<StepSample> {
         let mut samples = shapes();
         for sample in &mut samples {
             let steps = sample.steps.iter().map(|work| worker.step_seconds(work));

@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// Format of a model's projections. Embedding and head have 16 bits in every format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightFormat {
-    /// bf16 or f16.
+    /// Floats of 16 bits: bf16, or f16 in two bytes as well.
     #[default]
     Bf16,
     Fp8,
@@ -23,7 +23,7 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Every format.
+    /// All formats, in the order in which flags list them.
     pub const ALL: [Self; 6] = [
         Self::Bf16,
         Self::Fp8,
@@ -88,7 +88,7 @@ impl FromStr for WeightFormat {
 /// Format of keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvFormat {
-    /// bf16 or f16.
+    /// Floats of 16 bits: bf16, or f16 in two bytes as well.
     #[default]
     Bf16,
     /// One byte without scales.

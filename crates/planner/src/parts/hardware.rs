@@ -27,11 +27,11 @@ pub enum ProductFormat {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// [`HARDWARE_VERSION`].
+    /// Version of the form, which must be [`HARDWARE_VERSION`].
     pub version: u32,
     /// Name by which flags select it.
     pub name: String,
-    /// Description in words.
+    /// The device in words, such as `NVIDIA H100 80 GB SXM`.
     pub about: String,
     /// Sources of the numbers.
     pub sources: Vec<String>,
@@ -178,8 +178,9 @@ impl Arithmetic {
             ));
         }
         let rows = self.shares.iter().map(|(rows, _)| *rows);
-        if self.shares.is_empty() || !rows.is_sorted_by(|one, next| one < next) {
-            return Err("shares: expected at least one, by ascending rows".to_owned());
+        let is_ascending = rows.clone().is_sorted_by(|one, next| one < next);
+        if self.shares.is_empty() || !is_ascending || rows.min() == Some(0) {
+            return Err("shares: expected at least one, by ascending rows from 1 on".to_owned());
         }
         for (rows, share) in &self.shares {
             check_share(&format!("shares: {rows} rows"), *share)?;
@@ -291,6 +292,10 @@ mod tests {
                 let fp8 = device.arithmetic.get_mut(&ProductFormat::Fp8).unwrap();
                 fp8.shares.reverse();
             }),
+            wrong(&|device| {
+                let int8 = device.arithmetic.get_mut(&ProductFormat::Int8).unwrap();
+                int8.shares[0].0 = 0;
+            }),
         ];
         let parts = [
             "version 2",
@@ -299,6 +304,7 @@ mod tests {
             "host_link",
             "bf16 is missing",
             "Fp8: shares",
+            "rows from 1 on",
         ];
         for (error, part) in found.iter().zip(parts) {
             assert!(error.contains(part), "{error} lacks {part}");

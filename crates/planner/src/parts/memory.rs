@@ -4,7 +4,7 @@
 //! the weights alone do not fit.
 
 use super::formats::WeightFormat;
-use super::worker::PricedWorker;
+use super::worker::WorkerSetup;
 
 /// Bytes of a device that an engine takes beside weights and activations: the driver's context and
 /// workspaces. An engine that records steps as graphs takes more.
@@ -16,7 +16,7 @@ const MLP_KEPT: f64 = 2.0;
 /// Bytes of a logit.
 const LOGIT_BYTES: f64 = 4.0;
 
-impl PricedWorker {
+impl WorkerSetup {
     /// Bytes of weights on each device, which share them evenly.
     pub fn weight_bytes_each(&self) -> f64 {
         let model = &self.model;
@@ -71,7 +71,7 @@ impl PricedWorker {
 #[cfg(test)]
 mod tests {
     use crate::parts::worker::tests::worker;
-    use crate::parts::{KvFormat, PricedWorker, WeightFormat};
+    use crate::parts::{KvFormat, WeightFormat, WorkerSetup};
 
     /// Numbers of tokens that engines reported: DistServe's table (OPT, A100-80, 0.95), vLLM's
     /// paper (OPT, 0.9), Dynamo's planner data (fp8 on an H200), llm-d's guides and SGLang
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn half_the_bytes_hold_twice_the_tokens() {
         let bf16 = worker("h100", "llama-3.1-8b", 1);
-        let fp8 = PricedWorker {
+        let fp8 = WorkerSetup {
             kv: KvFormat::Fp8,
             ..bf16.clone()
         };

@@ -16,4 +16,4 @@ pub use formats::{KvFormat, WeightFormat};
 pub use hardware::{
     Arithmetic, DeviceLink, HARDWARE_VERSION, Hardware, ProductFormat, ReachedShares,
 };
-pub use worker::{PricedWorker, StepLimits};
+pub use worker::{StepLimits, WorkerSetup};

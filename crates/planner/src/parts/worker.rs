@@ -23,7 +23,7 @@ const PICOS: f64 = 1e12;
 
 /// A worker: devices of one kind with a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PricedWorker {
+pub struct WorkerSetup {
     pub hardware: Hardware,
     pub model: ModelParts,
     /// Format of the projections, but for experts.
@@ -48,7 +48,7 @@ pub struct StepLimits {
     pub memory_share: f64,
 }
 
-impl PricedWorker {
+impl WorkerSetup {
     /// Checks that the devices can hold the model so.
     ///
     /// # Errors
@@ -295,8 +295,8 @@ pub(super) mod tests {
     use crate::Predict;
 
     /// A model of the table on devices of the catalogue, in 16 bits.
-    pub(crate) fn worker(hardware: &str, model: &str, tensor_parallel: u32) -> PricedWorker {
-        PricedWorker {
+    pub(crate) fn worker(hardware: &str, model: &str, tensor_parallel: u32) -> WorkerSetup {
+        WorkerSetup {
             hardware: Hardware::named(hardware).unwrap(),
             model: ModelParts::published(model).unwrap(),
             weights: WeightFormat::Bf16,
@@ -312,7 +312,7 @@ pub(super) mod tests {
         }
     }
 
-    fn decode(worker: &PricedWorker, sequences: u32, context: u64) -> f64 {
+    fn decode(worker: &WorkerSetup, sequences: u32, context: u64) -> f64 {
         worker.step_seconds(&StepWork {
             rows: sequences,
             pairs: 0,
@@ -321,7 +321,7 @@ pub(super) mod tests {
         }) * 1e3
     }
 
-    fn prefill(worker: &PricedWorker, tokens: u32) -> f64 {
+    fn prefill(worker: &WorkerSetup, tokens: u32) -> f64 {
         worker.prices().prefill(0, tokens, 8192).as_secs_f64() * 1e3
     }
 
@@ -376,7 +376,7 @@ pub(super) mod tests {
     #[test]
     fn stages_of_a_pipeline_follow_one_another() {
         let one = worker("a100-80", "opt-66b", 4);
-        let two = PricedWorker {
+        let two = WorkerSetup {
             pipeline_parallel: 2,
             ..one.clone()
         };
@@ -398,20 +398,20 @@ pub(super) mod tests {
     #[test]
     fn fewer_bits_read_faster_and_compute_in_their_format() {
         let bf16 = worker("h100", "llama-3.1-8b", 1);
-        let fp8 = PricedWorker {
+        let fp8 = WorkerSetup {
             weights: WeightFormat::Fp8,
             ..bf16.clone()
         };
         assert_eq!(fp8.dense_seconds(1.0), bf16.dense_seconds(1.0) / 2.0);
         let ratio = bf16.dense_seconds(2048.0) / fp8.dense_seconds(2048.0);
         assert!((1.2..1.5).contains(&ratio), "{ratio}");
-        let int4 = PricedWorker {
+        let int4 = WorkerSetup {
             weights: WeightFormat::Int4,
             ..bf16.clone()
         };
         assert_eq!(int4.dense_seconds(2048.0), bf16.dense_seconds(2048.0));
         // An A100 has no fp8: weights are read in it, and multiplied as bf16.
-        let old = PricedWorker {
+        let old = WorkerSetup {
             hardware: Hardware::named("a100-80").unwrap(),
             ..fp8
         };
@@ -423,7 +423,7 @@ pub(super) mod tests {
     fn impossible_workers_are_refused() {
         let good = worker("h100", "opt-13b", 1);
         assert_eq!(good.check(), Ok(()));
-        let error = |change: &dyn Fn(&mut PricedWorker)| {
+        let error = |change: &dyn Fn(&mut WorkerSetup)| {
             let mut bad = good.clone();
             change(&mut bad);
             bad.check().unwrap_err()

@@ -10,7 +10,7 @@ use cleave_domain::{
     Capacity, Incarnation, LinkPrice, Prices, Role, RowPrice, WorkerId, WorkerRef,
 };
 use cleave_planner::AdapterPrices;
-use cleave_planner::parts::PricedWorker;
+use cleave_planner::parts::WorkerSetup;
 use cleave_sched::PoolWriter;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -83,7 +83,7 @@ impl WorkerProfile {
     /// # Errors
     /// If the devices cannot be divided so, or the model leaves no room for a block of keys and
     /// values.
-    pub fn from_parts(parts: &PricedWorker) -> Result<Self, String> {
+    pub fn from_parts(parts: &WorkerSetup) -> Result<Self, String> {
         parts.check()?;
         let (kv_tokens, token_bytes) = (parts.kv_tokens()?, parts.token_bytes());
         let model = &parts.model;
@@ -236,10 +236,10 @@ mod tests {
     use cleave_domain::Role;
     use cleave_models::ModelParts;
     use cleave_planner::Predict;
-    use cleave_planner::parts::{Hardware, KvFormat, PricedWorker, StepLimits, WeightFormat};
+    use cleave_planner::parts::{Hardware, KvFormat, StepLimits, WeightFormat, WorkerSetup};
 
-    fn parts(hardware: &str, model: &str, tensor_parallel: u32) -> PricedWorker {
-        PricedWorker {
+    fn parts(hardware: &str, model: &str, tensor_parallel: u32) -> WorkerSetup {
+        WorkerSetup {
             hardware: Hardware::named(hardware).unwrap(),
             model: ModelParts::published(model).unwrap(),
             weights: WeightFormat::Bf16,

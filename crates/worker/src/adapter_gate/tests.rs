@@ -562,3 +562,22 @@ fn a_refused_load_closes_no_adapter_of_another_router() {
     );
     assert_eq!(memory.closed.lock().len(), 1, "b has it");
 }
+
+#[test]
+fn a_worker_serves_no_more_names_than_a_report_has_room_for() {
+    let (mut gate, _loads) = gate(1, &Arc::default());
+    let load = |name: String| AdapterCommand::Load {
+        name,
+        folder: "a".to_owned(),
+        content: None,
+    };
+    for number in 4..=NAMES_MAX {
+        assert_eq!(gate.check_room(&load(format!("a{number}"))), Ok(()));
+        gate.serve(&format!("a{number}"), Path::new("/adapters"), facts(4));
+    }
+    let error = gate.check_room(&load("another".to_owned())).unwrap_err();
+    assert!(error.contains("4096 adapters"), "{error}");
+    assert_eq!(gate.check_room(&load("a7".to_owned())), Ok(()), "replaced");
+    let name = "another".to_owned();
+    assert_eq!(gate.check_room(&AdapterCommand::Unload { name }), Ok(()));
+}

@@ -6,21 +6,23 @@
 use crate::args::PlanFitArgs;
 use crate::bench::BenchShape;
 use crate::parts;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use cleave_domain::StepWork;
-use cleave_planner::parts::{Hardware, PricedWorker, SamplePhase, StepSample, WeightFormat};
+use cleave_planner::parts::{Hardware, SamplePhase, StepSample, WeightFormat, WorkerSetup};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
 /// Limit of a file of samples.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Limit of the tokens of a measured prompt, and of the sequences of a measured step.
+const ROW_TOKENS_MAX: u32 = 1 << 24;
 
 /// Workers and samples of all files.
 pub(super) struct SampleFiles<'a> {
     hardware: &'a Hardware,
     args: &'a PlanFitArgs,
-    pub(super) workers: Vec<PricedWorker>,
+    pub(super) workers: Vec<WorkerSetup>,
     pub(super) samples: Vec<StepSample>,
     /// Number of rows that are no step of this engine, or of a model without known sizes.
     pub(super) skipped: usize,
@@ -87,8 +89,7 @@ impl<'a> SampleFiles<'a> {
         let text = cleave_files::read_text(file, FILE_BYTES_MAX)?;
         let value: Value = serde_json::from_str(&text)?;
         if value.get("models").is_some() {
-            self.read_lab(&LabReport::deserialize(value)?);
-            Ok(())
+            self.read_lab(&LabReport::deserialize(value)?)
         } else if value.get("rows").is_some() {
             self.read_engine(&BenchTable::deserialize(value)?)
         } else {
@@ -97,18 +98,19 @@ impl<'a> SampleFiles<'a> {
     }
 
     /// Reads this program's rows of models whose sizes are published.
-    fn read_lab(&mut self, report: &LabReport) {
+    fn read_lab(&mut self, report: &LabReport) -> anyhow::Result<()> {
         for row in &report.decode {
             let shape = BenchShape::Decode {
                 sequences: row.batch,
                 context_tokens: row.context,
             };
-            self.add_lab(report, &row.system, &row.model, shape, row.seconds);
+            self.add_lab(report, &row.system, &row.model, shape, row.seconds)?;
         }
         for row in &report.prefill {
             let shape = BenchShape::Prefill { tokens: row.tokens };
-            self.add_lab(report, &row.system, &row.model, shape, row.seconds);
+            self.add_lab(report, &row.system, &row.model, shape, row.seconds)?;
         }
+        Ok(())
     }
 
     fn add_lab(
@@ -118,7 +120,7 @@ impl<'a> SampleFiles<'a> {
         model: &str,
         shape: BenchShape,
         seconds: f64,
-    ) {
+    ) -> anyhow::Result<()> {
         let bits = report.models.iter().find(|one| one.name == model);
         let weights = match bits.map(|one| one.weight_bits) {
             Some(16) => Some(WeightFormat::Bf16),
@@ -129,9 +131,10 @@ impl<'a> SampleFiles<'a> {
         let weights = weights.filter(|_| system == LAB_SYSTEM);
         let worker = weights.and_then(|weights| self.worker(model, weights).ok());
         match worker {
-            Some(worker) => self.add(worker, shape, seconds),
+            Some(worker) => self.add(worker, shape, seconds)?,
             None => self.skipped += 1,
         }
+        Ok(())
     }
 
     fn read_engine(&mut self, table: &BenchTable) -> anyhow::Result<()> {
@@ -141,7 +144,7 @@ impl<'a> SampleFiles<'a> {
         for row in &table.rows {
             let shape: Result<BenchShape, String> = row.shape.parse();
             let shape = shape.map_err(anyhow::Error::msg)?;
-            self.add(worker, shape, row.seconds_median);
+            self.add(worker, shape, row.seconds_median)?;
         }
         Ok(())
     }
@@ -150,7 +153,7 @@ impl<'a> SampleFiles<'a> {
     fn worker(&mut self, model: &str, weights: WeightFormat) -> anyhow::Result<usize> {
         let mut placement = self.args.placement.clone();
         placement.quantization = weights;
-        let worker = PricedWorker {
+        let worker = WorkerSetup {
             hardware: self.hardware.clone(),
             ..parts::worker(&self.args.hardware, model, &placement)?
         };
@@ -161,10 +164,25 @@ impl<'a> SampleFiles<'a> {
         }))
     }
 
-    fn add(&mut self, worker: usize, shape: BenchShape, seconds: f64) {
+    fn add(&mut self, worker: usize, shape: BenchShape, seconds: f64) -> anyhow::Result<()> {
+        check(shape)?;
         let chunk = self.args.placement.max_num_batched_tokens;
         self.samples.push(sample(worker, shape, seconds, chunk));
+        Ok(())
     }
+}
+
+/// Refuses a row of no work, or of more tokens than any context has.
+fn check(shape: BenchShape) -> anyhow::Result<()> {
+    let (BenchShape::Prefill { tokens: count }
+    | BenchShape::Decode {
+        sequences: count, ..
+    }) = shape;
+    ensure!(
+        (1..=ROW_TOKENS_MAX).contains(&count),
+        "a row has {count} tokens or sequences: expected 1 to {ROW_TOKENS_MAX}"
+    );
+    Ok(())
 }
 
 fn sample(worker: usize, shape: BenchShape, seconds: f64, chunk: u32) -> StepSample {
@@ -213,6 +231,14 @@ mod tests {
         assert_eq!((rows, draws), (vec![2048, 2048, 904], vec![0, 0, 1]));
         let pairs: u64 = found.steps.iter().map(|step| step.pairs).sum();
         assert_eq!(pairs, 5000 * 5001 / 2);
+    }
+
+    #[test]
+    fn rows_of_no_work_and_endless_ones_are_refused() {
+        for (tokens, is_good) in [(0, false), (1, true), (1 << 24, true), (u32::MAX, false)] {
+            let shape = BenchShape::Prefill { tokens };
+            assert_eq!(check(shape).is_ok(), is_good, "{tokens}");
+        }
     }
 
     #[test]
