@@ -95,7 +95,9 @@ impl AdapterDirectory {
         let entry = (model.to_owned(), report.offers.clone());
         state.offers.insert(worker, entry);
         let named = state.count_offers();
-        state.forget_unserved(model, &named);
+        // Names that were loaded at run time are loaded again.
+        let is_loaded = |made: Option<&_>| matches!(made, Some(RunTimeChange::Loaded { .. }));
+        state.forget_unserved(model, &named, |made| !is_loaded(made));
         state.serve(named);
         learned
     }
@@ -103,8 +105,11 @@ impl AdapterDirectory {
     /// A worker is gone.
     pub(crate) fn leave(&self, worker: WorkerId) {
         let mut state = self.state.lock();
-        if state.offers.remove(&worker).is_some() {
+        if let Some((model, _)) = state.offers.remove(&worker) {
             let named = state.count_offers();
+            // It may have been the last one that had not answered an unload.
+            let is_unloaded = |made: Option<&_>| matches!(made, Some(RunTimeChange::Unloaded));
+            state.forget_unserved(&model, &named, is_unloaded);
             state.serve(named);
         }
     }
@@ -178,25 +183,18 @@ impl DirectoryState {
         learned
     }
 
-    /// Forgets the names of a model that no worker serves, but for those that were loaded at run
-    /// time: they are loaded again.
-    fn forget_unserved(&mut self, model: &str, named: &BTreeMap<String, NamedOffers>) {
-        let Self {
-            offers: _,
-            served,
-            changed,
-            number_last: _,
-        } = self;
-        let changed = changed.get(model);
-        let is_loaded = |name: &String| {
-            let change = changed.and_then(|changed| changed.get(name));
-            matches!(
-                change.map(|of| &of.made),
-                Some(RunTimeChange::Loaded { .. })
-            )
-        };
-        served.retain(|name, adapter| {
-            adapter.base != model || named.contains_key(name) || is_loaded(name)
+    /// Forgets the names of a model that no worker serves, where their last change, if any, is one
+    /// that `ends` them.
+    fn forget_unserved(
+        &mut self,
+        model: &str,
+        named: &BTreeMap<String, NamedOffers>,
+        ends: impl Fn(Option<&RunTimeChange>) -> bool,
+    ) {
+        let changed = self.changed.get(model);
+        let made = |name: &String| Some(&changed?.get(name)?.made);
+        self.served.retain(|name, adapter| {
+            adapter.base != model || named.contains_key(name) || !ends(made(name))
         });
     }
 

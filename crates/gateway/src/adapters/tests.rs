@@ -144,6 +144,20 @@ fn a_name_stays_while_its_workers_are_away() {
 }
 
 #[test]
+fn an_unloaded_name_goes_with_the_last_worker_that_has_it() {
+    let directory = AdapterDirectory::default();
+    for worker in [1, 2] {
+        let report = report_of(&[loaded("a", 1, 1), offer("b", 2)], &[]);
+        directory.report(WorkerId(worker), "m", &report);
+    }
+    directory.report(WorkerId(1), "m", &report_of(&[], &[("a", 2)]));
+    assert_eq!(content(&directory, "a"), Some(1), "worker 2 has it still");
+    directory.leave(WorkerId(2));
+    assert_eq!(content(&directory, "a"), None);
+    assert_eq!(content(&directory, "b"), Some(2), "its workers are away");
+}
+
+#[test]
 fn a_loaded_name_outlives_workers_without_it() {
     let directory = AdapterDirectory::default();
     let none = AdapterReport::default();
