@@ -2,8 +2,9 @@
 //!
 //! Owns: which content a name stands for, and the last change of each name, by any router, which
 //! workers that join later get. Never: loads an adapter, or chooses a worker.
-//! Invariant: a name stands for one content at a time: that of the most workers, and the present
-//! one where as many have another. A name stays while its workers are away, so that a request for
+//! Invariant: a name stands for one content at a time: that of its last load at run time once a
+//! worker can load that; else that of the most workers, and the present one where as many have
+//! another. A name stays while its workers are away, so that a request for
 //! it waits as one for their model does; it goes when a worker of the model comes without it,
 //! unless it was loaded at run time. Of two changes of a name the one with the higher number holds,
 //! in whichever order they are seen.
@@ -198,6 +199,13 @@ impl DirectoryState {
         });
     }
 
+    /// Whether the last change of a name gave it this content.
+    fn is_loaded_last(&self, model: &str, name: &str, content: AdapterId) -> bool {
+        let change = self.changed.get(model).and_then(|of| of.get(name));
+        let made = change.map(|change| &change.made);
+        matches!(made, Some(RunTimeChange::Loaded { adapter, .. }) if *adapter == content)
+    }
+
     fn count_offers(&self) -> BTreeMap<String, NamedOffers> {
         let mut named: BTreeMap<String, NamedOffers> = BTreeMap::new();
         for (model, offers) in self.offers.values() {
@@ -212,14 +220,17 @@ impl DirectoryState {
         named
     }
 
-    /// Serves each name's content that the most workers have.
+    /// Serves each name's content that was loaded last, or that the most workers have.
     fn serve(&mut self, named: BTreeMap<String, NamedOffers>) {
         for (name, contents) in named {
             let present = self.served.get(&name).map(|served| served.adapter);
             let best = contents
                 .into_iter()
-                .max_by_key(|((_, adapter), (count, _))| {
-                    (*count, present == Some(*adapter), Reverse(*adapter))
+                .max_by_key(|((model, adapter), (count, _))| {
+                    // Of an earlier content, which the most may still have, no operator wants more.
+                    let is_last = *count > 0 && self.is_loaded_last(model, &name, *adapter);
+                    let is_present = present == Some(*adapter);
+                    (is_last, *count, is_present, Reverse(*adapter))
                 });
             let Some(((base, adapter), (_, root))) = best else {
                 continue;

@@ -89,6 +89,23 @@ fn a_name_switches_once_more_workers_have_the_new_content() {
 }
 
 #[test]
+fn the_content_that_was_loaded_last_outweighs_the_majority() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, offer: AdapterOffer| {
+        directory.report(WorkerId(worker), "m", &report_of(&[offer], &[]));
+    };
+    (1..=3).for_each(|worker| report(worker, loaded("a", 1, 1)));
+    report(1, loaded("a", 2, 2));
+    assert_eq!(content(&directory, "a"), Some(2));
+    let broken = AdapterOffer {
+        problem: Some("its folder changed".to_owned()),
+        ..loaded("a", 2, 2)
+    };
+    report(1, broken);
+    assert_eq!(content(&directory, "a"), Some(1), "no worker can load it");
+}
+
+#[test]
 fn an_adapter_that_cannot_be_loaded_outweighs_none() {
     let directory = AdapterDirectory::default();
     let broken = |content| AdapterOffer {
