@@ -19,6 +19,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
+/// Names that were unloaded, at most, that a router remembers of a model, as its workers do; the
+/// changes that came first are forgotten first.
+const UNLOADED_MAX: usize = 1024;
+
 /// The adapters of all connected workers.
 #[derive(Debug, Default)]
 pub(crate) struct AdapterDirectory {
@@ -32,6 +36,8 @@ struct DirectoryState {
     served: BTreeMap<String, ServedAdapter>,
     /// The last change at run time of each name of each model.
     changed: BTreeMap<String, BTreeMap<String, NumberedChange>>,
+    /// The latest unload of each model that was forgotten: a worker may still report earlier ones.
+    forgotten: BTreeMap<String, AdapterChangeId>,
     /// The highest number of a change that was seen or begun.
     number_last: u64,
 }
@@ -168,6 +174,17 @@ fn changes_of(report: &AdapterReport) -> impl Iterator<Item = (&str, NumberedCha
     loaded.chain(unloaded)
 }
 
+/// Forgets all unloads but the latest [`UNLOADED_MAX`]; gives the latest one that it forgot.
+fn forget_unloads(changed: &mut BTreeMap<String, NumberedChange>) -> Option<AdapterChangeId> {
+    let unloads = changed.values();
+    let unloads = unloads.filter(|change| change.made == RunTimeChange::Unloaded);
+    let mut unloads: Vec<AdapterChangeId> = unloads.map(|change| change.change).collect();
+    unloads.sort_unstable();
+    let latest = unloads.into_iter().rev().nth(UNLOADED_MAX)?;
+    changed.retain(|_, of| of.made != RunTimeChange::Unloaded || of.change > latest);
+    Some(latest)
+}
+
 impl DirectoryState {
     /// Takes the changes of a report that are later than those known of their names.
     fn learn(&mut self, model: &str, report: &AdapterReport) -> Vec<OrderedChange> {
@@ -176,10 +193,18 @@ impl DirectoryState {
         for (name, change) in changes_of(report) {
             self.number_last = self.number_last.max(change.change.number);
             let known = changed.get(name);
+            let is_unload = change.made == RunTimeChange::Unloaded;
+            if known.is_none() && is_unload && Some(&change.change) <= self.forgotten.get(model) {
+                continue;
+            }
             if known.is_none_or(|known| known.change < change.change) {
                 learned.push(change.ordered(name));
                 changed.insert(name.to_owned(), change);
             }
+        }
+        if let Some(latest) = forget_unloads(changed) {
+            let forgotten = self.forgotten.entry(model.to_owned()).or_default();
+            *forgotten = latest.max(*forgotten);
         }
         learned
     }

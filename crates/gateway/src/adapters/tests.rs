@@ -2,6 +2,7 @@
 
 use super::*;
 use cleave_domain::{AdapterPlace, Incarnation};
+use std::ops::RangeInclusive;
 
 fn offer(name: &str, content: u8) -> AdapterOffer {
     AdapterOffer {
@@ -237,4 +238,24 @@ fn a_new_router_learns_what_was_changed_before() {
     assert_eq!(learned, expected);
     let again = directory.report(WorkerId(3), "m", &known);
     assert_eq!(again, [], "it is known");
+}
+
+/// A worker remembers as many; what two workers report together must not be sent to and fro.
+#[test]
+fn only_the_latest_unloads_of_a_model_are_remembered() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, numbers: RangeInclusive<u64>| {
+        let names: Vec<_> = numbers.map(|number| (number.to_string(), number)).collect();
+        let unloaded: Vec<_> = names.iter().map(|(name, of)| (&**name, *of)).collect();
+        let report = report_of(&[loaded("kept", 1, 1)], &unloaded);
+        directory.report(WorkerId(worker), "m", &report)
+    };
+    assert_eq!(report(1, 2..=1025).len(), 1025, "with the load");
+    assert_eq!(report(2, 1026..=1027).len(), 2);
+    let commands = directory.commands_for("m");
+    assert_eq!(commands.len(), 1025);
+    assert!(commands.contains(&load_command("kept", 1, 1)));
+    let has = |number: u64| commands.contains(&unload_command(&number.to_string(), number));
+    assert!(!has(3) && has(4) && has(1027));
+    assert_eq!(report(1, 2..=1025), [], "the earlier ones stay forgotten");
 }
