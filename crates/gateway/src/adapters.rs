@@ -31,8 +31,8 @@ pub(crate) struct AdapterDirectory {
 
 #[derive(Debug, Default)]
 struct DirectoryState {
-    /// Adapters of each worker, by ascending name, with the name of its model.
-    offers: BTreeMap<WorkerId, (String, Vec<AdapterOffer>)>,
+    /// The last report of each worker, with the name of its model.
+    reports: BTreeMap<WorkerId, (String, AdapterReport)>,
     served: BTreeMap<String, ServedAdapter>,
     /// The last change at run time of each name of each model.
     changed: BTreeMap<String, BTreeMap<String, NumberedChange>>,
@@ -54,6 +54,16 @@ struct NumberedChange {
 pub(crate) struct OrderedChange {
     pub(crate) change: AdapterChangeId,
     pub(crate) command: AdapterCommand,
+}
+
+/// The commands that follow from a worker's report.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ReportCommands {
+    /// Changes that are later than all of their names that were seen before, for the model's other
+    /// workers.
+    pub(crate) learned: Vec<OrderedChange>,
+    /// Later changes of names that the worker changed, for this worker.
+    pub(crate) corrections: Vec<OrderedChange>,
 }
 
 /// The change that operators made last of a name, as workers carried it out.
@@ -89,30 +99,33 @@ impl NumberedChange {
 }
 
 impl AdapterDirectory {
-    /// A worker of this model serves these adapters from now on, and no others. Gives the changes
-    /// that are later than all of their names that were seen before.
+    /// A worker of this model serves these adapters from now on, and no others.
     pub(crate) fn report(
         &self,
         worker: WorkerId,
         model: &str,
         report: &AdapterReport,
-    ) -> Vec<OrderedChange> {
+    ) -> ReportCommands {
         let mut state = self.state.lock();
         let learned = state.learn(model, report);
-        let entry = (model.to_owned(), report.offers.clone());
-        state.offers.insert(worker, entry);
+        let corrections = state.correct(worker, model, report);
+        let entry = (model.to_owned(), report.clone());
+        state.reports.insert(worker, entry);
         let named = state.count_offers();
         // Names that were loaded at run time are loaded again.
         let is_loaded = |made: Option<&_>| matches!(made, Some(RunTimeChange::Loaded { .. }));
         state.forget_unserved(model, &named, |made| !is_loaded(made));
         state.serve(named);
-        learned
+        ReportCommands {
+            learned,
+            corrections,
+        }
     }
 
     /// A worker is gone.
     pub(crate) fn leave(&self, worker: WorkerId) {
         let mut state = self.state.lock();
-        if let Some((model, _)) = state.offers.remove(&worker) {
+        if let Some((model, _)) = state.reports.remove(&worker) {
             let named = state.count_offers();
             // It may have been the last one that had not answered an unload.
             let is_unloaded = |made: Option<&_>| matches!(made, Some(RunTimeChange::Unloaded));
@@ -209,6 +222,24 @@ impl DirectoryState {
         learned
     }
 
+    /// The later changes of names that a worker has changed since its last report: it had forgotten
+    /// them. A name that it reports as before is not corrected again: it has been sent the later
+    /// change, as at its join, and carries it out yet or has refused it.
+    fn correct(&self, worker: WorkerId, model: &str, report: &AdapterReport) -> Vec<OrderedChange> {
+        let before = self.reports.get(&worker);
+        let (Some((_, before)), Some(changed)) = (before, self.changed.get(model)) else {
+            return Vec::new();
+        };
+        let before = changes_of(before).map(|(name, before)| (name, before.change));
+        let before: BTreeMap<&str, AdapterChangeId> = before.collect();
+        let corrections = changes_of(report).filter_map(|(name, reported)| {
+            let known = changed.get(name)?;
+            let is_new = before.get(name) != Some(&reported.change);
+            (is_new && known.change > reported.change).then(|| known.ordered(name))
+        });
+        corrections.collect()
+    }
+
     /// Forgets the names of a model that no worker serves, where their last change, if any, is one
     /// that `ends` them.
     fn forget_unserved(
@@ -233,8 +264,8 @@ impl DirectoryState {
 
     fn count_offers(&self) -> BTreeMap<String, NamedOffers> {
         let mut named: BTreeMap<String, NamedOffers> = BTreeMap::new();
-        for (model, offers) in self.offers.values() {
-            for offer in offers {
+        for (model, report) in self.reports.values() {
+            for offer in &report.offers {
                 let contents = named.entry(offer.name.clone()).or_default();
                 let content = contents.entry((model.clone(), offer.adapter));
                 // One that cannot be loaded keeps its name, and outweighs nothing.

@@ -197,7 +197,8 @@ fn a_loaded_name_outlives_workers_without_it() {
 fn the_later_change_of_a_name_holds_in_any_order() {
     let directory = AdapterDirectory::default();
     let report = |worker, offers: &[AdapterOffer], unloaded: &[(&str, u64)]| {
-        directory.report(WorkerId(worker), "m", &report_of(offers, unloaded))
+        let report = report_of(offers, unloaded);
+        directory.report(WorkerId(worker), "m", &report).learned
     };
     assert_eq!(report(1, &[offer("start", 1)], &[]), [], "by flags");
     let learned = report(1, &[loaded("a", 3, 3), offer("start", 1)], &[]);
@@ -233,11 +234,11 @@ fn a_new_router_learns_what_was_changed_before() {
     let directory = AdapterDirectory::default();
     directory.report(WorkerId(1), "m", &AdapterReport::default());
     let known = report_of(&[loaded("a", 1, 1), offer("b", 2)], &[("c", 2)]);
-    let learned = directory.report(WorkerId(2), "m", &known);
+    let report = |worker| directory.report(WorkerId(worker), "m", &known).learned;
+    let learned = report(2);
     let expected = [load_command("a", 1, 1), unload_command("c", 2)];
     assert_eq!(learned, expected);
-    let again = directory.report(WorkerId(3), "m", &known);
-    assert_eq!(again, [], "it is known");
+    assert_eq!(report(3), [], "it is known");
 }
 
 /// A worker remembers as many; what two workers report together must not be sent to and fro.
@@ -248,7 +249,7 @@ fn only_the_latest_unloads_of_a_model_are_remembered() {
         let names: Vec<_> = numbers.map(|number| (number.to_string(), number)).collect();
         let unloaded: Vec<_> = names.iter().map(|(name, of)| (&**name, *of)).collect();
         let report = report_of(&[loaded("kept", 1, 1)], &unloaded);
-        directory.report(WorkerId(worker), "m", &report)
+        directory.report(WorkerId(worker), "m", &report).learned
     };
     assert_eq!(report(1, 2..=1025).len(), 1025, "with the load");
     assert_eq!(report(2, 1026..=1027).len(), 2);
@@ -258,4 +259,30 @@ fn only_the_latest_unloads_of_a_model_are_remembered() {
     let has = |number: u64| commands.contains(&unload_command(&number.to_string(), number));
     assert!(!has(3) && has(4) && has(1027));
     assert_eq!(report(1, 2..=1025), [], "the earlier ones stay forgotten");
+}
+
+/// A worker forgets old unloads, and a router that was cut off may load such a name again.
+#[test]
+fn a_worker_that_made_an_earlier_change_is_corrected_once() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, offers: &[AdapterOffer], unloaded: &[(&str, u64)]| {
+        let report = report_of(offers, unloaded);
+        let commands = directory.report(WorkerId(worker), "m", &report);
+        assert_eq!(commands.learned.len(), usize::from(worker == 1));
+        commands.corrections
+    };
+    assert_eq!(report(1, &[], &[("a", 3)]), []);
+    let early = loaded("a", 1, 2);
+    let joined = report(2, std::slice::from_ref(&early), &[]);
+    assert_eq!(joined, [], "the command of its join is on the way");
+    assert_eq!(report(2, &[], &[]), []);
+    let correction = [unload_command("a", 3)];
+    let again = std::slice::from_ref(&early);
+    assert_eq!(report(2, again, &[]), correction);
+    assert_eq!(report(2, again, &[]), [], "it refused the correction");
+    let other = [early.clone(), offer("b", 2)];
+    assert_eq!(report(2, &other, &[]), [], "another name is new");
+    assert_eq!(report(2, &[loaded("a", 1, 1)], &[]), correction);
+    directory.leave(WorkerId(2));
+    assert_eq!(report(2, again, &[]), [], "it joined again");
 }
