@@ -2,8 +2,9 @@
 //!
 //! Owns: which content a name stands for, and the last change of each name, by any router, which
 //! workers that join later get. Never: loads an adapter, or chooses a worker.
-//! Invariant: a name stands for one content at a time: that of the most workers, and the present
-//! one where as many have another. A name stays while its workers are away, so that a request for
+//! Invariant: a name stands for one content at a time: that of its last load at run time once a
+//! worker can load that; else that of the most workers, and the present one where as many have
+//! another. A name stays while its workers are away, so that a request for
 //! it waits as one for their model does; it goes when a worker of the model comes without it,
 //! unless it was loaded at run time. Of two changes of a name the one with the higher number holds,
 //! in whichever order they are seen.
@@ -18,6 +19,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
+/// Names that were unloaded, at most, that a router remembers of a model, as its workers do; the
+/// changes that came first are forgotten first.
+const UNLOADED_MAX: usize = 1024;
+
 /// The adapters of all connected workers.
 #[derive(Debug, Default)]
 pub(crate) struct AdapterDirectory {
@@ -26,11 +31,13 @@ pub(crate) struct AdapterDirectory {
 
 #[derive(Debug, Default)]
 struct DirectoryState {
-    /// Adapters of each worker, by ascending name, with the name of its model.
-    offers: BTreeMap<WorkerId, (String, Vec<AdapterOffer>)>,
+    /// The last report of each worker, with the name of its model.
+    reports: BTreeMap<WorkerId, (String, AdapterReport)>,
     served: BTreeMap<String, ServedAdapter>,
     /// The last change at run time of each name of each model.
     changed: BTreeMap<String, BTreeMap<String, NumberedChange>>,
+    /// The latest unload of each model that was forgotten: a worker may still report earlier ones.
+    forgotten: BTreeMap<String, AdapterChangeId>,
     /// The highest number of a change that was seen or begun.
     number_last: u64,
 }
@@ -47,6 +54,16 @@ struct NumberedChange {
 pub(crate) struct OrderedChange {
     pub(crate) change: AdapterChangeId,
     pub(crate) command: AdapterCommand,
+}
+
+/// The commands that follow from a worker's report.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ReportCommands {
+    /// Changes that are later than all of their names that were seen before, for the model's other
+    /// workers.
+    pub(crate) learned: Vec<OrderedChange>,
+    /// Later changes of names that the worker changed, for this worker.
+    pub(crate) corrections: Vec<OrderedChange>,
 }
 
 /// The change that operators made last of a name, as workers carried it out.
@@ -82,29 +99,37 @@ impl NumberedChange {
 }
 
 impl AdapterDirectory {
-    /// A worker of this model serves these adapters from now on, and no others. Gives the changes
-    /// that are later than all of their names that were seen before.
+    /// A worker of this model serves these adapters from now on, and no others.
     pub(crate) fn report(
         &self,
         worker: WorkerId,
         model: &str,
         report: &AdapterReport,
-    ) -> Vec<OrderedChange> {
+    ) -> ReportCommands {
         let mut state = self.state.lock();
         let learned = state.learn(model, report);
-        let entry = (model.to_owned(), report.offers.clone());
-        state.offers.insert(worker, entry);
+        let corrections = state.correct(worker, model, report);
+        let entry = (model.to_owned(), report.clone());
+        state.reports.insert(worker, entry);
         let named = state.count_offers();
-        state.forget_unserved(model, &named);
+        // Names that were loaded at run time are loaded again.
+        let is_loaded = |made: Option<&_>| matches!(made, Some(RunTimeChange::Loaded { .. }));
+        state.forget_unserved(model, &named, |made| !is_loaded(made));
         state.serve(named);
-        learned
+        ReportCommands {
+            learned,
+            corrections,
+        }
     }
 
     /// A worker is gone.
     pub(crate) fn leave(&self, worker: WorkerId) {
         let mut state = self.state.lock();
-        if state.offers.remove(&worker).is_some() {
+        if let Some((model, _)) = state.reports.remove(&worker) {
             let named = state.count_offers();
+            // It may have been the last one that had not answered an unload.
+            let is_unloaded = |made: Option<&_>| matches!(made, Some(RunTimeChange::Unloaded));
+            state.forget_unserved(&model, &named, is_unloaded);
             state.serve(named);
         }
     }
@@ -162,6 +187,17 @@ fn changes_of(report: &AdapterReport) -> impl Iterator<Item = (&str, NumberedCha
     loaded.chain(unloaded)
 }
 
+/// Forgets all unloads but the latest [`UNLOADED_MAX`]; gives the latest one that it forgot.
+fn forget_unloads(changed: &mut BTreeMap<String, NumberedChange>) -> Option<AdapterChangeId> {
+    let unloads = changed.values();
+    let unloads = unloads.filter(|change| change.made == RunTimeChange::Unloaded);
+    let mut unloads: Vec<AdapterChangeId> = unloads.map(|change| change.change).collect();
+    unloads.sort_unstable();
+    let latest = unloads.into_iter().rev().nth(UNLOADED_MAX)?;
+    changed.retain(|_, of| of.made != RunTimeChange::Unloaded || of.change > latest);
+    Some(latest)
+}
+
 impl DirectoryState {
     /// Takes the changes of a report that are later than those known of their names.
     fn learn(&mut self, model: &str, report: &AdapterReport) -> Vec<OrderedChange> {
@@ -170,40 +206,66 @@ impl DirectoryState {
         for (name, change) in changes_of(report) {
             self.number_last = self.number_last.max(change.change.number);
             let known = changed.get(name);
+            let is_unload = change.made == RunTimeChange::Unloaded;
+            if known.is_none() && is_unload && Some(&change.change) <= self.forgotten.get(model) {
+                continue;
+            }
             if known.is_none_or(|known| known.change < change.change) {
                 learned.push(change.ordered(name));
                 changed.insert(name.to_owned(), change);
             }
         }
+        if let Some(latest) = forget_unloads(changed) {
+            let forgotten = self.forgotten.entry(model.to_owned()).or_default();
+            *forgotten = latest.max(*forgotten);
+        }
         learned
     }
 
-    /// Forgets the names of a model that no worker serves, but for those that were loaded at run
-    /// time: they are loaded again.
-    fn forget_unserved(&mut self, model: &str, named: &BTreeMap<String, NamedOffers>) {
-        let Self {
-            offers: _,
-            served,
-            changed,
-            number_last: _,
-        } = self;
-        let changed = changed.get(model);
-        let is_loaded = |name: &String| {
-            let change = changed.and_then(|changed| changed.get(name));
-            matches!(
-                change.map(|of| &of.made),
-                Some(RunTimeChange::Loaded { .. })
-            )
+    /// The later changes of names that a worker has changed since its last report: it had forgotten
+    /// them. A name that it reports as before is not corrected again: it has been sent the later
+    /// change, as at its join, and carries it out yet or has refused it.
+    fn correct(&self, worker: WorkerId, model: &str, report: &AdapterReport) -> Vec<OrderedChange> {
+        let before = self.reports.get(&worker);
+        let (Some((_, before)), Some(changed)) = (before, self.changed.get(model)) else {
+            return Vec::new();
         };
-        served.retain(|name, adapter| {
-            adapter.base != model || named.contains_key(name) || is_loaded(name)
+        let before = changes_of(before).map(|(name, before)| (name, before.change));
+        let before: BTreeMap<&str, AdapterChangeId> = before.collect();
+        let corrections = changes_of(report).filter_map(|(name, reported)| {
+            let known = changed.get(name)?;
+            let is_new = before.get(name) != Some(&reported.change);
+            (is_new && known.change > reported.change).then(|| known.ordered(name))
         });
+        corrections.collect()
+    }
+
+    /// Forgets the names of a model that no worker serves, where their last change, if any, is one
+    /// that `ends` them.
+    fn forget_unserved(
+        &mut self,
+        model: &str,
+        named: &BTreeMap<String, NamedOffers>,
+        ends: impl Fn(Option<&RunTimeChange>) -> bool,
+    ) {
+        let changed = self.changed.get(model);
+        let made = |name: &String| Some(&changed?.get(name)?.made);
+        self.served.retain(|name, adapter| {
+            adapter.base != model || named.contains_key(name) || !ends(made(name))
+        });
+    }
+
+    /// Whether the last change of a name gave it this content.
+    fn is_loaded_last(&self, model: &str, name: &str, content: AdapterId) -> bool {
+        let change = self.changed.get(model).and_then(|of| of.get(name));
+        let made = change.map(|change| &change.made);
+        matches!(made, Some(RunTimeChange::Loaded { adapter, .. }) if *adapter == content)
     }
 
     fn count_offers(&self) -> BTreeMap<String, NamedOffers> {
         let mut named: BTreeMap<String, NamedOffers> = BTreeMap::new();
-        for (model, offers) in self.offers.values() {
-            for offer in offers {
+        for (model, report) in self.reports.values() {
+            for offer in &report.offers {
                 let contents = named.entry(offer.name.clone()).or_default();
                 let content = contents.entry((model.clone(), offer.adapter));
                 // One that cannot be loaded keeps its name, and outweighs nothing.
@@ -214,14 +276,17 @@ impl DirectoryState {
         named
     }
 
-    /// Serves each name's content that the most workers have.
+    /// Serves each name's content that was loaded last, or that the most workers have.
     fn serve(&mut self, named: BTreeMap<String, NamedOffers>) {
         for (name, contents) in named {
             let present = self.served.get(&name).map(|served| served.adapter);
             let best = contents
                 .into_iter()
-                .max_by_key(|((_, adapter), (count, _))| {
-                    (*count, present == Some(*adapter), Reverse(*adapter))
+                .max_by_key(|((model, adapter), (count, _))| {
+                    // Of an earlier content, which the most may still have, no operator wants more.
+                    let is_last = *count > 0 && self.is_loaded_last(model, &name, *adapter);
+                    let is_present = present == Some(*adapter);
+                    (is_last, *count, is_present, Reverse(*adapter))
                 });
             let Some(((base, adapter), (_, root))) = best else {
                 continue;

@@ -2,6 +2,7 @@
 
 use super::*;
 use cleave_domain::{AdapterPlace, Incarnation};
+use std::ops::RangeInclusive;
 
 fn offer(name: &str, content: u8) -> AdapterOffer {
     AdapterOffer {
@@ -89,6 +90,23 @@ fn a_name_switches_once_more_workers_have_the_new_content() {
 }
 
 #[test]
+fn the_content_that_was_loaded_last_outweighs_the_majority() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, offer: AdapterOffer| {
+        directory.report(WorkerId(worker), "m", &report_of(&[offer], &[]));
+    };
+    (1..=3).for_each(|worker| report(worker, loaded("a", 1, 1)));
+    report(1, loaded("a", 2, 2));
+    assert_eq!(content(&directory, "a"), Some(2));
+    let broken = AdapterOffer {
+        problem: Some("its folder changed".to_owned()),
+        ..loaded("a", 2, 2)
+    };
+    report(1, broken);
+    assert_eq!(content(&directory, "a"), Some(1), "no worker can load it");
+}
+
+#[test]
 fn an_adapter_that_cannot_be_loaded_outweighs_none() {
     let directory = AdapterDirectory::default();
     let broken = |content| AdapterOffer {
@@ -144,6 +162,20 @@ fn a_name_stays_while_its_workers_are_away() {
 }
 
 #[test]
+fn an_unloaded_name_goes_with_the_last_worker_that_has_it() {
+    let directory = AdapterDirectory::default();
+    for worker in [1, 2] {
+        let report = report_of(&[loaded("a", 1, 1), offer("b", 2)], &[]);
+        directory.report(WorkerId(worker), "m", &report);
+    }
+    directory.report(WorkerId(1), "m", &report_of(&[], &[("a", 2)]));
+    assert_eq!(content(&directory, "a"), Some(1), "worker 2 has it still");
+    directory.leave(WorkerId(2));
+    assert_eq!(content(&directory, "a"), None);
+    assert_eq!(content(&directory, "b"), Some(2), "its workers are away");
+}
+
+#[test]
 fn a_loaded_name_outlives_workers_without_it() {
     let directory = AdapterDirectory::default();
     let none = AdapterReport::default();
@@ -165,7 +197,8 @@ fn a_loaded_name_outlives_workers_without_it() {
 fn the_later_change_of_a_name_holds_in_any_order() {
     let directory = AdapterDirectory::default();
     let report = |worker, offers: &[AdapterOffer], unloaded: &[(&str, u64)]| {
-        directory.report(WorkerId(worker), "m", &report_of(offers, unloaded))
+        let report = report_of(offers, unloaded);
+        directory.report(WorkerId(worker), "m", &report).learned
     };
     assert_eq!(report(1, &[offer("start", 1)], &[]), [], "by flags");
     let learned = report(1, &[loaded("a", 3, 3), offer("start", 1)], &[]);
@@ -201,9 +234,55 @@ fn a_new_router_learns_what_was_changed_before() {
     let directory = AdapterDirectory::default();
     directory.report(WorkerId(1), "m", &AdapterReport::default());
     let known = report_of(&[loaded("a", 1, 1), offer("b", 2)], &[("c", 2)]);
-    let learned = directory.report(WorkerId(2), "m", &known);
+    let report = |worker| directory.report(WorkerId(worker), "m", &known).learned;
+    let learned = report(2);
     let expected = [load_command("a", 1, 1), unload_command("c", 2)];
     assert_eq!(learned, expected);
-    let again = directory.report(WorkerId(3), "m", &known);
-    assert_eq!(again, [], "it is known");
+    assert_eq!(report(3), [], "it is known");
+}
+
+/// A worker remembers as many; what two workers report together must not be sent to and fro.
+#[test]
+fn only_the_latest_unloads_of_a_model_are_remembered() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, numbers: RangeInclusive<u64>| {
+        let names: Vec<_> = numbers.map(|number| (number.to_string(), number)).collect();
+        let unloaded: Vec<_> = names.iter().map(|(name, of)| (&**name, *of)).collect();
+        let report = report_of(&[loaded("kept", 1, 1)], &unloaded);
+        directory.report(WorkerId(worker), "m", &report).learned
+    };
+    assert_eq!(report(1, 2..=1025).len(), 1025, "with the load");
+    assert_eq!(report(2, 1026..=1027).len(), 2);
+    let commands = directory.commands_for("m");
+    assert_eq!(commands.len(), 1025);
+    assert!(commands.contains(&load_command("kept", 1, 1)));
+    let has = |number: u64| commands.contains(&unload_command(&number.to_string(), number));
+    assert!(!has(3) && has(4) && has(1027));
+    assert_eq!(report(1, 2..=1025), [], "the earlier ones stay forgotten");
+}
+
+/// A worker forgets old unloads, and a router that was cut off may load such a name again.
+#[test]
+fn a_worker_that_made_an_earlier_change_is_corrected_once() {
+    let directory = AdapterDirectory::default();
+    let report = |worker, offers: &[AdapterOffer], unloaded: &[(&str, u64)]| {
+        let report = report_of(offers, unloaded);
+        let commands = directory.report(WorkerId(worker), "m", &report);
+        assert_eq!(commands.learned.len(), usize::from(worker == 1));
+        commands.corrections
+    };
+    assert_eq!(report(1, &[], &[("a", 3)]), []);
+    let early = loaded("a", 1, 2);
+    let joined = report(2, std::slice::from_ref(&early), &[]);
+    assert_eq!(joined, [], "the command of its join is on the way");
+    assert_eq!(report(2, &[], &[]), []);
+    let correction = [unload_command("a", 3)];
+    let again = std::slice::from_ref(&early);
+    assert_eq!(report(2, again, &[]), correction);
+    assert_eq!(report(2, again, &[]), [], "it refused the correction");
+    let other = [early.clone(), offer("b", 2)];
+    assert_eq!(report(2, &other, &[]), [], "another name is new");
+    assert_eq!(report(2, &[loaded("a", 1, 1)], &[]), correction);
+    directory.leave(WorkerId(2));
+    assert_eq!(report(2, again, &[]), [], "it joined again");
 }

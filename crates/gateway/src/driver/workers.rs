@@ -3,7 +3,7 @@
 //! Invariant: each incarnation of a worker joins and is lost in turn.
 
 use super::RouterDriver;
-use crate::adapters::OrderedChange;
+use crate::adapters::{OrderedChange, ReportCommands};
 use crate::join_warnings::warn_of_mismatch;
 use crate::orders;
 use cleave_api::WorkerState;
@@ -242,16 +242,23 @@ impl RouterDriver {
 
     /// A worker serves these adapters from now on. A change that this router sees for the first
     /// time is sent to the model's other workers, too: the router that ordered it may have been cut
-    /// off from one of them, or none may have known it when one was started.
+    /// off from one of them, or none may have known it when one was started. A worker that carried
+    /// out an earlier change is sent the later one.
     pub(super) fn adapters_reported(&mut self, worker: WorkerRef, report: &AdapterReport) {
         let Some(connected) = self.workers.get(&worker.worker) else {
             return;
         };
         let model = connected.connection.registration.description.model.clone();
         let adapters = self.effects.roster.adapters();
-        let mut learned = adapters.report(worker.worker, &model, report);
+        let ReportCommands {
+            mut learned,
+            mut corrections,
+        } = adapters.report(worker.worker, &model, report);
         // Every worker has the changes that this router has begun.
-        learned.retain(|learned| !self.adapter_changes.is_pending(learned.change));
+        let is_over = |of: &OrderedChange| !self.adapter_changes.is_pending(of.change);
+        learned.retain(is_over);
+        corrections.retain(is_over);
+        self.send_commands(worker, &corrections);
         if learned.is_empty() {
             return;
         }

@@ -4,12 +4,8 @@
 //! Invariant: a worker serves an adapter only while it reports no problem with it.
 
 use super::{FleetWorker, RouterFleet};
-use cleave_domain::{AdapterId, AdapterOffer, AdapterPlace, WorkerRef};
+use cleave_domain::{AdapterId, AdapterOffer, AdapterPlace, Role, WorkerRef};
 use std::collections::BTreeMap;
-
-/// The reason why an adapter has no worker that nothing more is known of.
-const NOT_SERVED: &str =
-    "no connected worker serves it; one that joined just now may still open it";
 
 impl FleetWorker {
     /// Whether it serves requests with this adapter; every worker serves the model alone.
@@ -42,14 +38,20 @@ impl RouterFleet {
         self.version += u64::from(are_others);
     }
 
-    /// Why an adapter has no placement: a worker reports a problem with it, or all workers have
-    /// others; `None` if the reason is another one.
+    /// The problem that leaves an adapter without a worker. `None` for a passing state: no worker
+    /// reports a problem, as while one that joined opens its folder, or every role of those that do
+    /// is taken by workers that serve the adapter, which may drain or be stuck.
     pub(crate) fn adapter_problem(&self, adapter: AdapterId) -> Option<&str> {
-        let mut workers = self.workers.values();
-        let problem = workers.find_map(|worker| worker.adapter_problems.get(&adapter));
-        let serves = |worker: &FleetWorker| worker.serves(Some(adapter));
-        let is_served = self.workers.is_empty() || self.workers.values().any(serves);
-        let other = (!is_served).then_some(NOT_SERVED);
-        problem.map(String::as_str).or(other)
+        let is_served = |has_role: fn(Role) -> bool| {
+            let mut workers = self.workers.values();
+            workers.any(|of| of.serves(Some(adapter)) && has_role(of.description.role))
+        };
+        let (is_prefilled, is_decoded) = (is_served(Role::prefills), is_served(Role::decodes));
+        self.workers.values().find_map(|worker| {
+            let problem = worker.adapter_problems.get(&adapter)?;
+            let role = worker.description.role;
+            let is_replaced = (is_prefilled || !role.prefills()) && (is_decoded || !role.decodes());
+            (!is_replaced).then_some(problem.as_str())
+        })
     }
 }

@@ -184,7 +184,7 @@ fn a_worker_with_a_problem_does_not_serve_the_adapter() {
         Ok(choice.prefill)
     };
     let reason = |fleet: &RouterFleet| fleet.adapter_problem(adapter).map(str::to_owned);
-    assert!(reason(&fleet).unwrap().starts_with("no connected worker"));
+    assert_eq!(reason(&fleet), None, "one may still open its folder");
     let served = offer(7, AdapterPlace::OnDisk);
     let broken = AdapterOffer {
         problem: Some("its file is shorter".to_owned()),
@@ -201,7 +201,27 @@ fn a_worker_with_a_problem_does_not_serve_the_adapter() {
     assert_eq!(place(&fleet), Err(NoPlacement::NoWorker));
     assert_eq!(reason(&fleet).as_deref(), Some("its file is shorter"));
     fleet.set_adapters(worker_ref(2), &[served]);
-    assert_eq!(place(&fleet), Ok(worker_ref(2)));
+    assert_eq!((place(&fleet), reason(&fleet)), (Ok(worker_ref(2)), None));
+    fleet.get_mut(worker_ref(2)).unwrap().draining = true;
+    assert_eq!(place(&fleet), Err(NoPlacement::NoWorker));
+    assert_eq!(reason(&fleet), None, "another worker serves the adapter");
+}
+
+#[test]
+fn a_problem_of_one_leg_is_not_hidden_by_the_other_leg() {
+    let mut fleet = fleet(&[Role::Prefill, Role::Prefill, Role::Decode], None);
+    let adapter = AdapterId([7; 16]);
+    let served = offer(7, AdapterPlace::OnDisk);
+    let broken = AdapterOffer {
+        problem: Some("its file is shorter".to_owned()),
+        ..served.clone()
+    };
+    fleet.set_adapters(worker_ref(1), &[served]);
+    fleet.set_adapters(worker_ref(2), std::slice::from_ref(&broken));
+    assert_eq!(fleet.adapter_problem(adapter), None, "worker 3 may open it");
+    fleet.set_adapters(worker_ref(3), &[broken]);
+    let problem = fleet.adapter_problem(adapter);
+    assert_eq!(problem, Some("its file is shorter"));
 }
 
 #[test]
