@@ -11,8 +11,8 @@
 
 use cleave_api::ServedAdapter;
 use cleave_domain::{
-    AdapterChangeId, AdapterCommand, AdapterId, AdapterOffer, AdapterReport, RouterId,
-    UnloadedAdapter, WorkerId, WorkerRef,
+    AdapterChangeId, AdapterCommand, AdapterId, AdapterReport, RouterId, UnloadedAdapter, WorkerId,
+    WorkerRef,
 };
 use parking_lot::Mutex;
 use std::cmp::Reverse;

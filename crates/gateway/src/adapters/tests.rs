@@ -1,7 +1,7 @@
 //! Names and changes of adapters, as workers report them.
 
 use super::*;
-use cleave_domain::{AdapterPlace, Incarnation};
+use cleave_domain::{AdapterOffer, AdapterPlace, Incarnation};
 use std::ops::RangeInclusive;
 
 fn offer(name: &str, content: u8) -> AdapterOffer {
