@@ -162,11 +162,17 @@ async fn a_preempted_stream_reloads_its_blocks_unchanged() {
         swap_bytes: Some(0),
         ..WorkerOptions::new("both-0", Role::Both)
     };
-    let running = start(router, worker, HashChainEngine::new(&StepGate::new())).await;
+    let gate = StepGate::new();
+    gate.shut();
+    let running = start(router, worker, HashChainEngine::new(&gate)).await;
     let frontend = running.frontend();
     let (long, short) = (prompt(1, 40), prompt(2, 40));
     let first = frontend.submit(request(&long, 80));
     let second = frontend.submit(request(&short, 40));
+    // Both are there before the first step ends.
+    gate.reached().await;
+    until(|| metric(&frontend.metrics(), "cleave_flights", "") == 2.0).await;
+    gate.open();
     let (first, second) = tokio::join!(collect(first), collect(second));
     assert_eq!(first.0, expected(&long, 80));
     assert_eq!(second.0, expected(&short, 40));
