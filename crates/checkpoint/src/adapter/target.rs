@@ -127,7 +127,7 @@ impl AdapterTarget {
         let layer = &spec.layers[layer];
         let mut stacks = layer.stacks().into_iter();
         let stack = stacks.find(|stack| stack.contains(&parts[0]));
-        let stack = stack.filter(|stack| is_adapted(stack));
+        let stack = stack.filter(is_adapted);
         let Some(stack) = stack else {
             const REASON: &str = "an adapter of the shared expert is not supported";
             return self.refused.extend([refuse(REASON)]);
