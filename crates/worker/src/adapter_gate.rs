@@ -202,7 +202,7 @@ impl AdapterGate {
                 Ok(())
             }
             Err(reason) => {
-                // Of a name that the fleet serves, routers learn why it is not served here.
+                // The fleet serves the name: the report gives the reason why this worker does not.
                 let present = self.names.get(&request.name);
                 let is_free = present.is_none_or(|named| named.problem.is_some());
                 if let Some(content) = request.content.filter(|_| is_free) {

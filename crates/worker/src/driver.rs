@@ -379,7 +379,7 @@ impl WorkerDriver {
     fn handle_adapter_event(&mut self, event: AdapterEvent) {
         match event {
             AdapterEvent::Loaded { adapter, outcome } => {
-                // Routers know of the adapter before they hear of its hand-offs.
+                // Routers know of the adapter before its hand-offs are reported.
                 let passages = self.effects.adapter_gate.loaded(adapter, &outcome);
                 self.announce_adapters();
                 passages.into_iter().for_each(|passage| self.go(passage));

@@ -61,8 +61,7 @@ const VARIANTS: &[(&str, &str)] = &[
     ("alora_invocation_tokens", "activated LoRA is not supported"),
 ];
 /// Initialisations that leave the base model as it is. Others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
-/// change
-/// it, and an adapter is for the changed model until PEFT converts it.
+/// change it, and an adapter is for the changed model until PEFT converts it.
 const PLAIN_INITS: &[&str] = &["gaussian", "orthogonal", "eva"];
 const PARAMETERS: &str = "target_parameters";
 /// Far above any rank, so that sizes cannot overflow.
